@@ -1,0 +1,176 @@
+"""Ragged paged attention in plain XLA: correct on every device, made for CPU.
+
+Two loops with online softmax (Milakov and Gimelshein, arXiv 1805.02867), neither of which gathers more than a few pages
+at a time. Sequences with one query, which decode, advance together page by page, up to the longest of them. Sequences
+with more, which prefill, advance block of queries by block of queries, each over its own pages alone. Both loops have
+dynamic trip counts, so that a step of one kind pays nothing for the other.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from engine.attention.contract import KVCacheSpec, RaggedBatch
+from engine.models.decoder import LayerCache
+
+Carry = tuple[jax.Array, jax.Array, jax.Array]  # running maximum, running sum, running weighted values
+
+_MASKED = -1e30  # finite, so that a fully masked row stays free of NaN
+_QUERIES_PER_BLOCK = 64
+_KEYS_PER_CHUNK = 128
+
+
+class XlaAttention:
+    """Keys are `[pages, num_kv_heads, head_dim, page_size]`, values `[pages, num_kv_heads, page_size, head_dim]`: both
+    products of the decode loop then reduce over an axis that is not the minor one, which XLA on CPU vectorises.
+    """
+
+    def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
+        k_shape = (spec.num_pages, spec.num_kv_heads, spec.head_dim, spec.page_size)
+        v_shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
+        return tuple((jnp.zeros(k_shape, spec.dtype), jnp.zeros(v_shape, spec.dtype)) for _ in range(spec.num_layers))
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cache: LayerCache,
+        batch: RaggedBatch,
+        *,
+        sliding_window: int | None = None,
+        scale: float | None = None,
+    ) -> tuple[jax.Array, LayerCache]:
+        keys, values = cache
+        page_size = keys.shape[-1]
+        pages, places = batch.slots // page_size, batch.slots % page_size
+        keys = keys.at[pages, :, :, places].set(k.astype(keys.dtype))
+        values = values.at[pages, :, places, :].set(v.astype(values.dtype))
+
+        num_kv_heads, head_dim = k.shape[1:]
+        grouped = q.reshape(q.shape[0], num_kv_heads, -1, head_dim) * (head_dim**-0.5 if scale is None else scale)
+        grouped = grouped.astype(q.dtype)
+        attended = _attend_decoding(grouped, keys, values, batch, sliding_window)
+        attended = _attend_prefilling(grouped, keys, values, batch, sliding_window, attended)
+        return attended.reshape(q.shape), (keys, values)
+
+
+def _attend_decoding(
+    q: jax.Array,  # [num_tokens, num_kv_heads, group, head_dim]
+    keys: jax.Array,
+    values: jax.Array,
+    batch: RaggedBatch,
+    sliding_window: int | None,
+) -> jax.Array:
+    """Values for the tokens of sequences with one query, zeros for the others; shaped as `q`."""
+    page_size = keys.shape[-1]
+    is_real = jnp.arange(batch.kv_lens.shape[0]) < batch.num_seqs[0]
+    is_decoding = is_real & (jnp.diff(batch.cu_q_lens) == 1)
+    kv_lens = jnp.where(is_decoding, batch.kv_lens, 0)  # [max_seqs]
+    first_key = jnp.zeros_like(kv_lens) if sliding_window is None else jnp.maximum(kv_lens - sliding_window, 0)
+    rows = q[jnp.minimum(batch.cu_q_lens[:-1], q.shape[0] - 1)]  # [max_seqs, num_kv_heads, group, head_dim]
+    rows = rows.astype(jnp.float32)
+
+    def attend_page(i: jax.Array, carry: Carry) -> Carry:
+        page = jax.lax.dynamic_index_in_dim(batch.page_indices, i, axis=1, keepdims=False)  # [max_seqs]
+        key = i * page_size + jnp.arange(page_size)
+        visible = (key[None] < kv_lens[:, None]) & (key[None] >= first_key[:, None])  # [max_seqs, page_size]
+        k, v = keys[page], _without_stale(values[page], visible[:, None, :, None])
+        scores = jnp.sum(rows[..., None] * k[:, :, None], axis=3, dtype=jnp.float32)  # [..., group, page_size]
+        weights, correction, new_top, new_total = _soften(scores, visible[:, None, None], *carry[:2])
+        update = jnp.sum(weights[..., None] * v[:, :, None], axis=3, dtype=jnp.float32)
+        return new_top, new_total, carry[2] * correction + update
+
+    first_page = jnp.min(jnp.where(is_decoding, first_key, 2**31 - 1)) // page_size
+    end_page = -(-jnp.max(kv_lens) // page_size)
+    empty = _empty_softmax(rows.shape[:-1], rows.shape[-1])
+    _, total, gathered = jax.lax.fori_loop(jnp.minimum(first_page, end_page), end_page, attend_page, empty)
+    gathered = (gathered / jnp.maximum(total, 1e-30)).astype(q.dtype)
+    targets = jnp.where(is_decoding, batch.cu_q_lens[:-1], q.shape[0])  # out of bounds: dropped
+    return jnp.zeros_like(q).at[targets].set(gathered, mode="drop")
+
+
+def _attend_prefilling(
+    q: jax.Array,  # [num_tokens, num_kv_heads, group, head_dim]
+    keys: jax.Array,
+    values: jax.Array,
+    batch: RaggedBatch,
+    sliding_window: int | None,
+    out: jax.Array,  # shaped as q
+) -> jax.Array:
+    """Fills the rows of `out` that belong to sequences with more than one query."""
+    num_tokens, num_kv_heads, group, head_dim = q.shape
+    page_size = keys.shape[-1]
+    pages_per_chunk = max(1, min(_KEYS_PER_CHUNK // page_size, batch.page_indices.shape[1]))
+    chunk = pages_per_chunk * page_size
+    padded_pages = jnp.pad(batch.page_indices, ((0, 0), (0, -batch.page_indices.shape[1] % pages_per_chunk)))
+    block = min(_QUERIES_PER_BLOCK, num_tokens)
+    blocked_q = jnp.pad(q, ((0, block), (0, 0), (0, 0), (0, 0)))
+
+    is_real = jnp.arange(batch.kv_lens.shape[0]) < batch.num_seqs[0]
+    q_lens = jnp.diff(batch.cu_q_lens)
+    ends = jnp.cumsum(jnp.where(is_real & (q_lens > 1), -(-q_lens // block), 0))  # blocks up to each sequence's end
+
+    def attend_block(i: jax.Array, out: jax.Array) -> jax.Array:
+        seq = jnp.searchsorted(ends, i, side="right")
+        blocks_before = jnp.where(seq > 0, ends[jnp.maximum(seq - 1, 0)], 0)
+        offset = (i - blocks_before) * block
+        start = batch.cu_q_lens[seq] + offset
+        position = batch.kv_lens[seq] - q_lens[seq] + offset + jnp.arange(block)  # of each query in its sequence
+        is_own = offset + jnp.arange(block) < q_lens[seq]
+        rows = jax.lax.dynamic_slice_in_dim(blocked_q, start, block)  # [block, kv_heads, group, head_dim]
+        rows = rows.transpose(1, 2, 0, 3).reshape(num_kv_heads, group * block, head_dim)
+
+        def attend_chunk(j: jax.Array, carry: Carry) -> Carry:
+            page = jax.lax.dynamic_slice(padded_pages, (seq, j * pages_per_chunk), (1, pages_per_chunk))[0]
+            k = keys[page].transpose(1, 2, 0, 3).reshape(num_kv_heads, head_dim, chunk)
+            v = values[page].transpose(1, 0, 2, 3).reshape(num_kv_heads, chunk, head_dim)
+            key = j * chunk + jnp.arange(chunk)
+            v = _without_stale(v, (key < batch.kv_lens[seq])[None, :, None])
+            scores = jnp.einsum("hqd,hdk->hqk", rows, k.astype(rows.dtype), preferred_element_type=jnp.float32)
+            visible = key[None] <= position[:, None]
+            if sliding_window is not None:
+                visible &= key[None] > position[:, None] - sliding_window
+            weights, correction, new_top, new_total = _soften(scores, jnp.tile(visible, (group, 1))[None], *carry[:2])
+            update = jnp.einsum("hqk,hkd->hqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+            return new_top, new_total, carry[2] * correction + update
+
+        first = 0 if sliding_window is None else jnp.maximum(position[0] - sliding_window + 1, 0) // chunk
+        last_position = jnp.minimum(position[-1], batch.kv_lens[seq] - 1)
+        empty = _empty_softmax(rows.shape[:-1], head_dim)
+        _, total, gathered = jax.lax.fori_loop(first, last_position // chunk + 1, attend_chunk, empty)
+        gathered = (gathered / jnp.maximum(total, 1e-30)).reshape(num_kv_heads, group, block, head_dim)
+        gathered = gathered.transpose(2, 0, 1, 3).astype(out.dtype)
+        before = jax.lax.dynamic_slice_in_dim(out, start, block)
+        merged = jnp.where(is_own[:, None, None, None], gathered, before)
+        return jax.lax.dynamic_update_slice_in_dim(out, merged, start, axis=0)
+
+    padded_out = jnp.pad(out, ((0, block), (0, 0), (0, 0), (0, 0)))
+    filled: jax.Array = jax.lax.fori_loop(0, ends[-1], attend_block, padded_out)
+    return filled[:num_tokens]
+
+
+def _empty_softmax(shape: tuple[int, ...], head_dim: int) -> Carry:
+    """Running maximum, running sum and running weighted values before any key was seen."""
+    return (
+        jnp.full((*shape, 1), _MASKED, jnp.float32),
+        jnp.zeros((*shape, 1), jnp.float32),
+        jnp.zeros((*shape, head_dim), jnp.float32),
+    )
+
+
+def _without_stale(values: jax.Array, visible: jax.Array) -> jax.Array:
+    """A weight of 0 does not silence a NaN that an earlier holder left in a page."""
+    return jnp.where(visible, values, jnp.zeros((), values.dtype))
+
+
+def _soften(
+    scores: jax.Array, visible: jax.Array, top: jax.Array, total: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """One step of online softmax over the last axis: weights, correction of what came before, new maximum, new sum."""
+    scores = jnp.where(visible, scores, _MASKED)
+    new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
+    weights = jnp.where(visible, jnp.exp(scores - new_top), 0.0)
+    correction = jnp.exp(top - new_top)
+    return weights, correction, new_top, total * correction + jnp.sum(weights, axis=-1, keepdims=True)

@@ -1,0 +1,292 @@
+"""Checkpoints in Hugging Face format: where they are, what they declare, and how their weights become a Decoder."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import CheckpointError, ConfigError
+from engine.models import FAMILIES, Decoder, Family, ModelConfig, ParamPath, family_of
+from engine.models.hf_config import checked_dtype
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HUB_FILES = [
+    CONFIG_FILE,
+    "generation_config.json",
+    WEIGHTS_FILE,
+    INDEX_FILE,
+    "model-*-of-*.safetensors",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+]
+FLOAT_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors names them
+HARMLESS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # derived from config.json; stored by old checkpoints
+NAMED_AT_MOST = 5  # tensors in one message
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes read so far and the bytes in total."""
+
+
+def resolve(model: str | Path, revision: str | None = None) -> Path:
+    """The directory of `model`: a local one as it is, or a Hugging Face Hub id such as `owner/name`, fetched if needed.
+
+    Raises:
+        CheckpointError: there is no such directory, or the hub could not deliver it.
+        ConfigError: a revision is given for a local directory.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            raise ConfigError(f"revision {revision!r} is for models of the hub, and {model} is a local directory")
+        return path
+    if isinstance(model, Path) or not HUB_ID.fullmatch(model):
+        raise CheckpointError(
+            f"there is no directory {model}, and it is no hub id either; give a directory that holds {CONFIG_FILE}, "
+            f"tokenizer.json and {WEIGHTS_FILE}, or an id such as owner/name"
+        )
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=HUB_FILES))
+    except (OSError, ValueError) as error:  # all that the hub's client raises for network, access and names
+        raise CheckpointError(
+            f"{model} is no local directory, and the Hugging Face Hub did not deliver it; check the name and the "
+            "network (a gated model needs HF_TOKEN), or download it and give the directory: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
+    """What `config.json` declares, as a ModelConfig whose weights and activations are of `dtype`.
+
+    `auto` keeps the checkpoint's own type, float16 included: the one that config.json states, or else that of the
+    embedding on disk. Norms, softmax and logits are computed in f32 whatever it is.
+
+    Raises:
+        ConfigError: the model, or something it asks for, is not supported.
+        CheckpointError: config.json is missing or malformed.
+    """
+    fields = read_json(directory / CONFIG_FILE)
+    family = family_of(fields)
+    if dtype != "auto":
+        return family.config(fields, checked_dtype(dtype))
+    declared = fields.get("dtype") or fields.get("torch_dtype") or _embedding_dtype(directory, family)
+    return family.config(fields, str(declared).removeprefix("torch."))
+
+
+def load_model(directory: Path, config: ModelConfig, progress: Progress | None = None) -> Decoder:
+    """Reads the weights, one tensor at a time, into a Decoder on the default device.
+
+    Every tensor that the model has must be there with its shape, and no other one. Names, shapes and types are all
+    checked before the first weight is read. Two kinds of extra tensors are passed over because they hold nothing new:
+    stored rotary frequencies, and an `lm_head.weight` that equals the embedding it is tied to.
+
+    Raises:
+        CheckpointError: a file or tensor is missing, unexpected, misshapen or of a type that is not a float.
+    """
+    stored = _stored_tensors(directory)
+    family = FAMILIES[config.family]
+    graph, abstract = _abstract(config)
+    expected = {family.tensor_name(path): (path, param) for path, param in abstract.items()}
+    _check(stored, expected, tied=config.tie_word_embeddings)
+    num_bytes_total = sum(stored[name].num_bytes for name in expected)
+    num_bytes_read = 0
+    filled = {}
+    for file, names in _by_file(stored, expected).items():
+        with _opened(file) as tensors:
+            for name in names:
+                path, param = expected[name]
+                array = tensors.get_tensor(name)
+                filled[path] = param.replace(_placed(array, param.dtype, transpose=path[-1] == "kernel"))
+                num_bytes_read += stored[name].num_bytes
+                if progress is not None:
+                    progress(num_bytes_read, num_bytes_total)
+    return _merged(graph, filled)
+
+
+def random_model(config: ModelConfig, seed: int) -> Decoder:
+    """A Decoder of this geometry with random weights, initialised on the default device: for benchmarks and tests."""
+    graph, abstract = _abstract(config)
+    filled = {}
+    for number, (path, param) in enumerate(abstract.items()):
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        filled[path] = param.replace(_initial(key, path[-1], param.shape, param.dtype))
+    return _merged(graph, filled)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        CheckpointError: the file is missing, unreadable, or holds something else.
+    """
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no {path.name} in {path.parent}") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not readable as JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"{path} holds a {type(fields).__name__}, not a JSON object")
+    return fields
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What a file's header says of one tensor."""
+
+    file: Path
+    shape: tuple[int, ...]
+    kind: str  # safetensors' name of the element type
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * int(re.sub(r"\D", "", self.kind)) // 8
+
+
+_Expected = Mapping[str, tuple[ParamPath, Any]]  # by tensor name: the parameter's path and its abstract value
+
+
+def _abstract(config: ModelConfig) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:
+    """The model's structure and its parameters' shapes and types, with no memory behind them."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+    flat: Any = nnx.to_flat_state(state)
+    return graph, dict(flat)
+
+
+def _merged(graph: nnx.GraphDef[Decoder], filled: Mapping[Any, Any]) -> Decoder:
+    return nnx.merge(graph, nnx.from_flat_state(filled))
+
+
+@partial(jax.jit, static_argnames=("leaf", "shape", "dtype"))
+def _initial(key: jax.Array, leaf: str, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    if leaf in ("kernel", "embedding"):
+        return (0.02 * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
+    return jnp.ones(shape, dtype) if leaf == "scale" else jnp.zeros(shape, dtype)
+
+
+def _placed(array: np.ndarray, dtype: jnp.dtype, *, transpose: bool) -> jax.Array:
+    return jnp.asarray((array.T if transpose else array).astype(dtype, copy=False))
+
+
+def _embedding_dtype(directory: Path, family: Family) -> str:
+    name = family.tensor_name(("embedding",))
+    stored = _stored_tensors(directory).get(name)
+    if stored is None:
+        raise CheckpointError(f"{CONFIG_FILE} states no dtype, and the weights in {directory} hold no {name}")
+    return FLOAT_TYPES.get(stored.kind, stored.kind)
+
+
+def _stored_tensors(directory: Path) -> dict[str, _Stored]:
+    """The headers of all weight files, by tensor name; nothing else of the files is read."""
+    if (directory / WEIGHTS_FILE).is_file():
+        return dict(_header(directory / WEIGHTS_FILE))
+    if not (directory / INDEX_FILE).is_file():
+        raise CheckpointError(
+            f"there is neither {WEIGHTS_FILE} nor {INDEX_FILE} in {directory}; "
+            "weights in other formats must be converted to safetensors"
+        )
+    file_of = _weight_map(directory)
+    stored: dict[str, _Stored] = {}
+    for file in dict.fromkeys(file_of.values()):
+        header = dict(_header(file))
+        indexed = {name for name, holder in file_of.items() if holder == file}
+        _refuse(indexed - header.keys(), f"{INDEX_FILE} places in {file.name}, which does not hold")
+        _refuse(header.keys() - indexed, f"{file.name} holds, but {INDEX_FILE} does not place there,")
+        stored |= header
+    return stored
+
+
+def _weight_map(directory: Path) -> dict[str, Path]:
+    names = read_json(directory / INDEX_FILE).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):
+        raise CheckpointError(f"{directory / INDEX_FILE} has no weight_map from tensor names to files")
+    outside = sorted({file for file in names.values() if Path(file).name != file})
+    if outside:
+        raise CheckpointError(f"{INDEX_FILE} names {outside[0]!r}, which is not a file name inside {directory}")
+    missing = sorted({file for file in names.values() if not (directory / file).is_file()})
+    if missing:
+        raise CheckpointError(f"{INDEX_FILE} names {', '.join(missing)}, not found in {directory}")
+    return {name: directory / file for name, file in names.items()}
+
+
+def _header(file: Path) -> Iterator[tuple[str, _Stored]]:
+    with _opened(file) as tensors:
+        for name in tensors.keys():  # noqa: SIM118 -- not a mapping
+            entry = tensors.get_slice(name)
+            yield name, _Stored(file, tuple(entry.get_shape()), entry.get_dtype())
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
+
+
+def _by_file(stored: Mapping[str, _Stored], names: _Expected) -> dict[Path, list[str]]:
+    files: dict[Path, list[str]] = {}
+    for name in names:
+        files.setdefault(stored[name].file, []).append(name)
+    return files
+
+
+def _check(stored: Mapping[str, _Stored], expected: _Expected, *, tied: bool) -> None:
+    _refuse(expected.keys() - stored.keys(), "the checkpoint lacks")
+    extra = {name for name in stored.keys() - expected.keys() if not HARMLESS.fullmatch(name)}
+    if tied and "lm_head.weight" in extra:
+        _check_tied_head(stored)
+        extra.remove("lm_head.weight")
+    _refuse(extra, "the model has no place for", stored)
+    for name, (path, param) in expected.items():
+        shape = tuple(reversed(param.shape)) if path[-1] == "kernel" else tuple(param.shape)
+        found = stored[name]
+        if found.shape != shape:
+            raise CheckpointError(
+                f"tensor {name} has shape {list(found.shape)}, expected {list(shape)}, in {found.file.name}"
+            )
+        if found.kind not in FLOAT_TYPES:
+            raise CheckpointError(
+                f"tensor {name} is of type {found.kind}, expected one of {', '.join(FLOAT_TYPES)}, in {found.file.name}"
+            )
+
+
+def _check_tied_head(stored: Mapping[str, _Stored]) -> None:
+    head, embedding = stored["lm_head.weight"], stored["model.embed_tokens.weight"]
+    with _opened(head.file) as heads, _opened(embedding.file) as embeddings:
+        same = np.array_equal(heads.get_tensor("lm_head.weight"), embeddings.get_tensor("model.embed_tokens.weight"))
+    if not same:
+        raise CheckpointError(
+            f"lm_head.weight in {head.file.name} differs from model.embed_tokens.weight, but config.json ties the two; "
+            "set tie_word_embeddings to false if the head is its own"
+        )
+
+
+def _refuse(names: set[str], why: str, stored: Mapping[str, _Stored] | None = None) -> None:
+    if not names:
+        return
+    shown = [f"{name} ({stored[name].file.name})" if stored else name for name in sorted(names)[:NAMED_AT_MOST]]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    raise CheckpointError(f"{why} tensor {', '.join(shown)}{more}")

@@ -1,0 +1,50 @@
+"""XLA's compilations: kept on disk between starts, and counted, so that a shape that warm-up missed is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+from jax import monitoring
+
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+def keep_compilations(directory: Path) -> None:
+    """Makes this process look compiled functions up in `directory`, and store there what it compiles itself."""
+    directory.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "jax_compilation_cache_dir": str(directory),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in settings.items():
+        jax.config.update(name, value)  # type: ignore[no-untyped-call]
+
+
+class CompileWatch:
+    """Compilations since `start` was last called."""
+
+    def __init__(self) -> None:
+        self._at_start: int | None = None
+
+    def start(self) -> None:
+        self._at_start = _counter.count
+
+    @property
+    def count(self) -> int:
+        return 0 if self._at_start is None else _counter.count - self._at_start
+
+
+class _Counter:
+    """Listeners of jax.monitoring live as long as the process: one for all watches."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
+        self.count += event == _COMPILE_EVENT
+
+
+_counter = _Counter()

@@ -1,0 +1,50 @@
+"""What an operator decides about an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes and limits of one engine. Values left at None are derived from the model and the device.
+
+    Raises:
+        ConfigError: a value that contradicts another, or is out of range; the message names it.
+    """
+
+    dtype: str = "auto"  # of weights and activations: auto (as on disk), float32, bfloat16, float16
+    max_model_len: int | None = None  # prompt and generated tokens of one sequence; None: the model's own limit
+    max_num_seqs: int = 64  # sequences that run at once
+    max_batch_tokens: int = 512  # tokens that one step computes at most, a power of two
+    page_size: int = 16  # tokens per KV page
+    num_pages: int | None = None  # page 0 included; None: as many as `kv_cache_bytes` holds
+    kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
+    prefix_caching: bool = True
+    compile_cache_dir: Path | None = None  # persistent compilation cache; None keeps none
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_batch_tokens", "page_size"):
+            _require_positive(name, getattr(self, name))
+        for name in ("max_model_len", "kv_cache_bytes"):
+            if getattr(self, name) is not None:
+                _require_positive(name, getattr(self, name))
+        if self.num_pages is not None and self.num_pages < 2:
+            raise ConfigError(f"num_pages must be 2 or more (page 0 only takes padding), not {self.num_pages}")
+        if self.num_pages is not None and self.kv_cache_bytes is not None:
+            raise ConfigError("num_pages and kv_cache_bytes both say how large the KV cache is: give one")
+        if self.max_batch_tokens < 16 or self.max_batch_tokens & (self.max_batch_tokens - 1):
+            raise ConfigError(f"max_batch_tokens must be a power of two from 16, not {self.max_batch_tokens}")
+        if self.max_num_seqs > self.max_batch_tokens:
+            raise ConfigError(
+                f"max_num_seqs {self.max_num_seqs} is above max_batch_tokens {self.max_batch_tokens}: "
+                "a step could not give every running sequence its token"
+            )
+
+
+def _require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{name} must be 1 or more, not {value}")

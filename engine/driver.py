@@ -1,0 +1,231 @@
+"""Runs an engine on a thread of its own, for callers that live in an asyncio event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from engine.errors import EngineError, InvalidRequest
+from engine.request import FinishReason, Output, Request
+
+Sink = Callable[[Output], None]
+"""Called on the event loop with each output of one request, in order, up to the one that finishes its last choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A consistent look at the engine between two steps. Totals only grow."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_pages: int = 0
+    num_free_pages: int = 0
+    num_cached_pages: int = 0
+    steps_total: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    preemptions_total: int = 0
+    faults_total: int = 0  # steps that raised; their sequences were run again
+    compiles_after_warmup_total: int = 0
+
+
+class StepEngine(Protocol):
+    """What the driver drives: `engine.Engine`, or a fake of it. Used by one thread at a time, `check` by any."""
+
+    @property
+    def max_num_seqs(self) -> int: ...
+
+    def check(self, request: Request) -> None:
+        """Raises RequestError if the engine can never serve `request`. Reads only what never changes."""
+
+    def add(self, request: Request) -> None: ...
+
+    def abort(self, request_id: str, reason: FinishReason) -> None:
+        """Ends every choice of a request with `reason`, reported by the next step. An unknown id is ignored."""
+
+    def step(self) -> list[Output]: ...
+
+    def has_work(self) -> bool: ...
+
+    def stats(self) -> EngineStats: ...
+
+
+class DriverStopped(EngineError):
+    """The engine's thread is not running: it was stopped, or an error ended it."""
+
+
+@dataclass(slots=True)
+class _Active:
+    sink: Sink
+    num_unfinished: int  # choices
+
+
+class EngineDriver:
+    """Feeds a `StepEngine` from an event loop and brings its outputs back, one hand-over per step.
+
+    All methods belong to the event loop that `start` ran on. The thread sleeps while the engine has nothing to do.
+    """
+
+    def __init__(self, engine: StepEngine) -> None:
+        self._engine = engine
+        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None asks the thread to end
+        self._active: dict[str, _Active] = {}
+        self._stats = engine.stats()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: asyncio.Future[None] | None = None
+
+    async def start(self) -> None:
+        """Starts the thread."""
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Ends the thread after the step it is in. Requests still running produce nothing more."""
+        if self._thread is None or self._ended is None:
+            return
+        self._inbox.put(None)
+        await asyncio.wait([self._ended])
+        self._thread.join()
+        self._thread = None
+        self._active.clear()
+
+    async def wait_ended(self) -> None:
+        """Returns when `stop` ended the thread; raises what ended it otherwise."""
+        await asyncio.shield(self._running()[1])
+
+    @property
+    def stats(self) -> EngineStats:
+        """As of the last finished step."""
+        return self._stats
+
+    @property
+    def spare(self) -> int:
+        """How many more sequences would run at once instead of waiting."""
+        if self._stats.num_waiting:
+            return 0
+        return max(0, self._engine.max_num_seqs - sum(active.num_unfinished for active in self._active.values()))
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Hands `request` to the engine; `sink` is called with its outputs.
+
+        Raises:
+            RequestError: the engine can never serve it, or its id is in use.
+            DriverStopped: the thread is not running.
+        """
+        if self._thread is None or self._ended is None or self._ended.done():
+            raise DriverStopped("the engine's thread is not running")
+        if request.id in self._active:
+            raise InvalidRequest(f"a request with id {request.id!r} is running already")
+        self._engine.check(request)
+        self._active[request.id] = _Active(sink, request.n)
+        self._inbox.put(lambda: self._engine.add(request))
+
+    def abort(self, request_id: str, reason: FinishReason = "cancelled") -> None:
+        """Ends a request early; its sink still gets the final outputs. An unknown id is ignored."""
+        if request_id in self._active:
+            self._inbox.put(lambda: self._engine.abort(request_id, reason))
+
+    def forget(self, request_id: str) -> None:
+        """Like `abort`, but the sink is not called again. The id stays in use until the engine has let go of it."""
+        if request_id in self._active:
+            self._active[request_id].sink = _ignore
+            self.abort(request_id)
+
+    def is_active(self, request_id: str) -> bool:
+        """Whether the engine still holds anything of this request."""
+        return request_id in self._active
+
+    async def generate(self, request: Request) -> AsyncIterator[Output]:
+        """Runs one request to its end. Closing the iterator early frees what the request holds.
+
+        Raises:
+            RequestError: as `submit`.
+            DriverStopped: the thread ended before the request did.
+        """
+        outputs: asyncio.Queue[Output] = asyncio.Queue()
+        self.submit(request, outputs.put_nowait)
+        num_unfinished = request.n
+        try:
+            while num_unfinished:
+                output = await self._next_output(outputs)
+                num_unfinished -= output.finish_reason is not None
+                yield output
+        finally:
+            if num_unfinished:
+                self.forget(request.id)
+
+    async def _next_output(self, outputs: asyncio.Queue[Output]) -> Output:
+        ended = self._running()[1]
+        getter: asyncio.Future[Output] = asyncio.ensure_future(outputs.get())
+        try:
+            waiting: set[asyncio.Future[Any]] = {getter, ended}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if getter.done():
+                return getter.result()
+        finally:
+            getter.cancel()
+        raise DriverStopped("the engine's thread ended") from ended.exception()
+
+    def _running(self) -> tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]:
+        if self._loop is None or self._ended is None:
+            raise DriverStopped("the driver was never started")
+        return self._loop, self._ended
+
+    def _run(self) -> None:
+        failure: BaseException | None = None
+        try:
+            while self._take_inbox():
+                outputs = self._engine.step()
+                self._on_loop(self._deliver, outputs, self._engine.stats())
+        except BaseException as error:  # whatever ends the thread is the caller's to know, through `wait_ended`
+            failure = error
+        self._on_loop(self._end, failure)
+
+    def _take_inbox(self) -> bool:
+        """Runs what the event loop asked for, sleeping while there is nothing to do; False once it asked to end."""
+        block = not self._engine.has_work()
+        while True:
+            try:
+                command = self._inbox.get(block)
+            except Empty:
+                return True
+            if command is None:
+                return False
+            command()
+            block = False
+
+    def _on_loop(self, function: Callable[..., None], *args: object) -> None:
+        loop = self._running()[0]
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(function, *args)
+
+    def _deliver(self, outputs: Sequence[Output], stats: EngineStats) -> None:
+        self._stats = stats
+        for output in outputs:
+            active = self._active.get(output.request_id)
+            if active is None:
+                continue
+            if output.finish_reason is not None:
+                active.num_unfinished -= 1
+                if not active.num_unfinished:
+                    del self._active[output.request_id]
+            active.sink(output)
+
+    def _end(self, failure: BaseException | None) -> None:
+        ended = self._running()[1]
+        if failure is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(failure)
+
+
+def _ignore(output: Output) -> None:
+    """Stands in for the sink of a request that nobody listens to any more."""

@@ -1,0 +1,322 @@
+"""The engine: requests in, tokens and text out, one step at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+
+from engine.attention import KVCacheSpec, XlaAttention
+from engine.batch import BatchBuilder, Geometry, stop_ids
+from engine.checkpoint import load_model, read_model_config, resolve
+from engine.compilation import keep_compilations
+from engine.config import EngineConfig
+from engine.driver import EngineStats
+from engine.errors import ConfigError, InvalidRequest, PromptTooLong
+from engine.generation_defaults import GenerationDefaults, read_generation_defaults
+from engine.models import Decoder, ModelConfig
+from engine.page_pool import PagePool
+from engine.request import MAX_STOP_TOKENS, FinishReason, Output, Request, TokenLogprob
+from engine.runner import InFlight, Progress, Runner
+from engine.sampling import Logprobs
+from engine.scheduler import Plan, Scheduler
+from engine.sequence import Sequence
+from engine.text.stream import TextStream
+from engine.text.tokenizer import Tokenizer
+
+_DEFAULT_KV_CACHE_BYTES = 2**30
+_SHARE_OF_FREE_MEMORY = 0.9
+
+
+class Engine:
+    """Continuous batching over one model. One thread at a time uses it, except for `check`, which any may call.
+
+    A step dispatches the next plan before it reads what the last one sampled, so that the device never waits for the
+    host; a sequence that turns out to have finished costs one discarded row.
+    """
+
+    def __init__(
+        self, model: Decoder, tokenizer: Tokenizer, defaults: GenerationDefaults, config: EngineConfig | None = None
+    ) -> None:
+        """Raises ConfigError if `config` does not fit the model."""
+        self._config = config = config or EngineConfig()
+        self.tokenizer = tokenizer
+        self.defaults = defaults
+        spec = _cache_spec(config, model.config)
+        self.max_model_len = min(
+            config.max_model_len or model.config.max_position, (spec.num_pages - 1) * spec.page_size
+        )
+        geometry = Geometry(
+            max_num_seqs=config.max_num_seqs,
+            max_batch_tokens=config.max_batch_tokens,
+            max_model_len=self.max_model_len,
+            page_size=config.page_size,
+            vocab_size=model.config.vocab_size,
+        )
+        self._vocab_size = model.config.vocab_size
+        self._pool = PagePool(spec.num_pages, spec.page_size, prefix_caching=config.prefix_caching)
+        self._scheduler = Scheduler(
+            self._pool,
+            max_num_seqs=config.max_num_seqs,
+            max_batch_tokens=config.max_batch_tokens,
+            max_model_len=self.max_model_len,
+        )
+        self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
+        self._runner = Runner(model, XlaAttention(), spec, geometry)
+        self._streams: dict[Sequence, TextStream] = {}  # of the unfinished sequences, in the order of their arrival
+        self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
+        self._arrivals = itertools.count()
+        self._early_outputs: list[Output] = []  # ends that no step produced
+        self._in_flight: tuple[Plan, InFlight] | None = None
+        self._totals = dict.fromkeys(("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "faults"), 0)
+
+    @classmethod
+    def from_checkpoint(
+        cls, model: str | Path, config: EngineConfig | None = None, progress: Progress | None = None
+    ) -> Engine:
+        """Loads a local directory, or a hub id, in Hugging Face format. Nothing is compiled yet.
+
+        Raises:
+            CheckpointError: files are missing or do not hold what they should.
+            ConfigError: the model or a setting is not supported.
+        """
+        config = config or EngineConfig()
+        if config.compile_cache_dir is not None:
+            keep_compilations(config.compile_cache_dir)
+        directory = resolve(model)
+        model_config = read_model_config(directory, config.dtype)
+        tokenizer = Tokenizer.from_dir(directory)
+        defaults = read_generation_defaults(directory)
+        report = None if progress is None else lambda done, total: progress(done, total, "bytes of weights")
+        return cls(load_model(directory, model_config, report), tokenizer, defaults, config)
+
+    def warm_up(self, progress: Progress | None = None) -> None:
+        """Compiles all shapes. Without it, each compiles when it is first met."""
+        self._runner.warm_up(progress)
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self._config.max_num_seqs
+
+    def check(self, request: Request) -> None:
+        """Raises RequestError if `request` can never be served. Any thread may call this."""
+        prompt, params = request.prompt_token_ids, request.sampling
+        if not prompt:
+            raise InvalidRequest("the prompt has no tokens")
+        if len(prompt) >= self.max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {len(prompt)} tokens; with max_model_len {self.max_model_len} "
+                f"at most {self.max_model_len - 1} leave room for an answer"
+            )
+        for name, ids in (
+            ("prompt_token_ids", prompt),
+            ("generated", itertools.chain(*request.generated)),
+            ("logit_bias", params.logit_bias),
+            ("allowed_token_ids", params.allowed_token_ids),
+            ("bad_token_ids", params.bad_token_ids),
+            ("stop_token_ids", params.stop_token_ids),
+        ):
+            self._check_ids(name, ids)
+        if not 1 <= request.n <= self.max_num_seqs:
+            raise InvalidRequest(f"n must be 1 to {self.max_num_seqs}, not {request.n}")
+        if request.generated and len(request.generated) != request.n:
+            raise InvalidRequest(f"generated has {len(request.generated)} entries for {request.n} choices")
+        for generated in request.generated:
+            if len(prompt) + len(generated) > self.max_model_len:
+                raise PromptTooLong(
+                    f"prompt and generated tokens are {len(prompt) + len(generated)}, "
+                    f"max_model_len is {self.max_model_len}"
+                )
+        num_stops = len(stop_ids(params, self.defaults.eos_token_ids))
+        if num_stops > MAX_STOP_TOKENS:
+            raise InvalidRequest(f"{num_stops} stop tokens, the model's own included; at most {MAX_STOP_TOKENS} can be")
+        if params.allowed_token_ids and set(params.allowed_token_ids) <= set(params.bad_token_ids):
+            raise InvalidRequest("bad_token_ids leaves none of allowed_token_ids")
+
+    def add(self, request: Request) -> None:
+        """Queues `request`.
+
+        Raises:
+            RequestError: as `check`, or its id is in use.
+        """
+        self.check(request)
+        if request.id in self._sequences:
+            raise InvalidRequest(f"a request with id {request.id!r} is running already")
+        self._sequences[request.id] = []
+        self._totals["prompt_tokens"] += len(request.prompt_token_ids)
+        for index in range(request.n):
+            sequence = Sequence(request, index, next(self._arrivals))
+            stream = TextStream(self.tokenizer, request.sampling.stop)
+            self._sequences[request.id].append(sequence)
+            self._streams[sequence] = stream
+            self._scheduler.add(sequence)
+            self._resume(sequence, stream)
+
+    def abort(self, request_id: str, reason: FinishReason = "cancelled") -> None:
+        """Ends what is left of a request; the next step reports it. An unknown id is ignored."""
+        for sequence in list(self._sequences.get(request_id, ())):
+            self._early_outputs.append(self._end(sequence, reason, self._streams[sequence].finish()))
+
+    def has_work(self) -> bool:
+        return bool(self._streams or self._early_outputs or self._in_flight)
+
+    def step(self) -> list[Output]:
+        """Plans and dispatches the next step, then commits the one before it."""
+        outputs, self._early_outputs = self._early_outputs, []
+        plan = self._scheduler.plan()
+        last, self._in_flight = self._in_flight, None
+        try:
+            self._in_flight = self._dispatch(plan)
+            results = None if last is None else (last[1].token_ids(), last[1].logprobs())
+        except Exception as error:
+            self._in_flight = None
+            return outputs + self._recover([p for p in (last and last[0], plan) if p is not None], error)
+        if last is not None and results is not None:
+            outputs += self._commit(last[0], *results)
+        return outputs
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_pages=self._pool.num_pages - 1,
+            num_free_pages=self._pool.num_free,
+            num_cached_pages=self._pool.num_cached,
+            preemptions_total=self._scheduler.num_preemptions,
+            compiles_after_warmup_total=self._runner.compiles_after_warmup,
+            **{f"{name}_total": total for name, total in self._totals.items()},
+        )
+
+    def _dispatch(self, plan: Plan | None) -> tuple[Plan, InFlight] | None:
+        if plan is None:
+            return None
+        self._totals["steps"] += 1
+        return plan, self._runner.dispatch(self._builder.build(plan), len(plan.sampled))
+
+    def _commit(self, plan: Plan, token_ids: list[int], logprobs: Logprobs | None) -> list[Output]:
+        takers = self._scheduler.commit(plan, token_ids)
+        self._totals["generated_tokens"] += len(takers)
+        return [self._advance(sequence, _logprob(sequence, logprobs, place)) for place, sequence in takers]
+
+    def _advance(self, sequence: Sequence, logprob: TokenLogprob | None) -> Output:
+        """What a sequence's newest token means: its text, and perhaps its end."""
+        token_id, stream = sequence.token_ids[-1], self._streams[sequence]
+        if token_id in stop_ids(sequence.request.sampling, self.defaults.eos_token_ids):
+            return self._end(sequence, "stop", stream.finish(), (token_id,), logprob)
+        text, is_stopped = stream.push(token_id)
+        if is_stopped:
+            return self._end(sequence, "stop", text, (token_id,), logprob)
+        if self._is_full(sequence):
+            return self._end(sequence, "length", text + stream.finish(), (token_id,), logprob)
+        return _output(sequence, text, (token_id,), logprob)
+
+    def _resume(self, sequence: Sequence, stream: TextStream) -> None:
+        """Brings a sequence with tokens of an earlier run to where that run was; ends it if that was its end."""
+        generated = sequence.token_ids[sequence.num_prompt :]
+        if not generated:
+            return
+        stops = stop_ids(sequence.request.sampling, self.defaults.eos_token_ids)
+        is_stopped = stream.replay(generated) or generated[-1] in stops
+        if is_stopped or self._is_full(sequence):  # its text went out with its last token
+            self._early_outputs.append(self._end(sequence, "stop" if is_stopped else "length", ""))
+
+    def _is_full(self, sequence: Sequence) -> bool:
+        num_generated = len(sequence.token_ids) - sequence.num_prompt
+        return num_generated >= sequence.request.sampling.max_tokens or len(sequence.token_ids) >= self.max_model_len
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        text: str,
+        token_ids: tuple[int, ...] = (),
+        logprob: TokenLogprob | None = None,
+        error: str | None = None,
+    ) -> Output:
+        self._scheduler.finish(sequence)
+        del self._streams[sequence]
+        siblings = self._sequences[sequence.request.id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._sequences[sequence.request.id]
+        self._totals["cached_tokens"] += sequence.num_cached
+        return _output(sequence, text, token_ids, logprob, reason, error)
+
+    def _recover(self, plans: list[Plan], error: Exception) -> list[Output]:
+        """After a step that failed: all sequences are computed anew; the one that fails all by itself is given up."""
+        self._totals["faults"] += 1
+        suspects = {row.sequence for plan in plans for row in plan.rows if not row.sequence.is_finished}
+        self._scheduler.roll_back(plans)
+        self._runner.reset_cache()
+        if len(suspects) != 1:
+            return []
+        sequence = suspects.pop()
+        text = self._streams[sequence].finish()
+        return [self._end(sequence, "error", text, error=f"the step failed: {type(error).__name__}: {error}")]
+
+    def _check_ids(self, name: str, ids: Iterable[int]) -> None:
+        for token_id in ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise InvalidRequest(f"{name} holds {token_id}, the vocabulary ends at {self._vocab_size - 1}")
+
+
+def _output(
+    sequence: Sequence,
+    text: str,
+    token_ids: tuple[int, ...],
+    logprob: TokenLogprob | None,
+    finish_reason: FinishReason | None = None,
+    error: str | None = None,
+) -> Output:
+    return Output(
+        request_id=sequence.request.id,
+        index=sequence.index,
+        offset=len(sequence.token_ids) - sequence.num_prompt - len(token_ids),
+        token_ids=token_ids,
+        text=text,
+        logprobs=None if logprob is None else (logprob,),
+        finish_reason=finish_reason,
+        error=error,
+        num_prompt_tokens=sequence.num_prompt,
+        num_cached_tokens=sequence.num_cached,
+    )
+
+
+def _logprob(sequence: Sequence, logprobs: Logprobs | None, place: int) -> TokenLogprob | None:
+    count = sequence.request.sampling.logprobs
+    if logprobs is None or count is None:
+        return None
+    top = zip(logprobs.top_ids[place, :count].tolist(), logprobs.top[place, :count].tolist(), strict=True)
+    return TokenLogprob(float(logprobs.sampled[place]), tuple(top))
+
+
+def _cache_spec(config: EngineConfig, model: ModelConfig) -> KVCacheSpec:
+    """As many pages as are asked for, or as memory has, but never more than all sequences together could fill."""
+    spec = KVCacheSpec(
+        num_layers=model.num_layers,
+        num_pages=config.num_pages or 2,
+        page_size=config.page_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=model.dtype,
+    )
+    if config.num_pages is not None:
+        return spec
+    pages_per_seq = -(-(config.max_model_len or model.max_position) // config.page_size)
+    affordable = (config.kv_cache_bytes or _free_memory_bytes()) // spec.bytes_per_page
+    num_pages = min(affordable, config.max_num_seqs * pages_per_seq + 1)
+    if num_pages < 2:
+        raise ConfigError(
+            f"the KV cache has room for {affordable} pages of {spec.bytes_per_page} bytes, and needs 2 at least"
+        )
+    return replace(spec, num_pages=num_pages)
+
+
+def _free_memory_bytes() -> int:
+    stats = jax.local_devices()[0].memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return _DEFAULT_KV_CACHE_BYTES
+    return int((stats["bytes_limit"] - stats["bytes_in_use"]) * _SHARE_OF_FREE_MEMORY)

@@ -1,0 +1,39 @@
+"""What the engine raises.
+
+EngineError
+├── ConfigError            a setting or a checkpoint's config that the engine cannot honour
+├── CheckpointError        a tensor that is missing, unexpected or misshapen; a file that is not there
+└── RequestError           a request that is refused; the engine goes on
+    ├── PromptTooLong      more prompt tokens than the model, the page pool or a limit can hold
+    └── InvalidRequest     a value out of range, an unknown token id, a duplicate id
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Base of all errors of this package."""
+
+
+class ConfigError(EngineError):
+    """A setting, or a checkpoint's configuration, that cannot be honoured."""
+
+
+class CheckpointError(EngineError):
+    """A checkpoint on disk that does not hold what its configuration promises."""
+
+
+class RequestError(EngineError):
+    """A request that cannot be served. `code` is stable and goes to the client."""
+
+    code = "invalid_request"
+
+
+class InvalidRequest(RequestError):
+    """A value that is out of range or contradicts another."""
+
+
+class PromptTooLong(RequestError):
+    """A prompt, or prompt and max_tokens, that can never fit."""
+
+    code = "too_long"

@@ -1,0 +1,111 @@
+"""The sampling defaults and end-of-sequence ids that a checkpoint's authors recommend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint import CONFIG_FILE, read_json
+from engine.errors import CheckpointError, InvalidRequest
+from engine.request import SamplingParams
+
+GENERATION_FILE = "generation_config.json"
+
+# Fields that change which tokens are chosen and that have no counterpart here, with the value that means "off".
+NOT_HONOURED: Mapping[str, Any] = {
+    "num_beams": 1,
+    "no_repeat_ngram_size": 0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "penalty_alpha": None,
+    "guidance_scale": 1.0,
+    "min_length": 0,
+    "min_new_tokens": None,
+    "bad_words_ids": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "sequence_bias": None,
+    "exponential_decay_length_penalty": None,
+    "stop_strings": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What a request that says nothing gets.
+
+    `ignored` lists the fields of generation_config.json, as `name=value`, that would change the output and are not
+    honoured: whoever loads the model should log them.
+    """
+
+    eos_token_ids: tuple[int, ...]
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    ignored: tuple[str, ...] = ()
+
+
+def read_generation_defaults(directory: Path) -> GenerationDefaults:
+    """Reads generation_config.json, with config.json's `eos_token_id` where it states none.
+
+    Without the file the defaults are plain sampling at temperature 1. With it, `do_sample` means what it means in
+    transformers: unless it is true, decoding is greedy (temperature 0). A field that is absent or null filters nothing;
+    in particular there is no implied `top_k` of 50.
+
+    Raises:
+        CheckpointError: a file is malformed, or a value in it is out of range.
+    """
+    has_file = (directory / GENERATION_FILE).is_file()
+    fields = read_json(directory / GENERATION_FILE) if has_file else {"do_sample": True}
+    eos = fields.get("eos_token_id")
+    if eos is None:
+        eos = read_json(directory / CONFIG_FILE).get("eos_token_id")
+    defaults = GenerationDefaults(
+        eos_token_ids=_token_ids(eos),
+        temperature=_number(fields, "temperature", 1.0) if fields.get("do_sample") else 0.0,
+        top_k=int(_number(fields, "top_k", 0)),
+        top_p=_number(fields, "top_p", 1.0),
+        min_p=_number(fields, "min_p", 0.0),
+        repetition_penalty=_number(fields, "repetition_penalty", 1.0),
+        ignored=tuple(
+            f"{name}={fields[name]!r}" for name, off in NOT_HONOURED.items() if fields.get(name) not in (None, off)
+        ),
+    )
+    _check_ranges(defaults)
+    return defaults
+
+
+def _token_ids(value: object) -> tuple[int, ...]:
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0 for id_ in ids):
+        raise CheckpointError(f"eos_token_id must be a token id or a list of them, not {value!r}")
+    return tuple(dict.fromkeys(ids))
+
+
+def _number(fields: Mapping[str, Any], name: str, default: float) -> float:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise CheckpointError(f"{GENERATION_FILE}: {name} must be a number, not {value!r}")
+    return float(value)
+
+
+def _check_ranges(defaults: GenerationDefaults) -> None:
+    try:
+        SamplingParams(
+            temperature=defaults.temperature,
+            top_k=defaults.top_k,
+            top_p=defaults.top_p,
+            min_p=defaults.min_p,
+            repetition_penalty=defaults.repetition_penalty,
+        )
+    except InvalidRequest as error:
+        raise CheckpointError(f"{GENERATION_FILE}: {error}") from error

@@ -1,0 +1,139 @@
+"""What goes into the engine and what comes out, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.errors import InvalidRequest
+
+FinishReason = Literal["stop", "length", "cancelled", "expired", "error"]
+
+MAX_BIASED_TOKENS = 1024  # entries of logit_bias, allowed and bad tokens together: the width of a row's upload
+MAX_STOP_TOKENS = 32  # end-of-sequence ids included
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when to stop. The defaults are plain, unfiltered sampling until a stop token.
+
+    Raises:
+        InvalidRequest: a value is out of range; the message names it.
+    """
+
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None  # None: drawn by the engine from the request id, so that a resumed request repeats it
+    max_tokens: int = 256
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()  # empty allows all
+    bad_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None gives none; k gives the sampled token's and the k most likely ones'
+
+    def __post_init__(self) -> None:
+        _require(0.0 <= self.temperature <= 100.0, "temperature", self.temperature, "0 to 100")
+        _require(self.top_k >= 0, "top_k", self.top_k, "0 or more")
+        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0, up to 1")
+        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "0 to 1")
+        _require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "0 to 2**63 - 1")
+        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
+        _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, f"0 to {self.max_tokens}")
+        _require(
+            0.0 < self.repetition_penalty <= 100.0, "repetition_penalty", self.repetition_penalty, "above 0, up to 100"
+        )
+        _require(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", self.presence_penalty, "-2 to 2")
+        _require(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", self.frequency_penalty, "-2 to 2")
+        _require(all(self.stop), "stop", self.stop, "strings that are not empty")
+        _require(
+            len(self.stop_token_ids) <= MAX_STOP_TOKENS,
+            "stop_token_ids",
+            len(self.stop_token_ids),
+            f"at most {MAX_STOP_TOKENS} ids",
+        )
+        _require(
+            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
+            "logprobs",
+            self.logprobs,
+            f"0 to {MAX_LOGPROBS}",
+        )
+        biased = len(self.logit_bias) + len(self.allowed_token_ids) + len(self.bad_token_ids)
+        _require(
+            biased <= MAX_BIASED_TOKENS,
+            "logit_bias, allowed_token_ids and bad_token_ids",
+            biased,
+            f"at most {MAX_BIASED_TOKENS} ids",
+        )
+
+    @property
+    def needs_extended_sampler(self) -> bool:
+        """Whether sampling reads more of a row than temperature, filters and seed."""
+        return bool(
+            self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or self.allowed_token_ids
+            or self.bad_token_ids
+            or self.min_tokens
+            or self.logprobs is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to continue, `n` times.
+
+    `generated` holds tokens that an earlier run already produced, one tuple per choice: generation goes on behind them
+    as if it had never stopped, and they are not emitted again.
+    """
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    n: int = 1
+    priority: int = 0  # higher runs first
+    cache_salt: str = ""  # prefix-cache entries are shared only between equal salts
+    generated: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token id, log-probability), most likely first
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one step produced for one choice of one request.
+
+    `text` is what these tokens released: bytes of an unfinished character, and text that could still become a stop
+    string, come with a later output. Joined over all outputs it is the choice's whole text. The last output of a choice
+    has a `finish_reason`; it may have no tokens.
+    """
+
+    request_id: str
+    index: int
+    offset: int  # of the first token in this output among the choice's generated tokens
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None  # with finish_reason `error`: what went wrong
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens that the prefix cache saved
+
+
+def _require(holds: bool, name: str, value: object, range_: str) -> None:
+    if not holds:
+        raise InvalidRequest(f"{name} must be {range_}, not {value}")

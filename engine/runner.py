@@ -1,0 +1,174 @@
+"""Runs packed steps on the device. Holds the weights, the KV cache and the compiled steps; knows no policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from engine.attention import AttentionBackend, KVCacheSpec
+from engine.batch import Batch, Geometry, unpack_extended, unpack_sampling, unpack_step
+from engine.compilation import CompileWatch
+from engine.models.decoder import Decoder, LayerCache
+from engine.sampling import Logprobs, extend, logprobs_of, sample
+
+Progress = Callable[[int, int, str], None]
+"""Called with (done, total, what comes next)."""
+
+Cache = tuple[LayerCache, ...]
+Params = Any  # the pytree that nnx.split gives
+
+
+class InFlight:
+    """A dispatched step whose tokens are on their way to the host."""
+
+    def __init__(self, tokens: jax.Array | None, logprobs: Logprobs | None, num_rows: int, marker: jax.Array) -> None:
+        self._tokens = tokens
+        self._logprobs = logprobs
+        self._num_rows = num_rows
+        self._marker = marker  # an output of the step, for those that sample nothing
+        for array in jax.tree.leaves((tokens, logprobs)):
+            array.copy_to_host_async()
+
+    def token_ids(self) -> list[int]:
+        """Waits for the step. What failed on the device is raised here."""
+        if self._tokens is None:
+            self._marker.block_until_ready()
+            return []
+        ids: list[int] = np.asarray(self._tokens)[: self._num_rows].tolist()
+        return ids
+
+    def logprobs(self) -> Logprobs | None:
+        """As numpy arrays, one row per sampled row; None if no row asked for extended sampling."""
+        return None if self._logprobs is None else jax.tree.map(np.asarray, self._logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    backbones: dict[int, Any]  # by token bucket
+    heads: dict[tuple[int, bool], Any]  # by (row bucket, extended)
+
+
+class Runner:
+    """A model, its KV cache, and one compiled function per shape.
+
+    A step is two calls: the backbone, compiled per token bucket, and the head with the sampler, compiled per bucket of
+    sampled rows; so the number of compilations is the sum of the buckets, not the product.
+    """
+
+    def __init__(self, model: Decoder, attention: AttentionBackend, spec: KVCacheSpec, geometry: Geometry) -> None:
+        self._graph, self._params = nnx.split(model)
+        self._attention = attention
+        self._spec = spec
+        self._geometry = geometry
+        self._compiled = _Compiled({}, {})
+        self._watch = CompileWatch()
+        self.reset_cache()
+
+    @property
+    def compiles_after_warmup(self) -> int:
+        """Compilations, of anything in this process, since `warm_up` returned."""
+        return self._watch.count
+
+    def reset_cache(self) -> None:
+        """Starts over with an empty cache, after a failure that may have lost the old one."""
+        self._cache = self._attention.init_cache(self._spec)
+        self._last_tokens = jnp.zeros((self._geometry.max_rows,), jnp.int32)
+
+    def warm_up(self, progress: Progress | None = None) -> None:
+        """Compiles every step there is, and runs each once on padding."""
+        token_buckets, row_buckets = self._geometry.token_buckets, self._geometry.row_buckets
+        kinds = [(rows, extended) for extended in (False, True) for rows in row_buckets]
+        total = len(token_buckets) + len(kinds)
+        for done, num_tokens in enumerate(token_buckets):
+            if progress:
+                progress(done, total, f"{num_tokens} tokens")
+            self._run_backbone(self._geometry.step_layout(num_tokens).empty()[0], num_tokens)
+        rows, sampling = self._run_backbone(self._geometry.step_layout(token_buckets[0]).empty()[0], token_buckets[0])
+        for done, (num_rows, extended) in enumerate(kinds, len(token_buckets)):
+            if progress:
+                progress(done, total, f"{num_rows} sampled rows{', all options' if extended else ''}")
+            flat = self._geometry.extended_layout(num_rows).empty()[0] if extended else None
+            self._run_head(rows, sampling, num_rows, flat)
+        self._last_tokens.block_until_ready()
+        if progress:
+            progress(total, total, "done")
+        self._watch.start()
+
+    def dispatch(self, batch: Batch, num_sampled: int) -> InFlight:
+        """Starts a step and returns at once. Steps run on the device in the order of these calls."""
+        rows, sampling = self._run_backbone(batch.flat, batch.num_tokens)
+        if not num_sampled:
+            return InFlight(None, None, 0, rows)
+        logprobs = self._run_head(rows, sampling, batch.num_rows, batch.extended)
+        return InFlight(self._last_tokens, logprobs, num_sampled, rows)
+
+    def compile_backbone(self, num_tokens: int) -> jax.stages.Compiled:
+        """The step of a token bucket, compiled: also for looking at what it became."""
+        step = partial(_backbone, self._graph, self._attention, self._geometry, num_tokens)
+        flat = self._geometry.step_layout(num_tokens).empty()[0]
+        lowered = jax.jit(step, donate_argnames=("cache",)).lower(self._params, self._cache, self._last_tokens, flat)
+        return lowered.compile()
+
+    def _run_backbone(self, flat: np.ndarray, num_tokens: int) -> tuple[jax.Array, jax.Array]:
+        if num_tokens not in self._compiled.backbones:
+            self._compiled.backbones[num_tokens] = self.compile_backbone(num_tokens)
+        run = self._compiled.backbones[num_tokens]
+        rows, sampling, self._cache = run(self._params, self._cache, self._last_tokens, flat)
+        return rows, sampling
+
+    def _run_head(
+        self, rows: jax.Array, sampling: jax.Array, num_rows: int, extended: np.ndarray | None
+    ) -> Logprobs | None:
+        kind = (num_rows, extended is not None)
+        arguments = (self._params, rows, sampling, self._last_tokens, extended)
+        if kind not in self._compiled.heads:
+            step = jax.jit(partial(_head, self._graph, self._geometry, num_rows))
+            self._compiled.heads[kind] = step.lower(*arguments).compile()
+        logprobs: Logprobs | None
+        self._last_tokens, logprobs = self._compiled.heads[kind](*arguments)
+        return logprobs
+
+
+def _backbone(
+    graph: nnx.GraphDef[Decoder],
+    attention: AttentionBackend,
+    geometry: Geometry,
+    num_tokens: int,
+    params: Params,
+    cache: Cache,
+    last_tokens: jax.Array,  # i32 [max_rows]: what the step before sampled
+    flat: jax.Array,  # i32: the packed step
+) -> tuple[jax.Array, jax.Array, Cache]:
+    """Hidden states `[max_rows, hidden]` of the tokens to sample behind, their packed parameters, and the new cache."""
+    inputs = unpack_step(geometry.step_layout(num_tokens), flat)
+    token_ids = jnp.where(inputs.sources >= 0, last_tokens[inputs.sources], inputs.token_ids)
+    model = nnx.merge(graph, params)
+    hidden, cache = model(token_ids, inputs.positions, cache, partial(attention, batch=inputs.ragged))
+    padding = ((0, geometry.max_rows - inputs.sampled_tokens.shape[0]), (0, 0))
+    return jnp.pad(hidden[inputs.sampled_tokens], padding), jnp.pad(inputs.sampling, padding), cache
+
+
+def _head(
+    graph: nnx.GraphDef[Decoder],
+    geometry: Geometry,
+    num_rows: int,
+    params: Params,
+    rows: jax.Array,  # [max_rows, hidden]
+    sampling: jax.Array,  # i32 [max_rows, words]
+    last_tokens: jax.Array,  # i32 [max_rows]
+    extended: jax.Array | None,  # i32, packed
+) -> tuple[jax.Array, Logprobs | None]:
+    """Samples the first `num_rows` rows. The tokens are i32 `[max_rows]`: the next step's shape depends on no bucket."""
+    logits = nnx.merge(graph, params).logits(rows[:num_rows])
+    if extended is not None:
+        logits = extend(logits, unpack_extended(geometry.extended_layout(num_rows), extended, last_tokens))
+    token_ids = sample(logits, unpack_sampling(sampling[:num_rows]))
+    logprobs = None if extended is None else logprobs_of(logits, token_ids)
+    return jnp.pad(token_ids, (0, geometry.max_rows - num_rows)), logprobs

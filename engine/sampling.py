@@ -1,0 +1,167 @@
+"""Turns logits into tokens, on the device, each row by its own parameters.
+
+A token is drawn by inverting the distribution's cumulative sum at one uniform number that depends on (seed, output
+index) alone. So a row's token does not depend on what else is in the batch, and one random number per row is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from engine.request import MAX_LOGPROBS
+
+NEVER = -1e30  # a logit that softmax turns into exactly 0, and that stays finite when shifted
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """What every sampled row carries."""
+
+    temperature: jax.Array  # f32 [num_rows]; 0 is greedy
+    top_p: jax.Array  # f32 [num_rows]
+    min_p: jax.Array  # f32 [num_rows]
+    top_k: jax.Array  # i32 [num_rows]; 0 keeps all
+    seed: jax.Array  # u32 [num_rows, 2]
+    output_index: jax.Array  # i32 [num_rows]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class ExtendedRows:
+    """What only some requests ask for; a step without such a request does not pay for it.
+
+    Lists are padded with an id past the vocabulary, whose updates are dropped.
+    """
+
+    history: jax.Array  # i32 [num_rows, max_len]: the row's tokens so far
+    num_prompt: jax.Array  # i32 [num_rows]
+    repetition_penalty: jax.Array  # f32 [num_rows]
+    presence_penalty: jax.Array  # f32 [num_rows]
+    frequency_penalty: jax.Array  # f32 [num_rows]
+    bias_ids: jax.Array  # i32 [num_rows, max_biased]
+    bias: jax.Array  # f32 [num_rows, max_biased]
+    is_restricted: jax.Array  # i32 [num_rows]: whether only the ids with `is_allowed` may be drawn
+    is_allowed: jax.Array  # i32 [num_rows, max_biased]
+    blocked_ids: jax.Array  # i32 [num_rows, max_stop]: stop tokens while min_tokens is not reached
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of the distribution that was sampled from, after penalties and biases, before temperature and filters."""
+
+    sampled: jax.Array  # f32 [num_rows]
+    top_ids: jax.Array  # i32 [num_rows, MAX_LOGPROBS]
+    top: jax.Array  # f32 [num_rows, MAX_LOGPROBS]
+
+
+def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+    """Draws one token per row, i32 `[num_rows]`, from f32 logits `[num_rows, vocab]`.
+
+    Filters apply in the order of Hugging Face's generate: temperature, top_k, top_p, min_p. Of equally likely tokens at
+    a filter's edge all are kept; of equal maxima greedy takes the first.
+    """
+    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    drawn = jax.lax.cond(jnp.any(rows.temperature > 0), _draw, lambda *_: greedy, logits, rows)
+    return jnp.where(rows.temperature > 0, drawn, greedy)
+
+
+def extend(logits: jax.Array, rows: ExtendedRows) -> jax.Array:
+    """Applies penalties, biases and restrictions to logits `[num_rows, vocab]`.
+
+    Repetition as in CTRL (Keskar et al., arXiv 1909.05858), over prompt and output; presence and frequency as in
+    OpenAI's API, over the output alone.
+    """
+    vocab = logits.shape[-1]
+    row = jnp.arange(logits.shape[0])[:, None]
+    place = jnp.arange(rows.history.shape[1])[None]
+    output = jnp.where(place >= rows.num_prompt[:, None], rows.history, vocab)
+    seen = jnp.zeros(logits.shape, jnp.bool_).at[row, rows.history].set(True, mode="drop")
+    counts = jnp.zeros(logits.shape, jnp.float32).at[row, output].add(1.0, mode="drop")
+    penalty = rows.repetition_penalty[:, None]
+    logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+    logits = logits - rows.presence_penalty[:, None] * (counts > 0) - rows.frequency_penalty[:, None] * counts
+
+    allowed_ids = jnp.where(rows.is_allowed > 0, rows.bias_ids, vocab)
+    allowed = jnp.zeros(logits.shape, jnp.bool_).at[row, allowed_ids].set(True, mode="drop")
+    logits = jnp.where(allowed | (rows.is_restricted[:, None] == 0), logits, NEVER)
+    logits = logits.at[row, rows.bias_ids].add(rows.bias, mode="drop")
+    return logits.at[row, rows.blocked_ids].set(NEVER, mode="drop")
+
+
+def logprobs_of(logits: jax.Array, token_ids: jax.Array) -> Logprobs:
+    """Log-probabilities of the drawn tokens and of the most likely ones."""
+    logprobs = jax.nn.log_softmax(logits, axis=-1)
+    sampled = jnp.take_along_axis(logprobs, token_ids[:, None], axis=-1)[:, 0]
+    top, top_ids = jax.lax.top_k(logprobs, min(MAX_LOGPROBS, logits.shape[-1]))
+    return Logprobs(sampled, top_ids.astype(jnp.int32), top)
+
+
+def _draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+    temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)
+    logits = logits / temperature[:, None]
+    is_filtered = jnp.any((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
+    logits = jax.lax.cond(is_filtered, _filter, lambda logits, _: logits, logits, rows)
+    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    cumulative = jnp.cumsum(weights, axis=-1)
+    target = jax.vmap(_uniform)(rows.seed, rows.output_index)[:, None] * cumulative[:, -1:]
+    # The first entry whose cumulative weight exceeds the target has a weight above 0, whatever the rounding.
+    return jnp.minimum(jnp.sum(cumulative <= target, axis=-1), logits.shape[-1] - 1).astype(jnp.int32)
+
+
+def _uniform(seed: jax.Array, output_index: jax.Array) -> jax.Array:
+    """A number in [0, 1) that is a function of its arguments alone."""
+    key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+    return jax.random.uniform(jax.random.fold_in(key, output_index))
+
+
+def _filter(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+    """Masks what top_k, then top_p, then min_p leave out, by a threshold each, without sorting the vocabulary."""
+    vocab = logits.shape[-1]
+    top_k = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
+
+    def enough_tokens(threshold: jax.Array) -> jax.Array:
+        return jnp.sum(logits >= threshold, axis=-1, keepdims=True) >= top_k[:, None]
+
+    logits = jnp.where(logits >= _highest(enough_tokens, logits), logits, NEVER)
+    top = jnp.max(logits, axis=-1, keepdims=True)
+    weights = jnp.exp(logits - top)
+    wanted = rows.top_p[:, None] * jnp.sum(weights, axis=-1, keepdims=True)
+
+    def enough_mass(threshold: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(logits >= threshold, weights, 0.0), axis=-1, keepdims=True) >= wanted
+
+    kept = (logits >= _highest(enough_mass, logits)) | (rows.top_p[:, None] >= 1.0)
+    floor = top + jnp.log(rows.min_p)[:, None]  # -inf where min_p is 0
+    return jnp.where(kept & (logits >= floor), logits, NEVER)
+
+
+def _highest(holds: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.Array:
+    """The highest f32 threshold for which `holds`, one per row `[num_rows, 1]`, found by bisection over all floats.
+
+    `holds` is true for low thresholds, minus infinity among them, and false for high ones. 32 halvings of the integers
+    that order floats are exact.
+    """
+
+    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds  # holds at low, not at high
+        middle = low + (high - low) // 2
+        ok = holds(_ordered_to_float(middle))
+        return jnp.where(ok, middle, low), jnp.where(ok, high, middle)
+
+    shape = (logits.shape[0], 1)
+    low = jnp.full(shape, 0x007FFFFF, jnp.uint32)  # minus infinity
+    high = jnp.full(shape, 0xFF800000, jnp.uint32)  # plus infinity
+    low, _ = jax.lax.fori_loop(0, 32, halve, (low, high))
+    return _ordered_to_float(low)
+
+
+def _ordered_to_float(ordered: jax.Array) -> jax.Array:
+    """Maps u32 to f32 so that the order is kept: the sign bit is flipped, negative numbers are mirrored."""
+    sign = jnp.uint32(0x80000000)
+    return jax.lax.bitcast_convert_type(jnp.where(ordered >= sign, ordered ^ sign, ~ordered), jnp.float32)

@@ -1,0 +1,268 @@
+"""Decides what each step computes. Plain Python, no device: the same calls give the same plans."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.page_pool import PagePool
+from engine.sequence import Sequence
+
+LOOKAHEAD_PAGES = 4
+"""A sequence is admitted only if every running one could still grow by this many pages: fewer preempt it at once."""
+
+
+class Row(NamedTuple):
+    """The tokens `[start, start + num_tokens)` of one sequence, computed in one step."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    num_known: int  # of those tokens, how many the host knows; a further one is in flight
+    samples: bool  # whether the row reaches the sequence's end and so samples its next token
+    output_index: int  # of the token it samples, counted from the first generated one
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step. Its rows keep what was true when it was planned; their sequences move on."""
+
+    rows: tuple[Row, ...]
+    num_tokens: int
+
+    @property
+    def sampled(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.samples)
+
+
+class Scheduler:
+    """Token-budget scheduling over a page pool.
+
+    There are no phases: each sequence has `num_computed` tokens chasing `num_tokens`. A step gives a token each to the
+    sequences that decode, then hands what is left of its budget to prompts, in order of (priority, arrival). One that
+    runs out of pages preempts the last in that order; a preempted sequence keeps its tokens and is computed anew later.
+
+    Sequences of a step that failed are suspects: each then runs alone until a step of its own has succeeded.
+    """
+
+    def __init__(self, pool: PagePool, *, max_num_seqs: int, max_batch_tokens: int, max_model_len: int) -> None:
+        self._pool = pool
+        self._max_num_seqs = max_num_seqs
+        self._max_batch_tokens = max_batch_tokens
+        self._max_model_len = max_model_len
+        self._waiting: list[Sequence] = []  # ordered by rank
+        self._running: list[Sequence] = []  # ordered by rank; exactly those that hold pages
+        self._suspects: set[Sequence] = set()
+        self._free_lanes = list(range(max_num_seqs))
+        self.num_preemptions = 0
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        return tuple(self._running)
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        return tuple(self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self._waiting, sequence, key=_rank)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Lets go of a sequence, wherever it is. Its pages are free for the next plan."""
+        if sequence.is_finished:
+            return
+        sequence.is_finished = True
+        self._clear(sequence)
+        if sequence.pages:
+            self._running.remove(sequence)
+            self._release_pages(sequence)
+        else:
+            self._waiting.remove(sequence)
+
+    def plan(self) -> Plan | None:
+        """The next step, or None if there is nothing to compute. Counts its tokens as computed."""
+        chosen = {}
+        if self._suspects:
+            chosen = self._choose(min(self._suspects, key=_rank))
+        if not chosen:
+            chosen = self._choose(None)
+        if not chosen:
+            return None
+        rows = tuple(_row(sequence, count) for sequence, count in chosen.items())
+        for row in rows:
+            row.sequence.num_computed += row.num_tokens
+            row.sequence.num_in_flight += row.samples
+        return Plan(rows, sum(row.num_tokens for row in rows))
+
+    def commit(self, plan: Plan, sampled_ids: Iterable[int]) -> list[tuple[int, Sequence]]:
+        """Appends the tokens that `plan` sampled; returns the (place in `plan.sampled`, sequence) that took theirs.
+
+        A sequence that finished meanwhile takes none. One that was preempted meanwhile does: its token was computed
+        from valid pages, and is part of what will be recomputed.
+        """
+        takers = []
+        for place, (row, token_id) in enumerate(zip(plan.sampled, sampled_ids, strict=True)):
+            if not row.sequence.is_finished:
+                row.sequence.token_ids.append(token_id)
+                row.sequence.num_in_flight -= 1
+                takers.append((place, row.sequence))
+        for row in plan.rows:
+            self._clear(row.sequence)
+            if not row.sequence.is_finished:
+                self._index_full_pages(row.sequence)
+        return takers
+
+    def roll_back(self, plans: Iterable[Plan]) -> None:
+        """Undoes steps whose results are lost, and the cache with them: every sequence is computed anew."""
+        for plan in plans:
+            for row in plan.rows:
+                row.sequence.num_in_flight = 0
+                if not row.sequence.is_finished:
+                    row.sequence.is_suspect = True
+                    self._suspects.add(row.sequence)
+        for sequence in list(self._running):
+            self._preempt(sequence)
+        self._pool.forget_contents()
+
+    def check(self) -> None:
+        """Proves that pages and sequences agree.
+
+        Raises:
+            AssertionError: what does not hold.
+        """
+        self._pool.check()
+        for sequence in self._running:
+            if self._pool.pages_for(sequence.num_computed) > len(sequence.pages):
+                raise AssertionError(f"{sequence.num_computed} tokens computed in {len(sequence.pages)} pages")
+        if any(sequence.pages for sequence in self._waiting):
+            raise AssertionError("a waiting sequence holds pages")
+        if len(self._running) > self._max_num_seqs:
+            raise AssertionError(f"{len(self._running)} sequences run, the limit is {self._max_num_seqs}")
+
+    def _choose(self, suspect: Sequence | None) -> dict[Sequence, int]:
+        """How many tokens each chosen sequence computes; pages for them are held when this returns."""
+        if suspect is not None:
+            running, waiting = ([suspect], []) if suspect.pages else ([], [suspect])
+        else:
+            running = [sequence for sequence in self._running if not sequence.is_suspect]
+            waiting = [sequence for sequence in self._waiting if not sequence.is_suspect]
+        wanting = [sequence for sequence in running if self._wants_token(sequence)]
+        decoding = [sequence for sequence in wanting if sequence.num_pending == 1]
+        prefilling = [sequence for sequence in wanting if sequence.num_pending > 1]
+        chosen: dict[Sequence, int] = {}
+        budget = self._max_batch_tokens
+        for sequence in decoding + prefilling:
+            count = min(sequence.num_pending, budget)
+            if sequence.pages and count:  # without pages it was preempted a moment ago
+                budget += self._make_room(sequence, sequence.num_computed + count, chosen)
+                if sequence.pages:
+                    chosen[sequence] = count
+                    budget -= count
+        self._admit(waiting, chosen, budget)
+        return chosen
+
+    def _wants_token(self, sequence: Sequence) -> bool:
+        """Whether computing on would be of use: not if the token in flight is the last that is allowed."""
+        limit = sequence.request.sampling.max_tokens
+        ends = sequence.num_generated >= limit or sequence.num_tokens >= self._max_model_len
+        return sequence.num_pending > 0 and not (sequence.num_in_flight and ends)
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, chosen: dict[Sequence, int]) -> int:
+        """Gives `sequence` pages for its first `num_tokens` tokens, preempting from the back, itself if it is the last.
+
+        Returns how many tokens of budget the preempted ones gave back.
+        """
+        needed = self._pool.pages_for(num_tokens) - len(sequence.pages)
+        returned = 0
+        while needed > self._pool.num_available:
+            victim = self._running[-1]
+            self._preempt(victim)
+            returned += chosen.pop(victim, 0)
+            if victim is sequence:
+                return returned
+        if needed > 0:
+            sequence.pages += self._pool.allocate(needed)
+        return returned
+
+    def _admit(self, waiting: list[Sequence], chosen: dict[Sequence, int], budget: int) -> None:
+        """Starts waiting sequences, in order, while budget, rows and pages last."""
+        for sequence in waiting:
+            if not budget or len(self._running) >= self._max_num_seqs or sequence.num_in_flight:
+                return
+            cached, hashes = self._pool.find_prefix(sequence.token_ids, sequence.request.cache_salt)
+            if not self._fits(sequence, cached):
+                return
+            self._start(sequence, cached, hashes)
+            count = min(sequence.num_pending, budget)
+            sequence.pages += self._pool.allocate(self._pool.pages_for(sequence.num_computed + count) - len(cached))
+            chosen[sequence] = count
+            budget -= count
+
+    def _fits(self, sequence: Sequence, cached: list[int]) -> bool:
+        """Whether all of a waiting sequence's tokens find pages, and the running ones could still grow a while."""
+        pages = self._pool.pages_for(sequence.num_tokens + 1) - len(cached) + self._pool.count_cached(cached)
+        if not self._running:
+            return pages <= self._pool.num_available
+        growth = sum(map(self._pages_to_grow, [*self._running, sequence]))
+        return pages + growth <= self._pool.num_available
+
+    def _pages_to_grow(self, sequence: Sequence) -> int:
+        """Pages that a sequence will still need: for all its pending tokens, and up to the look-ahead for new ones."""
+        remaining = sequence.request.sampling.max_tokens - sequence.num_generated
+        end = sequence.num_tokens + min(max(remaining, 0), LOOKAHEAD_PAGES * self._pool.page_size)
+        held = len(sequence.pages) or self._pool.pages_for(sequence.num_tokens + 1)  # those were counted at admission
+        return max(0, self._pool.pages_for(min(end, self._max_model_len)) - held)
+
+    def _start(self, sequence: Sequence, cached: list[int], hashes: list[bytes]) -> None:
+        self._waiting.remove(sequence)
+        insort(self._running, sequence, key=_rank)
+        sequence.lane = self._free_lanes.pop()
+        sequence.num_starts += 1
+        self._pool.acquire(cached)
+        sequence.pages = list(cached)
+        sequence.page_hashes = list(hashes)
+        sequence.num_computed = len(cached) * self._pool.page_size
+        sequence.num_cached = max(sequence.num_cached, min(sequence.num_computed, sequence.num_prompt))
+
+    def _clear(self, sequence: Sequence) -> None:
+        if sequence.is_suspect:
+            sequence.is_suspect = False
+            self._suspects.discard(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._release_pages(sequence)
+        self.num_preemptions += 1
+        self.add(sequence)
+
+    def _release_pages(self, sequence: Sequence) -> None:
+        self._pool.release(sequence.pages)
+        sequence.pages, sequence.page_hashes, sequence.num_computed = [], [], 0
+        self._free_lanes.append(sequence.lane)
+
+    def _index_full_pages(self, sequence: Sequence) -> None:
+        """Makes pages findable whose tokens are all known and dispatched."""
+        size = self._pool.page_size
+        num_full = min(sequence.num_computed, len(sequence.token_ids)) // size
+        for i in range(len(sequence.page_hashes), num_full):
+            parent = sequence.page_hashes[-1] if i else sequence.request.cache_salt.encode()
+            tokens = sequence.token_ids[i * size : (i + 1) * size]
+            sequence.page_hashes.append(self._pool.index(sequence.pages[i], parent, tokens))
+
+
+def _row(sequence: Sequence, num_tokens: int) -> Row:
+    start = sequence.num_computed
+    return Row(
+        sequence=sequence,
+        start=start,
+        num_tokens=num_tokens,
+        num_known=min(num_tokens, len(sequence.token_ids) - start),
+        samples=start + num_tokens == sequence.num_tokens,
+        output_index=sequence.num_generated,
+    )
+
+
+def _rank(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.rank

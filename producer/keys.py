@@ -1,0 +1,51 @@
+"""Every Redis key Penstock uses, and nothing else.
+
+The braces are Redis Cluster hash tags: all keys of one queue share a slot, all keys of one request share another.
+A script may touch keys of one of the two, never of both.
+"""
+
+GROUP = "workers"
+"""The consumer group on every request stream."""
+
+UNOWNED = "unowned"
+"""The consumer that holds entries handed back or taken from a dead worker, until a worker with room takes them."""
+
+
+def requests(queue: str) -> str:
+    """The stream that requests of `queue` wait in."""
+    return f"penstock:{{{queue}}}:requests"
+
+
+def seen(queue: str, request_id: str) -> str:
+    """Marks a request id as enqueued, so that a retried enqueue adds no second entry."""
+    return f"penstock:{{{queue}}}:seen:{request_id}"
+
+
+def dead(queue: str) -> str:
+    """The stream of requests that were given up: malformed ones, and those that kept taking workers down."""
+    return f"penstock:{{{queue}}}:dead"
+
+
+def heartbeat(queue: str, worker: str) -> str:
+    """Exists while `worker` lives; its time to live is the longest silence before others take over."""
+    return f"penstock:{{{queue}}}:worker:{worker}"
+
+
+def reply(request_id: str) -> str:
+    """The stream that the reply to a request is written to."""
+    return f"penstock:{{{request_id}}}:reply"
+
+
+def state(request_id: str) -> str:
+    """The hash that holds who owns a request (`epoch`, `entry`, `worker`) and whether it is `done`."""
+    return f"penstock:{{{request_id}}}:state"
+
+
+def cancel(request_id: str) -> str:
+    """Exists once somebody asked to cancel the request."""
+    return f"penstock:{{{request_id}}}:cancel"
+
+
+def wake(client_id: str) -> str:
+    """A client's own stream that it appends to when its blocked read must look again. Expires by itself."""
+    return f"penstock:{{{client_id}}}:wake"

@@ -1,0 +1,276 @@
+"""What travels over Redis: requests and reply entries, as versioned pydantic models. `docs/wire.md` is the prose of it.
+
+A request entry holds either one JSON field `request` or flat fields; a reply stream holds `own`, `chunk` and `end`
+entries.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+VERSION = 1
+"""Raised when an entry's meaning changes; a worker refuses versions it does not know."""
+
+ID_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+"""Ids become part of keys: braces, spaces and control characters would break hash tags and shells."""
+
+FinishReason = Literal["stop", "length", "cancelled", "expired", "error"]
+
+REFUSED_CODES = frozenset({"invalid_request", "too_large", "too_long", "limit_exceeded"})
+"""Codes of an `error` end that say the request was refused before anything was generated."""
+
+
+class WireError(ValueError):
+    """An entry that does not follow the schema. `request_id` names the reply that can be told about it."""
+
+    def __init__(self, code: str, message: str, *, request_id: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.request_id = request_id
+
+
+def _from_json(value: object) -> object:
+    """Flat entries carry lists and maps as JSON text."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"is not JSON: {error}") from error
+    return value
+
+
+def _one_or_many(value: object) -> object:
+    """`stop` may be one plain string; text that begins with `[` is a JSON list."""
+    if isinstance(value, str):
+        return _from_json(value) if value.startswith("[") else [value]
+    return value
+
+
+TokenIds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_from_json)]
+
+
+class Message(BaseModel):
+    """One turn of a chat."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+class GenerateRequest(BaseModel):
+    """One prompt and how to continue it. Exactly one of `prompt`, `messages` and `prompt_token_ids` is given.
+
+    A sampling field left at None takes the model's own default (its `generation_config.json`), then the neutral value.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    v: Literal[1] = 1
+    id: Annotated[str, Field(pattern=f"^{ID_PATTERN.pattern}$")] | None = None
+    prompt: str | None = None
+    messages: Annotated[tuple[Message, ...], BeforeValidator(_from_json)] | None = None
+    prompt_token_ids: TokenIds | None = None
+
+    n: int = Field(1, ge=1, le=64)
+    max_tokens: int = Field(256, ge=1)
+    min_tokens: int = Field(0, ge=0)
+    temperature: float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    repetition_penalty: float | None = Field(None, gt=0.0, le=100.0)
+    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_from_json)] = Field(default_factory=dict)
+    allowed_token_ids: TokenIds = ()
+    bad_token_ids: TokenIds = ()
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)] = ()
+    stop_token_ids: TokenIds = ()
+    ignore_eos: bool = False
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+    priority: int = Field(0, ge=-1000, le=1000)  # higher runs first
+    timeout_s: float | None = Field(None, gt=0.0, le=7 * 86_400.0)  # from the moment Redis accepted the request
+    traceparent: str | None = Field(None, max_length=256)  # W3C trace context, bound to the worker's logs
+
+    @model_validator(mode="after")
+    def _check_together(self) -> GenerateRequest:
+        given = [name for name in ("prompt", "messages", "prompt_token_ids") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"exactly one of prompt, messages, prompt_token_ids must be given, not {given or 'none'}")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+        if self.messages is not None and not self.messages:
+            raise ValueError("messages is empty")
+        return self
+
+    def to_entry(self) -> dict[str, str]:
+        """The fields to XADD: one JSON document that leaves out what was left at its default."""
+        return {"request": self.model_dump_json(exclude_defaults=True)}
+
+
+class OwnEntry(BaseModel):
+    """`<epoch>-0`: a worker took the request. A second one means that the work moved to another worker."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["own"] = "own"
+    worker: str
+    epoch: int
+
+
+class ChunkEntry(BaseModel):
+    """Tokens of one choice, in order; `offset` counts this choice's tokens before this chunk."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["chunk"] = "chunk"
+    index: int
+    offset: int
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None  # of this choice, in its last chunk, when n > 1
+
+
+class TokenLogprob(BaseModel):
+    """Log-probability of one sampled token and of the most likely ones at its place."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    logprob: float
+    top: dict[int, float]
+
+
+class EndEntry(BaseModel):
+    """The one terminal entry of a reply. Times are milliseconds on the server's and the worker's clocks."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["end"] = "end"
+    finish_reason: FinishReason
+    finish_reasons: tuple[FinishReason, ...] | None = None  # one per choice, when n > 1
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    queued_ms: int | None = None  # from the enqueue to the claim
+    ttft_ms: int | None = None  # from the enqueue to the first token
+    total_ms: int | None = None  # from the enqueue to this entry
+    code: str | None = None
+    message: str | None = None
+
+
+ReplyEntry = OwnEntry | ChunkEntry | EndEntry
+
+_ENTRY_TYPES: dict[str, type[OwnEntry | ChunkEntry | EndEntry]] = {
+    "own": OwnEntry,
+    "chunk": ChunkEntry,
+    "end": EndEntry,
+}
+
+
+def encode_reply(entry: ReplyEntry) -> dict[str, str]:
+    """Flat fields that a person can read: token ids joined by commas, structured values as JSON, nothing for None."""
+    fields: dict[str, str] = {}
+    for name, value in entry.model_dump(exclude_none=True).items():
+        if name in ("tokens", "finish_reasons"):
+            fields[name] = ",".join(map(str, value))
+        elif name == "logprobs":
+            fields[name] = json.dumps(value, separators=(",", ":"))
+        else:
+            fields[name] = str(value)
+    return fields
+
+
+def decode_reply(fields: Mapping[str, str]) -> ReplyEntry:
+    """The inverse of `encode_reply`.
+
+    Raises:
+        WireError: the fields are no reply entry.
+    """
+    kind = _ENTRY_TYPES.get(fields.get("type", ""))
+    if kind is None:
+        raise WireError("bad_reply", f"reply entry has type {fields.get('type')!r}", request_id="")
+    values: dict[str, Any] = dict(fields)
+    for name in ("tokens", "finish_reasons"):
+        if name in values:
+            values[name] = tuple(part for part in values[name].split(",") if part)
+    try:
+        if "logprobs" in values:
+            values["logprobs"] = json.loads(values["logprobs"])
+        return kind.model_validate(values)
+    except (ValidationError, ValueError) as error:
+        raise WireError("bad_reply", f"reply entry of type {kind.__name__}: {error}", request_id="") from error
+
+
+def parse_request(entry_id: str, fields: Mapping[bytes, bytes], *, max_body_bytes: int) -> GenerateRequest:
+    """Reads a request entry as `XREADGROUP` gives it. The result always has an `id`.
+
+    Raises:
+        WireError: with the id that a reply can be sent to, the entry's own where the request names none.
+    """
+    fallback_id = _readable_id(fields.get(b"id")) or entry_id
+    size = sum(len(name) + len(value) for name, value in fields.items())
+    if size > max_body_bytes:
+        _refuse("too_large", f"the entry has {size} bytes, the limit max_body_bytes is {max_body_bytes}", fallback_id)
+    try:
+        flat = {name.decode(): value.decode() for name, value in fields.items()}
+    except UnicodeDecodeError as error:
+        _refuse("invalid_request", f"the entry is not UTF-8: {error}", fallback_id)
+    values: dict[str, Any] = dict(flat)
+    if "request" in flat:
+        values = _json_document(flat, fallback_id)
+    if not values:
+        _refuse("invalid_request", "the entry has no fields", fallback_id)
+    request_id = _readable_id(values.get("id")) or fallback_id
+    try:
+        request = GenerateRequest.model_validate(values)
+    except (ValidationError, RecursionError) as error:
+        _refuse("invalid_request", explain(error), request_id)
+    return request if request.id is not None else request.model_copy(update={"id": request_id})
+
+
+def explain(error: Exception) -> str:
+    """One line that names each offending field; pydantic's own text spans many and links to its website."""
+    if not isinstance(error, ValidationError):
+        return f"the request is nested too deeply: {error}"
+    parts = []
+    for item in error.errors(include_url=False)[:5]:
+        where = ".".join(map(str, item["loc"]))
+        given = "" if item["type"] == "value_error" and not where else f", not {repr(item['input'])[:80]}"
+        parts.append(f"{where or 'request'}: {item['msg']}{given}")
+    return "; ".join(parts)
+
+
+def _json_document(flat: Mapping[str, str], fallback_id: str) -> dict[str, Any]:
+    others = sorted(set(flat) - {"request", "id"})
+    if others:
+        _refuse("invalid_request", f"beside `request` only `id` may stand, not {', '.join(others)}", fallback_id)
+    try:
+        document = json.loads(flat["request"])
+    except (ValueError, RecursionError) as error:
+        _refuse("invalid_request", f"field `request` is not JSON: {error}", fallback_id)
+    if not isinstance(document, dict):
+        _refuse("invalid_request", f"field `request` holds {type(document).__name__}, not an object", fallback_id)
+    if "id" in flat:
+        if document.get("id", flat["id"]) != flat["id"]:
+            _refuse("invalid_request", f"`id` {flat['id']!r} and `request.id` {document['id']!r} differ", fallback_id)
+        document["id"] = flat["id"]
+    return document
+
+
+def _readable_id(value: object) -> str | None:
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return text if isinstance(text, str) and ID_PATTERN.fullmatch(text) else None
+
+
+def _refuse(code: str, message: str, request_id: str) -> NoReturn:
+    raise WireError(code, message, request_id=request_id)
