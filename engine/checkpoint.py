@@ -104,11 +104,7 @@ def load_model(directory: Path, config: ModelConfig, progress: Progress | None =
     Raises:
         CheckpointError: a file or tensor is missing, unexpected, misshapen or of a type that is not a float.
     """
-    stored = _stored_tensors(directory)
-    family = FAMILIES[config.family]
-    graph, abstract = _abstract(config)
-    expected = {family.tensor_name(path): (path, param) for path, param in abstract.items()}
-    _check(stored, expected, tied=config.tie_word_embeddings)
+    graph, stored, expected = _checked(directory, config)
     num_bytes_total = sum(stored[name].num_bytes for name in expected)
     num_bytes_read = 0
     filled = {}
@@ -122,6 +118,16 @@ def load_model(directory: Path, config: ModelConfig, progress: Progress | None =
                 if progress is not None:
                     progress(num_bytes_read, num_bytes_total)
     return _merged(graph, filled)
+
+
+def check_weights(directory: Path, config: ModelConfig) -> int:
+    """Checks what `load_model` checks before it reads the first weight; returns the size of the weights in bytes.
+
+    Raises:
+        CheckpointError: as `load_model`.
+    """
+    _, stored, expected = _checked(directory, config)
+    return sum(stored[name].num_bytes for name in expected)
 
 
 def random_model(config: ModelConfig, seed: int) -> Decoder:
@@ -149,6 +155,16 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise CheckpointError(f"{path} holds a {type(fields).__name__}, not a JSON object")
     return fields
+
+
+def _checked(directory: Path, config: ModelConfig) -> tuple[nnx.GraphDef[Decoder], Mapping[str, _Stored], _Expected]:
+    """The model's structure, what the files hold, and what of it is to be loaded as which parameter."""
+    stored = _stored_tensors(directory)
+    family = FAMILIES[config.family]
+    graph, abstract = _abstract(config)
+    expected = {family.tensor_name(path): (path, param) for path, param in abstract.items()}
+    _check(stored, expected, tied=config.tie_word_embeddings)
+    return graph, stored, expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +227,8 @@ def _stored_tensors(directory: Path) -> dict[str, _Stored]:
     for file in dict.fromkeys(file_of.values()):
         header = dict(_header(file))
         indexed = {name for name, holder in file_of.items() if holder == file}
-        _refuse(indexed - header.keys(), f"{INDEX_FILE} places in {file.name}, which does not hold")
-        _refuse(header.keys() - indexed, f"{file.name} holds, but {INDEX_FILE} does not place there,")
+        _refuse(indexed - header.keys(), f"{file.name} lacks tensors that {INDEX_FILE} places there")
+        _refuse(header.keys() - indexed, f"{file.name} holds tensors that {INDEX_FILE} does not place there")
         stored |= header
     return stored
 
@@ -254,12 +270,12 @@ def _by_file(stored: Mapping[str, _Stored], names: _Expected) -> dict[Path, list
 
 
 def _check(stored: Mapping[str, _Stored], expected: _Expected, *, tied: bool) -> None:
-    _refuse(expected.keys() - stored.keys(), "the checkpoint lacks")
+    _refuse(expected.keys() - stored.keys(), "the checkpoint lacks tensors of the model")
     extra = {name for name in stored.keys() - expected.keys() if not HARMLESS.fullmatch(name)}
     if tied and "lm_head.weight" in extra:
         _check_tied_head(stored)
         extra.remove("lm_head.weight")
-    _refuse(extra, "the model has no place for", stored)
+    _refuse(extra, "the checkpoint holds tensors that the model has no place for", stored)
     for name, (path, param) in expected.items():
         shape = tuple(reversed(param.shape)) if path[-1] == "kernel" else tuple(param.shape)
         found = stored[name]
@@ -289,4 +305,4 @@ def _refuse(names: set[str], why: str, stored: Mapping[str, _Stored] | None = No
         return
     shown = [f"{name} ({stored[name].file.name})" if stored else name for name in sorted(names)[:NAMED_AT_MOST]]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    raise CheckpointError(f"{why} tensor {', '.join(shown)}{more}")
+    raise CheckpointError(f"{why}: {', '.join(shown)}{more}")

@@ -168,14 +168,21 @@ class Engine:
         outputs, self._early_outputs = self._early_outputs, []
         plan = self._scheduler.plan()
         last, self._in_flight = self._in_flight, None
-        try:
-            self._in_flight = self._dispatch(plan)
-            results = None if last is None else (last[1].token_ids(), last[1].logprobs())
-        except Exception as error:
-            self._in_flight = None
-            return outputs + self._recover([p for p in (last and last[0], plan) if p is not None], error)
-        if last is not None and results is not None:
-            outputs += self._commit(last[0], *results)
+        failed: tuple[Plan, Exception] | None = None
+        if plan is not None:
+            try:
+                self._in_flight = (plan, self._dispatch(plan))
+            except Exception as error:
+                failed = (plan, error)
+        if last is not None:
+            try:
+                results = last[1].token_ids(), last[1].logprobs()
+            except Exception as error:  # then the step behind it, fed by it, is lost too, and not to blame
+                failed = (last[0], error)
+            else:
+                outputs += self._commit(last[0], *results)
+        if failed is not None:
+            outputs += self._recover(*failed, lost=plan)
         return outputs
 
     def stats(self) -> EngineStats:
@@ -190,11 +197,9 @@ class Engine:
             **{f"{name}_total": total for name, total in self._totals.items()},
         )
 
-    def _dispatch(self, plan: Plan | None) -> tuple[Plan, InFlight] | None:
-        if plan is None:
-            return None
+    def _dispatch(self, plan: Plan) -> InFlight:
         self._totals["steps"] += 1
-        return plan, self._runner.dispatch(self._builder.build(plan), len(plan.sampled))
+        return self._runner.dispatch(self._builder.build(plan), len(plan.sampled))
 
     def _commit(self, plan: Plan, token_ids: list[int], logprobs: Logprobs | None) -> list[Output]:
         takers = self._scheduler.commit(plan, token_ids)
@@ -245,15 +250,18 @@ class Engine:
         self._totals["cached_tokens"] += sequence.num_cached
         return _output(sequence, text, token_ids, logprob, reason, error)
 
-    def _recover(self, plans: list[Plan], error: Exception) -> list[Output]:
-        """After a step that failed: all sequences are computed anew; the one that fails all by itself is given up."""
+    def _recover(self, blamed: Plan, error: Exception, lost: Plan | None) -> list[Output]:
+        """After a step that failed: all sequences are computed anew; one that failed all by itself is given up.
+
+        `lost` is the step dispatched last, whose results will not come.
+        """
         self._totals["faults"] += 1
-        suspects = {row.sequence for plan in plans for row in plan.rows if not row.sequence.is_finished}
-        self._scheduler.roll_back(plans)
+        self._in_flight = None
+        self._scheduler.roll_back(blamed, lost)
         self._runner.reset_cache()
-        if len(suspects) != 1:
+        if len(blamed.rows) > 1 or blamed.rows[0].sequence.is_finished:
             return []
-        sequence = suspects.pop()
+        sequence = blamed.rows[0].sequence
         text = self._streams[sequence].finish()
         return [self._end(sequence, "error", text, error=f"the step failed: {type(error).__name__}: {error}")]
 

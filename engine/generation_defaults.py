@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.checkpoint import CONFIG_FILE, read_json
 from engine.errors import CheckpointError, InvalidRequest
 from engine.request import SamplingParams
+
+T = TypeVar("T", bool, int, float)
 
 GENERATION_FILE = "generation_config.json"
 
@@ -69,11 +71,11 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
         eos = read_json(directory / CONFIG_FILE).get("eos_token_id")
     defaults = GenerationDefaults(
         eos_token_ids=_token_ids(eos),
-        temperature=_number(fields, "temperature", 1.0) if fields.get("do_sample") else 0.0,
-        top_k=int(_number(fields, "top_k", 0)),
-        top_p=_number(fields, "top_p", 1.0),
-        min_p=_number(fields, "min_p", 0.0),
-        repetition_penalty=_number(fields, "repetition_penalty", 1.0),
+        temperature=_field(fields, "temperature", float, 1.0) if _field(fields, "do_sample", bool, False) else 0.0,
+        top_k=_field(fields, "top_k", int, 0),
+        top_p=_field(fields, "top_p", float, 1.0),
+        min_p=_field(fields, "min_p", float, 0.0),
+        repetition_penalty=_field(fields, "repetition_penalty", float, 1.0),
         ignored=tuple(
             f"{name}={fields[name]!r}" for name, off in NOT_HONOURED.items() if fields.get(name) not in (None, off)
         ),
@@ -89,13 +91,15 @@ def _token_ids(value: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _number(fields: Mapping[str, Any], name: str, default: float) -> float:
+def _field(fields: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
     value = fields.get(name)
     if value is None:
         return default
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise CheckpointError(f"{GENERATION_FILE}: {name} must be a number, not {value!r}")
-    return float(value)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise CheckpointError(f"{GENERATION_FILE}: {name} must be of type {kind.__name__}, not {value!r}")
+    return value
 
 
 def _check_ranges(defaults: GenerationDefaults) -> None:

@@ -11,6 +11,9 @@ SINK_PAGE = 0
 """Padding tokens write here. It is never handed out."""
 
 
+_HASH_BYTES = 16
+
+
 class PagePool:
     """Reference-counted pages with a prefix cache.
 
@@ -76,7 +79,7 @@ class PagePool:
         hashes: list[bytes] = []
         if not self._prefix_caching:
             return pages, hashes
-        parent = salt.encode()
+        parent = root_hash(salt)
         for end in range(self.page_size, len(token_ids), self.page_size):
             parent = page_hash(parent, token_ids[end - self.page_size : end])
             page = self._page_of.get(parent)
@@ -143,9 +146,14 @@ class PagePool:
         return page
 
 
+def root_hash(salt: str) -> bytes:
+    """What stands for the parent of a sequence's first page."""
+    return blake2b(salt.encode(), digest_size=_HASH_BYTES).digest()
+
+
 def page_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Hash of a page's tokens and of everything before them.
+    """Hash of a page's tokens and of everything before them, 16 bytes.
 
     A cryptographic hash: a prompt crafted to collide must not read another prompt's keys and values.
     """
-    return blake2b(array("I", token_ids).tobytes(), digest_size=16, key=parent[:64]).digest()
+    return blake2b(parent + array("I", token_ids).tobytes(), digest_size=_HASH_BYTES).digest()

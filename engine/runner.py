@@ -165,7 +165,7 @@ def _head(
     last_tokens: jax.Array,  # i32 [max_rows]
     extended: jax.Array | None,  # i32, packed
 ) -> tuple[jax.Array, Logprobs | None]:
-    """Samples the first `num_rows` rows. The tokens are i32 `[max_rows]`: the next step's shape depends on no bucket."""
+    """Samples the first `num_rows` rows. Tokens are i32 `[max_rows]`, so that the next step has one shape for all."""
     logits = nnx.merge(graph, params).logits(rows[:num_rows])
     if extended is not None:
         logits = extend(logits, unpack_extended(geometry.extended_layout(num_rows), extended, last_tokens))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.page_pool import PagePool
+from engine.page_pool import PagePool, root_hash
 from engine.sequence import Sequence
 
 LOOKAHEAD_PAGES = 4
@@ -114,14 +114,18 @@ class Scheduler:
                 self._index_full_pages(row.sequence)
         return takers
 
-    def roll_back(self, plans: Iterable[Plan]) -> None:
-        """Undoes steps whose results are lost, and the cache with them: every sequence is computed anew."""
-        for plan in plans:
-            for row in plan.rows:
+    def roll_back(self, blamed: Plan, lost: Plan | None) -> None:
+        """Undoes what was not committed, the cache's content with it: every sequence is computed anew.
+
+        The sequences of `blamed`, the step that failed, become suspects; those of `lost`, the one behind it, do not.
+        """
+        for plan in (blamed, lost):
+            for row in plan.rows if plan is not None else ():
                 row.sequence.num_in_flight = 0
-                if not row.sequence.is_finished:
-                    row.sequence.is_suspect = True
-                    self._suspects.add(row.sequence)
+        for row in blamed.rows:
+            if not row.sequence.is_finished:
+                row.sequence.is_suspect = True
+                self._suspects.add(row.sequence)
         for sequence in list(self._running):
             self._preempt(sequence)
         self._pool.forget_contents()
@@ -247,7 +251,7 @@ class Scheduler:
         size = self._pool.page_size
         num_full = min(sequence.num_computed, len(sequence.token_ids)) // size
         for i in range(len(sequence.page_hashes), num_full):
-            parent = sequence.page_hashes[-1] if i else sequence.request.cache_salt.encode()
+            parent = sequence.page_hashes[-1] if i else root_hash(sequence.request.cache_salt)
             tokens = sequence.token_ids[i * size : (i + 1) * size]
             sequence.page_hashes.append(self._pool.index(sequence.pages[i], parent, tokens))
 

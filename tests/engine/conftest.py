@@ -1,0 +1,32 @@
+"""Engines that the tests of this folder share: compiling is what takes time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engines import SMALL, write_model
+
+from engine import Engine
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def shared_engine(tiny_model: Path) -> Engine:
+    """Warmed up; shapes as in SMALL."""
+    engine = Engine.from_checkpoint(tiny_model, SMALL)
+    engine.warm_up()
+    return engine
+
+
+@pytest.fixture
+def engine(shared_engine: Engine) -> Engine:
+    """The shared engine, idle and with nothing cached."""
+    while shared_engine.has_work():
+        shared_engine.step()
+    shared_engine._pool.forget_contents()
+    return shared_engine

@@ -1,0 +1,78 @@
+"""Tiny engines for tests, and a loop that drives them while it checks every invariant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from checkpoints import write_checkpoint
+from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
+
+from engine import Engine, EngineConfig, Output, Request, TokenLogprob
+
+VOCAB_SIZE = 272  # the byte-level test tokenizer has 267; models pad theirs
+EOS = 264  # <|end|>
+SMALL = EngineConfig(max_num_seqs=4, max_batch_tokens=16, page_size=4, num_pages=64, max_model_len=96)
+
+
+def write_model(directory: Path, family: str = "qwen3", **config: Any) -> Path:
+    """A checkpoint with weights, tokenizer and chat template."""
+    defaults: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_id": EOS, "bos_token_id": None}
+    if family == "qwen3":
+        defaults["head_dim"] = 16
+    write_checkpoint(directory, family, **{**defaults, **config})
+    byte_level(chat_template=CHAT_TEMPLATE).save_pretrained(directory)
+    return directory
+
+
+@dataclass
+class Result:
+    """All outputs of one choice, joined."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+    error: str | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    num_cached: int = 0
+
+    def take(self, output: Output, first_offset: int) -> None:
+        assert self.finish_reason is None, "an output after the end"
+        assert output.offset == first_offset + len(self.token_ids)
+        self.token_ids += output.token_ids
+        self.text += output.text
+        self.logprobs += output.logprobs or ()
+        self.finish_reason, self.error = output.finish_reason, output.error
+        self.num_cached = output.num_cached_tokens
+
+
+Results = dict[tuple[str, int], Result]
+
+
+def drive(
+    engine: Engine,
+    requests: Iterable[Request],
+    *,
+    before_step: Callable[[int], None] = lambda step: None,
+    limit: int = 20_000,
+) -> Results:
+    """Runs `requests` to their ends, by (id, index)."""
+    starts: dict[tuple[str, int], int] = {}
+    results: Results = {}
+    for request in requests:
+        engine.add(request)
+        for index in range(request.n):
+            starts[request.id, index] = len(request.generated[index]) if request.generated else 0
+            results[request.id, index] = Result()
+    for step in range(limit):
+        if not engine.has_work():
+            assert all(result.finish_reason for result in results.values())
+            return results
+        before_step(step)
+        for output in engine.step():
+            key = (output.request_id, output.index)
+            results[key].take(output, starts[key])
+        engine._scheduler.check()
+    raise AssertionError(f"not done after {limit} steps")

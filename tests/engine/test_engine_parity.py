@@ -1,0 +1,50 @@
+"""Greedy tokens equal those of transformers' generate, in mixed, chunked and prefix-cached batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import reference_greedy
+from engines import SMALL, VOCAB_SIZE, drive, write_model
+
+from engine import Engine, Request, SamplingParams
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama 3.x rope, 1 KV head, tied, 3 shards": (
+        "llama",
+        {"rope_parameters": LLAMA3_ROPE, "num_key_value_heads": 1, "tie_word_embeddings": True, "shards": 3},
+    ),
+    "mistral, window shorter than the prompts": ("mistral", {"sliding_window": 11, "head_dim": 20}),
+    "qwen2, window in one layer": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {"head_dim": 24}),
+}
+
+
+@pytest.mark.parametrize(("family", "config"), MODELS.values(), ids=MODELS)
+def test_greedy_tokens_equal_generate(family: str, config: dict[str, Any], tmp_path: Path) -> None:
+    directory = write_model(tmp_path, family, **config)
+    engine = Engine.from_checkpoint(directory, SMALL)
+    rng = np.random.default_rng(0)
+    prompts = [tuple(map(int, rng.integers(0, VOCAB_SIZE, length))) for length in (1, 3, 15, 16, 17, 40, 64)]
+    prompts.append((*prompts[-1][:50], 5, 6, 7))  # shares whole pages with the one before it
+    params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    expected = [reference_greedy(directory, list(prompt), 10) for prompt in prompts]
+
+    first = drive(engine, [Request(f"a{i}", prompt, params) for i, prompt in enumerate(prompts)])
+    assert [first[f"a{i}", 0].token_ids for i in range(len(prompts))] == expected
+    again = drive(engine, [Request(f"b{i}", prompt, params) for i, prompt in enumerate(prompts)])
+    assert [again[f"b{i}", 0].token_ids for i in range(len(prompts))] == expected
+    assert sum(result.num_cached for result in again.values()) > 0

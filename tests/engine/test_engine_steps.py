@@ -1,0 +1,308 @@
+"""What an engine promises beyond its tokens: limits, ends, failures, shapes, memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from engines import EOS, SMALL, VOCAB_SIZE, drive
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine import ConfigError, Engine, EngineConfig, InvalidRequest, PromptTooLong, Request, SamplingParams
+from engine.batch import Batch
+from engine.runner import InFlight
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+def some_prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple(map(int, np.random.default_rng(seed).integers(0, 250, length)))
+
+
+def tokens_of(engine: Engine, request: Request) -> list[int]:
+    return drive(engine, [request])[request.id, 0].token_ids
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("request_", "names"),
+    [
+        (Request("r", ()), "no tokens"),
+        (Request("r", (VOCAB_SIZE,)), f"prompt_token_ids holds {VOCAB_SIZE}"),
+        (Request("r", (-1,)), "prompt_token_ids holds -1"),
+        (Request("r", (1,), SamplingParams(stop_token_ids=(999,))), "stop_token_ids holds 999"),
+        (Request("r", (1,), SamplingParams(logit_bias={999: 1.0})), "logit_bias holds 999"),
+        (Request("r", (1,), SamplingParams(allowed_token_ids=(4,), bad_token_ids=(4, 5))), "bad_token_ids"),
+        (Request("r", (1,), SamplingParams(stop_token_ids=tuple(range(32)))), "33 stop tokens"),
+        (Request("r", (1,), n=5), "n must be 1 to 4, not 5"),
+        (Request("r", (1,), n=2, generated=((1,),)), "generated has 1 entries for 2 choices"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(engine: Engine, request_: Request, names: str) -> None:
+    with pytest.raises(InvalidRequest, match=names):
+        engine.add(request_)
+    assert not engine.has_work()
+
+
+def test_a_prompt_of_the_maximum_length_gets_one_token_and_one_longer_is_refused(engine: Engine) -> None:
+    limit = engine.max_model_len
+    result = drive(engine, [Request("r", some_prompt(limit - 1), GREEDY)])["r", 0]
+    assert (len(result.token_ids), result.finish_reason) == (1, "length")
+    with pytest.raises(PromptTooLong, match=f"has {limit} tokens; with max_model_len {limit} at most {limit - 1}"):
+        engine.add(Request("r", some_prompt(limit), GREEDY))
+
+
+def test_an_id_in_use_is_refused(engine: Engine) -> None:
+    engine.add(Request("r", (1,), GREEDY))
+    with pytest.raises(InvalidRequest, match="'r' is running already"):
+        engine.add(Request("r", (1,), GREEDY))
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({"max_batch_tokens": 100}, "max_batch_tokens must be a power of two from 16, not 100"),
+        ({"max_num_seqs": 64, "max_batch_tokens": 32}, "max_num_seqs 64 is above max_batch_tokens 32"),
+        ({"num_pages": 1}, "num_pages must be 2 or more"),
+        ({"page_size": 0}, "page_size must be 1 or more, not 0"),
+        ({"num_pages": 8, "kv_cache_bytes": 8}, "give one"),
+    ],
+)
+def test_contradictory_settings_are_refused(config: dict[str, int], names: str) -> None:
+    with pytest.raises(ConfigError, match=names):
+        EngineConfig(**config)
+
+
+def test_a_cache_too_small_for_a_page_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match="has room for 0 pages"):
+        Engine.from_checkpoint(tiny_model, EngineConfig(kv_cache_bytes=100))
+
+
+# --- how a sequence ends ---
+
+
+def test_a_stop_token_ends_without_text_and_min_tokens_holds_it_off(engine: Engine) -> None:
+    request = Request("r", some_prompt(9), GREEDY)
+    tokens = tokens_of(engine, request)
+    stop = tokens[3]
+    first = tokens.index(stop)
+    stopped = drive(engine, [replace(request, sampling=replace(GREEDY, stop_token_ids=(stop,)))])["r", 0]
+    assert (stopped.token_ids, stopped.finish_reason) == (tokens[: first + 1], "stop")
+    assert stopped.text == engine.tokenizer.decode(tokens[:first])
+    held = drive(engine, [replace(request, sampling=replace(GREEDY, stop_token_ids=(stop,), min_tokens=6))])["r", 0]
+    assert stop not in held.token_ids[:6]
+    assert len(held.token_ids) >= 6
+
+
+def test_the_end_of_sequence_token_ends_unless_ignored(engine: Engine) -> None:
+    always_eos = SamplingParams(temperature=0.0, max_tokens=5, logit_bias={EOS: 1000.0})
+    stopped = drive(engine, [Request("r", some_prompt(5), always_eos)])["r", 0]
+    assert (stopped.token_ids, stopped.text, stopped.finish_reason) == ([EOS], "", "stop")
+    ignored = drive(engine, [Request("r", some_prompt(5), replace(always_eos, ignore_eos=True))])["r", 0]
+    assert (ignored.token_ids, ignored.finish_reason) == ([EOS] * 5, "length")
+    held = drive(engine, [Request("r", some_prompt(5), replace(always_eos, min_tokens=3))])["r", 0]
+    assert (held.token_ids.index(EOS), held.finish_reason) == (3, "stop")
+
+
+def test_a_stop_string_cuts_the_text_and_frees_the_pages_in_the_same_step(engine: Engine) -> None:
+    spells = {ord(letter): letter for letter in "abcdefg"}
+    ids = {letter: engine.tokenizer.encode(letter)[0] for letter in spells.values()}
+    params = SamplingParams(
+        temperature=2.0, seed=5, max_tokens=60, allowed_token_ids=tuple(ids.values()), ignore_eos=True
+    )
+    text = drive(engine, [Request("r", some_prompt(6), params)])["r", 0].text
+    stop = text[20:23]
+    free_before = engine._pool.num_available
+    engine.add(Request("r", some_prompt(6), replace(params, stop=(stop,))))
+    joined = ""
+    while True:
+        outputs = engine.step()
+        joined += "".join(output.text for output in outputs)
+        if outputs and outputs[-1].finish_reason:
+            break
+    assert joined == text[: text.index(stop)]
+    assert outputs[-1].finish_reason == "stop"
+    assert engine._pool.num_available == free_before
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 6])
+def test_abort_while_waiting_prefilling_and_decoding(engine: Engine, steps: int) -> None:
+    other = Request("other", some_prompt(5, seed=2), GREEDY)
+    expected = tokens_of(engine, other)
+    engine.add(other)
+    engine.add(Request("r", some_prompt(40), GREEDY, n=2))  # three steps of prefill
+    outputs = [output for _ in range(steps) for output in engine.step()]
+    engine.abort("r", "expired")
+    engine.abort("nobody")
+    while engine.has_work():
+        outputs += engine.step()
+        engine._scheduler.check()
+    ends = [output for output in outputs if output.request_id == "r" and output.finish_reason]
+    assert [(end.index, end.finish_reason) for end in ends] == [(0, "expired"), (1, "expired")]
+    assert [token for output in outputs if output.request_id == "other" for token in output.token_ids] == expected
+    assert engine._pool.num_available == engine._pool.num_pages - 1
+
+
+# --- sampling options, through the whole engine ---
+
+
+def test_allowed_bad_and_biased_tokens(engine: Engine) -> None:
+    params = SamplingParams(temperature=3.0, seed=1, max_tokens=20, ignore_eos=True)
+    allowed = tokens_of(engine, Request("r", (5,), replace(params, allowed_token_ids=(7, 8, 9), bad_token_ids=(8,))))
+    assert set(allowed) == {7, 9}
+    biased = tokens_of(engine, Request("r", (5,), replace(params, logit_bias={11: 500.0})))
+    assert set(biased) == {11}
+
+
+def test_penalties_keep_a_loop_from_repeating(engine: Engine) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, allowed_token_ids=tuple(range(20, 40)))
+    penalised = tokens_of(engine, Request("r", some_prompt(4), replace(params, frequency_penalty=2.0, logit_bias={})))
+    strongly = tokens_of(engine, Request("r", some_prompt(4), replace(params, repetition_penalty=100.0)))
+    assert len(penalised) == len(strongly) == 12
+    plain = tokens_of(engine, Request("r", some_prompt(4), params))
+    assert len(set(strongly)) > len(set(plain))
+
+
+def test_logprobs_are_those_of_the_distribution(engine: Engine) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=5)
+    result = drive(engine, [Request("r", some_prompt(7), params)])["r", 0]
+    assert len(result.logprobs) == 4
+    for token_id, entry in zip(result.token_ids, result.logprobs, strict=True):
+        assert entry.top[0][0] == token_id
+        assert entry.top[0][1] == pytest.approx(entry.logprob)
+        values = [logprob for _, logprob in entry.top]
+        assert values == sorted(values, reverse=True)
+        assert sum(np.exp(values)) <= 1.0
+    none = drive(engine, [Request("r", some_prompt(7), replace(params, logprobs=None))])["r", 0]
+    assert none.logprobs == []
+    zero = drive(engine, [Request("r", some_prompt(7), replace(params, logprobs=0))])["r", 0]
+    assert [entry.top for entry in zero.logprobs] == [()] * 4
+
+
+# --- failures ---
+
+
+class Saboteur:
+    """Stands before a runner's dispatch and fails steps that contain a token of the poisonous prompt."""
+
+    def __init__(self, engine: Engine, poison: int, times: int) -> None:
+        self._real = engine._runner.dispatch
+        self._poison, self.times = poison, times
+
+    def __call__(self, batch: Batch, num_sampled: int) -> InFlight:
+        if self.times and self._poison in batch.flat[: batch.num_tokens]:
+            self.times -= 1
+            raise jax.errors.JaxRuntimeError("INTERNAL: sabotage")
+        return self._real(batch, num_sampled)
+
+
+def test_a_request_that_breaks_every_step_is_the_only_one_lost(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison = 271
+    good = [Request(f"g{i}", some_prompt(10 + i, seed=i), GREEDY) for i in range(3)]
+    expected = [tokens_of(engine, request) for request in good]
+    monkeypatch.setattr(engine._runner, "dispatch", Saboteur(engine, poison, times=100))
+    results = drive(engine, [good[0], good[1], Request("bad", (1, poison, 3), GREEDY), good[2]])
+    assert (results["bad", 0].finish_reason, results["bad", 0].token_ids) == ("error", [])
+    assert "sabotage" in (results["bad", 0].error or "")
+    assert [results[f"g{i}", 0].token_ids for i in range(3)] == expected
+
+
+class LateFailure(InFlight):
+    """A step that was dispatched well and whose result turns out to be an error, as asynchronous ones do."""
+
+    def token_ids(self) -> list[int]:
+        raise jax.errors.JaxRuntimeError("INTERNAL: late sabotage")
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 5])
+def test_a_step_whose_result_fails_is_computed_again(engine: Engine, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    requests = [Request(f"g{i}", some_prompt(10, seed=i), GREEDY) for i in range(3)]
+    expected = [tokens_of(engine, request) for request in requests]
+    real, calls = engine._runner.dispatch, iter(range(1000))
+
+    def dispatch(batch: Batch, num_sampled: int) -> InFlight:
+        step = real(batch, num_sampled)
+        return LateFailure(None, None, 0, step._marker) if next(calls) == at else step
+
+    monkeypatch.setattr(engine._runner, "dispatch", dispatch)
+    results = drive(engine, requests)
+    assert [results[f"g{i}", 0].token_ids for i in range(3)] == expected
+
+
+def test_a_step_that_fails_once_costs_nobody_anything(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [Request(f"g{i}", (*some_prompt(10, seed=i), 271), GREEDY) for i in range(3)]
+    expected = [tokens_of(engine, request) for request in requests]
+    faults = engine.stats().faults_total
+    monkeypatch.setattr(engine._runner, "dispatch", Saboteur(engine, 271, times=1))
+    results = drive(engine, requests)
+    assert [results[f"g{i}", 0].token_ids for i in range(3)] == expected
+    assert engine.stats().faults_total == faults + 1
+
+
+# --- shapes and memory ---
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    traffic=st.lists(
+        st.tuples(
+            st.integers(1, 60),
+            st.integers(1, 20),
+            st.sampled_from([0.0, 1.0]),
+            st.sampled_from([0, 3]),
+            st.integers(1, 3),
+        ),
+        min_size=1,
+        max_size=10,
+    )
+)
+def test_nothing_compiles_after_warm_up(engine: Engine, traffic: list[tuple[int, int, float, int, int]]) -> None:
+    requests = [
+        Request(
+            f"r{i}",
+            some_prompt(length, seed=i),
+            SamplingParams(temperature=temperature, max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens)),
+            n=n,
+        )
+        for i, (length, max_tokens, temperature, min_tokens, n) in enumerate(traffic)
+    ]
+    drive(engine, requests)
+    assert engine.stats().compiles_after_warmup_total == 0
+
+
+def test_the_count_of_compilations_sees_one(engine: Engine) -> None:
+    watch = type(engine._runner._watch)()
+    watch.start()
+    jax.jit(lambda x: x * 3 + 17)(np.arange(5))
+    assert watch.count >= 1
+
+
+@pytest.mark.parametrize("num_tokens", [16])
+def test_the_whole_kv_cache_is_donated(engine: Engine, num_tokens: int) -> None:
+    compiled = engine._runner.compile_backbone(num_tokens)
+    cache_bytes = sum(array.nbytes for array in jax.tree.leaves(engine._runner._cache))
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    assert memory.alias_size_in_bytes >= cache_bytes
+    engine._runner._watch.start()  # this test compiled
+
+
+def test_five_hundred_requests_through_a_pool_far_too_small(tiny_model: Path) -> None:
+    engine = Engine.from_checkpoint(tiny_model, replace(SMALL, num_pages=12, max_model_len=40))
+    rng = np.random.default_rng(4)
+    requests = [
+        Request(
+            f"r{i}", some_prompt(int(rng.integers(1, 30)), seed=i), replace(GREEDY, max_tokens=int(rng.integers(1, 12)))
+        )
+        for i in range(500)
+    ]
+    results = drive(engine, requests)
+    assert {result.finish_reason for result in results.values()} == {"length"}
+    assert all(len(results[r.id, 0].token_ids) == r.sampling.max_tokens for r in requests)
+    assert engine._pool.num_available == 11
