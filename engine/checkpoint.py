@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -253,11 +252,10 @@ def _header(file: Path) -> Iterator[tuple[str, _Stored]]:
             yield name, _Stored(file, tuple(entry.get_shape()), entry.get_dtype())
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def _opened(file: Path) -> Any:
+    """A context manager over the file's tensors."""
     try:
-        with safe_open(file, framework="numpy") as tensors:
-            yield tensors
+        return safe_open(file, framework="numpy")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
 

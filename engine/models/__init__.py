@@ -1,0 +1,55 @@
+"""The model families: which checkpoints can be served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.models.config import ModelConfig, RopeConfig
+from engine.models.decoder import Attend, Decoder, LayerCache
+from engine.models.family import Family, ParamPath
+from engine.models.llama import LLAMA
+from engine.models.mistral import MISTRAL
+from engine.models.qwen2 import QWEN2
+from engine.models.qwen3 import QWEN3
+
+__all__ = [
+    "FAMILIES",
+    "Attend",
+    "Decoder",
+    "Family",
+    "LayerCache",
+    "ModelConfig",
+    "ParamPath",
+    "RopeConfig",
+    "family_of",
+]
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
+)
+
+
+def family_of(fields: Mapping[str, Any]) -> Family:
+    """The family of a `config.json`, by its `model_type`, or by `architectures` where that is absent.
+
+    Raises:
+        ConfigError: the family is not supported, or the model is not a causal language model of it.
+    """
+    architectures = fields.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise ConfigError(f"config.json: architectures must be a list, not {architectures!r}")
+    model_type = fields.get("model_type")
+    if model_type is None:
+        model_type = next((f.model_type for f in FAMILIES.values() if f.architecture in architectures), None)
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise ConfigError(
+            f"model type {model_type!r} (architectures {architectures!r}) is not supported; "
+            f"supported are {', '.join(FAMILIES)}"
+        )
+    if architectures and family.architecture not in architectures:
+        raise ConfigError(f"architectures {architectures!r} is not supported; {model_type} needs {family.architecture}")
+    return family

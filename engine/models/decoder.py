@@ -1,0 +1,128 @@
+"""The decoder that all families are: embed, blocks of attention and feed-forward, final norm, language-model head."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from engine.models.config import ModelConfig
+from engine.models.layers import GatedMLP, Linear, RMSNorm
+from engine.models.rope import rotary_tables, rotate
+
+LayerCache = Any
+"""One layer's share of the KV cache: a pytree that only the attention implementation looks into."""
+
+
+class Attend(Protocol):
+    """Attention of this step's tokens over everything their sequences hold, themselves included.
+
+    Writes `k` and `v` into `cache` and returns the attended values with the new cache. `q` is `[num_tokens, num_heads,
+    head_dim]`, `k` and `v` are `[num_tokens, num_kv_heads, head_dim]`, the result has the shape of `q`.
+
+    Scores are scaled by `head_dim ** -0.5`. With `sliding_window = w` a token sees itself and the w - 1 before it, that
+    is the keys for which `query position - key position < w`; None lets it see everything before.
+    """
+
+    def __call__(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, *, sliding_window: int | None
+    ) -> tuple[jax.Array, LayerCache]: ...
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention (Ainslie et al., arXiv 2305.13245), with query and key norms where a family has them."""
+
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q = Linear(config.hidden_size, q_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
+        self.k = Linear(config.hidden_size, kv_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
+        self.v = Linear(config.hidden_size, kv_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
+        self.out = Linear(q_size, config.hidden_size, bias=config.out_bias, dtype=dtype, rngs=rngs)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
+        self.head_dim = config.head_dim
+
+    def __call__(
+        self,
+        x: jax.Array,  # [num_tokens, hidden]
+        rotary: tuple[jax.Array, jax.Array],
+        attend: Attend,
+        cache: LayerCache,
+        sliding_window: int | None,
+    ) -> tuple[jax.Array, LayerCache]:
+        num_tokens = x.shape[0]
+        q = self.q(x).reshape(num_tokens, -1, self.head_dim)
+        k = self.k(x).reshape(num_tokens, -1, self.head_dim)
+        v = self.v(x).reshape(num_tokens, -1, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, *rotary), rotate(k, *rotary)
+        attended, cache = attend(q, k, v, cache, sliding_window=sliding_window)
+        return self.out(attended.reshape(num_tokens, -1)), cache
+
+
+class Block(nnx.Module):
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.attention = Attention(config, dtype=dtype, rngs=rngs)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.mlp = GatedMLP(
+            config.hidden_size,
+            config.intermediate_size,
+            config.hidden_act,
+            bias=config.mlp_bias,
+            dtype=dtype,
+            rngs=rngs,
+        )
+
+    def __call__(
+        self,
+        x: jax.Array,
+        rotary: tuple[jax.Array, jax.Array],
+        attend: Attend,
+        cache: LayerCache,
+        sliding_window: int | None,
+    ) -> tuple[jax.Array, LayerCache]:
+        attended, cache = self.attention(self.attention_norm(x), rotary, attend, cache, sliding_window)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), cache
+
+
+class Decoder(nnx.Module):
+    """A causal language model. Calling it gives hidden states; `logits` turns chosen rows of them into logits."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        dtype = jnp.dtype(config.dtype)
+        self.config = config
+        init = nnx.initializers.normal(0.02)
+        self.embedding = nnx.Param(init(rngs.params(), (config.vocab_size, config.hidden_size), dtype))
+        self.blocks = nnx.List([Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)])
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.head = (
+            None
+            if config.tie_word_embeddings
+            else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, rngs=rngs)
+        )
+
+    def __call__(
+        self,
+        token_ids: jax.Array,  # i32 [num_tokens]
+        positions: jax.Array,  # i32 [num_tokens]
+        caches: tuple[LayerCache, ...],  # one per layer
+        attend: Attend,
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        """Returns the final hidden states `[num_tokens, hidden]` and the caches with this step's keys and values."""
+        x = self.embedding[...][token_ids]
+        rotary = rotary_tables(positions, self.config.rope, self.config.head_dim)
+        written = []
+        for block, cache, window in zip(self.blocks, caches, self.config.sliding_windows, strict=True):
+            x, new_cache = block(x, rotary, attend, cache, window)
+            written.append(new_cache)
+        return self.norm(x), tuple(written)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab]
+        if self.head is None:
+            return jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
+        return jnp.dot(hidden, self.head.kernel[...], preferred_element_type=jnp.float32)

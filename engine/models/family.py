@@ -1,0 +1,63 @@
+"""What a model family states: how its `config.json` reads, and what its tensors are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from engine.models.config import ModelConfig
+from engine.models.hf_config import HFConfig
+
+ParamPath = tuple[str | int, ...]
+"""Where a parameter is in a Decoder, for example `("blocks", 0, "attention", "q", "kernel")`."""
+
+MODULES: Mapping[ParamPath, str] = MappingProxyType(
+    {
+        ("embedding",): "model.embed_tokens",
+        ("norm",): "model.norm",
+        ("head",): "lm_head",
+    }
+)
+LAYER_MODULES: Mapping[ParamPath, str] = MappingProxyType(
+    {
+        ("attention_norm",): "input_layernorm",
+        ("attention", "q"): "self_attn.q_proj",
+        ("attention", "k"): "self_attn.k_proj",
+        ("attention", "v"): "self_attn.v_proj",
+        ("attention", "out"): "self_attn.o_proj",
+        ("mlp_norm",): "post_attention_layernorm",
+        ("mlp", "gate"): "mlp.gate_proj",
+        ("mlp", "up"): "mlp.up_proj",
+        ("mlp", "down"): "mlp.down_proj",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A model family of Hugging Face checkpoints.
+
+    `defaults` are the values that the family's configuration class in `transformers` has for fields which a
+    `config.json` may leave out. `configure` maps the fields and a dtype to a ModelConfig, or raises ConfigError.
+    """
+
+    model_type: str
+    architecture: str
+    defaults: Mapping[str, Any]
+    configure: Callable[[HFConfig, str], ModelConfig]
+    own_modules: Mapping[ParamPath, str] = field(default_factory=dict)  # in each layer, beyond LAYER_MODULES
+
+    def config(self, fields: Mapping[str, Any], dtype: str) -> ModelConfig:
+        return self.configure(HFConfig(fields, self.defaults), dtype)
+
+    def tensor_name(self, path: ParamPath) -> str:
+        """The checkpoint's name of the parameter at `path`; a `kernel` is stored transposed, `[out, in]`."""
+        if path == ("embedding",):
+            return f"{MODULES[path]}.weight"
+        module, leaf = path[:-1], "bias" if path[-1] == "bias" else "weight"
+        if module[0] == "blocks":
+            name = LAYER_MODULES.get(module[2:]) or self.own_modules[module[2:]]
+            return f"model.layers.{module[1]}.{name}.{leaf}"
+        return f"{MODULES[module]}.{leaf}"

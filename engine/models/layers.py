@@ -1,0 +1,66 @@
+"""The layers that the families share. All of them work on a flat axis of tokens, `[num_tokens, ...]`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+# By the names that `hidden_act` in config.json may have.
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "relu": jax.nn.relu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_new": partial(jax.nn.gelu, approximate=True),
+    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+}
+
+
+class Linear(nnx.Module):
+    """`x @ kernel + bias`, accumulated in f32 whatever the weights' type.
+
+    The explicit accumulation type is also what keeps XLA on CPU in its fast bfloat16 path.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        init = nnx.initializers.normal(0.02)
+        self.kernel = nnx.Param(init(rngs.params(), (in_features, out_features), dtype))
+        self.bias = nnx.Param(jnp.zeros((out_features,), dtype)) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:  # [num_tokens, in] -> [num_tokens, out]
+        y = jnp.dot(x, self.kernel[...], preferred_element_type=jnp.float32)
+        if self.bias is not None:
+            y = y + self.bias[...].astype(jnp.float32)
+        return y.astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm over the last axis (Zhang and Sennrich, arXiv 1910.07467), computed in f32."""
+
+    def __init__(self, size: int, eps: float, *, dtype: jnp.dtype) -> None:
+        self.scale = nnx.Param(jnp.ones((size,), dtype))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x32 = x.astype(jnp.float32)
+        normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
+        return normed.astype(x.dtype) * self.scale[...]
+
+
+class GatedMLP(nnx.Module):
+    """`down(act(gate(x)) * up(x))` (Shazeer, arXiv 2002.05202)."""
+
+    def __init__(
+        self, hidden: int, intermediate: int, activation: str, *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs
+    ) -> None:
+        self.gate = Linear(hidden, intermediate, bias=bias, dtype=dtype, rngs=rngs)
+        self.up = Linear(hidden, intermediate, bias=bias, dtype=dtype, rngs=rngs)
+        self.down = Linear(intermediate, hidden, bias=bias, dtype=dtype, rngs=rngs)
+        self.activation = activation
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))

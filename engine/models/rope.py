@@ -1,0 +1,85 @@
+"""Rotary position embeddings (Su et al., arXiv 2104.09864) and the ways their frequencies are scaled for long contexts.
+
+The numbers follow `transformers` to the last bit but for a few roundings: at position 100,000 an error of one part in
+2^23 turns a head by a hundredth of a radian.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from engine.errors import ConfigError
+from engine.models.config import RopeConfig
+
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+
+
+def rotary_tables(positions: jax.Array, rope: RopeConfig, head_dim: int) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines for `positions`, each f32 `[num_tokens, head_dim // 2]`."""
+    inv_freq, scale = rotary_frequencies(rope, head_dim)
+    angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(inv_freq)[None, :]
+    return jnp.cos(angles) * scale, jnp.sin(angles) * scale
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Applies rotary positions to `x` `[num_tokens, num_heads, head_dim]`, halves paired as Hugging Face does."""
+    x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
+
+
+def rotary_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
+    """Inverse frequencies f32 `[head_dim // 2]` and the factor that cosines and sines are multiplied by."""
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    # An f32 power is off by up to 2 units in the last place, differently so in each library: round a f64 one instead.
+    inv_freq = np.float32(1.0) / (rope.theta ** exponents.astype(np.float64)).astype(np.float32)
+    if rope.kind == "default":
+        return inv_freq, 1.0
+    if rope.kind == "linear":
+        return inv_freq / np.float32(rope.factor), 1.0
+    if rope.kind == "llama3":
+        return _llama3_frequencies(rope, inv_freq), 1.0
+    if rope.kind == "yarn":
+        return _yarn_frequencies(rope, inv_freq, head_dim), _yarn_attention_factor(rope)
+    raise ConfigError(f"rope kind {rope.kind!r} is not one of {', '.join(ROPE_KINDS)}")
+
+
+def _llama3_frequencies(rope: RopeConfig, inv_freq: np.ndarray) -> np.ndarray:
+    """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, those between interpolated."""
+    rotations = rope.original_max_position * inv_freq / np.float32(2 * math.pi)  # within the original context
+    smooth = (rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    smooth = np.clip(smooth, 0.0, 1.0)
+    scaled: np.ndarray = (1 - smooth) * inv_freq / rope.factor + smooth * inv_freq
+    return scaled.astype(np.float32)
+
+
+def _yarn_frequencies(rope: RopeConfig, inv_freq: np.ndarray, head_dim: int) -> np.ndarray:
+    """YaRN (Peng et al., arXiv 2309.00071): a ramp between unchanged and interpolated frequencies."""
+
+    def dim_of(rotations: float) -> float:
+        """The dimension that turns this many times within the original context."""
+        return head_dim * math.log(rope.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dim_of(rope.beta_fast), dim_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = high - low if high != low else 0.001
+    ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - low) / width, 0.0, 1.0)
+    scaled: np.ndarray = inv_freq / rope.factor * ramp + inv_freq * (1 - ramp)
+    return scaled.astype(np.float32)
+
+
+def _yarn_attention_factor(rope: RopeConfig) -> float:
+    def mscale(weight: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
+    return mscale(1.0)

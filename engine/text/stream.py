@@ -1,0 +1,45 @@
+"""From sampled tokens to the text that goes to the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from engine.text.stop import StopMatcher
+from engine.text.tokenizer import Tokenizer
+
+
+class TextStream:
+    """The text of one choice: detokenized, and ended by the first stop string.
+
+    A function of the token ids alone. Token ids that end a sequence are the engine's business: whether their text is
+    wanted is decided by pushing them or not.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+        """Raises InvalidRequest if a stop string is empty."""
+        self._detokenizer = tokenizer.detokenizer()
+        self._matcher = StopMatcher(stops) if stops else None
+
+    def push(self, token_id: int) -> tuple[str, bool]:
+        """The text that this token released, and whether a stop string is complete: then no text follows."""
+        text = self._detokenizer.push(token_id)
+        return (text, False) if self._matcher is None else self._matcher.push(text)
+
+    def finish(self) -> str:
+        """The text still held back, for a sequence that ends without a stop string. Nothing may be pushed
+        afterwards.
+        """
+        text = self._detokenizer.flush()
+        if self._matcher is None:
+            return text
+        released, stopped = self._matcher.push(text)
+        return released if stopped else released + self._matcher.flush()
+
+    def replay(self, token_ids: Iterable[int]) -> bool:
+        """Brings a new stream to where it was after these tokens, whose text is out. Returns whether they stopped
+        it.
+        """
+        stopped = False
+        for token_id in token_ids:
+            _, stopped = self.push(token_id)
+        return stopped

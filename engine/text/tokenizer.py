@@ -1,0 +1,151 @@
+"""Text to token ids and back, over a Hugging Face fast tokenizer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from engine.errors import CheckpointError, ConfigError, InvalidRequest
+from engine.text.decoders import DecoderKind, decoder_kind
+from engine.text.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Tokenizer:
+    """The tokenizer and chat template of one checkpoint.
+
+    Safe to use from several threads at once, detokenizers included: after construction only those methods of the
+    underlying Rust tokenizer are called that read it, and nothing here is written to.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Takes the tokenizer over: the caller must not use it afterwards.
+
+        Raises:
+            ConfigError: its decoder is one that text can't be streamed through.
+        """
+        self._templates = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        # `tokenizer(text)` would set these anew at every call, under the feet of other threads.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._kind = decoder_kind(_decoder_of(self._backend))
+        self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        """One above the highest token id, added tokens included. A model's own vocabulary may be padded beyond it."""
+        special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
+        tokens = ((id_, self._backend.id_to_token(id_)) for id_ in range(self.vocab_size))
+        self._visible = {id_: token for id_, token in tokens if token is not None and token not in special}
+        self._bytes = _bytes_of(self._visible, self._kind)
+
+    @classmethod
+    def from_dir(cls, directory: Path) -> Tokenizer:
+        """Loads the tokenizer files of a checkpoint; code in the checkpoint is never run.
+
+        Raises:
+            CheckpointError: there are no tokenizer files, or they are malformed.
+            ConfigError: the tokenizer is not a fast one, or its decoder can't be streamed through.
+        """
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # the parsers beneath raise all kinds, plain Exception included
+            raise CheckpointError(f"no tokenizer could be loaded from {directory}: {error}") from error
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+            raise ConfigError(
+                f"{type(tokenizer).__name__} in {directory} is not a fast tokenizer; save one with a tokenizer.json"
+            )
+        return cls(tokenizer)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds, such as BOS.
+
+        Special tokens spelled out in `text` become those tokens, as Hugging Face does by default.
+
+        Raises:
+            InvalidRequest: the text holds lone surrogates.
+        """
+        return self._encode(text, add_special_tokens=True)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Token ids of a conversation in the checkpoint's chat template, up to where the model's answer begins.
+
+        Raises:
+            InvalidRequest: there is no chat template, or it refuses these messages.
+        """
+        if self._templates.chat_template is None:
+            raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
+        conversation: list[dict[str, Any]] = [dict(message) for message in messages]
+        try:
+            text = self._templates.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+        except (jinja2.TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
+        return self._encode(str(text), add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of `token_ids`. Special tokens, and ids that are in no vocabulary, have none.
+
+        It is what the vocabulary says: `clean_up_tokenization_spaces`, which closes up English punctuation and damages
+        all other text, is not applied.
+        """
+        return str(self._backend.decode(token_ids, skip_special_tokens=True))
+
+    def detokenizer(self) -> Detokenizer:
+        """One for a new sequence of tokens."""
+        return ByteDetokenizer(self._bytes) if self._kind is DecoderKind.BYTES else ContextDetokenizer(self)
+
+    def is_visible(self, token_id: int) -> bool:
+        """Whether `decode` looks at this token at all."""
+        return token_id in self._visible
+
+    def byte_of(self, token_id: int) -> bytes | None:
+        """The byte that a token such as `<0xE4>` stands for; None for all others."""
+        return self._bytes.get(token_id)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"the text is not valid Unicode: {error}") from error
+        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+
+def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
+    """The decoder as in `tokenizer.json`, by way of an empty tokenizer: writing out a whole one takes a second."""
+    shell = tokenizers.Tokenizer(tokenizers.models.BPE())
+    if backend.decoder is not None:
+        shell.decoder = backend.decoder
+    decoder: dict[str, Any] | None = json.loads(shell.to_str())["decoder"]
+    return decoder
+
+
+def _bytes_of(visible: Mapping[int, str], kind: DecoderKind) -> dict[int, bytes]:
+    """The tokens that are bytes rather than text: all, the byte tokens, or none, by kind of decoder."""
+    if kind is DecoderKind.BYTES:
+        byte_of = _byte_alphabet()
+        return {id_: _byte_level(token, byte_of) for id_, token in visible.items()}
+    if kind is DecoderKind.BYTE_RUNS:
+        matches = ((id_, BYTE_TOKEN.fullmatch(token)) for id_, token in visible.items())
+        return {id_: bytes.fromhex(match[1]) for id_, match in matches if match}
+    return {}
+
+
+def _byte_level(token: str, byte_of: Mapping[str, int]) -> bytes:
+    """A token that is not spelled in the byte alphabet throughout, such as an added one, stands for itself."""
+    try:
+        return bytes([byte_of[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: a printable byte is its own character, the others are those from U+0100 on, in order."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + number): byte for number, byte in enumerate(rest)}

@@ -1,0 +1,74 @@
+"""Tiny random checkpoints in Hugging Face format, written by transformers, and what it computes with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+VOCAB_SIZE = 120
+
+GEOMETRY = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def write_checkpoint(
+    directory: Path, family: str, *, seed: int = 0, dtype: str = "float32", shards: int = 1, **config: Any
+) -> Path:
+    """A checkpoint of `family` with random weights, biases and norms included, so that each of them can be missed.
+
+    `config` overrides GEOMETRY. `shards` above 1 gives at least as many files and an index.
+    """
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**GEOMETRY, **config}))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            spread = 0.3 if "norm" in name or name.endswith("bias") else 0.15
+            parameter.copy_(torch.randn_like(parameter) * spread + (1.0 if "norm" in name else 0.0))
+    model = model.to(getattr(torch, dtype))
+    num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    model.save_pretrained(directory, max_shard_size=num_bytes // shards + 1 if shards == 1 else int(num_bytes / shards))
+    return directory
+
+
+def edit_config(directory: Path, *remove: str, **fields: Any) -> None:
+    """Takes fields out of a config.json and sets others."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in config.items() if key not in remove} | fields))
+
+
+def reference_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f32 [num_tokens, vocab]
+    with torch.no_grad():
+        return _reference(directory)(torch.tensor([token_ids])).logits[0].numpy()
+
+
+def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int) -> list[int]:
+    """What `model.generate` continues `token_ids` with, end-of-sequence ids ignored."""
+    out = _reference(directory).generate(
+        torch.tensor([token_ids]),
+        attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=num_tokens,
+        min_new_tokens=num_tokens,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out[0, len(token_ids) :].tolist()
+
+
+def _reference(directory: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()

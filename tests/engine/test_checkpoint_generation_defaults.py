@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import CheckpointError
+from engine.generation_defaults import GenerationDefaults, read_generation_defaults
+
+
+def read(
+    directory: Path, generation: dict[str, Any] | None, config: dict[str, Any] | None = None
+) -> GenerationDefaults:
+    (directory / "config.json").write_text(json.dumps(config or {}))
+    if generation is not None:
+        (directory / "generation_config.json").write_text(json.dumps(generation))
+    return read_generation_defaults(directory)
+
+
+def test_without_a_file_sampling_is_plain(tmp_path: Path) -> None:
+    assert read(tmp_path, None, {"eos_token_id": 7}) == GenerationDefaults(eos_token_ids=(7,), temperature=1.0)
+
+
+def test_what_the_file_states_is_kept(tmp_path: Path) -> None:
+    stated = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.05}
+    defaults = read(tmp_path, {"do_sample": True, "eos_token_id": [3, 4, 3], **stated})
+    assert defaults == GenerationDefaults(eos_token_ids=(3, 4), **stated)
+
+
+@pytest.mark.parametrize("fields", [{}, {"do_sample": False}, {"do_sample": False, "temperature": 0.7}])
+def test_a_file_that_does_not_sample_is_greedy(fields: dict[str, Any], tmp_path: Path) -> None:
+    assert read(tmp_path, fields).temperature == 0.0
+
+
+def test_absent_and_null_fields_filter_nothing(tmp_path: Path) -> None:
+    defaults = read(tmp_path, {"do_sample": True, "top_k": None, "temperature": None}, {"eos_token_id": [1, 2]})
+    assert defaults == GenerationDefaults(eos_token_ids=(1, 2))
+
+
+def test_what_is_not_honoured_is_listed(tmp_path: Path) -> None:
+    defaults = read(tmp_path, {"num_beams": 4, "typical_p": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": [5]})
+    assert defaults.ignored == ("num_beams=4", "suppress_tokens=[5]")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+        ({"eos_token_id": [1, -1]}, "eos_token_id"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": "40"}, "top_k"),
+        ({"do_sample": True, "temperature": -1}, "temperature"),
+        ({"do_sample": "yes"}, "do_sample"),
+    ],
+)
+def test_values_that_make_no_sense_are_named(fields: dict[str, Any], named: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        read(tmp_path, fields)
+
+
+def test_malformed_json(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"generation_config\.json"):
+        read_generation_defaults(tmp_path)

@@ -1,0 +1,123 @@
+"""Every family against transformers, on tiny random checkpoints of odd geometries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoints import VOCAB_SIZE, edit_config, reference_logits, write_checkpoint
+from flax import nnx
+
+from engine.checkpoint import load_model, read_model_config
+
+NUM_TOKENS = 40
+TOKENS = np.random.default_rng(7).integers(0, VOCAB_SIZE, NUM_TOKENS).tolist()
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 5000.0}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-one-kv-head-tied": ("llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama-biases-head-dim": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 20}),
+    "llama-three-shards-gelu": ("llama", {"shards": 3, "hidden_act": "gelu_pytorch_tanh", "num_hidden_layers": 3}),
+    "llama-llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}}),
+    "llama-no-gqa": ("llama", {"num_key_value_heads": None}),
+    "mistral-no-window": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": 7, "head_dim": 16, "tie_word_embeddings": True}),
+    "mistral-window-of-one": ("mistral", {"sliding_window": 1, "num_key_value_heads": 1}),
+    "qwen2": ("qwen2", {"rope_parameters": DEFAULT_ROPE}),
+    "qwen2-tied-yarn": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    "qwen2-some-layers-slide": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "num_hidden_layers": 3},
+    ),
+    "qwen2-window-switched-off": ("qwen2", {"use_sliding_window": False, "sliding_window": 5, "max_window_layers": 0}),
+    "qwen3": ("qwen3", {"head_dim": 24, "num_key_value_heads": 1, "shards": 3}),
+    "qwen3-tied-default-head-dim": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3-biases-yarn": (
+        "qwen3",
+        {"head_dim": 12, "attention_bias": True, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}},
+    ),
+    "qwen3-layer-types": (
+        "qwen3",
+        {
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
+    family, config = CASES[case]
+    write_checkpoint(tmp_path, family, **config)
+    np.testing.assert_allclose(our_logits(tmp_path, TOKENS), reference_logits(tmp_path, TOKENS), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "rope"),
+    [
+        ("llama", {"rope_theta": 500.0, "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}}),
+        ("llama", {"rope_theta": 700.0, "rope_scaling": {"type": "linear", "factor": 2.5}}),
+        ("llama", {"rope_theta": 700.0, "rope_scaling": None}),
+        ("llama", {}),
+        ("qwen2", {"rope_theta": 900.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}),
+        (
+            "qwen2",
+            {
+                "rope_theta": 900.0,
+                "original_max_position_embeddings": 32,
+                "rope_scaling": {"type": "yarn", "factor": 4.0},
+            },
+        ),
+        ("mistral", {"rope_theta": 1e6}),
+    ],
+)
+def test_logits_with_the_older_dialect_of_config_json(family: str, rope: dict[str, Any], tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, family)
+    edit_config(tmp_path, "rope_parameters", "head_dim", "layer_types", "dtype", torch_dtype="float32", **rope)
+    np.testing.assert_allclose(our_logits(tmp_path, TOKENS), reference_logits(tmp_path, TOKENS), atol=1e-4, rtol=1e-4)
+
+
+def our_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f32 [num_tokens, vocab]
+    config = read_model_config(directory)
+    model = load_model(directory, config)
+
+    @nnx.jit
+    def forward(model: Any, ids: jax.Array) -> jax.Array:
+        positions = jnp.arange(ids.shape[0], dtype=jnp.int32)
+        hidden, _ = model(ids, positions, (None,) * config.num_layers, dense_attend)
+        return model.logits(hidden)
+
+    return np.asarray(forward(model, jnp.asarray(token_ids, jnp.int32)))
+
+
+def dense_attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, cache: None, *, sliding_window: int | None
+) -> tuple[jax.Array, None]:
+    """The contract of Attend for one whole sequence and no cache, in its plainest form."""
+    num_tokens, num_heads, head_dim = q.shape
+    group = num_heads // k.shape[1]
+    k, v = jnp.repeat(k, group, axis=1), jnp.repeat(v, group, axis=1)
+    scores = jnp.einsum("qhd,khd->hqk", q, k, precision="highest") * head_dim**-0.5
+    behind = jnp.arange(num_tokens)[:, None] - jnp.arange(num_tokens)[None, :]
+    visible = (behind >= 0) & (True if sliding_window is None else behind < sliding_window)
+    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+    return jnp.einsum("hqk,khd->qhd", weights, v, precision="highest"), cache

@@ -1,0 +1,63 @@
+"""Small tokenizers of the kinds that checkpoints come with, built on the spot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+LLAMA2_PIECES = ("▁", "▁a", "▁the", "a", "b", "the", "é", "▁é", "\N{REPLACEMENT CHARACTER}", ".", "<0x>", "<0xZZ>", "")
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "<|start|>{{ m.role }}: {{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant: {% endif %}"
+)
+
+
+def byte_level(**kwargs: Any) -> PreTrainedTokenizerFast:
+    """Byte-level BPE like that of GPT-2, Llama 3 and Qwen: 256 bytes, some merges, special and other added tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("Ã", "©"), ("ð", "Ł"), ("ðŁ", "ĺ"), ("Ľ", "Ġ")]
+    pieces = [*alphabet, *(a + b for a, b in merges)]
+    backend = Tokenizer(models.BPE(vocab={piece: id_ for id_, piece in enumerate(pieces)}, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|start|>", "<|end|>"])
+    backend.add_tokens(["<tool>", AddedToken("é à", normalized=False)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>", **kwargs)
+
+
+def llama2(**kwargs: Any) -> PreTrainedTokenizerFast:
+    """SentencePiece-style BPE like that of Llama 2 and Mistral 7B: a leading space, bytes for what the pieces lack."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *LLAMA2_PIECES]
+    vocab = {piece: id_ for id_, piece in enumerate(pieces)}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a")], byte_fallback=True, unk_token="<unk>"))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", **kwargs)
+
+
+def metaspace() -> PreTrainedTokenizerFast:
+    pieces = ["<unk>", "</s>", "▁", "▁a", "▁b", "a", "b▁c", "é"]
+    backend = Tokenizer(
+        models.BPE(vocab={piece: id_ for id_, piece in enumerate(pieces)}, merges=[], unk_token="<unk>")
+    )
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens(["</s>"])
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def word_level(decoder: Any = None) -> PreTrainedTokenizerFast:
+    """Whole words; with no decoder they are joined by spaces."""
+    pieces = ["[UNK]", "[EOS]", "a", "the", "##s", "é", ".", "n't", ""]
+    backend = Tokenizer(models.WordLevel({piece: id_ for id_, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    if decoder is not None:
+        backend.decoder = decoder
+    backend.add_special_tokens(["[EOS]"])
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
