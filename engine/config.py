@@ -20,7 +20,7 @@ class EngineConfig:
     max_model_len: int | None = None  # prompt and generated tokens of one sequence; None: the model's own limit
     max_num_seqs: int = 64  # sequences that run at once
     max_batch_tokens: int = 512  # tokens that one step computes at most, a power of two
-    page_size: int = 16  # tokens per KV page
+    page_size: int = 32  # tokens per KV page
     num_pages: int | None = None  # page 0 included; None: as many as `kv_cache_bytes` holds
     kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
     prefix_caching: bool = True

@@ -309,7 +309,8 @@ def _cache_spec(config: EngineConfig, model: ModelConfig) -> KVCacheSpec:
         page_size=config.page_size,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-        dtype=model.dtype,
+        # XLA on CPU reads bfloat16 element-wise at a tenth of the speed of float32, which outweighs twice the bytes.
+        dtype="float32" if jax.default_backend() == "cpu" else model.dtype,
     )
     if config.num_pages is not None:
         return spec
