@@ -22,7 +22,8 @@ Progress = Callable[[int, int, str], None]
 """Called with (done, total, what comes next)."""
 
 Cache = tuple[LayerCache, ...]
-Params = Any  # the pytree that nnx.split gives
+Params = list[jax.Array]
+Rebuild = Callable[[Params], Decoder]
 
 
 class InFlight:
@@ -63,7 +64,9 @@ class Runner:
     """
 
     def __init__(self, model: Decoder, attention: AttentionBackend, spec: KVCacheSpec, geometry: Geometry) -> None:
-        self._graph, self._params = nnx.split(model)
+        graph, state = nnx.split(model)
+        self._params, structure = jax.tree.flatten(state)  # plain arrays pass into a compiled call several times faster
+        self._rebuild = partial(_rebuild, graph, structure)
         self._attention = attention
         self._spec = spec
         self._geometry = geometry
@@ -111,7 +114,7 @@ class Runner:
 
     def compile_backbone(self, num_tokens: int) -> jax.stages.Compiled:
         """The step of a token bucket, compiled: also for looking at what it became."""
-        step = partial(_backbone, self._graph, self._attention, self._geometry, num_tokens)
+        step = partial(_backbone, self._rebuild, self._attention, self._geometry, num_tokens)
         flat = self._geometry.step_layout(num_tokens).empty()[0]
         lowered = jax.jit(step, donate_argnames=("cache",)).lower(self._params, self._cache, self._last_tokens, flat)
         return lowered.compile()
@@ -129,15 +132,19 @@ class Runner:
         kind = (num_rows, extended is not None)
         arguments = (self._params, rows, sampling, self._last_tokens, extended)
         if kind not in self._compiled.heads:
-            step = jax.jit(partial(_head, self._graph, self._geometry, num_rows))
+            step = jax.jit(partial(_head, self._rebuild, self._geometry, num_rows))
             self._compiled.heads[kind] = step.lower(*arguments).compile()
         logprobs: Logprobs | None
         self._last_tokens, logprobs = self._compiled.heads[kind](*arguments)
         return logprobs
 
 
+def _rebuild(graph: nnx.GraphDef[Decoder], structure: jax.tree_util.PyTreeDef, params: Params) -> Decoder:
+    return nnx.merge(graph, jax.tree.unflatten(structure, params))
+
+
 def _backbone(
-    graph: nnx.GraphDef[Decoder],
+    rebuild: Rebuild,
     attention: AttentionBackend,
     geometry: Geometry,
     num_tokens: int,
@@ -149,14 +156,13 @@ def _backbone(
     """Hidden states `[max_rows, hidden]` of the tokens to sample behind, their packed parameters, and the new cache."""
     inputs = unpack_step(geometry.step_layout(num_tokens), flat)
     token_ids = jnp.where(inputs.sources >= 0, last_tokens[inputs.sources], inputs.token_ids)
-    model = nnx.merge(graph, params)
-    hidden, cache = model(token_ids, inputs.positions, cache, partial(attention, batch=inputs.ragged))
+    hidden, cache = rebuild(params)(token_ids, inputs.positions, cache, partial(attention, batch=inputs.ragged))
     padding = ((0, geometry.max_rows - inputs.sampled_tokens.shape[0]), (0, 0))
     return jnp.pad(hidden[inputs.sampled_tokens], padding), jnp.pad(inputs.sampling, padding), cache
 
 
 def _head(
-    graph: nnx.GraphDef[Decoder],
+    rebuild: Rebuild,
     geometry: Geometry,
     num_rows: int,
     params: Params,
@@ -166,7 +172,7 @@ def _head(
     extended: jax.Array | None,  # i32, packed
 ) -> tuple[jax.Array, Logprobs | None]:
     """Samples the first `num_rows` rows. Tokens are i32 `[max_rows]`, so that the next step has one shape for all."""
-    logits = nnx.merge(graph, params).logits(rows[:num_rows])
+    logits = rebuild(params).logits(rows[:num_rows])
     if extended is not None:
         logits = extend(logits, unpack_extended(geometry.extended_layout(num_rows), extended, last_tokens))
     token_ids = sample(logits, unpack_sampling(sampling[:num_rows]))
