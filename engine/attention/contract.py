@@ -64,5 +64,6 @@ class AttentionBackend(Protocol):
         """Returns the attended values, shaped as `q`, and the layer's new cache.
 
         A token attends to itself and to everything before it in its sequence, or to the last `sliding_window` tokens of
-        that. Rows of padding tokens hold anything finite.
+        that. Rows of padding tokens hold anything. A NaN in `k` spoils the later rows of its own sequence; none
+        may outlive its sequence in the pages in such a way that it spoils the next holder's rows.
         """
