@@ -24,6 +24,7 @@ class EngineConfig:
     num_pages: int | None = None  # page 0 included; None: as many as `kv_cache_bytes` holds
     kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
     prefix_caching: bool = True
+    attention: str = "auto"  # auto, xla, or native: C++ built on this machine, for CPU
     compile_cache_dir: Path | None = None  # persistent compilation cache; None keeps none
 
     def __post_init__(self) -> None:

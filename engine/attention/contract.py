@@ -47,6 +47,9 @@ class RaggedBatch:
 class AttentionBackend(Protocol):
     """Writes a step's keys and values into the pages and attends over everything its sequences hold."""
 
+    def cache_dtype(self, dtype: str) -> str:
+        """The type that keys and values of a model of type `dtype` are kept in."""
+
     def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
         """An empty cache, one pytree per layer, to be passed in, donated and returned by every step."""
 

@@ -26,6 +26,10 @@ class XlaAttention:
     products of the decode loop then reduce over an axis that is not the minor one, which XLA on CPU vectorises.
     """
 
+    def cache_dtype(self, dtype: str) -> str:
+        # XLA on CPU reads bfloat16 element-wise at a tenth of the speed of float32, which outweighs twice the bytes.
+        return "float32" if jax.default_backend() == "cpu" else dtype
+
     def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
         k_shape = (spec.num_pages, spec.num_kv_heads, spec.head_dim, spec.page_size)
         v_shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
