@@ -37,7 +37,9 @@ def reply(request_id: str) -> str:
 
 
 def state(request_id: str) -> str:
-    """The hash that holds who owns a request (`epoch`, `entry`, `worker`) and whether it is `done`."""
+    """The hash that holds who owns a request (`queue`, `entry`, `epoch`, `worker`) and its `status`:
+    running, queued (given back), done or dead.
+    """
     return f"penstock:{{{request_id}}}:state"
 
 
