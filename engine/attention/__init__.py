@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from engine.attention.contract import AttentionBackend, KVCacheSpec, RaggedBatch
+from engine.attention.choice import backend_for, check_page_table, page_size_for
+from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from engine.attention.sharded import ShardedAttention
 from engine.attention.xla import XlaAttention
 
-__all__ = ["AttentionBackend", "KVCacheSpec", "RaggedBatch", "XlaAttention"]
+__all__ = [
+    "AttentionBackend",
+    "CacheArray",
+    "KVCacheSpec",
+    "RaggedBatch",
+    "ShardedAttention",
+    "XlaAttention",
+    "backend_for",
+    "check_page_table",
+    "page_size_for",
+]
