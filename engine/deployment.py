@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 
@@ -12,7 +13,7 @@ from engine.attention import (
     CacheArray,
     KVCacheSpec,
     ShardedAttention,
-    backend_for,
+    attention_for,
     check_page_table,
     page_size_for,
 )
@@ -21,6 +22,8 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models import ModelConfig
 from engine.sharding import Placement, place, split_model
+
+DEFAULT_BUILD_DIR = Path.home() / ".cache" / "penstock"
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
         devices = _first(jax.devices(), tensor)
     platform = devices[0].platform
     model = split_model(model, tensor)
-    attention = backend_for(platform, model, config.attention)
+    build_dir = (config.compile_cache_dir or DEFAULT_BUILD_DIR) / "native"
+    attention = attention_for(config.attention, platform, model.dtype, build_dir, head_dim=model.head_dim)
     placement = place(model, devices, tensor) if len(devices) > 1 else None
     if placement is not None:
         attention = ShardedAttention(attention, placement)
@@ -82,8 +86,7 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
     )
     if platform == "tpu" and attention.is_stacked:
         check_page_table(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, page_size=page_size)
-    # XLA on CPU reads bfloat16 element-wise at a tenth of the speed of float32, which outweighs twice the bytes.
-    kv_dtype = "float32" if platform == "cpu" else model.dtype
+    kv_dtype = attention.cache_dtype(model.dtype)
     return Deployment(model, attention, placement, page_size, max_model_len, kv_dtype)
 
 

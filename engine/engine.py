@@ -20,7 +20,7 @@ from engine.models import Decoder
 from engine.page_pool import PagePool
 from engine.request import MAX_STOP_TOKENS, FinishReason, Output, Request, TokenLogprob
 from engine.runner import InFlight, Progress, Runner
-from engine.sampling import Logprobs
+from engine.sampling import NOT_A_TOKEN, Logprobs
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
 from engine.text.stream import TextStream
@@ -204,9 +204,15 @@ class Engine:
         return self._runner.dispatch(self._builder.build(plan), len(plan.sampled))
 
     def _commit(self, plan: Plan, token_ids: list[int], logprobs: Logprobs | None) -> list[Output]:
+        outputs = [
+            self._give_up(row.sequence, "the model's logits are not finite")
+            for row, token_id in zip(plan.sampled, token_ids, strict=True)
+            if token_id == NOT_A_TOKEN and not row.sequence.is_finished
+        ]
         takers = self._scheduler.commit(plan, token_ids)
         self._totals["generated_tokens"] += len(takers)
-        return [self._advance(sequence, _logprob(sequence, logprobs, place)) for place, sequence in takers]
+        outputs += [self._advance(sequence, _logprob(sequence, logprobs, place)) for place, sequence in takers]
+        return outputs
 
     def _advance(self, sequence: Sequence, logprob: TokenLogprob | None) -> Output:
         """What a sequence's newest token means: its text, and perhaps its end."""
@@ -233,6 +239,9 @@ class Engine:
     def _is_full(self, sequence: Sequence) -> bool:
         num_generated = len(sequence.token_ids) - sequence.num_prompt
         return num_generated >= sequence.request.sampling.max_tokens or len(sequence.token_ids) >= self.max_model_len
+
+    def _give_up(self, sequence: Sequence, error: str) -> Output:
+        return self._end(sequence, "error", self._streams[sequence].finish(), error=error)
 
     def _end(
         self,
@@ -263,9 +272,7 @@ class Engine:
         self._runner.reset_cache()
         if len(blamed.rows) > 1 or blamed.rows[0].sequence.is_finished:
             return []
-        sequence = blamed.rows[0].sequence
-        text = self._streams[sequence].finish()
-        return [self._end(sequence, "error", text, error=f"the step failed: {type(error).__name__}: {error}")]
+        return [self._give_up(blamed.rows[0].sequence, f"the step failed: {type(error).__name__}: {error}")]
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         for token_id in ids:

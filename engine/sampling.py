@@ -14,6 +14,9 @@ import jax.numpy as jnp
 
 from engine.request import MAX_LOGPROBS
 
+NOT_A_TOKEN = -1
+"""Sampled where the logits are not finite: the model's numbers broke down for that row."""
+
 NEVER = -1e30  # a logit that softmax turns into exactly 0, and that stays finite when shifted
 
 
@@ -64,11 +67,13 @@ def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     """Draws one token per row, i32 `[num_rows]`, from f32 logits `[num_rows, vocab]`.
 
     Filters apply in the order of Hugging Face's generate: temperature, top_k, top_p, min_p. Of equally likely tokens at
-    a filter's edge all are kept; of equal maxima greedy takes the first.
+    a filter's edge all are kept; of equal maxima greedy takes the first. A row with a NaN or without a finite maximum
+    gives NOT_A_TOKEN.
     """
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     drawn = jax.lax.cond(jnp.any(rows.temperature > 0), _draw, lambda *_: greedy, logits, rows)
-    return jnp.where(rows.temperature > 0, drawn, greedy)
+    sampled = jnp.where(rows.temperature > 0, drawn, greedy)
+    return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), sampled, NOT_A_TOKEN)
 
 
 def extend(logits: jax.Array, rows: ExtendedRows) -> jax.Array:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from engine.attention.contract import AttentionBackend
+from engine.attention.native import NativeAttention, NativeUnavailableError
 from engine.attention.ragged import RaggedKernelAttention
 from engine.attention.xla import XlaAttention
 from engine.errors import ConfigError
-from engine.models import ModelConfig
 
-ATTENTIONS = ("auto", "xla", "ragged")
+ATTENTION_CHOICES = ("auto", "native", "xla", "ragged")
+_NATIVE_DTYPES = ("float32", "bfloat16")
 
 SMEM_BYTES = 2**20  # scalar memory of a TPU core
 SMEM_RESERVED_BYTES = 8 * 2**10  # the compiler's own
@@ -18,27 +21,47 @@ _TPU_PAGE_SIZE = 64
 _TPU_MAX_PAGE_SIZE = 512
 
 
-def backend_for(platform: str, model: ModelConfig, attention: str = "auto") -> AttentionBackend:
-    """The implementation for `platform` (`cpu`, `gpu`, `tpu`), or the one that `attention` names.
+def attention_for(choice: str, platform: str, dtype: str, build_dir: Path, *, head_dim: int = 128) -> AttentionBackend:
+    """The implementation for a device platform (`cpu`, `gpu`, `tpu`), a model's type and the size of its heads.
+
+    `auto` takes on TPU the kernel that ships in JAX where that takes the model's head_dim, on CPU the native form where
+    a C++ compiler is at hand, and otherwise the XLA form.
 
     Raises:
-        ConfigError: the one named does not run here, or not with this model.
+        ConfigError: `choice` cannot be had here; the message says why.
     """
-    if attention not in ATTENTIONS:
-        raise ConfigError(f"attention {attention!r} is not one of {', '.join(ATTENTIONS)}")
-    if attention == "auto":
-        fits = platform == "tpu" and model.head_dim <= RaggedKernelAttention.max_head_dim
-        return RaggedKernelAttention() if fits else XlaAttention()
-    if attention == "xla":
-        return XlaAttention()
-    if platform != "tpu":
-        raise ConfigError(f"attention {attention!r} runs on TPU only, and this is {platform}; set auto or xla")
-    if model.head_dim > RaggedKernelAttention.max_head_dim:
-        raise ConfigError(
-            f"attention 'ragged' takes a head_dim of up to {RaggedKernelAttention.max_head_dim}, and the model's is "
-            f"{model.head_dim}; set auto or xla"
-        )
-    return RaggedKernelAttention()
+    if choice not in ATTENTION_CHOICES:
+        raise ConfigError(f"attention must be one of {', '.join(ATTENTION_CHOICES)}, not {choice!r}")
+    if choice == "xla":
+        return XlaAttention(platform)
+    if choice == "ragged" or (choice == "auto" and platform == "tpu"):
+        return _ragged(choice, platform, head_dim)
+    return _native(choice, platform, dtype, build_dir)
+
+
+def _ragged(choice: str, platform: str, head_dim: int) -> AttentionBackend:
+    fits = head_dim <= RaggedKernelAttention.max_head_dim
+    if platform == "tpu" and fits:
+        return RaggedKernelAttention()
+    if choice == "auto":
+        return XlaAttention(platform)
+    limit = f"for a head_dim of up to {RaggedKernelAttention.max_head_dim} on TPU"
+    raise ConfigError(f"attention 'ragged' is {limit}, not {head_dim} on {platform}; set auto or xla")
+
+
+def _native(choice: str, platform: str, dtype: str, build_dir: Path) -> AttentionBackend:
+    fits = platform == "cpu" and dtype in _NATIVE_DTYPES
+    if choice == "auto" and not fits:
+        return XlaAttention(platform)
+    if not fits:
+        limit = f"for {' and '.join(_NATIVE_DTYPES)} on CPU"
+        raise ConfigError(f"attention 'native' is {limit}, not {dtype} on {platform}")
+    try:
+        return NativeAttention(build_dir)
+    except NativeUnavailableError as error:
+        if choice == "native":
+            raise ConfigError(f"attention 'native' cannot be built: {error}") from error
+        return XlaAttention(platform)
 
 
 def page_size_for(platform: str, *, max_num_seqs: int, max_model_len: int) -> int:

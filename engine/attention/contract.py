@@ -66,6 +66,9 @@ class AttentionBackend(Protocol):
     is_stacked: bool
     """Whether it keeps the pages of all layers in one array, for a stacked decoder, or one pytree per layer."""
 
+    def cache_dtype(self, dtype: str) -> str:
+        """The type that keys and values of a model of type `dtype` are kept in."""
+
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
         """The pytrees of CacheArray that a cache of this size is made of: one per layer, or a single array."""
 
@@ -90,5 +93,6 @@ class AttentionBackend(Protocol):
         """Returns the attended values, shaped as `q`, and the layer's new cache.
 
         A token attends to itself and to everything before it in its sequence, or to the last `sliding_window` tokens of
-        that. Rows of padding tokens hold anything finite.
+        that. Rows of padding tokens hold anything. A NaN in `k` spoils the later rows of its own sequence; none
+        may outlive its sequence in the pages in such a way that it spoils the next holder's rows.
         """

@@ -30,6 +30,9 @@ class RaggedKernelAttention(AttentionBackend):
     is_stacked = True
     max_head_dim = _LANES
 
+    def cache_dtype(self, dtype: str) -> str:
+        return dtype
+
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[CacheArray]:
         heads = _padded_heads(spec.num_kv_heads, spec.dtype)
         dim = -(-spec.head_dim // _LANES) * _LANES

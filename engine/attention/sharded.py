@@ -24,6 +24,9 @@ class ShardedAttention(AttentionBackend):
         self._inner = inner
         self._placement = placement
 
+    def cache_dtype(self, dtype: str) -> str:
+        return self._inner.cache_dtype(dtype)
+
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
         tensor = self._placement.tensor
         arrays = self._inner.cache_arrays(replace(spec, num_kv_heads=spec.num_kv_heads // tensor))

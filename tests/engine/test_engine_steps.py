@@ -213,6 +213,22 @@ def test_a_request_that_breaks_every_step_is_the_only_one_lost(engine: Engine, m
     assert [results[f"g{i}", 0].token_ids for i in range(3)] == expected
 
 
+def test_logits_that_are_not_finite_end_their_own_request_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = Request("good", some_prompt(9), GREEDY)
+    expected = tokens_of(engine, good)
+    embedding = next(i for i, array in enumerate(engine._runner._params) if array.shape[0] == VOCAB_SIZE)
+    params = list(engine._runner._params)
+    params[embedding] = params[embedding].at[271].set(np.nan)
+    monkeypatch.setattr(engine._runner, "_params", params)
+    engine._runner._watch.start()  # the line above compiled
+    results = drive(engine, [Request("bad", (1, 271, 2), GREEDY), good])
+    assert (results["bad", 0].finish_reason, results["bad", 0].token_ids) == ("error", [])
+    assert results["bad", 0].error == "the model's logits are not finite"
+    assert results["good", 0].token_ids == expected
+
+
 class LateFailure(InFlight):
     """A step that was dispatched well and whose result turns out to be an error, as asynchronous ones do."""
 
