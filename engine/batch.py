@@ -18,7 +18,7 @@ from engine.sequence import Sequence
 
 MIN_BUCKET = 16
 
-_NUM_SAMPLING_WORDS = 7
+NUM_SAMPLING_WORDS = 7
 _NUM_EXTENDED_WORDS = 6
 
 
@@ -83,7 +83,7 @@ class Geometry:
             num_seqs=(1,),
             page_indices=(max_seqs, self.pages_per_seq),
             sampled_tokens=(max_seqs,),
-            sampling=(max_seqs, _NUM_SAMPLING_WORDS),
+            sampling=(max_seqs, NUM_SAMPLING_WORDS),
         )
 
     def extended_layout(self, num_rows: int) -> Layout:

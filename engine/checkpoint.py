@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError, ConfigError
-from engine.models import FAMILIES, Decoder, Family, ModelConfig, ParamPath, family_of
+from engine.models import FAMILIES, Decoder, Family, ModelConfig, ParamPath, family_of, layer_runs
+from engine.models.axes import logical_axes
 from engine.models.hf_config import checked_dtype
+from engine.sharding import Placement
+from engine.weights import Source, Stored, WeightFiles, open_weights
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -93,8 +93,17 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
     return family.config(fields, str(declared).removeprefix("torch."))
 
 
-def load_model(directory: Path, config: ModelConfig, progress: Progress | None = None) -> Decoder:
-    """Reads the weights, one tensor at a time, into a Decoder on the default device.
+def load_model(
+    directory: Path,
+    config: ModelConfig,
+    progress: Progress | None = None,
+    *,
+    placement: Placement | None = None,
+    stacked: bool = False,
+) -> Decoder:
+    """Reads the weights, one parameter at a time, into a Decoder.
+
+    They go to the default device; with `placement`, each device of its mesh reads its own share and no more.
 
     Every tensor that the model has must be there with its shape, and no other one. Names, shapes and types are all
     checked before the first weight is read. Two kinds of extra tensors are passed over because they hold nothing new:
@@ -103,19 +112,16 @@ def load_model(directory: Path, config: ModelConfig, progress: Progress | None =
     Raises:
         CheckpointError: a file or tensor is missing, unexpected, misshapen or of a type that is not a float.
     """
-    graph, stored, expected = _checked(directory, config)
-    num_bytes_total = sum(stored[name].num_bytes for name in expected)
+    graph, stored, sources = _checked(directory, config, stacked=stacked)
+    num_bytes = {source.path: sum(stored[name].num_bytes for name in source.names) for source in sources}
     num_bytes_read = 0
     filled = {}
-    for file, names in _by_file(stored, expected).items():
-        with _opened(file) as tensors:
-            for name in names:
-                path, param = expected[name]
-                array = tensors.get_tensor(name)
-                filled[path] = param.replace(_placed(array, param.dtype, transpose=path[-1] == "kernel"))
-                num_bytes_read += stored[name].num_bytes
-                if progress is not None:
-                    progress(num_bytes_read, num_bytes_total)
+    with WeightFiles(stored) as files:
+        for source in sorted(sources, key=lambda source: stored[source.names[0]].file):  # a file at a time
+            filled[source.path] = nnx.Param(files.array(source, placement))
+            num_bytes_read += num_bytes[source.path]
+            if progress is not None:
+                progress(num_bytes_read, sum(num_bytes.values()))
     return _merged(graph, filled)
 
 
@@ -125,17 +131,32 @@ def check_weights(directory: Path, config: ModelConfig) -> int:
     Raises:
         CheckpointError: as `load_model`.
     """
-    _, stored, expected = _checked(directory, config)
-    return sum(stored[name].num_bytes for name in expected)
+    _, stored, sources = _checked(directory, config)
+    return sum(stored[name].num_bytes for source in sources for name in source.names)
 
 
-def random_model(config: ModelConfig, seed: int) -> Decoder:
-    """A Decoder of this geometry with random weights, initialised on the default device: for benchmarks and tests."""
-    graph, abstract = _abstract(config)
+def random_model(
+    config: ModelConfig, seed: int, *, placement: Placement | None = None, stacked: bool = False
+) -> Decoder:
+    """A Decoder of this geometry with random weights, made where they are to be: for benchmarks and tests."""
+    graph, abstract = _abstract(config, stacked=stacked)
     filled = {}
     for number, (path, param) in enumerate(abstract.items()):
         key = jax.random.fold_in(jax.random.key(seed), number)
-        filled[path] = param.replace(_initial(key, path[-1], param.shape, param.dtype))
+        sharding = None if placement is None else _sharding(path, param, placement)
+        filled[path] = param.replace(_initial(key, path[-1], param.shape, param.dtype, sharding))
+    return _merged(graph, filled)
+
+
+def abstract_model(config: ModelConfig, placement: Placement, *, stacked: bool) -> Decoder:
+    """A Decoder of shapes alone, each with its place: for compiling without weights."""
+    graph, abstract = _abstract(config, stacked=stacked)
+    filled = {}
+    for path, param in abstract.items():
+        sharding = _sharding(path, param, placement)
+        filled[path] = param.replace(
+            jax.ShapeDtypeStruct(param.shape, param.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+        )
     return _merged(graph, filled)
 
 
@@ -156,35 +177,38 @@ def read_json(path: Path) -> dict[str, Any]:
     return fields
 
 
-def _checked(directory: Path, config: ModelConfig) -> tuple[nnx.GraphDef[Decoder], Mapping[str, _Stored], _Expected]:
-    """The model's structure, what the files hold, and what of it is to be loaded as which parameter."""
+def _checked(
+    directory: Path, config: ModelConfig, *, stacked: bool = False
+) -> tuple[nnx.GraphDef[Decoder], Mapping[str, Stored], list[Source]]:
+    """The model's structure, what the files hold, and which of it each parameter is made of."""
     stored = _stored_tensors(directory)
+    graph, abstract = _abstract(config, stacked=stacked)
+    sources = [_source(path, param, config, stacked=stacked) for path, param in abstract.items()]
+    _check(stored, sources, tied=config.tie_word_embeddings)
+    return graph, stored, sources
+
+
+def _source(path: ParamPath, param: Any, config: ModelConfig, *, stacked: bool) -> Source:
     family = FAMILIES[config.family]
-    graph, abstract = _abstract(config)
-    expected = {family.tensor_name(path): (path, param) for path, param in abstract.items()}
-    _check(stored, expected, tied=config.tie_word_embeddings)
-    return graph, stored, expected
+    is_stacked = stacked and path[0] == "blocks"
+    layers = [path]
+    if is_stacked:
+        run = layer_runs(config)[int(path[1])]
+        layers = [("blocks", layer, *path[2:]) for layer in range(run.first, run.first + run.count)]
+    return Source(
+        path=path,
+        shape=tuple(param.shape),
+        dtype=param.dtype,
+        names=tuple(family.tensor_name(layer) for layer in layers),
+        is_stacked=is_stacked,
+        copies=config.kv_copies if "kv_heads" in logical_axes(path, len(param.shape)) else 1,
+        head_dim=config.head_dim,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """What a file's header says of one tensor."""
-
-    file: Path
-    shape: tuple[int, ...]
-    kind: str  # safetensors' name of the element type
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * int(re.sub(r"\D", "", self.kind)) // 8
-
-
-_Expected = Mapping[str, tuple[ParamPath, Any]]  # by tensor name: the parameter's path and its abstract value
-
-
-def _abstract(config: ModelConfig) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:
+def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:
     """The model's structure and its parameters' shapes and types, with no memory behind them."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), stacked=stacked)))
     flat: Any = nnx.to_flat_state(state)
     return graph, dict(flat)
 
@@ -193,15 +217,21 @@ def _merged(graph: nnx.GraphDef[Decoder], filled: Mapping[Any, Any]) -> Decoder:
     return nnx.merge(graph, nnx.from_flat_state(filled))
 
 
-@partial(jax.jit, static_argnames=("leaf", "shape", "dtype"))
-def _initial(key: jax.Array, leaf: str, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+def _sharding(path: ParamPath, param: Any, placement: Placement) -> jax.sharding.Sharding:
+    return placement.sharding(logical_axes(path, len(param.shape)))
+
+
+@partial(jax.jit, static_argnames=("leaf", "shape", "dtype", "sharding"))
+def _initial(
+    key: jax.Array, leaf: str, shape: tuple[int, ...], dtype: jnp.dtype, sharding: jax.sharding.Sharding | None
+) -> jax.Array:
     if leaf in ("kernel", "embedding"):
-        return (0.02 * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
-    return jnp.ones(shape, dtype) if leaf == "scale" else jnp.zeros(shape, dtype)
-
-
-def _placed(array: np.ndarray, dtype: jnp.dtype, *, transpose: bool) -> jax.Array:
-    return jnp.asarray((array.T if transpose else array).astype(dtype, copy=False))
+        values = (0.02 * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
+    else:
+        values = jnp.ones(shape, dtype) if leaf == "scale" else jnp.zeros(shape, dtype)
+    if sharding is not None:
+        values = jax.lax.with_sharding_constraint(values, sharding)  # type: ignore[no-untyped-call]
+    return values
 
 
 def _embedding_dtype(directory: Path, family: Family) -> str:
@@ -212,7 +242,7 @@ def _embedding_dtype(directory: Path, family: Family) -> str:
     return FLOAT_TYPES.get(stored.kind, stored.kind)
 
 
-def _stored_tensors(directory: Path) -> dict[str, _Stored]:
+def _stored_tensors(directory: Path) -> dict[str, Stored]:
     """The headers of all weight files, by tensor name; nothing else of the files is read."""
     if (directory / WEIGHTS_FILE).is_file():
         return dict(_header(directory / WEIGHTS_FILE))
@@ -222,7 +252,7 @@ def _stored_tensors(directory: Path) -> dict[str, _Stored]:
             "weights in other formats must be converted to safetensors"
         )
     file_of = _weight_map(directory)
-    stored: dict[str, _Stored] = {}
+    stored: dict[str, Stored] = {}
     for file in dict.fromkeys(file_of.values()):
         header = dict(_header(file))
         indexed = {name for name, holder in file_of.items() if holder == file}
@@ -245,37 +275,22 @@ def _weight_map(directory: Path) -> dict[str, Path]:
     return {name: directory / file for name, file in names.items()}
 
 
-def _header(file: Path) -> Iterator[tuple[str, _Stored]]:
-    with _opened(file) as tensors:
+def _header(file: Path) -> Iterator[tuple[str, Stored]]:
+    with open_weights(file) as tensors:
         for name in tensors.keys():  # noqa: SIM118 -- not a mapping
             entry = tensors.get_slice(name)
-            yield name, _Stored(file, tuple(entry.get_shape()), entry.get_dtype())
+            yield name, Stored(file, tuple(entry.get_shape()), entry.get_dtype())
 
 
-def _opened(file: Path) -> Any:
-    """A context manager over the file's tensors."""
-    try:
-        return safe_open(file, framework="numpy")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
-
-
-def _by_file(stored: Mapping[str, _Stored], names: _Expected) -> dict[Path, list[str]]:
-    files: dict[Path, list[str]] = {}
-    for name in names:
-        files.setdefault(stored[name].file, []).append(name)
-    return files
-
-
-def _check(stored: Mapping[str, _Stored], expected: _Expected, *, tied: bool) -> None:
+def _check(stored: Mapping[str, Stored], sources: list[Source], *, tied: bool) -> None:
+    expected = {name: source.stored_shape for source in sources for name in source.names}
     _refuse(expected.keys() - stored.keys(), "the checkpoint lacks tensors of the model")
     extra = {name for name in stored.keys() - expected.keys() if not HARMLESS.fullmatch(name)}
     if tied and "lm_head.weight" in extra:
         _check_tied_head(stored)
         extra.remove("lm_head.weight")
     _refuse(extra, "the checkpoint holds tensors that the model has no place for", stored)
-    for name, (path, param) in expected.items():
-        shape = tuple(reversed(param.shape)) if path[-1] == "kernel" else tuple(param.shape)
+    for name, shape in expected.items():
         found = stored[name]
         if found.shape != shape:
             raise CheckpointError(
@@ -287,9 +302,9 @@ def _check(stored: Mapping[str, _Stored], expected: _Expected, *, tied: bool) ->
             )
 
 
-def _check_tied_head(stored: Mapping[str, _Stored]) -> None:
+def _check_tied_head(stored: Mapping[str, Stored]) -> None:
     head, embedding = stored["lm_head.weight"], stored["model.embed_tokens.weight"]
-    with _opened(head.file) as heads, _opened(embedding.file) as embeddings:
+    with open_weights(head.file) as heads, open_weights(embedding.file) as embeddings:
         same = np.array_equal(heads.get_tensor("lm_head.weight"), embeddings.get_tensor("model.embed_tokens.weight"))
     if not same:
         raise CheckpointError(
@@ -298,7 +313,7 @@ def _check_tied_head(stored: Mapping[str, _Stored]) -> None:
         )
 
 
-def _refuse(names: set[str], why: str, stored: Mapping[str, _Stored] | None = None) -> None:
+def _refuse(names: set[str], why: str, stored: Mapping[str, Stored] | None = None) -> None:
     if not names:
         return
     shown = [f"{name} ({stored[name].file.name})" if stored else name for name in sorted(names)[:NAMED_AT_MOST]]

@@ -20,17 +20,18 @@ class EngineConfig:
     max_model_len: int | None = None  # prompt and generated tokens of one sequence; None: the model's own limit
     max_num_seqs: int = 64  # sequences that run at once
     max_batch_tokens: int = 512  # tokens that one step computes at most, a power of two
-    page_size: int = 32  # tokens per KV page
+    page_size: int | None = None  # tokens per KV page; None: what suits the platform
     num_pages: int | None = None  # page 0 included; None: as many as `kv_cache_bytes` holds
     kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
     prefix_caching: bool = True
-    attention: str = "auto"  # auto, xla, or native: C++ built on this machine, for CPU
+    tensor_parallel: int = 1  # devices that the model is split over
+    attention: str = "auto"  # auto, xla, native (C++ built on this machine, for CPU) or ragged (for TPU)
     compile_cache_dir: Path | None = None  # persistent compilation cache; None keeps none
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_batch_tokens", "page_size"):
+        for name in ("max_num_seqs", "max_batch_tokens", "tensor_parallel"):
             _require_positive(name, getattr(self, name))
-        for name in ("max_model_len", "kv_cache_bytes"):
+        for name in ("max_model_len", "kv_cache_bytes", "page_size"):
             if getattr(self, name) is not None:
                 _require_positive(name, getattr(self, name))
         if self.num_pages is not None and self.num_pages < 2:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
-from engine.attention import KVCacheSpec, attention_for
-from engine.batch import BatchBuilder, Geometry, stop_ids
+from engine.batch import BatchBuilder, stop_ids
 from engine.checkpoint import load_model, read_model_config, resolve
 from engine.compilation import keep_compilations
 from engine.config import EngineConfig
+from engine.deployment import deploy, with_pages
 from engine.driver import EngineStats
 from engine.errors import ConfigError, InvalidRequest, PromptTooLong
 from engine.generation_defaults import GenerationDefaults, read_generation_defaults
-from engine.models import Decoder, ModelConfig
+from engine.models import Decoder
 from engine.page_pool import PagePool
 from engine.request import MAX_STOP_TOKENS, FinishReason, Output, Request, TokenLogprob
 from engine.runner import InFlight, Progress, Runner
@@ -27,7 +27,6 @@ from engine.sequence import Sequence
 from engine.text.stream import TextStream
 from engine.text.tokenizer import Tokenizer
 
-_DEFAULT_BUILD_DIR = Path.home() / ".cache" / "penstock"
 _DEFAULT_KV_CACHE_BYTES = 2**30
 _SHARE_OF_FREE_MEMORY = 0.9
 
@@ -54,19 +53,13 @@ class Engine:
         self._config = config = config or EngineConfig()
         self.tokenizer = tokenizer
         self.defaults = defaults
-        build_dir = (config.compile_cache_dir or _DEFAULT_BUILD_DIR) / "native"
-        attention = attention_for(config.attention, jax.default_backend(), model.config.dtype, build_dir)
-        spec = _cache_spec(config, model.config, attention.cache_dtype(model.config.dtype))
-        self.max_model_len = min(
-            config.max_model_len or model.config.max_position, (spec.num_pages - 1) * spec.page_size
-        )
-        geometry = Geometry(
-            max_num_seqs=config.max_num_seqs,
-            max_batch_tokens=config.max_batch_tokens,
-            max_model_len=self.max_model_len,
-            page_size=config.page_size,
-            vocab_size=model.config.vocab_size,
-        )
+        deployment = deploy(config, model.config)
+        if model.is_stacked != deployment.attention.is_stacked:
+            needed = "one block per run of layers" if deployment.attention.is_stacked else "one block per layer"
+            raise ConfigError(f"attention {config.attention!r} on this platform needs a model with {needed}")
+        spec = with_pages(deployment, config, _free_memory_bytes())
+        self.max_model_len = min(deployment.max_model_len, (spec.num_pages - 1) * spec.page_size)
+        geometry = deployment.geometry(config, self.max_model_len)
         self._vocab_size = model.config.vocab_size
         self._pool = PagePool(spec.num_pages, spec.page_size, prefix_caching=config.prefix_caching)
         self._scheduler = Scheduler(
@@ -76,7 +69,7 @@ class Engine:
             max_model_len=self.max_model_len,
         )
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
-        self._runner = Runner(model, attention, spec, geometry)
+        self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
         self._choices: dict[Sequence, _Choice] = {}  # unfinished
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
         self._arrivals = itertools.count()
@@ -98,11 +91,18 @@ class Engine:
         if config.compile_cache_dir is not None:
             keep_compilations(config.compile_cache_dir)
         directory = resolve(model)
-        model_config = read_model_config(directory, config.dtype)
+        deployment = deploy(config, read_model_config(directory, config.dtype))
         tokenizer = Tokenizer.from_dir(directory)
         defaults = read_generation_defaults(directory)
         report = None if progress is None else lambda done, total: progress(done, total, "bytes of weights")
-        return cls(load_model(directory, model_config, report), tokenizer, defaults, config)
+        loaded = load_model(
+            directory,
+            deployment.model,
+            report,
+            placement=deployment.placement,
+            stacked=deployment.attention.is_stacked,
+        )
+        return cls(loaded, tokenizer, defaults, config)
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compiles all shapes. Without it, each compiles when it is first met."""
@@ -319,28 +319,6 @@ def _logprob(sequence: Sequence, logprobs: Logprobs | None, place: int) -> Token
         return None
     top = zip(logprobs.top_ids[place, :count].tolist(), logprobs.top[place, :count].tolist(), strict=True)
     return TokenLogprob(float(logprobs.sampled[place]), tuple(top))
-
-
-def _cache_spec(config: EngineConfig, model: ModelConfig, dtype: str) -> KVCacheSpec:
-    """As many pages as are asked for, or as memory has, but never more than all sequences together could fill."""
-    spec = KVCacheSpec(
-        num_layers=model.num_layers,
-        num_pages=config.num_pages or 2,
-        page_size=config.page_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=dtype,
-    )
-    if config.num_pages is not None:
-        return spec
-    pages_per_seq = -(-(config.max_model_len or model.max_position) // config.page_size)
-    affordable = (config.kv_cache_bytes or _free_memory_bytes()) // spec.bytes_per_page
-    num_pages = min(affordable, config.max_num_seqs * pages_per_seq + 1)
-    if num_pages < 2:
-        raise ConfigError(
-            f"the KV cache has room for {affordable} pages of {spec.bytes_per_page} bytes, and needs 2 at least"
-        )
-    return replace(spec, num_pages=num_pages)
 
 
 def _free_memory_bytes() -> int:

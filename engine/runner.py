@@ -14,10 +14,11 @@ import numpy as np
 from flax import nnx
 
 from engine.attention import AttentionBackend, KVCacheSpec
-from engine.batch import Batch, Geometry, unpack_extended, unpack_sampling, unpack_step
+from engine.batch import NUM_SAMPLING_WORDS, Batch, Geometry, unpack_extended, unpack_sampling, unpack_step
 from engine.compilation import CompileWatch
 from engine.models.decoder import Decoder, LayerCache
 from engine.sampling import Logprobs, extend, logprobs_of, sample
+from engine.sharding import Placement
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what comes next)."""
@@ -58,10 +59,17 @@ class Runner:
     sampled rows; so the number of compilations is the sum of the buckets, not the product.
     """
 
-    def __init__(self, model: Decoder, attention: AttentionBackend, spec: KVCacheSpec, geometry: Geometry) -> None:
-        graph, state = nnx.split(model)
-        self._params, structure = jax.tree.flatten(state)  # plain arrays pass into a compiled call several times faster
-        self._rebuild = partial(_rebuild, graph, structure)
+    def __init__(
+        self,
+        model: Decoder,
+        attention: AttentionBackend,
+        spec: KVCacheSpec,
+        geometry: Geometry,
+        placement: Placement | None = None,  # None: everything on the default device
+    ) -> None:
+        self._steps = Steps(model, attention, geometry, placement)
+        self._params = self._steps.params
+        self._placement = placement
         self._attention = attention
         self._spec = spec
         self._geometry = geometry
@@ -79,6 +87,8 @@ class Runner:
         """Starts over with an empty cache, after a failure that may have lost the old one."""
         self._cache = self._attention.init_cache(self._spec)
         self._last_tokens = jnp.zeros((self._geometry.max_rows,), jnp.int32)
+        if self._placement is not None:
+            self._last_tokens = jax.device_put(self._last_tokens, self._placement.sharding())
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compiles every step there is, several at a time, and runs each once on padding."""
@@ -119,20 +129,7 @@ class Runner:
 
     def compile_backbone(self, num_tokens: int) -> jax.stages.Compiled:
         """The step of a token bucket, compiled: also for looking at what it became."""
-        step = partial(_compute_hidden, self._rebuild, self._attention, self._geometry, num_tokens)
-        flat = self._geometry.step_layout(num_tokens).empty()[0]
-        lowered = jax.jit(step, donate_argnames=("cache",)).lower(self._params, self._cache, self._last_tokens, flat)
-        return lowered.compile()
-
-    def compile_head(self, num_rows: int, *, extended: bool) -> jax.stages.Compiled:
-        """The sampling of a row bucket, compiled, with or without what only some requests ask for."""
-        step = partial(_sample_rows, self._rebuild, self._geometry, num_rows)
-        first = self._geometry.token_buckets[0]
-        flat = self._geometry.step_layout(first).empty()[0]
-        backbone = partial(_compute_hidden, self._rebuild, self._attention, self._geometry, first)
-        rows, sampling, _ = jax.eval_shape(backbone, self._params, self._cache, self._last_tokens, flat)
-        options = self._geometry.extended_layout(num_rows).empty()[0] if extended else None
-        return jax.jit(step).lower(self._params, rows, sampling, self._last_tokens, options).compile()
+        return self._steps.backbone(num_tokens, self._cache).compile()
 
     def _backbone(self, num_tokens: int) -> Any:
         if num_tokens not in self._backbones:
@@ -141,7 +138,7 @@ class Runner:
 
     def _head(self, num_rows: int, extended: bool) -> Any:
         if (num_rows, extended) not in self._heads:
-            self._heads[num_rows, extended] = self.compile_head(num_rows, extended=extended)
+            self._heads[num_rows, extended] = self._steps.head(num_rows, is_extended=extended).compile()
         return self._heads[num_rows, extended]
 
     def _run_backbone(self, flat: np.ndarray, num_tokens: int) -> tuple[jax.Array, jax.Array]:
@@ -156,6 +153,49 @@ class Runner:
         logprobs: Logprobs | None
         self._last_tokens, logprobs = run(self._params, rows, sampling, self._last_tokens, extended)
         return logprobs
+
+
+class Steps:
+    """The two functions of a step, lowered shape by shape, for a runner's arrays or for abstract ones."""
+
+    def __init__(
+        self, model: Decoder, attention: AttentionBackend, geometry: Geometry, placement: Placement | None = None
+    ) -> None:
+        graph, state = nnx.split(model)
+        self.params, structure = jax.tree.flatten(state)  # plain arrays pass into a compiled call several times faster
+        self._rebuild = partial(_rebuild, graph, structure)
+        self._config = model.config
+        self._attention = attention
+        self._geometry = geometry
+        self._sharding = None if placement is None else placement.sharding()
+
+    def backbone(self, num_tokens: int, cache: Cache) -> jax.stages.Lowered:
+        """Of a token bucket; `cache` is donated."""
+        step = partial(_compute_hidden, self._rebuild, self._attention, self._geometry, num_tokens)
+        last_tokens = self._shape(self._geometry.max_rows)
+        flat = self._shape(self._geometry.step_layout(num_tokens).size)
+        shardings = None
+        if self._sharding is not None:
+            shardings = (self._sharding, self._sharding, jax.tree.map(lambda array: array.sharding, cache))
+        compiled = jax.jit(step, donate_argnames=("cache",), out_shardings=shardings)
+        return compiled.lower(self.params, cache, last_tokens, flat)
+
+    def head(self, num_rows: int, *, is_extended: bool) -> jax.stages.Lowered:
+        """Of a row bucket, with all sampling options or only those that every step has."""
+        max_rows, model = self._geometry.max_rows, self._config
+        step = jax.jit(
+            partial(_sample_rows, self._rebuild, self._geometry, num_rows, self._sharding), out_shardings=self._sharding
+        )
+        return step.lower(
+            self.params,
+            self._shape(max_rows, model.hidden_size, dtype=model.dtype),
+            self._shape(max_rows, NUM_SAMPLING_WORDS),
+            self._shape(max_rows),
+            self._shape(self._geometry.extended_layout(num_rows).size) if is_extended else None,
+        )
+
+    def _shape(self, *shape: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding)  # type: ignore[no-untyped-call]
 
 
 def _rebuild(graph: nnx.GraphDef[Decoder], structure: jax.tree_util.PyTreeDef, params: Params) -> Decoder:
@@ -184,6 +224,7 @@ def _sample_rows(
     rebuild: Rebuild,
     geometry: Geometry,
     num_rows: int,
+    whole: jax.sharding.Sharding | None,
     params: Params,
     rows: jax.Array,  # [max_rows, hidden]
     sampling: jax.Array,  # i32 [max_rows, words]
@@ -192,6 +233,8 @@ def _sample_rows(
 ) -> tuple[jax.Array, Logprobs | None]:
     """Samples the first `num_rows` rows. Tokens are i32 `[max_rows]`, so that the next step has one shape for all."""
     logits = rebuild(params).logits(rows[:num_rows])
+    if whole is not None:  # a sort of a vocabulary in parts would talk at every turn
+        logits = jax.lax.with_sharding_constraint(logits, whole)  # type: ignore[no-untyped-call]
     if extended is not None:
         logits = extend(logits, unpack_extended(geometry.extended_layout(num_rows), extended, last_tokens))
     token_ids = sample(logits, unpack_sampling(sampling[:num_rows]))

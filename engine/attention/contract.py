@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
+from engine.models.axes import Axes
 from engine.models.decoder import LayerCache
 
 
@@ -44,14 +47,36 @@ class RaggedBatch:
     num_seqs: jax.Array  # i32 [1]
 
 
+@dataclass(frozen=True, slots=True)
+class CacheArray:
+    """One array of a KV cache. Its logical axes name the one that tensor parallelism splits `kv_heads`."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    axes: Axes
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * int(jnp.dtype(self.dtype).itemsize)
+
+
 class AttentionBackend(Protocol):
     """Writes a step's keys and values into the pages and attends over everything its sequences hold."""
+
+    is_stacked: bool
+    """Whether it keeps the pages of all layers in one array, for a stacked decoder, or one pytree per layer."""
 
     def cache_dtype(self, dtype: str) -> str:
         """The type that keys and values of a model of type `dtype` are kept in."""
 
+    def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
+        """The pytrees of CacheArray that a cache of this size is made of: one per layer, or a single array."""
+
     def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
-        """An empty cache, one pytree per layer, to be passed in, donated and returned by every step."""
+        """An empty cache, to be passed in, donated and returned by every step."""
+        arrays = self.cache_arrays(spec)
+        cache: tuple[LayerCache, ...] = jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), arrays)
+        return cache
 
     def __call__(
         self,
@@ -63,6 +88,7 @@ class AttentionBackend(Protocol):
         *,
         sliding_window: int | None = None,
         scale: float | None = None,  # None: head_dim ** -0.5
+        soft_cap: float | None = None,  # scores become soft_cap * tanh(score / soft_cap)
     ) -> tuple[jax.Array, LayerCache]:
         """Returns the attended values, shaped as `q`, and the layer's new cache.
 

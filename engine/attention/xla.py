@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from engine.attention.contract import KVCacheSpec, RaggedBatch
+from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
 from engine.models.decoder import LayerCache
 
 Carry = tuple[jax.Array, jax.Array, jax.Array]  # running maximum, running sum, running weighted values
@@ -21,19 +21,26 @@ _QUERIES_PER_BLOCK = 64
 _KEYS_PER_CHUNK = 128
 
 
-class XlaAttention:
+class XlaAttention(AttentionBackend):
     """Keys are `[pages, num_kv_heads, head_dim, page_size]`, values `[pages, num_kv_heads, page_size, head_dim]`: both
     products of the decode loop then reduce over an axis that is not the minor one, which XLA on CPU vectorises.
     """
 
+    is_stacked = False
+
+    def __init__(self, platform: str | None = None) -> None:
+        """For devices of `platform`, by default this process's."""
+        self._platform = platform or jax.default_backend()
+
     def cache_dtype(self, dtype: str) -> str:
         # XLA on CPU reads bfloat16 element-wise at a tenth of the speed of float32, which outweighs twice the bytes.
-        return "float32" if jax.default_backend() == "cpu" else dtype
+        return "float32" if self._platform == "cpu" else dtype
 
-    def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
+    def cache_arrays(self, spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
         k_shape = (spec.num_pages, spec.num_kv_heads, spec.head_dim, spec.page_size)
         v_shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
-        return tuple((jnp.zeros(k_shape, spec.dtype), jnp.zeros(v_shape, spec.dtype)) for _ in range(spec.num_layers))
+        keys, values = (CacheArray(s, spec.dtype, (None, "kv_heads", None, None)) for s in (k_shape, v_shape))
+        return ((keys, values),) * spec.num_layers
 
     def __call__(
         self,
@@ -45,6 +52,7 @@ class XlaAttention:
         *,
         sliding_window: int | None = None,
         scale: float | None = None,
+        soft_cap: float | None = None,
     ) -> tuple[jax.Array, LayerCache]:
         keys, values = cache
         page_size = keys.shape[-1]
@@ -57,8 +65,8 @@ class XlaAttention:
         num_kv_heads, head_dim = k.shape[1:]
         grouped = q.reshape(q.shape[0], num_kv_heads, -1, head_dim) * (head_dim**-0.5 if scale is None else scale)
         grouped = grouped.astype(q.dtype)
-        attended = _attend_decoding(grouped, keys, values, batch, sliding_window)
-        attended = _attend_prefilling(grouped, keys, values, batch, sliding_window, attended)
+        attended = _attend_decoding(grouped, keys, values, batch, sliding_window, soft_cap)
+        attended = _attend_prefilling(grouped, keys, values, batch, sliding_window, soft_cap, attended)
         return attended.reshape(q.shape), (keys, values)
 
 
@@ -68,6 +76,7 @@ def _attend_decoding(
     values: jax.Array,
     batch: RaggedBatch,
     sliding_window: int | None,
+    soft_cap: float | None,
 ) -> jax.Array:
     """Values for the tokens of sequences with one query, zeros for the others; shaped as `q`."""
     page_size = keys.shape[-1]
@@ -84,7 +93,7 @@ def _attend_decoding(
         visible = (key[None] < kv_lens[:, None]) & (key[None] >= first_key[:, None])  # [max_seqs, page_size]
         k, v = keys[page], values[page]
         scores = jnp.sum(rows[..., None] * k[:, :, None], axis=3, dtype=jnp.float32)  # [..., group, page_size]
-        weights, correction, new_top, new_total = _soften(scores, visible[:, None, None], *carry[:2])
+        weights, correction, new_top, new_total = _soften(_capped(scores, soft_cap), visible[:, None, None], *carry[:2])
         update = jnp.sum(weights[..., None] * v[:, :, None], axis=3, dtype=jnp.float32)
         return new_top, new_total, carry[2] * correction + update
 
@@ -103,6 +112,7 @@ def _attend_prefilling(
     values: jax.Array,
     batch: RaggedBatch,
     sliding_window: int | None,
+    soft_cap: float | None,
     out: jax.Array,  # shaped as q
 ) -> jax.Array:
     """Fills the rows of `out` that belong to sequences with more than one query."""
@@ -137,7 +147,8 @@ def _attend_prefilling(
             visible = key[None] <= position[:, None]
             if sliding_window is not None:
                 visible &= key[None] > position[:, None] - sliding_window
-            weights, correction, new_top, new_total = _soften(scores, jnp.tile(visible, (group, 1))[None], *carry[:2])
+            scores, visible = _capped(scores, soft_cap), jnp.tile(visible, (group, 1))[None]
+            weights, correction, new_top, new_total = _soften(scores, visible, *carry[:2])
             update = jnp.einsum("hqk,hkd->hqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
             return new_top, new_total, carry[2] * correction + update
 
@@ -163,6 +174,10 @@ def _empty_softmax(shape: tuple[int, ...], head_dim: int) -> Carry:
         jnp.zeros((*shape, 1), jnp.float32),
         jnp.zeros((*shape, head_dim), jnp.float32),
     )
+
+
+def _capped(scores: jax.Array, soft_cap: float | None) -> jax.Array:
+    return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
 
 
 def _soften(

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.models.config import ModelConfig, RopeConfig
-from engine.models.decoder import Attend, Decoder, LayerCache
+from engine.models.decoder import Attend, Decoder, LayerCache, LayerRun, StackedCache, layer_runs
 from engine.models.family import Family, ParamPath
 from engine.models.llama import LLAMA
 from engine.models.mistral import MISTRAL
@@ -21,10 +21,13 @@ __all__ = [
     "Decoder",
     "Family",
     "LayerCache",
+    "LayerRun",
     "ModelConfig",
     "ParamPath",
     "RopeConfig",
+    "StackedCache",
     "family_of",
+    "layer_runs",
 ]
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

@@ -48,4 +48,5 @@ class ModelConfig:
     qk_norm: bool
     sliding_windows: tuple[int | None, ...]  # one per layer; None attends to everything before
     hidden_act: str = "silu"
+    kv_copies: int = 1  # times that each of the checkpoint's KV heads is in `num_kv_heads`, for more devices than heads
     dtype: str = "bfloat16"  # of weights and activations; norms, softmax and logits are f32

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -14,6 +16,15 @@ from engine.models.rope import rotary_tables, rotate
 
 LayerCache = Any
 """One layer's share of the KV cache: a pytree that only the attention implementation looks into."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class StackedCache:
+    """The LayerCache of a stacked decoder: the pages of all layers in one array, which no layer's turn may copy."""
+
+    pages: jax.Array  # [num_layers * num_pages, ...]
+    first_page: jax.Array  # i32: where the pages of the layer begin whose turn it is
 
 
 class Attend(Protocol):
@@ -90,15 +101,40 @@ class Block(nnx.Module):
         return x + self.mlp(self.mlp_norm(x)), cache
 
 
-class Decoder(nnx.Module):
-    """A causal language model. Calling it gives hidden states; `logits` turns chosen rows of them into logits."""
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """Consecutive layers that are alike, so that one traced block can serve them all."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+    first: int
+    count: int
+    sliding_window: int | None
+
+
+def layer_runs(config: ModelConfig) -> tuple[LayerRun, ...]:
+    """The layers of a stacked decoder: one run for each stretch with the same sliding window."""
+    windows = config.sliding_windows
+    starts = [i for i in range(len(windows)) if i == 0 or windows[i] != windows[i - 1]]
+    ends = [*starts[1:], len(windows)]
+    return tuple(LayerRun(start, end - start, windows[start]) for start, end in zip(starts, ends, strict=True))
+
+
+class Decoder(nnx.Module):
+    """A causal language model. Calling it gives hidden states; `logits` turns chosen rows of them into logits.
+
+    Its blocks are one per layer, each traced and compiled for itself; or, `stacked`, one per LayerRun, with a leading
+    axis of layers on each parameter, and traced once per run: what it takes to compile then does not grow with depth.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, stacked: bool = False) -> None:
         dtype = jnp.dtype(config.dtype)
         self.config = config
+        self.is_stacked = stacked
         init = nnx.initializers.normal(0.02)
         self.embedding = nnx.Param(init(rngs.params(), (config.vocab_size, config.hidden_size), dtype))
-        self.blocks = nnx.List([Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)])
+        blocks = [Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)]
+        if stacked:
+            blocks = [_stack(blocks[run.first : run.first + run.count]) for run in layer_runs(config)]
+        self.blocks = nnx.List(blocks)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
         self.head = (
             None
@@ -110,19 +146,52 @@ class Decoder(nnx.Module):
         self,
         token_ids: jax.Array,  # i32 [num_tokens]
         positions: jax.Array,  # i32 [num_tokens]
-        caches: tuple[LayerCache, ...],  # one per layer
+        caches: tuple[LayerCache, ...],  # one per layer; stacked, one array of the pages of all
         attend: Attend,
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Returns the final hidden states `[num_tokens, hidden]` and the caches with this step's keys and values."""
         x = self.embedding[...][token_ids]
         rotary = rotary_tables(positions, self.config.rope, self.config.head_dim)
+        if self.is_stacked:
+            x, pages = self._scan(x, rotary, caches[0], attend)
+            return self.norm(x), (pages,)
         written = []
         for block, cache, window in zip(self.blocks, caches, self.config.sliding_windows, strict=True):
             x, new_cache = block(x, rotary, attend, cache, window)
             written.append(new_cache)
         return self.norm(x), tuple(written)
 
+    def _scan(
+        self, x: jax.Array, rotary: tuple[jax.Array, jax.Array], pages: jax.Array, attend: Attend
+    ) -> tuple[jax.Array, jax.Array]:
+        """All layers: one loop per run, which carries the pages, so that they are updated where they are."""
+        pages_per_layer = pages.shape[0] // self.config.num_layers
+        for block, run in zip(self.blocks, layer_runs(self.config), strict=True):
+            graph, stack = nnx.split(block)
+
+            def layer(
+                carry: tuple[jax.Array, jax.Array],
+                inputs: tuple[Any, jax.Array],
+                graph: nnx.GraphDef[Block] = graph,
+                window: int | None = run.sliding_window,
+            ) -> tuple[tuple[jax.Array, jax.Array], None]:
+                params, number = inputs
+                cache = StackedCache(carry[1], number * pages_per_layer)
+                x, cache = nnx.merge(graph, params)(carry[0], rotary, attend, cache, window)
+                return (x, cache.pages), None
+
+            numbers = jnp.arange(run.first, run.first + run.count, dtype=jnp.int32)
+            (x, pages), _ = jax.lax.scan(layer, (x, pages), (stack, numbers))
+        return x, pages
+
     def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab]
         if self.head is None:
             return jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
         return jnp.dot(hidden, self.head.kernel[...], preferred_element_type=jnp.float32)
+
+
+def _stack(blocks: Sequence[Block]) -> Block:
+    """One block whose parameters are those of `blocks` behind each other."""
+    states = [nnx.state(block) for block in blocks]
+    block: Block = nnx.merge(nnx.graphdef(blocks[0]), jax.tree.map(lambda *leaves: jnp.stack(leaves), *states))
+    return block

@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from engine.attention.contract import KVCacheSpec, RaggedBatch
+from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from engine.errors import ConfigError
 from engine.models.decoder import LayerCache
 
 _SOURCE = Path(__file__).parent / "ragged.cc"
@@ -37,8 +37,10 @@ class NativeUnavailableError(Exception):
     """The native form cannot be used on this machine; the message says why."""
 
 
-class NativeAttention:
+class NativeAttention(AttentionBackend):
     """Keys and values are `[num_pages, num_kv_heads, page_size, head_dim]`, of the model's own type: f32 or bf16."""
+
+    is_stacked = False
 
     def __init__(self, build_dir: Path) -> None:
         """Builds what is not built yet.
@@ -51,9 +53,10 @@ class NativeAttention:
     def cache_dtype(self, dtype: str) -> str:
         return dtype
 
-    def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
+    def cache_arrays(self, spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
         shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
-        return tuple((jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype)) for _ in range(spec.num_layers))
+        half = CacheArray(shape, spec.dtype, (None, "kv_heads", None, None))
+        return ((half, half),) * spec.num_layers
 
     def __call__(
         self,
@@ -65,7 +68,10 @@ class NativeAttention:
         *,
         sliding_window: int | None = None,
         scale: float | None = None,
+        soft_cap: float | None = None,
     ) -> tuple[jax.Array, LayerCache]:
+        if soft_cap is not None:
+            raise ConfigError(f"attention 'native' has no soft cap, and the model's is {soft_cap}; set xla")
         keys, values = cache
         out_types = [jax.typeof(array) for array in (q, keys, values)]
         call = jax.ffi.ffi_call(_TARGET, out_types, input_output_aliases={3: 1, 4: 2})

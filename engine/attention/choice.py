@@ -1,0 +1,109 @@
+"""Which attention implementation, and which page size, a platform gets: decided here and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.attention.contract import AttentionBackend
+from engine.attention.native import NativeAttention, NativeUnavailableError
+from engine.attention.ragged import RaggedKernelAttention
+from engine.attention.xla import XlaAttention
+from engine.errors import ConfigError
+
+ATTENTION_CHOICES = ("auto", "native", "xla", "ragged")
+_NATIVE_DTYPES = ("float32", "bfloat16")
+
+SMEM_BYTES = 2**20  # scalar memory of a TPU core
+SMEM_RESERVED_BYTES = 8 * 2**10  # the compiler's own
+
+_CPU_PAGE_SIZE = 32
+_TPU_PAGE_SIZE = 64
+_TPU_MAX_PAGE_SIZE = 512
+
+
+def attention_for(choice: str, platform: str, dtype: str, build_dir: Path, *, head_dim: int = 128) -> AttentionBackend:
+    """The implementation for a device platform (`cpu`, `gpu`, `tpu`), a model's type and the size of its heads.
+
+    `auto` takes on TPU the kernel that ships in JAX where that takes the model's head_dim, on CPU the native form where
+    a C++ compiler is at hand, and otherwise the XLA form.
+
+    Raises:
+        ConfigError: `choice` cannot be had here; the message says why.
+    """
+    if choice not in ATTENTION_CHOICES:
+        raise ConfigError(f"attention must be one of {', '.join(ATTENTION_CHOICES)}, not {choice!r}")
+    if choice == "xla":
+        return XlaAttention(platform)
+    if choice == "ragged" or (choice == "auto" and platform == "tpu"):
+        return _ragged(choice, platform, head_dim)
+    return _native(choice, platform, dtype, build_dir)
+
+
+def _ragged(choice: str, platform: str, head_dim: int) -> AttentionBackend:
+    fits = head_dim <= RaggedKernelAttention.max_head_dim
+    if platform == "tpu" and fits:
+        return RaggedKernelAttention()
+    if choice == "auto":
+        return XlaAttention(platform)
+    limit = f"for a head_dim of up to {RaggedKernelAttention.max_head_dim} on TPU"
+    raise ConfigError(f"attention 'ragged' is {limit}, not {head_dim} on {platform}; set auto or xla")
+
+
+def _native(choice: str, platform: str, dtype: str, build_dir: Path) -> AttentionBackend:
+    fits = platform == "cpu" and dtype in _NATIVE_DTYPES
+    if choice == "auto" and not fits:
+        return XlaAttention(platform)
+    if not fits:
+        limit = f"for {' and '.join(_NATIVE_DTYPES)} on CPU"
+        raise ConfigError(f"attention 'native' is {limit}, not {dtype} on {platform}")
+    try:
+        return NativeAttention(build_dir)
+    except NativeUnavailableError as error:
+        if choice == "native":
+            raise ConfigError(f"attention 'native' cannot be built: {error}") from error
+        return XlaAttention(platform)
+
+
+def page_size_for(platform: str, *, max_num_seqs: int, max_model_len: int) -> int:
+    """Tokens per page where the setting leaves it open.
+
+    On TPU pages are large, because each is one transfer from HBM; and they grow until the table of all sequences' pages
+    fits into scalar memory.
+    """
+    if platform != "tpu":
+        return _CPU_PAGE_SIZE
+    page_size = _TPU_PAGE_SIZE
+    while page_size < _TPU_MAX_PAGE_SIZE and not _fits(max_num_seqs, -(-max_model_len // page_size)):
+        page_size *= 2
+    return page_size
+
+
+def check_page_table(*, max_num_seqs: int, max_model_len: int, page_size: int) -> None:
+    """The rule of the TPU kernels, which hold the table of pages in scalar memory.
+
+    Raises:
+        ConfigError: the table does not fit.
+    """
+    pages_per_seq = -(-max_model_len // page_size)
+    if _fits(max_num_seqs, pages_per_seq):
+        return
+    raise ConfigError(
+        f"max_num_seqs {max_num_seqs} x {pages_per_seq} pages per sequence (max_model_len {max_model_len} / page_size "
+        f"{page_size}) are {page_table_bytes(max_num_seqs, pages_per_seq)} bytes of page table, and the TPU's scalar "
+        f"memory has room for {SMEM_BYTES - SMEM_RESERVED_BYTES}: raise page_size, or lower max_num_seqs or "
+        "max_model_len"
+    )
+
+
+def page_table_bytes(max_num_seqs: int, pages_per_seq: int) -> int:
+    """Pages and lengths of a step's sequences as they lie in scalar memory, in tiles of 8 x 128 words."""
+    rows = _round_up(1 << (max_num_seqs - 1).bit_length(), 16)  # a step has a power of two of them
+    return 4 * (rows * _round_up(pages_per_seq, 128) + 2 * rows)
+
+
+def _fits(max_num_seqs: int, pages_per_seq: int) -> bool:
+    return page_table_bytes(max_num_seqs, pages_per_seq) <= SMEM_BYTES - SMEM_RESERVED_BYTES
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

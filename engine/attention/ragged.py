@@ -1,0 +1,108 @@
+"""The ragged paged attention kernel that ships in JAX (Jiang et al., arXiv 2604.15464), for TPU.
+
+Its pages are `[page_size, 2 * num_kv_heads, head_dim]`, K and V of a head side by side on the head axis. It reads them
+only: the step's own keys and values are scattered into the donated pages before it runs.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
+
+from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from engine.models.decoder import StackedCache
+
+_LANES = 128
+_QUERIES_PER_BLOCK = 32
+_KEYS_PER_BLOCK = 1024
+_MAX_PAGES_PER_BLOCK = 16
+_BUFFER_BYTES = 8 * 2**20  # of the kernel's two blocks of pages, at most
+_VMEM_BYTES = 48 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
+
+
+class RaggedKernelAttention(AttentionBackend):
+    """Pads what the kernel cannot take: a head_dim that is no multiple of 128, and odd numbers of KV heads.
+
+    A head_dim above 128 is beyond it.
+    """
+
+    is_stacked = True
+    max_head_dim = _LANES
+
+    def cache_dtype(self, dtype: str) -> str:
+        return dtype
+
+    def cache_arrays(self, spec: KVCacheSpec) -> tuple[CacheArray]:
+        heads = _padded_heads(spec.num_kv_heads, spec.dtype)
+        dim = -(-spec.head_dim // _LANES) * _LANES
+        shape = (spec.num_layers * spec.num_pages, spec.page_size, 2 * heads, dim)
+        return (CacheArray(shape, spec.dtype, (None, None, "kv_heads", None)),)
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cache: StackedCache,
+        batch: RaggedBatch,
+        *,
+        sliding_window: int | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+    ) -> tuple[jax.Array, StackedCache]:
+        num_tokens, num_heads, head_dim = q.shape
+        _, page_size, combined, dim = cache.pages.shape
+        num_kv_heads, group = k.shape[1], num_heads // k.shape[1]
+        pages = _write(cache, k, v, batch)
+
+        extra = combined // 2 - num_kv_heads
+        padded = jnp.pad(
+            q.reshape(num_tokens, num_kv_heads, group, head_dim), ((0, 0), (0, extra), (0, 0), (0, dim - head_dim))
+        )
+        pages_per_seq = batch.page_indices.shape[1]
+        # A step of padding alone still needs one sequence with one query: the kernel waits for its keys.
+        is_empty = batch.num_seqs[0] == 0
+        attended = ragged_paged_attention(
+            padded.reshape(num_tokens, (num_kv_heads + extra) * group, dim),
+            pages,
+            jnp.where(is_empty, 1, batch.kv_lens),
+            batch.page_indices + cache.first_page,
+            batch.cu_q_lens.at[1].add(is_empty.astype(jnp.int32)),
+            jnp.maximum(batch.num_seqs, 1),
+            sm_scale=head_dim**-0.5 if scale is None else scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            num_kv_pages_per_block=_pages_per_block(page_size, combined * dim * pages.dtype.itemsize, pages_per_seq),
+            num_queries_per_block=min(_QUERIES_PER_BLOCK, num_tokens),
+            vmem_limit_bytes=_VMEM_BYTES,
+        )
+        attended = attended.reshape(num_tokens, num_kv_heads + extra, group, dim)[:, :num_kv_heads, :, :head_dim]
+        return attended.reshape(q.shape), StackedCache(pages, cache.first_page)
+
+
+def _write(cache: StackedCache, k: jax.Array, v: jax.Array, batch: RaggedBatch) -> jax.Array:
+    """The pages with this step's keys and values in them."""
+    num_pages, page_size, combined, dim = cache.pages.shape
+    both = jnp.stack([k, jnp.nan_to_num(v)], axis=2).reshape(k.shape[0], -1, k.shape[2])
+    both = jnp.pad(both, ((0, 0), (0, combined - both.shape[1]), (0, dim - both.shape[2])))
+    slots = batch.slots + cache.first_page * page_size
+    flat = cache.pages.reshape(num_pages * page_size, combined, dim).at[slots].set(both.astype(cache.pages.dtype))
+    return flat.reshape(cache.pages.shape)
+
+
+def _padded_heads(num_kv_heads: int, dtype: str) -> int:
+    """The least number of KV heads from `num_kv_heads` up whose K and V fill the kernel's tiles.
+
+    The kernel takes 2, 4, 8 or a multiple of 8 rows of 32 bits for the heads of a token.
+    """
+    packing = 4 // jnp.dtype(dtype).itemsize
+    heads = num_kv_heads
+    while (2 * heads) % packing or not (2 * heads // packing in (1, 2, 4) or (2 * heads // packing) % 8 == 0):
+        heads += 1
+    return heads
+
+
+def _pages_per_block(page_size: int, bytes_per_token: int, pages_per_seq: int) -> int:
+    wanted = min(_KEYS_PER_BLOCK, _BUFFER_BYTES // (2 * bytes_per_token)) // page_size
+    return max(1, min(wanted, _MAX_PAGES_PER_BLOCK, pages_per_seq))

@@ -1,0 +1,89 @@
+"""Any attention implementation, over the devices of a mesh: each attends with its own heads, and none talk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from engine.models.decoder import LayerCache, StackedCache
+from engine.sharding import Placement
+
+_WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
+
+
+class ShardedAttention(AttentionBackend):
+    """`inner` on every device of `placement`, with the heads and the cache split over its tensor axis."""
+
+    def __init__(self, inner: AttentionBackend, placement: Placement) -> None:
+        self.is_stacked = inner.is_stacked
+        self._inner = inner
+        self._placement = placement
+
+    def cache_dtype(self, dtype: str) -> str:
+        return self._inner.cache_dtype(dtype)
+
+    def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
+        tensor = self._placement.tensor
+        arrays = self._inner.cache_arrays(replace(spec, num_kv_heads=spec.num_kv_heads // tensor))
+        widened: tuple[Any, ...] = jax.tree.map(partial(_widened, tensor=tensor), arrays)
+        return widened
+
+    def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
+        arrays = self.cache_arrays(spec)
+        shardings = jax.tree.map(lambda array: self._placement.sharding(array.axes), arrays)
+        cache: tuple[LayerCache, ...] = jax.jit(partial(super().init_cache, spec), out_shardings=shardings)()
+        return cache
+
+    def abstract_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
+        """The shapes of a cache, each with its place: for compiling without memory."""
+
+        def shape(array: CacheArray) -> jax.ShapeDtypeStruct:
+            sharding = self._placement.sharding(array.axes)
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+
+        cache: tuple[LayerCache, ...] = jax.tree.map(shape, self.cache_arrays(spec))
+        return cache
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cache: LayerCache,
+        batch: RaggedBatch,
+        *,
+        sliding_window: int | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+    ) -> tuple[jax.Array, LayerCache]:
+        attend = partial(self._inner, sliding_window=sliding_window, scale=scale, soft_cap=soft_cap)
+        heads, kv_heads = (self._placement.spec((None, name, None)) for name in ("heads", "kv_heads"))
+        held = self._cache_specs(cache)
+        run = jax.shard_map(
+            attend,
+            mesh=self._placement.mesh,
+            in_specs=(heads, kv_heads, kv_heads, held, _WHOLE),
+            out_specs=(heads, held),
+            check_vma=False,
+        )
+        attended, written = run(q, k, v, cache, batch)
+        return attended, written
+
+    def _cache_specs(self, cache: LayerCache) -> Any:
+        """Which dimension of a layer's arrays is split: the same in all layers, and in caches of all sizes."""
+        arrays = self._inner.cache_arrays(KVCacheSpec(1, 1, 8, 1, 8, "float32"))[0]
+        specs: Any = jax.tree.map(lambda array: self._placement.spec(array.axes), arrays)
+        return StackedCache(specs, _WHOLE) if isinstance(cache, StackedCache) else specs
+
+
+def _widened(array: CacheArray, tensor: int) -> CacheArray:
+    """All devices' share together."""
+    shape = tuple(
+        size * tensor if axis == "kv_heads" else size for size, axis in zip(array.shape, array.axes, strict=True)
+    )
+    return replace(array, shape=shape)

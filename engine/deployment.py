@@ -1,0 +1,114 @@
+"""How a model is laid out on devices: which attention, which mesh, which pages. For an engine, and for planning one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+
+from engine.attention import (
+    AttentionBackend,
+    CacheArray,
+    KVCacheSpec,
+    ShardedAttention,
+    attention_for,
+    check_page_table,
+    page_size_for,
+)
+from engine.batch import Geometry
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.models import ModelConfig
+from engine.sharding import Placement, place, split_model
+
+DEFAULT_BUILD_DIR = Path.home() / ".cache" / "penstock"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What follows from a model, the settings and the platform before anything is loaded."""
+
+    model: ModelConfig  # as it is laid out: KV heads may be held several times
+    attention: AttentionBackend
+    placement: Placement | None  # None: everything on one device
+    page_size: int
+    max_model_len: int
+    kv_dtype: str
+
+    def cache_spec(self, num_pages: int) -> KVCacheSpec:
+        return KVCacheSpec(
+            num_layers=self.model.num_layers,
+            num_pages=num_pages,
+            page_size=self.page_size,
+            num_kv_heads=self.model.num_kv_heads,
+            head_dim=self.model.head_dim,
+            dtype=self.kv_dtype,
+        )
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page in all layers, on each device, with all that its layout pads."""
+        arrays: list[CacheArray] = jax.tree.leaves(self.attention.cache_arrays(self.cache_spec(1)))
+        split = 1 if self.placement is None else self.placement.tensor
+        return sum(array.num_bytes for array in arrays) // split
+
+    def geometry(self, config: EngineConfig, max_model_len: int) -> Geometry:
+        return Geometry(
+            max_num_seqs=config.max_num_seqs,
+            max_batch_tokens=config.max_batch_tokens,
+            max_model_len=max_model_len,
+            page_size=self.page_size,
+            vocab_size=self.model.vocab_size,
+        )
+
+
+def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Device] | None = None) -> Deployment:
+    """`model` on `devices`: this process's by default, of which it takes the first `tensor_parallel`.
+
+    Raises:
+        ConfigError: the model cannot be split so, there are too few devices, or the page table is too large.
+    """
+    tensor = config.tensor_parallel
+    if devices is None:
+        devices = _first(jax.devices(), tensor)
+    platform = devices[0].platform
+    model = split_model(model, tensor)
+    build_dir = (config.compile_cache_dir or DEFAULT_BUILD_DIR) / "native"
+    attention = attention_for(config.attention, platform, model.dtype, build_dir, head_dim=model.head_dim)
+    placement = place(model, devices, tensor) if len(devices) > 1 else None
+    if placement is not None:
+        attention = ShardedAttention(attention, placement)
+    max_model_len = config.max_model_len or model.max_position
+    page_size = config.page_size or page_size_for(
+        platform, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len
+    )
+    if platform == "tpu" and attention.is_stacked:
+        check_page_table(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, page_size=page_size)
+    kv_dtype = attention.cache_dtype(model.dtype)
+    return Deployment(model, attention, placement, page_size, max_model_len, kv_dtype)
+
+
+def with_pages(deployment: Deployment, config: EngineConfig, free_bytes: int) -> KVCacheSpec:
+    """As many pages as are asked for, or as memory has, but never more than all sequences together could fill.
+
+    Raises:
+        ConfigError: there is room for less than two pages.
+    """
+    if config.num_pages is not None:
+        return deployment.cache_spec(config.num_pages)
+    pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
+    affordable = (config.kv_cache_bytes or free_bytes) // deployment.page_bytes
+    num_pages = min(affordable, config.max_num_seqs * pages_per_seq + 1)
+    if num_pages < 2:
+        raise ConfigError(
+            f"the KV cache has room for {affordable} pages of {deployment.page_bytes} bytes, and needs 2 at least"
+        )
+    return replace(deployment.cache_spec(2), num_pages=num_pages)
+
+
+def _first(devices: Sequence[jax.Device], count: int) -> Sequence[jax.Device]:
+    if count > len(devices):
+        raise ConfigError(f"tensor_parallel = {count}, and there are {len(devices)} {devices[0].platform} devices")
+    return devices[:count]

@@ -1,0 +1,50 @@
+"""The logical axes of every parameter: what each of its dimensions means, whatever mesh it is laid out on.
+
+| name | dimension |
+| --- | --- |
+| vocab | tokens of the vocabulary |
+| embed | features of the residual stream |
+| heads | query heads, each head_dim wide |
+| kv_heads | key and value heads, each head_dim wide |
+| mlp | features inside the feed-forward |
+| layers | layers of a stacked decoder |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from engine.models.family import ParamPath
+
+Axes = tuple[str | None, ...]
+
+_KERNELS: Mapping[ParamPath, Axes] = MappingProxyType(
+    {
+        ("attention", "q"): ("embed", "heads"),
+        ("attention", "k"): ("embed", "kv_heads"),
+        ("attention", "v"): ("embed", "kv_heads"),
+        ("attention", "out"): ("heads", "embed"),
+        ("mlp", "gate"): ("embed", "mlp"),
+        ("mlp", "up"): ("embed", "mlp"),
+        ("mlp", "down"): ("mlp", "embed"),
+        ("head",): ("embed", "vocab"),
+    }
+)
+
+
+def logical_axes(path: ParamPath, num_dims: int) -> Axes:
+    """The axes of the parameter at `path`, which in a stacked decoder has a leading one for its layers."""
+    axes = _axes(path)
+    return ("layers", *axes) if num_dims == len(axes) + 1 else axes
+
+
+def _axes(path: ParamPath) -> Axes:
+    if path == ("embedding",):
+        return ("vocab", "embed")
+    module = path[2:-1] if path[0] == "blocks" else path[:-1]
+    if path[-1] == "kernel":
+        return _KERNELS[module]
+    if path[-1] == "bias":
+        return _KERNELS[module][1:]
+    return (None,)  # the scale of a norm
