@@ -74,7 +74,9 @@ class Settings(BaseSettings):
     )
     max_num_seqs: int = _setting("Engine", "Sequences that run at once.", 64)
     max_batch_tokens: int = _setting("Engine", "Tokens that one step computes at most, a power of two from 16.", 512)
-    page_size: int = _setting("Engine", "Tokens per page of the KV cache.", 32)
+    page_size: Annotated[int | None, _OrNone] = _setting(
+        "Engine", "Tokens per page of the KV cache; none: what suits the device.", None
+    )
     num_pages: Annotated[int | None, _OrNone] = _setting(
         "Engine", "Pages of the KV cache; none: as many as kv_cache_bytes holds.", None
     )
@@ -84,8 +86,11 @@ class Settings(BaseSettings):
         None,
     )
     prefix_caching: bool = _setting("Engine", "Keep the pages of finished prompts for prompts that begin alike.", True)
+    tensor_parallel: int = _setting("Engine", "Devices that one copy of the model is split over.", 1)
     attention: str = _setting(
-        "Engine", "How attention is computed: auto, xla, or native (C++ built on this machine, for CPU).", "auto"
+        "Engine",
+        "How attention is computed: auto, xla, native (C++ built on this machine, for CPU) or ragged (for TPU).",
+        "auto",
     )
     compile_cache_dir: Annotated[Path | None, _OrNone] = Field(
         default_factory=_cache_dir,
