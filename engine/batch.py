@@ -285,16 +285,18 @@ def stop_ids(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> tuple[in
 
 
 def _sampling_words(row: Row) -> tuple[int, ...]:
-    params, seed = row.sequence.request.sampling, row.sequence.seed
-    return (
-        _as_word(params.temperature),
-        _as_word(params.top_p),
-        _as_word(params.min_p),
-        min(params.top_k, 2**31 - 1),
-        _signed(seed >> 32),
-        _signed(seed & 0xFFFFFFFF),
-        row.output_index,
-    )
+    sequence = row.sequence
+    if not sequence.sampling_words:
+        params, seed = sequence.request.sampling, sequence.seed
+        sequence.sampling_words = (
+            _as_word(params.temperature),
+            _as_word(params.top_p),
+            _as_word(params.min_p),
+            min(params.top_k, 2**31 - 1),
+            _signed(seed >> 32),
+            _signed(seed & 0xFFFFFFFF),
+        )
+    return (*sequence.sampling_words, row.output_index)
 
 
 def _extended_words(params: SamplingParams, num_prompt: int) -> tuple[int, ...]:

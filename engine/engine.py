@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -28,6 +29,14 @@ from engine.text.tokenizer import Tokenizer
 
 _DEFAULT_KV_CACHE_BYTES = 2**30
 _SHARE_OF_FREE_MEMORY = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What an unfinished sequence has beside its tokens."""
+
+    stream: TextStream
+    stop_ids: frozenset[int]
 
 
 class Engine:
@@ -61,7 +70,7 @@ class Engine:
         )
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
         self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
-        self._streams: dict[Sequence, TextStream] = {}  # of the unfinished sequences, in the order of their arrival
+        self._choices: dict[Sequence, _Choice] = {}  # unfinished
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
         self._arrivals = itertools.count()
         self._early_outputs: list[Output] = []  # ends that no step produced
@@ -152,18 +161,19 @@ class Engine:
         for index in range(request.n):
             sequence = Sequence(request, index, next(self._arrivals))
             stream = TextStream(self.tokenizer, request.sampling.stop)
+            stops = frozenset(stop_ids(request.sampling, self.defaults.eos_token_ids))
+            self._choices[sequence] = _Choice(stream, stops)
             self._sequences[request.id].append(sequence)
-            self._streams[sequence] = stream
             self._scheduler.add(sequence)
-            self._resume(sequence, stream)
+            self._resume(sequence)
 
     def abort(self, request_id: str, reason: FinishReason = "cancelled") -> None:
         """Ends what is left of a request; the next step reports it. An unknown id is ignored."""
         for sequence in list(self._sequences.get(request_id, ())):
-            self._early_outputs.append(self._end(sequence, reason, self._streams[sequence].finish()))
+            self._early_outputs.append(self._end(sequence, reason, self._choices[sequence].stream.finish()))
 
     def has_work(self) -> bool:
-        return bool(self._streams or self._early_outputs or self._in_flight)
+        return bool(self._choices or self._early_outputs or self._in_flight)
 
     def step(self) -> list[Output]:
         """Plans and dispatches the next step, then commits the one before it."""
@@ -216,8 +226,9 @@ class Engine:
 
     def _advance(self, sequence: Sequence, logprob: TokenLogprob | None) -> Output:
         """What a sequence's newest token means: its text, and perhaps its end."""
-        token_id, stream = sequence.token_ids[-1], self._streams[sequence]
-        if token_id in stop_ids(sequence.request.sampling, self.defaults.eos_token_ids):
+        token_id, choice = sequence.token_ids[-1], self._choices[sequence]
+        stream = choice.stream
+        if token_id in choice.stop_ids:
             return self._end(sequence, "stop", stream.finish(), (token_id,), logprob)
         text, is_stopped = stream.push(token_id)
         if is_stopped:
@@ -226,13 +237,13 @@ class Engine:
             return self._end(sequence, "length", text + stream.finish(), (token_id,), logprob)
         return _output(sequence, text, (token_id,), logprob)
 
-    def _resume(self, sequence: Sequence, stream: TextStream) -> None:
+    def _resume(self, sequence: Sequence) -> None:
         """Brings a sequence with tokens of an earlier run to where that run was; ends it if that was its end."""
         generated = sequence.token_ids[sequence.num_prompt :]
         if not generated:
             return
-        stops = stop_ids(sequence.request.sampling, self.defaults.eos_token_ids)
-        is_stopped = stream.replay(generated) or generated[-1] in stops
+        choice = self._choices[sequence]
+        is_stopped = choice.stream.replay(generated) or generated[-1] in choice.stop_ids
         if is_stopped or self._is_full(sequence):  # its text went out with its last token
             self._early_outputs.append(self._end(sequence, "stop" if is_stopped else "length", ""))
 
@@ -241,7 +252,7 @@ class Engine:
         return num_generated >= sequence.request.sampling.max_tokens or len(sequence.token_ids) >= self.max_model_len
 
     def _give_up(self, sequence: Sequence, error: str) -> Output:
-        return self._end(sequence, "error", self._streams[sequence].finish(), error=error)
+        return self._end(sequence, "error", self._choices[sequence].stream.finish(), error=error)
 
     def _end(
         self,
@@ -253,7 +264,7 @@ class Engine:
         error: str | None = None,
     ) -> Output:
         self._scheduler.finish(sequence)
-        del self._streams[sequence]
+        del self._choices[sequence]
         siblings = self._sequences[sequence.request.id]
         siblings.remove(sequence)
         if not siblings:

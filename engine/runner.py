@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any
 
@@ -51,12 +52,6 @@ class InFlight:
         return None if self._logprobs is None else jax.tree.map(np.asarray, self._logprobs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiled:
-    backbones: dict[int, Any]  # by token bucket
-    heads: dict[tuple[int, bool], Any]  # by (row bucket, extended)
-
-
 class Runner:
     """A model, its KV cache, and one compiled function per shape.
 
@@ -78,7 +73,8 @@ class Runner:
         self._attention = attention
         self._spec = spec
         self._geometry = geometry
-        self._compiled = _Compiled({}, {})
+        self._backbones: dict[int, Any] = {}  # compiled, by token bucket
+        self._heads: dict[tuple[int, bool], Any] = {}  # compiled, by (row bucket, extended)
         self._watch = CompileWatch()
         self.reset_cache()
 
@@ -95,24 +91,33 @@ class Runner:
             self._last_tokens = jax.device_put(self._last_tokens, self._placement.sharding())
 
     def warm_up(self, progress: Progress | None = None) -> None:
-        """Compiles every step there is, and runs each once on padding."""
-        token_buckets, row_buckets = self._geometry.token_buckets, self._geometry.row_buckets
-        kinds = [(rows, extended) for extended in (False, True) for rows in row_buckets]
-        total = len(token_buckets) + len(kinds)
-        for done, num_tokens in enumerate(token_buckets):
-            if progress:
-                progress(done, total, f"{num_tokens} tokens")
-            self._run_backbone(self._geometry.step_layout(num_tokens).empty()[0], num_tokens)
-        rows, sampling = self._run_backbone(self._geometry.step_layout(token_buckets[0]).empty()[0], token_buckets[0])
-        for done, (num_rows, extended) in enumerate(kinds, len(token_buckets)):
-            if progress:
-                progress(done, total, f"{num_rows} sampled rows{', all options' if extended else ''}")
-            flat = self._geometry.extended_layout(num_rows).empty()[0] if extended else None
-            self._run_head(rows, sampling, num_rows, flat)
-        self._last_tokens.block_until_ready()
-        if progress:
-            progress(total, total, "done")
+        """Compiles every step there is, several at a time, and runs each once on padding."""
+        geometry = self._geometry
+        jobs: dict[str, Callable[[], Any]] = {
+            f"{num_tokens} tokens": partial(self._backbone, num_tokens) for num_tokens in geometry.token_buckets
+        }
+        for extended in (False, True):
+            for num_rows in geometry.row_buckets:
+                name = f"{num_rows} sampled rows{', all options' if extended else ''}"
+                jobs[name] = partial(self._head, num_rows, extended)
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
+            running = {threads.submit(job): name for name, job in jobs.items()}
+            for done, future in enumerate(as_completed(running)):
+                future.result()
+                if progress:
+                    progress(done + 1, len(jobs), running[future])
+        self._run_all_on_padding()
         self._watch.start()
+
+    def _run_all_on_padding(self) -> None:
+        """What a first run sets up is then set up before the first request."""
+        geometry = self._geometry
+        for num_tokens in geometry.token_buckets:
+            rows, sampling = self._run_backbone(geometry.step_layout(num_tokens).empty()[0], num_tokens)
+        for num_rows in geometry.row_buckets:
+            self._run_head(rows, sampling, num_rows, None)
+            self._run_head(rows, sampling, num_rows, geometry.extended_layout(num_rows).empty()[0])
+        self._last_tokens.block_until_ready()
 
     def dispatch(self, batch: Batch, num_sampled: int) -> InFlight:
         """Starts a step and returns at once. Steps run on the device in the order of these calls."""
@@ -126,22 +131,27 @@ class Runner:
         """The step of a token bucket, compiled: also for looking at what it became."""
         return self._steps.backbone(num_tokens, self._cache).compile()
 
+    def _backbone(self, num_tokens: int) -> Any:
+        if num_tokens not in self._backbones:
+            self._backbones[num_tokens] = self.compile_backbone(num_tokens)
+        return self._backbones[num_tokens]
+
+    def _head(self, num_rows: int, extended: bool) -> Any:
+        if (num_rows, extended) not in self._heads:
+            self._heads[num_rows, extended] = self._steps.head(num_rows, is_extended=extended).compile()
+        return self._heads[num_rows, extended]
+
     def _run_backbone(self, flat: np.ndarray, num_tokens: int) -> tuple[jax.Array, jax.Array]:
-        if num_tokens not in self._compiled.backbones:
-            self._compiled.backbones[num_tokens] = self.compile_backbone(num_tokens)
-        run = self._compiled.backbones[num_tokens]
+        run = self._backbone(num_tokens)
         rows, sampling, self._cache = run(self._params, self._cache, self._last_tokens, flat)
         return rows, sampling
 
     def _run_head(
         self, rows: jax.Array, sampling: jax.Array, num_rows: int, extended: np.ndarray | None
     ) -> Logprobs | None:
-        kind = (num_rows, extended is not None)
-        arguments = (self._params, rows, sampling, self._last_tokens, extended)
-        if kind not in self._compiled.heads:
-            self._compiled.heads[kind] = self._steps.head(num_rows, is_extended=extended is not None).compile()
+        run = self._head(num_rows, extended is not None)
         logprobs: Logprobs | None
-        self._last_tokens, logprobs = self._compiled.heads[kind](*arguments)
+        self._last_tokens, logprobs = run(self._params, rows, sampling, self._last_tokens, extended)
         return logprobs
 
 
@@ -161,7 +171,7 @@ class Steps:
 
     def backbone(self, num_tokens: int, cache: Cache) -> jax.stages.Lowered:
         """Of a token bucket; `cache` is donated."""
-        step = partial(_backbone, self._rebuild, self._attention, self._geometry, num_tokens)
+        step = partial(_compute_hidden, self._rebuild, self._attention, self._geometry, num_tokens)
         last_tokens = self._shape(self._geometry.max_rows)
         flat = self._shape(self._geometry.step_layout(num_tokens).size)
         shardings = None
@@ -174,7 +184,7 @@ class Steps:
         """Of a row bucket, with all sampling options or only those that every step has."""
         max_rows, model = self._geometry.max_rows, self._config
         step = jax.jit(
-            partial(_head, self._rebuild, self._geometry, num_rows, self._sharding), out_shardings=self._sharding
+            partial(_sample_rows, self._rebuild, self._geometry, num_rows, self._sharding), out_shardings=self._sharding
         )
         return step.lower(
             self.params,
@@ -192,7 +202,7 @@ def _rebuild(graph: nnx.GraphDef[Decoder], structure: jax.tree_util.PyTreeDef, p
     return nnx.merge(graph, jax.tree.unflatten(structure, params))
 
 
-def _backbone(
+def _compute_hidden(
     rebuild: Rebuild,
     attention: AttentionBackend,
     geometry: Geometry,
@@ -210,7 +220,7 @@ def _backbone(
     return jnp.pad(hidden[inputs.sampled_tokens], padding), jnp.pad(inputs.sampling, padding), cache
 
 
-def _head(
+def _sample_rows(
     rebuild: Rebuild,
     geometry: Geometry,
     num_rows: int,

@@ -28,6 +28,7 @@ class Sequence:
         "page_hashes",
         "pages",
         "request",
+        "sampling_words",
         "seed",
         "token_ids",
     )
@@ -47,6 +48,7 @@ class Sequence:
         self.lane = -1  # while it runs: its place in tables that mirror running sequences
         self.num_starts = 0  # how often it was admitted: tells a lane's new holder from its old one
         self.seed = _seed(request, index)
+        self.sampling_words: tuple[int, ...] = ()  # what is uploaded of its sampling parameters, once it was packed
         self.is_suspect = False  # was in a step that failed, and has not run since
         self.is_finished = False
 

@@ -31,13 +31,20 @@ def heartbeat(queue: str, worker: str) -> str:
     return f"penstock:{{{queue}}}:worker:{worker}"
 
 
+def drain(queue: str, worker: str) -> str:
+    """Names the process that is to drain, by its heartbeat's value: one that takes the name later is not meant."""
+    return f"penstock:{{{queue}}}:drain:{worker}"
+
+
 def reply(request_id: str) -> str:
     """The stream that the reply to a request is written to."""
     return f"penstock:{{{request_id}}}:reply"
 
 
 def state(request_id: str) -> str:
-    """The hash that holds who owns a request (`epoch`, `entry`, `worker`) and whether it is `done`."""
+    """The hash that holds who owns a request (`queue`, `entry`, `epoch`, `worker`) and its `status`:
+    running, queued (given back), done or dead.
+    """
     return f"penstock:{{{request_id}}}:state"
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 VERSION = 1
 """Raised when an entry's meaning changes; a worker refuses versions it does not know."""
@@ -21,7 +21,7 @@ ID_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 FinishReason = Literal["stop", "length", "cancelled", "expired", "error"]
 
-REFUSED_CODES = frozenset({"invalid_request", "too_large", "too_long", "limit_exceeded"})
+REFUSED_CODES = frozenset({"invalid_request", "too_large", "too_long"})
 """Codes of an `error` end that say the request was refused before anything was generated."""
 
 
@@ -52,7 +52,20 @@ def _one_or_many(value: object) -> object:
     return value
 
 
-TokenIds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_from_json)]
+def _encodable(text: str) -> str:
+    """JSON can spell half of a character (a lone surrogate), which no tokenizer and no UTF-8 stream takes."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"is not Unicode text: {error.reason} at character {error.start}") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[tuple[TokenId, ...], BeforeValidator(_from_json)]
+LogitBias = Annotated[dict[TokenId, Annotated[float, Field(allow_inf_nan=False)]], BeforeValidator(_from_json)]
 
 
 class Message(BaseModel):
@@ -61,7 +74,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: str
+    content: Text
 
 
 class GenerateRequest(BaseModel):
@@ -74,7 +87,7 @@ class GenerateRequest(BaseModel):
 
     v: Literal[1] = 1
     id: Annotated[str, Field(pattern=f"^{ID_PATTERN.pattern}$")] | None = None
-    prompt: str | None = None
+    prompt: Text | None = None
     messages: Annotated[tuple[Message, ...], BeforeValidator(_from_json)] | None = None
     prompt_token_ids: TokenIds | None = None
 
@@ -89,17 +102,17 @@ class GenerateRequest(BaseModel):
     repetition_penalty: float | None = Field(None, gt=0.0, le=100.0)
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_from_json)] = Field(default_factory=dict)
+    logit_bias: LogitBias = Field(default_factory=dict)
     allowed_token_ids: TokenIds = ()
     bad_token_ids: TokenIds = ()
-    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)] = ()
+    stop: Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], BeforeValidator(_one_or_many)] = ()
     stop_token_ids: TokenIds = ()
     ignore_eos: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
 
     priority: int = Field(0, ge=-1000, le=1000)  # higher runs first
     timeout_s: float | None = Field(None, gt=0.0, le=7 * 86_400.0)  # from the moment Redis accepted the request
-    traceparent: str | None = Field(None, max_length=256)  # W3C trace context, bound to the worker's logs
+    traceparent: Text | None = Field(None, max_length=256)  # W3C trace context, bound to the worker's logs
 
     @model_validator(mode="after")
     def _check_together(self) -> GenerateRequest:
@@ -117,10 +130,13 @@ class GenerateRequest(BaseModel):
         return {"request": self.model_dump_json(exclude_defaults=True)}
 
 
+# Reply entries may gain fields within a version: a reader ignores those it does not know.
+
+
 class OwnEntry(BaseModel):
     """`<epoch>-0`: a worker took the request. A second one means that the work moved to another worker."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     type: Literal["own"] = "own"
     worker: str
@@ -130,7 +146,7 @@ class OwnEntry(BaseModel):
 class ChunkEntry(BaseModel):
     """Tokens of one choice, in order; `offset` counts this choice's tokens before this chunk."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     type: Literal["chunk"] = "chunk"
     index: int
@@ -144,7 +160,7 @@ class ChunkEntry(BaseModel):
 class TokenLogprob(BaseModel):
     """Log-probability of one sampled token and of the most likely ones at its place."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     logprob: float
     top: dict[int, float]
@@ -153,7 +169,7 @@ class TokenLogprob(BaseModel):
 class EndEntry(BaseModel):
     """The one terminal entry of a reply. Times are milliseconds on the server's and the worker's clocks."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     type: Literal["end"] = "end"
     finish_reason: FinishReason
@@ -207,7 +223,7 @@ def decode_reply(fields: Mapping[str, str]) -> ReplyEntry:
         if "logprobs" in values:
             values["logprobs"] = json.loads(values["logprobs"])
         return kind.model_validate(values)
-    except (ValidationError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise WireError("bad_reply", f"reply entry of type {kind.__name__}: {error}", request_id="") from error
 
 
@@ -244,7 +260,7 @@ def explain(error: Exception) -> str:
         return f"the request is nested too deeply: {error}"
     parts = []
     for item in error.errors(include_url=False)[:5]:
-        where = ".".join(map(str, item["loc"]))
+        where = _shown(".".join(map(str, item["loc"])))
         given = "" if item["type"] == "value_error" and not where else f", not {repr(item['input'])[:80]}"
         parts.append(f"{where or 'request'}: {item['msg']}{given}")
     return "; ".join(parts)
@@ -253,7 +269,9 @@ def explain(error: Exception) -> str:
 def _json_document(flat: Mapping[str, str], fallback_id: str) -> dict[str, Any]:
     others = sorted(set(flat) - {"request", "id"})
     if others:
-        _refuse("invalid_request", f"beside `request` only `id` may stand, not {', '.join(others)}", fallback_id)
+        _refuse(
+            "invalid_request", f"beside `request` only `id` may stand, not {_shown(', '.join(others))}", fallback_id
+        )
     try:
         document = json.loads(flat["request"])
     except (ValueError, RecursionError) as error:
@@ -262,7 +280,11 @@ def _json_document(flat: Mapping[str, str], fallback_id: str) -> dict[str, Any]:
         _refuse("invalid_request", f"field `request` holds {type(document).__name__}, not an object", fallback_id)
     if "id" in flat:
         if document.get("id", flat["id"]) != flat["id"]:
-            _refuse("invalid_request", f"`id` {flat['id']!r} and `request.id` {document['id']!r} differ", fallback_id)
+            _refuse(
+                "invalid_request",
+                f"`id` {_shown(flat['id'])} and `request.id` {_shown(str(document['id']))} differ",
+                fallback_id,
+            )
         document["id"] = flat["id"]
     return document
 
@@ -270,6 +292,11 @@ def _json_document(flat: Mapping[str, str], fallback_id: str) -> dict[str, Any]:
 def _readable_id(value: object) -> str | None:
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     return text if isinstance(text, str) and ID_PATTERN.fullmatch(text) else None
+
+
+def _shown(text: str) -> str:
+    """What a stranger sent, fit for one line of a message."""
+    return text if text.isprintable() and len(text) <= 80 else repr(text)[:80]
 
 
 def _refuse(code: str, message: str, request_id: str) -> NoReturn:

@@ -1,0 +1,34 @@
+# syntax=docker/dockerfile:1
+# One image for workers (the default command) and for anything else `penstock` does.
+#   docker build -t penstock .
+#   docker build -t penstock:tpu --build-arg EXTRAS=worker,tpu .
+#   docker build -t penstock:cuda --build-arg EXTRAS=worker,cuda .
+
+FROM python:3.12-slim AS build
+ARG EXTRAS=worker
+WORKDIR /src
+RUN python -m venv /opt/penstock
+COPY constraints/py312.txt constraints/
+COPY pyproject.toml README.md CHANGELOG.md LICENSE ./
+COPY producer producer
+COPY engine engine
+COPY worker worker
+RUN --mount=type=cache,target=/root/.cache/pip \
+    /opt/penstock/bin/pip install --disable-pip-version-check --constraint constraints/py312.txt ".[${EXTRAS}]"
+
+FROM python:3.12-slim
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp penstock \
+    && install --directory --owner penstock --group penstock /var/cache/penstock
+COPY --from=build /opt/penstock /opt/penstock
+ENV PATH=/opt/penstock/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    HF_HOME=/var/cache/penstock/huggingface \
+    PENSTOCK_COMPILE_CACHE_DIR=/var/cache/penstock/compile
+USER 10001:10001
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+# Ready means: loaded, warmed up, and in its group. A first start on a new device may compile for minutes.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=15m --start-interval=2s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/readyz', timeout=4)"]
+ENTRYPOINT ["penstock"]
+CMD ["worker"]

@@ -1,0 +1,64 @@
+# `make demo` and `make test` work as the very first command in a fresh clone: what they need is installed into .venv.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+BIN := .venv/bin
+CONSTRAINTS := $(wildcard constraints/py*.txt)
+
+.PHONY: help demo test test-slow lint format types bench docs constraints clean distclean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
+
+demo: .venv/worker.stamp  ## start a server and a worker with the demo model, ask it a few things, stop everything
+	@$(BIN)/penstock demo
+
+test: .venv/dev.stamp  ## run the tests, without the slow ones
+	@$(BIN)/python -m pytest -q -m "not slow"
+
+test-slow: .venv/dev.stamp  ## run the slow tests
+	@$(BIN)/python -m pytest -q -m slow
+
+lint: .venv/dev.stamp  ## check style, format and the direction of imports
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+
+format: .venv/dev.stamp  ## format the code and mend what ruff can mend
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: .venv/dev.stamp  ## check types
+	@$(BIN)/mypy
+
+bench: .venv/dev.stamp  ## measure the engine's throughput; BENCH="--repeats 3" and the like are passed on
+	@$(BIN)/python -m benchmarks.engine $(BENCH)
+
+docs: .venv/dev.stamp  ## write docs/configuration.md from the settings
+	@$(BIN)/python -m worker.settings_page > docs/configuration.md
+
+clean:  ## remove caches and build outputs
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find producer engine worker tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean  ## also remove the virtual environment
+	rm -rf .venv
+
+# torch is pinned in pyproject.toml alone: resolved here, it would pull in its CUDA packages.
+constraints: .venv/dev.stamp  ## resolve the newest versions of everything into constraints/
+	@$(BIN)/python -m pip install --quiet --quiet uv
+	@for version in $(patsubst constraints/py3%.txt,3.%,$(CONSTRAINTS)); do \
+	  UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile pyproject.toml constraints/torch-needs.in --override constraints/without-torch.in \
+	    --python-version $$version --extra worker --extra tpu --extra dev --upgrade --quiet --no-annotate \
+	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make constraints" \
+	    --output-file constraints/py$$(echo $$version | tr -d .).txt && echo "resolved for Python $$version" || exit 1; \
+	done
+
+.venv/worker.stamp: pyproject.toml $(CONSTRAINTS)
+	@.ci/venv worker
+	@touch $@
+
+.venv/dev.stamp: pyproject.toml $(CONSTRAINTS)
+	@.ci/venv worker,dev
+	@touch .venv/worker.stamp $@

@@ -1,0 +1,113 @@
+"""What a step costs the host: planning, packing, committing and detokenising, with a device that takes no time.
+
+    python -m benchmarks.host
+
+Every sequence decodes one token per step. Time is the engine thread's CPU time, so a busy machine distorts it little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.engine import word_tokenizer
+from engine import Engine, EngineConfig, Request, SamplingParams
+from engine.batch import Batch
+from engine.checkpoint import random_model
+from engine.generation_defaults import GenerationDefaults
+from engine.models import ModelConfig, RopeConfig
+
+VOCAB_SIZE = 1000
+
+
+class InstantStep:
+    """A step whose tokens are there at once."""
+
+    def __init__(self, num_sampled: int) -> None:
+        self._tokens = [7] * num_sampled
+
+    def token_ids(self) -> list[int]:
+        return self._tokens
+
+    def logprobs(self) -> None:
+        return None
+
+
+class InstantRunner:
+    """Stands for the device."""
+
+    compiles_after_warmup = 0
+
+    def dispatch(self, batch: Batch, num_sampled: int) -> Any:
+        return InstantStep(num_sampled)
+
+
+def small_model(max_position: int) -> ModelConfig:
+    return ModelConfig(
+        family="qwen3",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=16,
+        intermediate_size=16,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        max_position=max_position,
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(),
+        tie_word_embeddings=True,
+        qkv_bias=False,
+        out_bias=False,
+        mlp_bias=False,
+        qk_norm=True,
+        sliding_windows=(None,),
+        dtype="float32",
+    )
+
+
+def step_ms(num_seqs: int, num_prompt: int, steps: int) -> float:
+    """CPU milliseconds of one decode step of `num_seqs` sequences behind prompts of `num_prompt` tokens."""
+    max_len = num_prompt + steps + 40
+    config = EngineConfig(
+        max_num_seqs=num_seqs,
+        max_batch_tokens=8192,
+        page_size=64,
+        num_pages=num_seqs * (max_len // 64 + 2) + 1,
+        max_model_len=max_len,
+        prefix_caching=False,
+        attention="xla",
+    )
+    model = random_model(small_model(max_len), 0)
+    engine = Engine(model, word_tokenizer(VOCAB_SIZE), GenerationDefaults((0,)), config)
+    engine._runner = InstantRunner()  # type: ignore[assignment]  # noqa: SLF001
+    for i in range(num_seqs):
+        engine.add(Request(str(i), (5,) * num_prompt, SamplingParams(max_tokens=steps + 30)))
+    while engine.stats().generated_tokens_total < 2 * num_seqs:
+        engine.step()
+    start = time.thread_time()
+    for _ in range(steps):
+        engine.step()
+    return 1e3 * (time.thread_time() - start) / steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=50)
+    arguments = parser.parse_args()
+    prompts = (16, 512, 8192)
+    table = Table("sequences", *(f"prompt {num_prompt}" for num_prompt in prompts), title="host CPU ms per step")
+    for num_seqs in (1, 16, 64, 256, 1024):
+        cells = [
+            f"{step_ms(num_seqs, num_prompt, arguments.steps):.2f}" if num_seqs * num_prompt <= 1_100_000 else "-"
+            for num_prompt in prompts
+        ]
+        table.add_row(str(num_seqs), *cells)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Sends a prompt and prints the reply as it is written, with nothing but redis-cli.
+#
+#   REDIS_URL=redis://localhost:6379 PENSTOCK_QUEUE=default examples/consumer.sh 'What is 12 + 30?' [field value ...]
+#
+# Further arguments are fields of the request, such as `max_tokens 64`; docs/wire.md has them all.
+set -euo pipefail
+
+redis=(redis-cli -u "${REDIS_URL:-redis://localhost:6379}" --no-auth-warning --raw)
+prompt=${1:?usage: consumer.sh PROMPT [FIELD VALUE ...]}
+shift
+
+# The id of the queue's entry names the reply. -e: an error of Redis ends the script.
+id=$("${redis[@]}" -e XADD "penstock:{${PENSTOCK_QUEUE:-default}}:requests" '*' prompt "$prompt" "$@")
+echo "request $id" >&2
+trap '"${redis[@]}" SET "penstock:{$id}:cancel" 1 EX 86400 >/dev/null; exit 130' INT # Ctrl-C cancels
+
+separator=$'\x1f' # parts the items of an answer, since a text may hold newlines
+last=0-0
+while true; do
+  # One entry: the stream, the entry's id, then field, value, field, value, ...; nothing if none came within 5 s.
+  IFS=$separator read -r -d '' -a items < <(
+    "${redis[@]}" -e -d "$separator" XREAD COUNT 1 BLOCK 5000 STREAMS "penstock:{$id}:reply" "$last"
+    printf '\0'
+  ) || true
+  ((${#items[@]} > 2)) || continue
+  last=${items[1]}
+  items[${#items[@]} - 1]=${items[${#items[@]} - 1]%$'\n'}
+
+  type='' text='' finish_reason='' code='' message=''
+  for ((at = 2; at + 1 < ${#items[@]}; at += 2)); do
+    case ${items[at]} in type | text | finish_reason | code | message) printf -v "${items[at]}" %s "${items[at + 1]}" ;; esac
+  done
+  case $type in
+    chunk) printf %s "$text" ;;
+    end)
+      printf '\n'
+      echo "$finish_reason $code $message" >&2
+      [[ $finish_reason != error ]]
+      exit
+      ;;
+  esac
+done

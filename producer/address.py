@@ -1,0 +1,176 @@
+"""Where Redis is, read from a URL. Nothing here shows a password: not the repr, not an error, not `str()`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import parse_qsl, unquote
+
+from producer.errors import BadAddress
+
+Kind = Literal["single", "unix", "cluster", "sentinel"]
+
+SCHEMES: Mapping[str, tuple[Kind, bool]] = {
+    "redis": ("single", False),
+    "rediss": ("single", True),
+    "unix": ("unix", False),
+    "redis+cluster": ("cluster", False),
+    "rediss+cluster": ("cluster", True),
+    "redis+sentinel": ("sentinel", False),
+    "rediss+sentinel": ("sentinel", True),
+}
+"""Scheme to (kind of deployment, whether it speaks TLS)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed Redis URL.
+
+    `hosts` holds one pair for a single server, the start nodes of a cluster, or the sentinels; `path` is set for a unix
+    socket, `service` for Sentinel. `options` are keyword arguments for the connection.
+    """
+
+    kind: Kind
+    hosts: tuple[tuple[str, int], ...] = ()
+    path: str = ""
+    db: int = 0
+    tls: bool = False
+    service: str = ""
+    username: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+    sentinel_username: str | None = field(default=None, repr=False)
+    sentinel_password: str | None = field(default=None, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        """The URL without user, password and options: for logs and error messages."""
+        if self.kind == "unix":
+            return f"unix://{self.path}" + (f"?db={self.db}" if self.db else "")
+        scheme = next(name for name, value in SCHEMES.items() if value == (self.kind, self.tls))
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        tail = {"single": f"/{self.db}", "sentinel": f"/{self.service}/{self.db}"}.get(self.kind, "")
+        return f"{scheme}://{hosts}{tail}"
+
+
+def parse_url(url: str) -> Address:
+    """Reads one of
+
+        redis://[user:password@]host[:port][/db]       rediss:// the same over TLS
+        unix://[user:password@]/path/to.sock[?db=0]
+        redis+cluster://[user:password@]host:port[,host2:port2...]
+        redis+sentinel://[user:password@]sentinel:port[,...]/service[/db]
+
+    with options after `?`: `db`, `protocol` (2 or 3), `username` and `password`; over TLS `ssl_ca_certs`,
+    `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs`, `ssl_check_hostname`; for Sentinel `sentinel_username` and
+    `sentinel_password`.
+
+    Raises:
+        BadAddress: naming what is wrong, but never quoting a part that may hold a secret.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme.lower() not in SCHEMES:
+        shown = repr(scheme) if separator else "none"
+        raise BadAddress(f"the Redis URL has scheme {shown}, not one of {', '.join(SCHEMES)}")
+    kind, tls = SCHEMES[scheme.lower()]
+    rest, _, query = rest.partition("?")
+    if "@" in query:
+        raise BadAddress(f"an @ after the ? of the Redis URL: {_ESCAPE}")
+    options = _options(query, kind, tls)
+    if kind == "unix":
+        userinfo, at, path = rest.rpartition("@")
+        userinfo, path = (userinfo, path) if at else ("", rest)
+        parts: dict[str, Any] = {"path": unquote(path)}
+        if not parts["path"].startswith("/"):
+            raise BadAddress("a unix:// URL needs an absolute path: unix:///path/to.sock")
+    else:
+        authority, _, path = rest.partition("/")
+        userinfo, _, hosts = authority.rpartition("@")
+        parts = {"hosts": _hosts(hosts, 26379 if kind == "sentinel" else 6379), **_path(path, kind)}
+    username, _, password = userinfo.partition(":")
+    credentials = {"username": unquote(username) or None, "password": unquote(password) or None}
+    named = {name: options.pop(name) for name in _OWN_FIELDS if name in options}
+    return Address(kind=kind, tls=tls, options=options, **{**credentials, **parts, **named})
+
+
+_ESCAPE = "in a user, password or option the characters : / ? @ must be percent-encoded"
+_OWN_FIELDS = ("db", "username", "password", "sentinel_username", "sentinel_password")
+
+
+def _hosts(text: str, default_port: int) -> tuple[tuple[str, int], ...]:
+    """Splits `host:port,[::1]:port`. A password with an unescaped `/` or `?` ends up here, so nothing is quoted."""
+    pairs = []
+    for item in text.split(","):
+        host, bracket, after = item.partition("]") if item.startswith("[") else ("", "", "")
+        if bracket:
+            host, port = host[1:], after.removeprefix(":")
+        else:
+            host, _, port = item.partition(":")
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise BadAddress(f"a port in the Redis URL is not a number from 1 to 65535: {_ESCAPE}")
+        pairs.append((unquote(host) or "localhost", int(port) if port else default_port))
+    return tuple(pairs)
+
+
+def _path(path: str, kind: Kind) -> dict[str, Any]:
+    parts = [unquote(part) for part in path.split("/") if part]
+    found: dict[str, Any] = {}
+    if kind == "sentinel":
+        if not parts:
+            raise BadAddress("a Sentinel URL needs the name of the service: redis+sentinel://host:port/service")
+        found["service"] = parts.pop(0)
+    if kind == "cluster" and parts and parts != ["0"]:
+        raise BadAddress("Redis Cluster has database 0 only")
+    if parts:
+        if len(parts) > 1 or not (parts[0].isascii() and parts[0].isdigit()):
+            raise BadAddress("the database in the Redis URL is not a number")
+        found["db"] = int(parts[0])
+    return found
+
+
+def _options(query: str, kind: Kind, tls: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        allowed = _ALLOWED_OPTIONS.get(name)
+        if allowed is None:
+            raise BadAddress(f"the Redis URL has an unknown option {name!r}; known: {', '.join(_ALLOWED_OPTIONS)}")
+        if name.startswith("ssl_") and not tls:
+            raise BadAddress(f"option {name!r} needs a TLS scheme such as rediss://")
+        if name.startswith("sentinel_") and kind != "sentinel":
+            raise BadAddress(f"option {name!r} is for redis+sentinel:// and rediss+sentinel://")
+        if name == "db" and kind == "cluster" and value != "0":
+            raise BadAddress("Redis Cluster has database 0 only")
+        if isinstance(allowed, tuple):
+            if value not in allowed:
+                raise BadAddress(f"option {name!r} in the Redis URL must be one of {', '.join(allowed)}")
+            options[name] = _parsed_choice(name, value)
+        elif allowed is int:
+            if not (value.isascii() and value.isdigit()):
+                raise BadAddress(f"option {name!r} in the Redis URL is not a number")
+            options[name] = int(value)
+        else:
+            options[name] = value
+    return options
+
+
+_ALLOWED_OPTIONS: Mapping[str, type | tuple[str, ...]] = {
+    "db": int,
+    "protocol": ("2", "3"),
+    "username": str,
+    "password": str,
+    "ssl_ca_certs": str,
+    "ssl_certfile": str,
+    "ssl_keyfile": str,
+    "ssl_cert_reqs": ("none", "optional", "required"),
+    "ssl_check_hostname": ("true", "false"),
+    "sentinel_username": str,
+    "sentinel_password": str,
+}
+
+
+def _parsed_choice(name: str, value: str) -> object:
+    if name == "protocol":
+        return int(value)
+    if name == "ssl_check_hostname":
+        return value == "true"
+    return value

@@ -1,0 +1,156 @@
+"""The asyncio client."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from types import TracebackType
+from typing import Self, Unpack
+
+from producer.bulk import BulkResult, ProgressCallback, run_bulk
+from producer.handle import Handle, ReplyStream, send_and_follow
+from producer.reply import Reply
+from producer.request import Prompt, Sampling, build_request
+from producer.transport import Transport
+from producer.wire import ID_PATTERN
+
+DEFAULT_URL = "redis://localhost:6379"
+
+
+class AsyncClient:
+    """Sends requests to one queue and reads their replies, all over one blocking connection.
+
+    Use it with `async with`, or `close` it. It connects on first use and survives reconnects. Not for use from several
+    threads or event loops; `Client` is.
+
+    Args:
+        url: where Redis is (`producer.address.parse_url`); the default is the environment's REDIS_URL, then
+            `redis://localhost:6379`.
+        queue: the queue's name.
+        max_queue_length: QueueFull is raised from this many waiting and running requests on; None for no limit.
+        dedupe_window_s: for how long a request id is known, so that sending it again adds no second request.
+        reconnect_timeout_s: those who wait for a reply get ConnectionLost after Redis stayed away for so long.
+
+    Raises:
+        BadAddress: the URL can't be used.
+        ValueError: another argument is out of range.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        queue: str = "default",
+        max_queue_length: int | None = 10_000,
+        dedupe_window_s: int = 86_400,
+        reconnect_timeout_s: float = 60.0,
+    ) -> None:
+        self._transport = Transport(
+            url if url is not None else os.environ.get("REDIS_URL", DEFAULT_URL),
+            queue=queue,
+            max_queue_length=max_queue_length,
+            dedupe_window_s=dedupe_window_s,
+            reconnect_timeout_s=reconnect_timeout_s,
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} queue {self._transport.queue!r} at {self._transport.address}>"
+
+    async def submit(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Handle:
+        """Enqueues a request and returns at once. Sending the same `id` again returns a handle on the same reply.
+
+        Args:
+            prompt: text, token ids, chat messages, or a GenerateRequest.
+            sampling: `max_tokens`, `temperature`, `stop`, ...: the fields of GenerateRequest.
+
+        Raises:
+            RequestRefused: an option is unknown or out of range; nothing was sent.
+            QueueFull: the queue holds its limit; nothing was sent.
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        request = build_request(prompt, sampling, fresh_id=self._transport.new_id())
+        await self._transport.enqueue(request)
+        return self.handle(request.id or "")
+
+    def stream(self, prompt: Prompt, *, timeout: float | None = None, **sampling: Unpack[Sampling]) -> ReplyStream:
+        """Enqueues a request when iteration starts, and iterates over the chunks of its reply.
+
+        Leaving the loop early cancels the request, unless the caller gave it an `id`: others may then wait for it too.
+
+        Raises (while iterating):
+            Whatever `submit` and `Handle.stream` raise.
+        """
+        transport = self._transport
+        return send_and_follow(transport, prompt, sampling, enqueue=transport.enqueue, timeout_s=timeout)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109  the name callers expect
+        **sampling: Unpack[Sampling],
+    ) -> Reply:
+        """Enqueues a request and waits for the whole reply. Giving up waiting cancels it, as with `stream`.
+
+        Raises:
+            Whatever `submit` and `Handle.result` raise.
+        """
+        return await self.stream(prompt, timeout=timeout, **sampling).read_to_end()
+
+    def map(
+        self,
+        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        *,
+        max_in_flight: int = 64,
+        ordered: bool = True,
+        progress: bool | ProgressCallback = False,
+        timeout: float | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> AsyncGenerator[BulkResult, None]:
+        """Generates for many prompts, at most `max_in_flight` at a time, and waits while the queue is full.
+
+        One result comes for each prompt, with a `reply` or an `error`: a prompt that fails does not end the others.
+        Leaving the loop early cancels what is in flight.
+
+        Args:
+            prompts: read only as far ahead as needed.
+            max_in_flight: how many requests may be waiting or running.
+            ordered: whether results come in the order of the prompts, or as they are completed.
+            progress: True shows a bar on stderr; a function is called with a BulkProgress after each change.
+            timeout: seconds for each reply, from its enqueue.
+            sampling: the same options for all prompts.
+
+        Raises (while iterating):
+            ValueError: `max_in_flight` is below 1, or `sampling` holds an `id`.
+        """
+        return run_bulk(
+            self._transport,
+            prompts,
+            sampling,
+            max_in_flight=max_in_flight,
+            ordered=ordered,
+            progress=progress,
+            timeout_s=timeout,
+        )
+
+    def handle(self, request_id: str) -> Handle:
+        """A handle on a request that was sent before, by any process.
+
+        Raises:
+            ValueError: the id could not be one.
+        """
+        if not ID_PATTERN.fullmatch(request_id):
+            raise ValueError(f"request id {request_id!r} is not 1 to 128 of the characters A-Z a-z 0-9 _ . : -")
+        return Handle(self._transport, request_id)
+
+    async def close(self) -> None:
+        """Closes all connections. What `stream`, `generate` and `map` still had in flight is cancelled."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,228 @@
+"""Connections to Redis, for the client library and for the worker, and the quirks of the Redis library in one place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias, cast
+
+from redis import exceptions
+from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+
+from producer import keys
+from producer.address import Address, parse_url
+from producer.errors import ConnectionLost, ServerRefused
+
+RedisClient: TypeAlias = Redis | RedisCluster
+Fields: TypeAlias = dict[bytes, bytes]
+
+COMMAND_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 5.0
+UNREACHABLE = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ClusterError,
+    exceptions.RedisClusterException,
+    OSError,
+)
+"""What the Redis library raises when the server is not there, is loading, or does not answer in time.
+
+`AuthenticationError` is among them by descent, although trying again does not cure it.
+"""
+
+
+def connect(url: str | Address, *, decode: bool, retries: int = 3, name: str | None = None) -> RedisClient:
+    """Makes a client for the deployment that `url` names (`producer.address.parse_url`); it connects on first use.
+
+    A command is tried up to `retries` times more when the connection fails or no answer comes within 10 s, so it may
+    run twice: send only what may (scripts that deduplicate, XADD with an explicit id, reads).
+
+    Args:
+        url: where Redis is.
+        decode: whether answers are `str` (True) or `bytes`.
+        retries: how often a command is tried again.
+        name: shown by CLIENT LIST.
+
+    Raises:
+        BadAddress: the URL can't be used.
+    """
+    retry = Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), retries)
+    return _client(url, decode_responses=decode, retry=retry, socket_timeout=COMMAND_TIMEOUT_S, client_name=name)
+
+
+def connect_blocking(url: str | Address, *, decode: bool, block_s: float, name: str | None = None) -> RedisClient:
+    """Makes a client for one caller's blocking reads of at most `block_s` seconds each.
+
+    Nothing is ever sent twice, as a repeated XREADGROUP would leave the lost answer's entries pending and unseen; and
+    the socket waits for longer than the server blocks.
+
+    Raises:
+        BadAddress: the URL can't be used.
+    """
+    timeout_s = block_s + COMMAND_TIMEOUT_S
+    return _client(
+        url, decode_responses=decode, retry=Retry(NoBackoff(), 0), socket_timeout=timeout_s, client_name=name
+    )
+
+
+@contextmanager
+def redis_errors(address: Address) -> Iterator[None]:
+    """Turns the Redis library's exceptions into ours, naming the server but not the credentials.
+
+    A cancellation that the library swallowed (`cancel_and_wait` says how) takes effect at the end of the block.
+
+    Raises:
+        ConnectionLost: the server can't be reached or does not answer.
+        ServerRefused: the server answered with an error.
+    """
+    task = asyncio.current_task()
+    num_cancels = task.cancelling() if task else 0
+    try:
+        yield
+        if task and task.cancelling() > num_cancels:
+            raise asyncio.CancelledError
+    except exceptions.AuthenticationError as error:
+        raise ServerRefused(f"Redis at {address} refused: {error}") from error
+    except UNREACHABLE as error:
+        raise ConnectionLost(f"no connection to Redis at {address}: {error}") from error
+    except exceptions.RedisError as error:
+        raise ServerRefused(f"Redis at {address} refused: {error}") from error
+
+
+async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
+    """Ends tasks that use Redis, and swallows how they ended.
+
+    One `cancel` may not do: up to Python 3.11 `asyncio.wait_for`, which the Redis library sends with, swallows one that
+    comes in the moment when the sending is done. The task then goes on to its next wait.
+    """
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.05)
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def ensure_group(redis: RedisClient, queue: str) -> None:
+    """Creates the consumer group of `queue` at entry 0, so that it sees what was queued before; fine if it exists."""
+    try:
+        await redis.xgroup_create(keys.requests(queue), keys.GROUP, id="0", mkstream=True)
+    except exceptions.ResponseError as error:
+        if not str(error).startswith("BUSYGROUP"):
+            raise
+
+
+async def read_streams(
+    redis: RedisClient, cursors: Mapping[str, str], *, count: int, block_s: float | None
+) -> list[tuple[bytes, list[tuple[bytes, Fields]]]]:
+    """XREAD of streams that share a hash slot: what follows each cursor, at most `count` entries of each.
+
+    Waits up to `block_s` for the first entry, not at all with None. Shaped as by `stream_entries`.
+    """
+    block: tuple[str | int, ...] = () if block_s is None else ("BLOCK", round(block_s * 1000))
+    command = ("XREAD", "COUNT", count, *block, "STREAMS", *cursors, *cursors.values())
+    if isinstance(redis, RedisCluster):
+        # The library would ask the server for the keys of each XREAD; any one of them tells the node.
+        await redis.initialize()
+        node = redis.get_node_from_key(next(iter(cursors)))
+        return stream_entries(await redis.execute_command(*command, target_nodes=node))
+    return stream_entries(await redis.execute_command(*command))  # type: ignore[no-untyped-call]
+
+
+async def read_range(
+    redis: RedisClient, key: str, start: str = "-", end: str = "+", *, count: int
+) -> list[tuple[str, Fields]]:
+    """XRANGE: at most `count` entries from `start` to `end`, for a client that does not decode."""
+    entries = await redis.xrange(key, start, end, count)
+    return [(raw_id.decode(), fields) for raw_id, fields in cast("list[tuple[bytes, Fields]]", entries)]
+
+
+async def read_newest(redis: RedisClient, key: str) -> tuple[str, Fields] | None:
+    """The last entry of a stream, for a client that does not decode."""
+    entries = cast("list[tuple[bytes, Fields]]", await redis.xrevrange(key, count=1))
+    return (entries[0][0].decode(), entries[0][1]) if entries else None
+
+
+def stream_entries(answer: Any) -> list[tuple[bytes, list[tuple[bytes, Fields]]]]:
+    """One shape for what XREAD and XREADGROUP return under protocols 2 and 3: (stream, [(entry id, fields)]) pairs.
+
+    Fields of an entry that was deleted meanwhile come as an empty mapping.
+    """
+    if not answer:
+        return []
+    found = []
+    for stream, entries in answer.items() if isinstance(answer, Mapping) else answer:
+        if len(entries) == 1 and isinstance(entries[0], list):
+            entries = entries[0]  # noqa: PLW2901  protocol 3 wraps them once more
+        found.append((stream, [(entry_id, fields or {}) for entry_id, fields in entries]))
+    return found
+
+
+def _client(url: str | Address, **common: Any) -> RedisClient:
+    address = parse_url(url) if isinstance(url, str) else url
+    options: dict[str, Any] = {"protocol": 2, **address.options, **common}
+    options.update(username=address.username, password=address.password)
+    if address.kind == "unix":
+        return Redis.from_pool(
+            ConnectionPool(connection_class=UnixDomainSocketConnection, path=address.path, db=address.db, **options)
+        )
+    options["socket_connect_timeout"] = CONNECT_TIMEOUT_S
+    if address.kind == "cluster":
+        nodes = [ClusterNode(host, port) for host, port in address.hosts]
+        return _Cluster(startup_nodes=nodes, ssl=address.tls, reinitialize_steps=0, **options)
+    if address.kind == "sentinel":
+        return _SentinelRedis.through(address, {**options, "db": address.db})
+    host, port = address.hosts[0]
+    kind = SSLConnection if address.tls else Connection
+    return Redis.from_pool(ConnectionPool(connection_class=kind, host=host, port=port, db=address.db, **options))
+
+
+class _Cluster(RedisCluster):
+    """A cluster client that may be used by many tasks at once.
+
+    As the library has it, commands that come before the first look at the topology go to random nodes; five
+    redirections close the connections that other tasks use (`reinitialize_steps` is 0 to avoid it); and so does a
+    connection that breaks, in a way that those tasks see an AttributeError instead of something that is tried again.
+    """
+
+    async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        await self.initialize()
+        return await super().execute_command(*args, **kwargs)
+
+    async def _execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await super()._execute_command(*args, **kwargs)
+        except AttributeError as error:
+            raise exceptions.ConnectionError(f"the connection was closed meanwhile: {error}") from error
+
+
+class _SentinelRedis(Redis):
+    """A client of the service's current master that also closes its connections to the sentinels."""
+
+    _manager: Sentinel
+
+    @classmethod
+    def through(cls, address: Address, options: dict[str, Any]) -> _SentinelRedis:
+        if address.tls:
+            options["ssl"] = True
+        to_sentinels = {
+            **{name: value for name, value in options.items() if name.startswith("ssl")},
+            "username": address.sentinel_username,
+            "password": address.sentinel_password,
+            "socket_timeout": CONNECT_TIMEOUT_S,
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 1),
+        }
+        manager = Sentinel(list(address.hosts), sentinel_kwargs=to_sentinels)  # type: ignore[no-untyped-call]
+        client: _SentinelRedis = manager.master_for(address.service, cls, **options)
+        client._manager = manager
+        return client
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        await self._manager.aclose()

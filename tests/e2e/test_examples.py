@@ -1,0 +1,145 @@
+"""The examples and the documented redis-cli lines run as they stand, against a real server and a scripted worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from fakes import ScriptedReply, ScriptedWorker, eventually
+
+from producer import keys
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+WIRE_DOCS = (ROOT / "docs" / "wire.md").read_text()
+CHUNKS = ["one line,\n", "another \u00fc\n\n", "", "\U0001f680 \"quoted\" 'text' \\n $HOME ", "a,b"]
+
+needs_redis_cli = pytest.mark.skipif(shutil.which("redis-cli") is None, reason="redis-cli is not installed")
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+
+
+async def run(*command: str, redis_url: str) -> tuple[int, str, str]:
+    """Runs a command with the server's URL and the project on the path; returns status, stdout and stderr."""
+    environment = {**os.environ, "REDIS_URL": redis_url, "PENSTOCK_QUEUE": "examples", "PYTHONPATH": str(ROOT)}
+    process = await asyncio.create_subprocess_exec(
+        *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(30):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+async def in_chunks(reply: ScriptedReply) -> None:
+    """Answers with texts that are hard on a shell, slowly enough for each to be read by itself."""
+    await reply.own()
+    for text in CHUNKS:
+        await reply.chunk(text)
+        await asyncio.sleep(0.02)
+    await reply.end("length")
+
+
+async def refuse(reply: ScriptedReply) -> None:
+    await reply.own()
+    await reply.end("error", code="too_long", message="the prompt has 9 tokens")
+
+
+async def tell_a_story(reply: ScriptedReply) -> None:
+    """Answers each prompt of the examples; the very long story goes on until it is cancelled."""
+    request = reply.request
+    prompt = request.prompt or (request.messages[0].content if request.messages else "")
+    await reply.own()
+    if "very long" in prompt:
+        await reply.cancelled()
+        await reply.end("cancelled")
+        return
+    for word in f"answer to {prompt}".split(" "):
+        await reply.chunk(word + " ")
+    await reply.end()
+
+
+CONSUMERS = [
+    pytest.param(["bash", str(EXAMPLES / "consumer.sh")], marks=needs_redis_cli, id="redis-cli"),
+    pytest.param(["node", str(EXAMPLES / "consumer.mjs")], marks=needs_node, id="node"),
+]
+
+
+@pytest.mark.parametrize("command", CONSUMERS)
+async def test_a_consumer_follows_a_reply_to_its_end(redis_url: str, command: list[str]) -> None:
+    async with ScriptedWorker(redis_url, in_chunks, queue="examples") as worker:
+        status, out, err = await run(*command, "my prompt", redis_url=redis_url)
+    assert status == 0, err
+    assert out == "".join(CHUNKS) + "\n"
+    assert "length" in err
+    assert worker.taken[0].prompt == "my prompt"
+
+
+@pytest.mark.parametrize("command", CONSUMERS)
+async def test_a_consumer_tells_of_a_refusal(redis_url: str, command: list[str]) -> None:
+    async with ScriptedWorker(redis_url, refuse, queue="examples"):
+        status, out, err = await run(*command, "my prompt", redis_url=redis_url)
+    assert (status, out) == (1, "\n")
+    assert "error too_long the prompt has 9 tokens" in err
+
+
+@needs_redis_cli
+async def test_the_redis_cli_consumer_takes_further_fields(redis_url: str) -> None:
+    async with ScriptedWorker(redis_url, in_chunks, queue="examples") as worker:
+        command = ("bash", str(EXAMPLES / "consumer.sh"), "x", "max_tokens", "7", "stop", '["a", "b"]')
+        status, _, err = await run(*command, redis_url=redis_url)
+    assert status == 0, err
+    assert (worker.taken[0].max_tokens, worker.taken[0].stop) == (7, ("a", "b"))
+
+
+async def test_the_blocking_client_example(redis_url: str) -> None:
+    async with ScriptedWorker(redis_url, tell_a_story, queue="examples"):
+        status, out, err = await run(sys.executable, str(EXAMPLES / "sync_client.py"), redis_url=redis_url)
+    assert status == 0, err
+    lines = out.splitlines()
+    assert lines[0].startswith("answer to Count from 1 to 5.")
+    assert lines[1].startswith("stop, ")
+    assert [line.strip() for line in lines[2:]] == [
+        f"What is {number} + {number + 1}? -> answer to What is {number} + {number + 1}?" for number in range(1, 9)
+    ]
+    assert "8/8" in err
+
+
+async def test_the_asyncio_client_example(redis_url: str) -> None:
+    async with ScriptedWorker(redis_url, tell_a_story, queue="examples"):
+        status, out, err = await run(sys.executable, str(EXAMPLES / "async_client.py"), redis_url=redis_url)
+    assert status == 0, err
+    assert [line.strip() for line in out.splitlines()] == [
+        "at once: answer to What is 2 + 3?  | answer to What is 20 + 30?",
+        "begun: answer",
+        "continued: to Tell me a story.",
+        "cancelled: cancelled",
+    ]
+
+
+@needs_redis_cli
+async def test_the_documented_lines_work(redis_url: str) -> None:
+    """Every shell block of docs/wire.md, in its order."""
+    enqueue, read, cancel, document = re.findall(r"```sh\n(.*?)```", WIRE_DOCS, re.DOTALL)
+    function = f'redis-cli() {{ command redis-cli -u "{redis_url}" "$@"; }}\n'
+    async with ScriptedWorker(redis_url, tell_a_story) as worker:
+        await run("bash", "-ec", function + enqueue, redis_url=redis_url)
+        await eventually(lambda: worker.redis.xlen(keys.reply("hello-1")))
+        await eventually(lambda: worker.redis.hget(keys.state("hello-1"), "status"))
+        status, out, err = await run("bash", "-ec", function + read, redis_url=redis_url)
+        assert status == 0, err
+        assert out.startswith("penstock:{hello-1}:reply\n1-0\ntype\nown\n")
+        await run("bash", "-ec", function + cancel + document, redis_url=redis_url)
+        assert await worker.redis.get(keys.cancel("hello-1")) == "1"
+        await eventually(lambda: len(worker.taken) == 2)
+    first, second = worker.taken
+    assert (first.id, first.prompt, first.max_tokens) == ("hello-1", "What is 12 + 30?", 32)
+    assert (second.id, second.stop) == ("hello-2", ("\n\n", "END"))

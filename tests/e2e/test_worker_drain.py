@@ -1,0 +1,134 @@
+"""Ending a worker: drain, hand-back, abort, and the ways in which it ends by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
+from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
+
+from producer import keys
+from producer.connection import RedisClient
+from worker.config import WorkerConfig
+from worker.errors import Aborted, EngineFailed, NameTaken
+from worker.service import Model, WorkerService
+
+
+async def test_drain_finishes_what_runs_and_takes_nothing_new(redis_url: str, redis: RedisClient) -> None:
+    engine = FakeEngine(step_s=0.002)
+    async with running_worker(redis_url, engine, name="w") as worker:
+        await send(redis, prompt="x", id="x", max_tokens=100)
+        await read_until(redis, "x", lambda entry: entry.type == "chunk")
+        worker.service.request_drain()
+        await eventually(lambda: "service" in worker.service.readiness.objections)
+        await worker.task
+        late = await send(redis, prompt="late")
+        assert (await read_reply(redis, "x")).text() == expected_text("x", "x", 100)
+    assert engine.prefilled == ["x"]
+    assert [entry_id for entry_id, _ in await redis.xrange(keys.requests("q"))] == [late]
+    assert not await redis.exists(keys.heartbeat("q", "w"))
+    assert await redis.xinfo_consumers(keys.requests("q"), keys.GROUP) == []
+
+
+@pytest.mark.parametrize("holds_back", [False, True])
+async def test_drain_hands_back_what_takes_too_long(redis_url: str, redis: RedisClient, holds_back: bool) -> None:
+    engine = FakeEngine(step_s=0.005, holds_back=holds_back)
+    async with running_worker(redis_url, engine, name="first", drain_timeout_s=0.1) as first:
+        for i in range(4):
+            await send(redis, prompt=f"p{i}", id=f"r{i}", max_tokens=200, n=1 + i % 2)
+        await read_until(redis, "r3", lambda entry: entry.type == "chunk")
+        await first.drain()
+        assert first.service.metrics.handed_back._value.get() == 4
+        assert (await redis.xpending(keys.requests("q"), keys.GROUP))["consumers"] == [
+            {"name": keys.UNOWNED, "pending": 4}
+        ]
+    second_engine = FakeEngine(holds_back=holds_back)
+    async with running_worker(redis_url, second_engine, name="second", heartbeat_ttl_s=1000) as second:
+        for i in range(4):
+            reply = await read_reply(redis, f"r{i}")
+            for index in range(1 + i % 2):
+                assert reply.text(index) == expected_text(f"p{i}", f"r{i}", 200, index)
+                assert len(reply.tokens(index)) == 200
+            assert reply.owners == ["first", "second"]
+            assert reply.end.completion_tokens == 200 * (1 + i % 2)
+            assert await redis.hmget(keys.state(f"r{i}"), "handbacks", "crashes", "attempts") == ["1", None, "2"]
+        await eventually(lambda: is_queue_empty(redis))
+        assert second.service.metrics.resumed._value.get() == 4
+        assert second.service.metrics.reclaimed._value.get() == 0
+
+
+async def test_what_is_handed_back_keeps_all_that_was_generated(redis_url: str, redis: RedisClient) -> None:
+    engine = FakeEngine()
+    async with running_worker(redis_url, engine, drain_timeout_s=0.0, flush_interval_ms=60_000) as worker:
+        engine.hold()
+        await send(redis, prompt="x", id="x", max_tokens=100)
+        await eventually(lambda: engine.prefilled == ["x"])
+        engine.allow(30)
+        await eventually(lambda: worker.service._driver.stats.generated_tokens_total == 30)  # type: ignore[union-attr]
+        await worker.drain()
+        chunks = [fields["tokens"] for _, fields in await redis.xrange(keys.reply("x")) if fields["type"] == "chunk"]
+    assert ",".join(chunks).split(",") == [str(token) for token in expected_tokens(b"x", "x", 0, 30)]
+
+
+async def test_second_request_to_stop_aborts(redis_url: str, redis: RedisClient) -> None:
+    engine = FakeEngine(step_s=0.005)
+    async with running_worker(redis_url, engine, drain_timeout_s=1000) as worker:
+        await send(redis, prompt="x", id="x", max_tokens=10**6)
+        await read_until(redis, "x", lambda entry: entry.type == "chunk")
+        worker.service.request_drain()
+        worker.service.request_drain()
+        with pytest.raises(Aborted):
+            await asyncio.wait_for(worker.task, 5)
+
+
+async def test_engine_failure_ends_the_worker_and_others_take_over(redis_url: str, redis: RedisClient) -> None:
+    async with (
+        running_worker(redis_url, FakeEngine(step_s=0.005), name="first", heartbeat_ttl_s=1000) as first,
+    ):
+        await send(redis, prompt="x", id="x", max_tokens=300)
+        await read_until(redis, "x", lambda entry: entry.type == "chunk")
+        await send(redis, prompt="poison\0", id="poison")
+        with pytest.raises(EngineFailed, match="poison is poison"):
+            await first.task
+        assert not await redis.exists(keys.heartbeat("q", "first"))
+        await redis.set(keys.cancel("poison"), 1)
+        async with running_worker(redis_url, name="second", heartbeat_ttl_s=1000):
+            reply = await read_reply(redis, "x")
+            assert reply.text() == expected_text("x", "x", 300)
+            assert reply.owners == ["first", "second"]
+
+
+async def test_drain_during_load_ends_at_once(redis_url: str) -> None:
+    loading = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    may_go_on = threading.Event()
+
+    def load() -> Model:
+        loop.call_soon_threadsafe(loading.set)
+        may_go_on.wait()
+        return fake_model()
+
+    service = WorkerService(WorkerConfig(**QUICK), redis_url, load)
+    task = asyncio.create_task(service.run())
+    await loading.wait()
+    assert not service.readiness.is_ready
+    service.request_drain()
+    await asyncio.wait_for(task, 5)
+    may_go_on.set()
+
+
+async def test_failing_load(redis_url: str) -> None:
+    def load() -> Model:
+        raise FileNotFoundError("config.json")
+
+    with pytest.raises(EngineFailed, match=r"config\.json"):
+        await WorkerService(WorkerConfig(**QUICK), redis_url, load).run()
+
+
+async def test_a_name_is_one_worker_s(redis_url: str) -> None:
+    async with running_worker(redis_url, name="same"):
+        service = WorkerService(WorkerConfig(**{**QUICK, "name": "same"}), redis_url, fake_model)
+        with pytest.raises(NameTaken, match="same"):
+            await service.run()

@@ -1,0 +1,130 @@
+"""The health port and the logs of a running worker."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from fake_engine import FakeEngine, fake_model
+from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
+
+from producer import keys
+from producer.connection import RedisClient
+from worker.config import WorkerConfig
+from worker.logs import configure_logs
+from worker.service import Model, WorkerService
+
+
+async def http(port: int | None, path: str, method: str = "GET") -> tuple[int, str]:
+    assert port is not None
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    answer = (await reader.read()).decode()
+    writer.close()
+    await writer.wait_closed()
+    head, _, body = answer.partition("\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+async def get_metrics(port: int | None) -> dict[str, float]:
+    status, body = await http(port, "/metrics")
+    assert status == 200
+    samples = (line.rsplit(" ", 1) for line in body.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in samples}
+
+
+@pytest.fixture
+def logs() -> Iterator[io.StringIO]:
+    stream = io.StringIO()
+    configure_logs("debug", "json", stream)
+    yield stream
+    structlog.reset_defaults()
+
+
+async def test_health_follows_the_worker_s_life(redis_url: str, redis: RedisClient) -> None:
+    may_load = threading.Event()
+    engine = FakeEngine(step_s=0.002)
+
+    def load() -> Model:
+        may_load.wait()
+        return fake_model(engine)
+
+    service = WorkerService(WorkerConfig(**{**QUICK, "health_host": "127.0.0.1", "health_port": 0}), redis_url, load)
+    task = asyncio.create_task(service.run())
+    await eventually(lambda: service.health_port)
+    port = service.health_port
+    assert await http(port, "/healthz") == (200, '{"alive": true}')
+    assert await http(port, "/readyz") == (503, '{"ready": false, "reasons": {"service": "loading the model"}}')
+    may_load.set()
+    await eventually(lambda: service.readiness.is_ready)
+    assert await http(port, "/readyz") == (200, '{"ready": true, "reasons": {}}')
+    assert (await http(port, "/readyz", "HEAD"))[0] == 200
+    assert (await http(port, "/readyz", "POST"))[0] == 405
+    assert (await http(port, "/"))[0] == 404
+    await send(redis, prompt="x", id="x", max_tokens=10**6)
+    await read_until(redis, "x", lambda entry: entry.type == "chunk")
+    service.request_drain()
+    assert await http(port, "/readyz") == (503, '{"ready": false, "reasons": {"service": "draining"}}')
+    assert (await http(port, "/healthz"))[0] == 200
+    await redis.set(keys.cancel("x"), 1)
+    await task
+
+
+async def test_metrics(redis_url: str, redis: RedisClient) -> None:
+    engine = FakeEngine(max_num_seqs=2)
+    async with running_worker(redis_url, engine, health_host="127.0.0.1", health_port=0) as worker:
+        port = worker.service.health_port
+        before = await get_metrics(port)
+        assert before['penstock_requests_total{finish_reason="length"}'] == 0
+        assert before['penstock_dropped_requests_total{reason="fenced"}'] == 0
+        assert before["penstock_engine_compiles_after_warmup_total"] == 0
+        assert before["penstock_time_to_first_token_seconds_count"] == 0
+        await send(redis, prompt="x", id="x", max_tokens=5)
+        await read_reply(redis, "x")
+        await eventually(lambda: is_queue_empty(redis))
+        engine.hold()
+        for i in range(5):
+            await send(redis, prompt="x", id=f"x{i}", max_tokens=5)
+        await eventually(lambda: len(engine.prefilled) == 3)
+        during = await get_metrics(port)
+        engine.allow()
+        await read_reply(redis, "x4")
+    assert during['penstock_requests_total{finish_reason="length"}'] == 1
+    assert during["penstock_time_to_first_token_seconds_count"] == 1
+    assert during["penstock_engine_generated_tokens_total"] == 5
+    assert (during["penstock_ready"], during["penstock_live_requests"]) == (1, 2)
+    assert (during["penstock_queue_length"], during["penstock_queue_pending"], during["penstock_queue_lag"]) == (
+        5,
+        2,
+        3,
+    )
+
+
+async def test_one_line_per_request_and_never_its_text(redis_url: str, redis: RedisClient, logs: io.StringIO) -> None:
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    async with running_worker(redis_url, FakeEngine(max_model_len=100)):
+        await send(redis, prompt="SECRET words", id="good", max_tokens=5, traceparent=trace)
+        await send(redis, prompt="SECRET words", id="bad", SECRET="SECRET")
+        await send(redis, prompt="SECRET" * 100, id="long")
+        replies = {name: await read_reply(redis, name) for name in ("good", "bad", "long")}
+        await eventually(lambda: is_queue_empty(redis))
+    lines = [json.loads(line) for line in logs.getvalue().splitlines()]
+    ends = {line["request_id"]: line for line in lines if line["event"] == "request_ended"}
+    assert set(ends) == {"good", "bad", "long"}
+    assert ends["good"]["traceparent"] == trace
+    assert ends["good"]["total_ms"] == replies["good"].end.total_ms
+    assert ends["bad"]["code"] == "invalid_request"
+    assert "SECRET" not in logs.getvalue()
+    assert replies["good"].text().split()[0] not in logs.getvalue()
+
+
+async def test_taken_health_port_is_an_error(redis_url: str) -> None:
+    async with running_worker(redis_url, health_host="127.0.0.1", health_port=0) as worker:
+        options = {**QUICK, "health_host": "127.0.0.1", "health_port": worker.service.health_port}
+        with pytest.raises(OSError, match="in use"):
+            await WorkerService(WorkerConfig(**options), redis_url, fake_model).run()

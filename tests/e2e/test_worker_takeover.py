@@ -1,0 +1,217 @@
+"""Workers that are killed or frozen: their requests go on elsewhere, token for token, and nothing is written twice."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine, expected_text, expected_tokens, word
+from worker_harness import Reply, eventually, is_queue_empty, read_reply, read_until, running_worker, send
+from worker_process import WorkerProcess
+
+from producer import keys
+from producer.connection import RedisClient
+from worker import scripts
+
+
+def is_chunk(entry: object) -> bool:
+    return getattr(entry, "type", None) == "chunk"
+
+
+async def take_and_claim(redis: RedisClient, worker: str, request_id: str) -> str:
+    """Reads the next entry and claims it, as a worker would that then dies; returns the entry's id."""
+    await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0", mkstream=True)
+    answer = await redis.xreadgroup(keys.GROUP, worker, {keys.requests("q"): ">"}, count=1)
+    entry_id = answer[0][1][0][0]
+    await redis.execute_command(
+        *scripts.claim(request_id, queue="q", entry_id=entry_id, worker=worker, instance="i", ttl_ms=10**6)
+    )
+    return str(entry_id)
+
+
+async def add_chunk(
+    redis: RedisClient, request_id: str, number: int, offset: int, tokens: list[int], **more: str
+) -> None:
+    fields = {
+        "type": "chunk",
+        "index": 0,
+        "offset": offset,
+        "text": "".join(map(word, tokens)),
+        "tokens": ",".join(map(str, tokens)),
+        **more,
+    }
+    await redis.xadd(keys.reply(request_id), fields, id=f"1-{number}")
+
+
+@pytest.mark.parametrize("holds_back", [False, True])
+async def test_kill_in_mid_stream(redis_url: str, redis: RedisClient, tmp_path: Path, holds_back: bool) -> None:
+    engine = {"step_s": 0.005, "holds_back": holds_back}
+    with WorkerProcess(redis_url, tmp_path / "log", engine=engine, name="victim") as victim:
+        for i in range(3):
+            await send(redis, prompt=f"p{i}", id=f"r{i}", max_tokens=300, n=1 + i % 2)
+        await read_until(redis, "r2", lambda entry: is_chunk(entry) and entry.offset > 5)
+        victim.kill()
+        killed_s = time.monotonic()
+        async with running_worker(redis_url, FakeEngine(holds_back=holds_back), name="heir") as heir:
+            replies = [await read_reply(redis, f"r{i}") for i in range(3)]
+            assert time.monotonic() - killed_s < 3
+            assert heir.service.metrics.reclaimed._value.get() == 3
+            await eventually(lambda: is_queue_empty(redis))
+            names = [consumer["name"] for consumer in await redis.xinfo_consumers(keys.requests("q"), keys.GROUP)]
+            assert "victim" not in names
+    for i, reply in enumerate(replies):
+        assert reply.owners == ["victim", "heir"]
+        for index in range(1 + i % 2):
+            assert reply.text(index) == expected_text(f"p{i}", f"r{i}", 300, index)
+            assert len(reply.tokens(index)) == 300
+        assert await redis.hmget(keys.state(f"r{i}"), "crashes", "strikes") == ["1", "1"]
+
+
+async def test_frozen_worker_wakes_up_to_find_itself_fenced(redis_url: str, redis: RedisClient, tmp_path: Path) -> None:
+    with WorkerProcess(redis_url, tmp_path / "log", engine={"step_s": 0.005}, name="zombie") as zombie:
+        await send(redis, prompt="x", id="x", max_tokens=4000)  # 20 s at the zombie's pace
+        await read_until(redis, "x", is_chunk)
+        zombie.send(signal.SIGSTOP)
+        engine = FakeEngine()
+        async with running_worker(redis_url, engine, name="heir") as heir:
+            await eventually(lambda: engine.prefilled == ["x"])
+            engine.hold()
+            zombie.send(signal.SIGCONT)
+            await eventually(lambda: any(event["event"] == "request_dropped" for event in zombie.events()), 5)
+            engine.allow()
+            reply = await read_reply(redis, "x")
+            await eventually(lambda: is_queue_empty(redis))
+            await heir.drain()
+        late = await send(redis, prompt="late", max_tokens=3)  # the zombie is a good worker again
+        assert (await read_reply(redis, late)).owners == ["zombie"]
+    assert reply.text() == expected_text("x", "x", 4000)
+    assert reply.tokens() == expected_tokens(b"x", "x", 0, 4000)
+    assert [event["reason"] for event in zombie.events() if event["event"] == "request_dropped"] == ["fenced"]
+
+
+async def test_sigterm_drains_a_process(redis_url: str, redis: RedisClient, tmp_path: Path) -> None:
+    with WorkerProcess(redis_url, tmp_path / "log", engine={"step_s": 0.005}) as process:
+        await send(redis, prompt="x", id="x", max_tokens=50)
+        await read_until(redis, "x", is_chunk)
+        process.send(signal.SIGTERM)
+        assert (await read_reply(redis, "x")).text() == expected_text("x", "x", 50)
+        assert process.wait(10) == 0
+
+
+async def finish_elsewhere(
+    redis_url: str, redis: RedisClient, request_id: str, *, holds_back: bool = False
+) -> tuple[Reply, FakeEngine]:
+    engine = FakeEngine(holds_back=holds_back)
+    async with running_worker(redis_url, engine, name="heir"):
+        reply = await read_reply(redis, request_id)
+        await eventually(lambda: is_queue_empty(redis))
+    return reply, engine
+
+
+async def test_kill_between_reading_and_claiming(redis_url: str, redis: RedisClient) -> None:
+    await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0", mkstream=True)
+    await send(redis, prompt="x", id="x", max_tokens=5)
+    await redis.xreadgroup(keys.GROUP, "dead", {keys.requests("q"): ">"}, count=1)
+    reply, _ = await finish_elsewhere(redis_url, redis, "x")
+    assert reply.text() == expected_text("x", "x", 5)
+    assert await redis.hget(keys.state("x"), "crashes") is None
+
+
+async def test_kill_right_after_the_claim(redis_url: str, redis: RedisClient) -> None:
+    await send(redis, prompt="x", id="x", max_tokens=5)
+    await take_and_claim(redis, "dead", "x")
+    reply, _ = await finish_elsewhere(redis_url, redis, "x")
+    assert reply.owners == ["dead", "heir"]
+    assert reply.text() == expected_text("x", "x", 5)
+
+
+async def test_kill_between_the_last_chunk_and_the_end(redis_url: str, redis: RedisClient) -> None:
+    await send(redis, prompt="x", id="x", max_tokens=5)
+    await take_and_claim(redis, "dead", "x")
+    await add_chunk(redis, "x", 1, 0, expected_tokens(b"x", "x", 0, 3))
+    await add_chunk(redis, "x", 2, 3, expected_tokens(b"x", "x", 0, 5, 3))
+    reply, _ = await finish_elsewhere(redis_url, redis, "x")
+    assert reply.tokens() == expected_tokens(b"x", "x", 0, 5)
+    assert (reply.end.finish_reason, reply.end.completion_tokens) == ("length", 5)
+
+
+async def test_kill_between_the_end_and_the_acknowledgement(redis_url: str, redis: RedisClient) -> None:
+    await send(redis, prompt="x", id="x", max_tokens=5)
+    await take_and_claim(redis, "dead", "x")
+    end = ["type", "end", "finish_reason", "stop"]
+    await redis.execute_command(*scripts.finish("x", epoch=1, status="done", ttl_ms=10**6, entries=[(1, end)]))
+    reply, engine = await finish_elsewhere(redis_url, redis, "x")
+    assert reply.ids == ["1-0", "1-1"]
+    assert engine.prefilled == []
+
+
+async def test_kill_between_the_end_and_the_dead_letter(redis_url: str, redis: RedisClient) -> None:
+    await send(redis, prompt="x", id="x", max_tokens=5)
+    await take_and_claim(redis, "dead", "x")
+    end = ["type", "end", "finish_reason", "error", "code", "too_many_crashes"]
+    await redis.execute_command(*scripts.finish("x", epoch=1, status="dead", ttl_ms=10**6, entries=[(1, end)]))
+    _, engine = await finish_elsewhere(redis_url, redis, "x")
+    ((_, letter),) = await redis.xrange(keys.dead("q"))
+    assert (letter["id"], letter["code"], letter["field:prompt"]) == ("x", "given_up", "x")
+    assert engine.prefilled == []
+
+
+async def test_text_of_a_choice_that_has_ended_is_not_given_out_again(redis_url: str, redis: RedisClient) -> None:
+    """The engine gives out what it held back whenever a choice ends, also one that had ended before."""
+    await send(redis, prompt="x", id="x", max_tokens=5, n=2)
+    await take_and_claim(redis, "dead", "x")
+    tokens = expected_tokens(b"x", "x", 0, 5)
+    await add_chunk(redis, "x", 1, 0, tokens, finish_reason="length")
+    reply, engine = await finish_elsewhere(redis_url, redis, "x", holds_back=True)
+    assert engine.prefilled == ["x"]
+    for index in (0, 1):
+        assert reply.text(index) == expected_text("x", "x", 5, index)
+    assert reply.end.finish_reasons == ("length", "length")
+
+
+async def test_all_choices_ended_but_not_the_reply(redis_url: str, redis: RedisClient) -> None:
+    await send(redis, prompt="x", id="x", max_tokens=9, n=2)
+    await take_and_claim(redis, "dead", "x")
+    for index in (0, 1):
+        await redis.xadd(
+            keys.reply("x"),
+            {"type": "chunk", "index": index, "offset": 0, "text": "a", "tokens": "7", "finish_reason": "stop"},
+            id=f"1-{index + 1}",
+        )
+    reply, engine = await finish_elsewhere(redis_url, redis, "x")
+    assert engine.prefilled == []
+    assert reply.end.finish_reasons == ("stop", "stop")
+    assert (reply.end.completion_tokens, reply.end.prompt_tokens) == (2, 1)
+
+
+async def test_missing_tokens_are_an_error_and_no_guess(redis_url: str, redis: RedisClient) -> None:
+    await send(redis, prompt="x", id="x", max_tokens=9)
+    await take_and_claim(redis, "dead", "x")
+    await add_chunk(redis, "x", 1, 4, [1, 2])
+    reply, engine = await finish_elsewhere(redis_url, redis, "x")
+    assert (reply.end.finish_reason, reply.end.code) == ("error", "reply_unreadable")
+    assert engine.prefilled == []
+
+
+async def test_poison_runs_alone_and_then_goes_to_the_dead_letters(redis_url: str, redis: RedisClient) -> None:
+    await send(redis, prompt="bad\0", id="bad", max_tokens=5)
+    for i in range(3):
+        await send(redis, prompt=f"p{i}", id=f"good{i}", max_tokens=10)
+    for attempt in range(3):
+        engine = FakeEngine()
+        async with running_worker(redis_url, engine, name=f"victim{attempt}") as victim:
+            await eventually(victim.task.done)
+            assert "poison" in str(victim.task.exception())
+            if attempt == 2:
+                assert engine.prefilled[-1] == "bad"
+    async with running_worker(redis_url):
+        end = (await read_reply(redis, "bad")).end
+        for i in range(3):
+            assert (await read_reply(redis, f"good{i}")).text() == expected_text(f"p{i}", f"good{i}", 10)
+        await eventually(lambda: is_queue_empty(redis))
+    assert (end.finish_reason, end.code) == ("error", "too_many_crashes")
+    ((_, letter),) = await redis.xrange(keys.dead("q"))
+    assert (letter["id"], letter["code"], letter["crashes"], letter["strikes"]) == ("bad", "too_many_crashes", "3", "3")
+    assert letter["field:prompt"] == "bad\0"

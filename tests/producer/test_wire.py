@@ -1,0 +1,238 @@
+"""The schema: what is written is read back, and hostile entries are refused with an id to answer to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from producer.wire import (
+    ID_PATTERN,
+    ChunkEntry,
+    EndEntry,
+    GenerateRequest,
+    OwnEntry,
+    ReplyEntry,
+    TokenLogprob,
+    WireError,
+    decode_reply,
+    encode_reply,
+    parse_request,
+)
+
+ENTRY_ID = "1700000000000-0"
+BODY_LIMIT = 100_000
+
+text = st.text(st.characters(codec="utf-8"), max_size=40)
+ids = st.from_regex(ID_PATTERN, fullmatch=True)
+token_ids = st.lists(st.integers(0, 200_000), max_size=6).map(tuple)
+counts = st.integers(0, 10**9)
+
+
+def optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | strategy
+
+
+sampling = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": ids,
+        "n": st.integers(1, 64),
+        "max_tokens": st.integers(10, 10**6),
+        "min_tokens": st.integers(0, 10),
+        "temperature": st.floats(0, 100),
+        "top_p": st.floats(0, 1, exclude_min=True),
+        "top_k": counts,
+        "min_p": st.floats(0, 1),
+        "seed": st.integers(0, 2**63 - 1),
+        "repetition_penalty": st.floats(0, 100, exclude_min=True),
+        "presence_penalty": st.floats(-2, 2),
+        "frequency_penalty": st.floats(-2, 2),
+        "logit_bias": st.dictionaries(st.integers(0, 1000), st.floats(-100, 100), max_size=3),
+        "allowed_token_ids": token_ids,
+        "bad_token_ids": token_ids,
+        "stop": st.lists(text.filter(bool), max_size=3).map(tuple),
+        "stop_token_ids": token_ids,
+        "ignore_eos": st.booleans(),
+        "logprobs": st.integers(0, 20),
+        "priority": st.integers(-1000, 1000),
+        "timeout_s": st.floats(0.001, 604_800),
+        "traceparent": text,
+    },
+)
+roles = st.sampled_from(["system", "user", "assistant", "tool"])
+messages = st.lists(st.fixed_dictionaries({"role": roles, "content": text}), min_size=1, max_size=3)
+prompts = st.one_of(
+    st.fixed_dictionaries({"prompt": text}),
+    st.fixed_dictionaries({"messages": messages}),
+    st.fixed_dictionaries({"prompt_token_ids": token_ids}),
+)
+requests = st.builds(lambda prompt, rest: GenerateRequest.model_validate({**prompt, **rest}), prompts, sampling)
+
+logprobs = st.builds(
+    TokenLogprob, logprob=st.floats(-100, 0), top=st.dictionaries(counts, st.floats(-100, 0), max_size=2)
+)
+reasons = st.sampled_from(["stop", "length", "cancelled", "expired", "error"])
+replies: st.SearchStrategy[ReplyEntry] = st.one_of(
+    st.builds(OwnEntry, worker=text, epoch=counts),
+    st.builds(
+        ChunkEntry,
+        index=counts,
+        offset=counts,
+        text=text,
+        tokens=token_ids,
+        logprobs=optional(st.lists(logprobs, max_size=2).map(tuple)),
+        finish_reason=optional(reasons),
+    ),
+    st.builds(
+        EndEntry,
+        finish_reason=reasons,
+        finish_reasons=optional(st.lists(reasons, min_size=2, max_size=3).map(tuple)),
+        prompt_tokens=counts,
+        cached_tokens=counts,
+        completion_tokens=counts,
+        queued_ms=optional(counts),
+        ttft_ms=optional(counts),
+        total_ms=optional(counts),
+        code=optional(text),
+        message=optional(text),
+    ),
+)
+
+
+def parse(fields: dict[bytes, bytes]) -> GenerateRequest:
+    return parse_request(ENTRY_ID, fields, max_body_bytes=BODY_LIMIT)
+
+
+def encoded(fields: dict[str, str]) -> dict[bytes, bytes]:
+    return {name.encode(): value.encode() for name, value in fields.items()}
+
+
+def flat(request: GenerateRequest) -> dict[str, str]:
+    """The same request as flat fields, as a person would write them."""
+    fields = {}
+    for name, value in request.model_dump(exclude_defaults=True, mode="json").items():
+        fields[name] = value if isinstance(value, str) else json.dumps(value)
+    return fields
+
+
+def named(request: GenerateRequest) -> GenerateRequest:
+    return request if request.id is not None else request.model_copy(update={"id": ENTRY_ID})
+
+
+@given(requests)
+def test_a_request_comes_back_from_its_document(request: GenerateRequest) -> None:
+    assert parse(encoded(request.to_entry())) == named(request)
+
+
+@given(requests)
+def test_a_request_comes_back_from_flat_fields(request: GenerateRequest) -> None:
+    assert parse(encoded(flat(request))) == named(request)
+
+
+@given(replies)
+def test_a_reply_entry_comes_back(entry: ReplyEntry) -> None:
+    fields = encode_reply(entry)
+    assert all(isinstance(value, str) for value in fields.values())
+    assert decode_reply(fields) == entry
+
+
+def test_a_reply_entry_is_readable() -> None:
+    entry = ChunkEntry(index=0, offset=3, text="Hi there", tokens=(7, 8))
+    assert encode_reply(entry) == {"type": "chunk", "index": "0", "offset": "3", "text": "Hi there", "tokens": "7,8"}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=8,
+)
+field_names = st.sampled_from([*GenerateRequest.model_fields, "request", "other"]).map(str.encode)
+raw_values = st.binary(max_size=40) | json_values.map(lambda value: json.dumps(value).encode())
+documents = st.dictionaries(st.sampled_from([*GenerateRequest.model_fields, "other"]), json_values, max_size=4)
+
+
+@given(
+    st.dictionaries(field_names | st.binary(max_size=8), raw_values, max_size=5)
+    | documents.map(lambda document: {b"request": json.dumps(document).encode()})
+)
+@example({b"request": b"[" * 50_000})
+@example({b"request": b'{"id": 5, "prompt": "x"}'})
+@example({b"request": b'{"prompt": "\\ud800"}'})
+@example({b"request": b'{"seed": ' + b"9" * 5000 + b', "prompt": "x"}'})
+@example({b"prompt": b"x", b"messages": b"[" * 50_000})
+@example({b"prompt": b"x", b"id": b"a b"})
+@example({b"prompt": b"x", b"temperature": b"nan"})
+@example({b"prompt": b"x", b"logit_bias": b'{"1": Infinity}'})
+@example({})
+def test_a_hostile_entry_is_a_request_or_a_refusal_that_can_be_answered(fields: dict[bytes, bytes]) -> None:
+    refusal, request = None, None
+    try:
+        request = parse(fields)
+    except WireError as error:
+        refusal = error
+    if refusal is not None:
+        assert refusal.code in {"invalid_request", "too_large"}
+        assert ID_PATTERN.fullmatch(refusal.request_id)
+        assert refusal.message
+        assert refusal.message.isprintable()
+        assert len(refusal.message) < 2000
+    if request is not None:
+        assert ID_PATTERN.fullmatch(request.id or "")
+        assert parse(encoded(request.to_entry())) == request
+
+
+@given(st.dictionaries(st.sampled_from(["type", *ChunkEntry.model_fields, *EndEntry.model_fields]), text, max_size=5))
+@example({"type": "chunk", "index": "0", "offset": "0", "text": "", "tokens": "1", "logprobs": "[" * 50_000})
+def test_a_hostile_reply_entry_is_refused(fields: dict[str, str]) -> None:
+    try:
+        entry = decode_reply(fields)
+    except WireError:
+        return  # the only error there is
+    assert decode_reply(encode_reply(entry)) == entry
+
+
+def test_a_reply_entry_may_have_fields_that_this_reader_does_not_know() -> None:
+    fields = {"type": "own", "worker": "w", "epoch": "1", "novelty": "x"}
+    assert decode_reply(fields) == OwnEntry(worker="w", epoch=1)
+
+
+def test_the_body_limit_counts_names_and_values() -> None:
+    fields = encoded({"id": "mine", "prompt": "x" * 100})
+    size = len("id") + len("mine") + len("prompt") + 100
+    assert parse_request(ENTRY_ID, fields, max_body_bytes=size).id == "mine"
+    with pytest.raises(WireError, match=f"has {size} bytes, the limit max_body_bytes is {size - 1}") as caught:
+        parse_request(ENTRY_ID, fields, max_body_bytes=size - 1)
+    assert (caught.value.code, caught.value.request_id) == ("too_large", "mine")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"prompt": "x", "max_tokens": "0"}, "max_tokens"),
+        ({"prompt": "x", "temprature": "1"}, "temprature"),
+        ({"prompt": "x", "v": "2"}, "v:"),
+        ({"prompt": "x", "stop": "[1"}, "stop"),
+        ({"prompt": "x", "messages": "[]"}, "exactly one of prompt, messages, prompt_token_ids"),
+        ({"max_tokens": "5"}, "exactly one of"),
+        ({"request": "{}", "prompt": "x"}, "beside `request` only `id` may stand, not prompt"),
+        ({"request": '"text"'}, "holds str, not an object"),
+        ({"request": '{"id": "b", "prompt": "x"}', "id": "a"}, "`id` a and `request.id` b differ"),
+    ],
+)
+def test_a_refusal_names_the_field(fields: dict[str, str], told: str) -> None:
+    with pytest.raises(WireError) as caught:
+        parse(encoded(fields))
+    assert told in caught.value.message
+
+
+def test_the_id_beside_a_document_counts() -> None:
+    assert parse(encoded({"request": '{"prompt": "x"}', "id": "a"})).id == "a"
+
+
+def test_one_stop_string_needs_no_json() -> None:
+    assert parse(encoded({"prompt": "x", "stop": "END"})).stop == ("END",)
+    assert parse(encoded({"prompt": "x", "stop": '["a", "b"]'})).stop == ("a", "b")

@@ -1,0 +1,56 @@
+"""Runs `penstock` as people do: in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    status: int
+    out: str
+    err: str
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """The environment of the tests without settings of Penstock, and with `variables`."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_") and name != "REDIS_URL"
+    }
+    return {**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "TERM": "dumb", **variables}
+
+
+async def start(
+    *arguments: str, code: str | None = None, cwd: Path | None = None, **variables: str
+) -> asyncio.subprocess.Process:
+    """Starts `penstock` with `arguments`; with `code`, Python code that calls `worker.cli.main` itself."""
+    program = ["-m", "worker"] if code is None else ["-c", code]
+    return await asyncio.create_subprocess_exec(
+        sys.executable, *program, *arguments, env=environment(**variables), cwd=cwd or ROOT,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+
+async def penstock(
+    *arguments: str, stdin: str = "", code: str | None = None, cwd: Path | None = None, **variables: str
+) -> Outcome:
+    """Runs `penstock` to its end."""
+    return await finish(await start(*arguments, code=code, cwd=cwd, **variables), stdin)
+
+
+async def finish(process: asyncio.subprocess.Process, stdin: str = "") -> Outcome:
+    """Waits for the end; a process that takes over a minute is killed and fails the test."""
+    try:
+        out, err = await asyncio.wait_for(process.communicate(stdin.encode()), 60)
+    except TimeoutError:
+        process.kill()
+        out, err = await process.communicate()
+        raise AssertionError(f"still running after a minute\n{out.decode()}\n{err.decode()}") from None
+    assert process.returncode is not None
+    return Outcome(process.returncode, out.decode(), err.decode())

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_process import Outcome, penstock
+from fakes import ScriptedWorker
+
+from engine.demo import MODEL_DIR
+from producer import keys
+from producer.connection import RedisClient
+from worker.cli.checks import Finding
+from worker.cli.checks.model import check_model
+from worker.cli.checks.redis import check_redis
+
+ALL_CHECKS = [
+    *("packages", "redis", "maxmemory-policy", "appendonly", "queue", "dead letters"),
+    *("devices", "model", "weights", "tokenizer"),
+]
+
+
+@pytest.fixture
+async def durable(redis: RedisClient) -> AsyncIterator[RedisClient]:
+    """The server set up as it should be; afterwards as it was."""
+    before = {**await redis.config_get("appendonly"), **await redis.config_get("maxmemory-policy")}
+    await redis.config_set("appendonly", "yes")
+    yield redis
+    for name, value in before.items():
+        await redis.config_set(name, value)
+
+
+def by_name(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.name: finding for finding in findings}
+
+
+def checks_of(outcome: Outcome) -> dict[str, dict[str, Any]]:
+    return {check["name"]: check for check in json.loads(outcome.out)["checks"]}
+
+
+async def test_a_good_set_up_is_all_ok(redis_url: str, durable: RedisClient) -> None:
+    outcome = await penstock("doctor", "--json", "--model", "demo", REDIS_URL=redis_url)
+    checks = checks_of(outcome)
+    assert {name: check["status"] for name, check in checks.items()} == dict.fromkeys(ALL_CHECKS, "ok")
+    assert (outcome.status, json.loads(outcome.out)["ok"]) == (0, True)
+    assert "cpu" in checks["devices"]["detail"]
+    assert "chat template" in checks["tokenizer"]["detail"]
+
+
+async def test_a_wrong_eviction_policy_fails_and_says_how_to_mend_it(redis_url: str, durable: RedisClient) -> None:
+    await durable.config_set("maxmemory-policy", "allkeys-lru")
+    outcome = await penstock("doctor", REDIS_URL=redis_url)
+    assert outcome.status == 1
+    failed = next(line for line in outcome.out.splitlines() if line.startswith("fail"))
+    assert "maxmemory-policy" in failed
+    assert "allkeys-lru" in failed
+    assert "CONFIG SET maxmemory-policy noeviction" in outcome.out
+
+
+async def test_warnings_do_not_fail(redis_url: str) -> None:
+    outcome = await penstock("doctor", REDIS_URL=redis_url)
+    assert outcome.status == 0
+    assert "warn appendonly" in outcome.out
+    assert "warn model" in outcome.out
+
+
+async def test_no_redis_fails_with_the_address_but_no_password() -> None:
+    outcome = await penstock("doctor", "--json", REDIS_URL="redis://user:hunter2@127.0.0.1:1")
+    assert outcome.status == 1
+    assert "redis://127.0.0.1:1/0" in checks_of(outcome)["redis"]["detail"]
+    assert "hunter2" not in outcome.out + outcome.err
+
+
+async def test_a_light_install_is_told_what_it_can_do(redis_url: str) -> None:
+    code = "import sys; sys.modules['jax'] = None\nfrom worker.cli import main\nmain()"
+    outcome = await penstock("doctor", "--json", "--model", "demo", code=code, REDIS_URL=redis_url)
+    checks = checks_of(outcome)
+    assert (outcome.status, checks["worker extra"]["status"]) == (0, "warn")
+    assert "model" not in checks
+
+
+async def test_a_user_without_permission_fails_with_the_reason(redis_url: str, redis: RedisClient) -> None:
+    await redis.execute_command("ACL", "SETUSER", "narrow", "on", ">secret", "~*", "+ping")
+    try:
+        found = by_name(await check_redis(redis_url.replace("://", "://narrow:secret@"), "default"))
+    finally:
+        await redis.execute_command("ACL", "DELUSER", "narrow")
+    assert found["redis"].status == "fail"
+    assert "permission" in found["redis"].detail
+
+
+async def test_requests_that_nobody_takes_are_a_warning(redis_url: str, redis: RedisClient) -> None:
+    await redis.xadd(keys.requests("q"), {"prompt": "hi"})
+    assert by_name(await check_redis(redis_url, "q"))["queue"].detail == "q: 1 waiting, no worker has joined yet"
+    await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0")
+    found = by_name(await check_redis(redis_url, "q"))["queue"]
+    assert (found.status, found.detail) == ("warn", "q: 1 waiting, 0 taken, 0 live workers")
+
+
+async def test_a_live_worker_is_counted(redis_url: str) -> None:
+    async def hold(_: object) -> None:
+        """Never answers."""
+
+    async with ScriptedWorker(redis_url, hold, queue="q") as worker:
+        await worker.redis.xgroup_createconsumer(keys.requests("q"), keys.GROUP, worker.name)
+        found = by_name(await check_redis(redis_url, "q"))["queue"]
+    assert (found.status, found.detail) == ("ok", "q: 0 waiting, 0 taken, 1 live workers")
+
+
+async def test_dead_letters_are_a_warning(redis_url: str, redis: RedisClient) -> None:
+    await redis.xadd(keys.dead("default"), {"id": "poison"})
+    found = by_name(await check_redis(redis_url, "default"))["dead letters"]
+    assert (found.status, found.detail) == ("warn", "1 requests were given up")
+
+
+@pytest.mark.parametrize(
+    ("broken", "name"), [("config.json", "model"), ("model.safetensors", "weights"), ("tokenizer.json", "tokenizer")]
+)
+def test_a_damaged_checkpoint_names_the_file(tmp_path: Path, broken: str, name: str) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, copy)
+    (copy / broken).unlink()
+    found = by_name(check_model(str(copy), "auto"))[name]
+    assert found.status == "fail"
+    assert broken.split(".")[0] in found.detail
+
+
+@pytest.mark.parametrize(("model", "status"), [("/no/such/folder", "fail"), ("owner/name", "warn")])
+def test_a_model_that_is_not_here(model: str, status: str) -> None:
+    assert [finding.status for finding in check_model(model, "auto")] == [status]

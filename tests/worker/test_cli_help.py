@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+from cli_process import penstock
+
+from worker.settings import Settings, flag
+
+HEAVY = ("jax", "flax", "numpy", "transformers", "engine", "uvicorn", "prometheus_client")
+COMMANDS = ("worker", "send", "demo", "doctor", "version")
+
+RUN_AND_LIST_MODULES = f"""
+import sys
+from worker.cli import main
+try:
+    main()
+finally:
+    print("loaded:", *(name for name in {HEAVY} if name in sys.modules))
+"""
+WITHOUT_JAX = "import sys; sys.modules['jax'] = None\nfrom worker.cli import main\nmain()"
+
+
+async def test_help_lists_every_command() -> None:
+    outcome = await penstock("--help")
+    assert outcome.status == 0
+    for command in COMMANDS:
+        assert f"│ {command} " in outcome.out
+
+
+async def test_no_arguments_show_the_help_as_a_usage_error() -> None:
+    outcome = await penstock()
+    assert outcome.status == 2
+    assert "Usage: penstock [OPTIONS] COMMAND" in outcome.out + outcome.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_help_of_a_command(command: str) -> None:
+    outcome = await penstock(command, "--help")
+    assert outcome.status == 0
+    assert f"Usage: penstock {command} [OPTIONS]" in outcome.out
+    assert outcome.err == ""
+
+
+async def test_worker_has_an_option_for_every_setting() -> None:
+    out = (await penstock("worker", "--help", COLUMNS="200")).out
+    assert [name for name in Settings.model_fields if f"{flag(name)} " not in out] == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["send", "--help"], ["version"]])
+async def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
+    outcome = await penstock(*arguments, code=RUN_AND_LIST_MODULES)
+    assert outcome.out.splitlines()[-1].strip() == "loaded:", outcome
+    assert "Traceback" not in outcome.err
+
+
+async def test_version_is_that_of_the_project() -> None:
+    outcome = await penstock("version")
+    try:
+        installed = importlib.metadata.version("penstock")
+    except importlib.metadata.PackageNotFoundError:
+        assert (outcome.status, "not installed" in outcome.err) == (1, True)
+    else:
+        assert (outcome.status, outcome.out) == (0, f"{installed}\n")
+
+
+@pytest.mark.parametrize("command", ["worker", "demo"])
+async def test_a_missing_extra_is_one_line_that_says_what_to_install(command: str) -> None:
+    outcome = await penstock(command, code=WITHOUT_JAX)
+    assert outcome.status == 1
+    assert outcome.err == "penstock: jax is not installed; install it with: pip install 'penstock[worker]'\n"
+
+
+async def test_an_unknown_option_is_named() -> None:
+    outcome = await penstock("worker", "--max-num-seq", "3")
+    assert outcome.status == 2
+    assert "--max-num-seq" in outcome.err
+    assert "--max-num-seqs" in outcome.err
+
+
+async def test_an_unknown_command_is_named() -> None:
+    outcome = await penstock("wroker")
+    assert outcome.status == 2
+    assert "wroker" in outcome.err
+
+
+async def test_an_unknown_variable_is_one_line() -> None:
+    outcome = await penstock("send", "hi", PENSTOCK_QUEU="x")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err == "penstock: unknown environment variable PENSTOCK_QUEU; did you mean PENSTOCK_QUEUE?\n"
+
+
+async def test_config_file_is_an_option(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text("que = 'x'")
+    outcome = await penstock("send", "hi", "--config", str(path))
+    assert outcome.status == 2
+    assert outcome.err == f"penstock: unknown setting 'que' in {path}; did you mean queue?\n"

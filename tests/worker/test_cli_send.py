@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+
+import pytest
+from cli_process import finish, penstock, start
+from fakes import ScriptedReply, ScriptedWorker, eventually
+
+from producer import keys
+from producer.connection import RedisClient
+
+
+async def test_streams_the_answer_and_ends_the_line(redis_url: str) -> None:
+    async with ScriptedWorker(redis_url) as worker:
+        outcome = await penstock("send", "--plain", "one", "two", "--max-tokens", "7", REDIS_URL=redis_url)
+    assert (outcome.status, outcome.out, outcome.err) == (0, "one two\n", "")
+    assert (worker.taken[0].prompt, worker.taken[0].max_tokens) == ("one two", 7)
+
+
+async def test_the_prompt_is_a_chat_and_comes_from_stdin(redis_url: str) -> None:
+    async def answer(reply: ScriptedReply) -> None:
+        await reply.own()
+        for message in reply.request.messages or ():
+            await reply.chunk(f"{message.role}={message.content};")
+        await reply.end()
+
+    async with ScriptedWorker(redis_url, answer):
+        outcome = await penstock("send", "--system", "Be brief.", stdin="Hello\nthere\n", REDIS_URL=redis_url)
+    assert outcome.out == "system=Be brief.;user=Hello\nthere;\n"
+
+
+async def test_every_option_reaches_the_request(redis_url: str) -> None:
+    given = {
+        "id": "mine", "n": 2, "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 3,
+        "min_p": 0.1, "seed": 4, "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3,
+        "logprobs": 1, "priority": 5, "timeout_s": 60.0,
+    }  # fmt: skip
+    flags = [part for name, value in given.items() for part in ("--" + name.replace("_", "-"), str(value))]
+    async with ScriptedWorker(redis_url, queue="q") as worker:
+        outcome = await penstock(
+            "send", "--queue", "q", "--plain", *flags, "--stop", "a", "--stop", "b", "--ignore-eos", "hi there",
+            REDIS_URL=redis_url,
+        )  # fmt: skip
+    assert outcome.out == "[0] hi there\n[1] hi there\n"
+    request = worker.taken[0]
+    assert {name: getattr(request, name) for name in given} == given
+    assert (request.stop, request.ignore_eos) == (("a", "b"), True)
+
+
+async def test_json_lines(redis_url: str) -> None:
+    async with ScriptedWorker(redis_url):
+        outcome = await penstock("send", "--plain", "--json", "one two", REDIS_URL=redis_url)
+    *chunks, end = map(json.loads, outcome.out.splitlines())
+    assert [(chunk["type"], chunk["text"], chunk["offset"]) for chunk in chunks] == [
+        ("chunk", "one", 0),
+        ("chunk", " two", 3),
+    ]
+    assert (end["type"], end["finish_reason"], end["choices"][0]["text"]) == ("end", "stop", "one two")
+    assert end["timings"]["total_ms"] == 3
+
+
+async def test_json_without_stream_is_one_object(redis_url: str) -> None:
+    async with ScriptedWorker(redis_url):
+        outcome = await penstock("send", "--plain", "--json", "--no-stream", "one two", REDIS_URL=redis_url)
+    assert json.loads(outcome.out)["choices"][0]["text"] == "one two"
+
+
+async def test_a_failed_request_exits_1_with_the_reason(redis_url: str) -> None:
+    async def fail(reply: ScriptedReply) -> None:
+        await reply.own()
+        await reply.end("error", code="too_long", message="the prompt has 9 tokens, the limit is 8")
+
+    async with ScriptedWorker(redis_url, fail):
+        outcome = await penstock("send", "hi", REDIS_URL=redis_url)
+    assert outcome.status == 1
+    assert "too_long: the prompt has 9 tokens" in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+async def test_a_cancelled_request_exits_1_after_its_text(redis_url: str) -> None:
+    async def part(reply: ScriptedReply) -> None:
+        await reply.own()
+        await reply.chunk("so far")
+        await reply.end("cancelled")
+
+    async with ScriptedWorker(redis_url, part):
+        outcome = await penstock("send", "hi", REDIS_URL=redis_url)
+    assert (outcome.status, outcome.out) == (1, "so far\n")
+    assert outcome.err == "penstock: the request was not finished: cancelled\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--temperature", "-1"], 1, "temperature: Input should be greater than or equal to 0"),
+        (["--n", "many"], 1, "n: Input should be a valid integer"),
+        (["--plain", "--system", "x"], 2, "leave out --plain"),
+        (["--wait", "0.2"], 1, "within 0.2 s"),
+    ],
+)
+async def test_what_cannot_be_done_is_said(redis_url: str, arguments: list[str], status: int, message: str) -> None:
+    outcome = await penstock("send", "hi", *arguments, REDIS_URL=redis_url)
+    assert outcome.status == status
+    assert message in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+async def test_no_redis_is_said_in_one_line() -> None:
+    outcome = await penstock("send", "hi", "--redis-url", "redis://127.0.0.1:1", "--wait", "5")
+    assert outcome.status == 1
+    assert outcome.err.splitlines()[-1].startswith("penstock: no connection to Redis at redis://127.0.0.1:1/0")
+    assert "Traceback" not in outcome.err
+
+
+async def test_ctrl_c_cancels_the_request(redis_url: str, redis: RedisClient) -> None:
+    async def wait(reply: ScriptedReply) -> None:
+        await reply.own()
+        await reply.chunk("begun")
+        await reply.cancelled()
+        await reply.end("cancelled")
+
+    async with ScriptedWorker(redis_url, wait) as worker:
+        process = await start("send", "hi", REDIS_URL=redis_url)
+        assert process.stdout is not None
+        assert await asyncio.wait_for(process.stdout.readexactly(5), 10) == b"begun"
+        process.send_signal(signal.SIGINT)
+        outcome = await finish(process)
+        request_id = worker.taken[0].id
+        assert request_id is not None
+        await eventually(lambda: redis.exists(keys.cancel(request_id)))
+    assert outcome.status == 130

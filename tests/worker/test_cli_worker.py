@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_process import finish, penstock, start
+
+from producer import AsyncClient
+from worker.cli import run
+from worker.embedded import EmbeddedServer
+
+
+@pytest.fixture
+def redis_url() -> Iterator[str]:
+    """One server is enough here: what depends on its kind is tested elsewhere."""
+    with EmbeddedServer() as server:
+        yield server.url
+
+
+SMALL = (
+    *("worker", "--model", "demo", "--max-num-seqs", "8", "--max-batch-tokens", "64", "--num-pages", "520"),
+    *("--health-port", "0", "--drain-timeout-s", "20"),
+)
+
+
+async def read_until(process: asyncio.subprocess.Process, event: str) -> list[dict[str, object]]:
+    """The worker's log up to the first line of `event`."""
+    assert process.stderr is not None
+    lines: list[dict[str, object]] = []
+    async with asyncio.timeout(60):
+        while not lines or lines[-1]["event"] != event:
+            line = await process.stderr.readline()
+            assert line, f"the worker ended before {event!r}: {lines}"
+            lines.append(json.loads(line))
+    return lines
+
+
+async def test_serves_and_drains_on_sigterm(redis_url: str, compile_cache: Path) -> None:
+    process = await start(*SMALL, "--redis-url", redis_url, "--compile-cache-dir", str(compile_cache))
+    log = await read_until(process, "joined")
+    assert [line["event"] for line in log if line.get("done")] == ["loading the model", "warming up"]
+    async with AsyncClient(redis_url) as client, client.stream("Count from 1 to 999.", max_tokens=400) as chunks:
+        await anext(chunks)
+        process.send_signal(signal.SIGTERM)
+        reply = await chunks.read_to_end()
+    outcome = await finish(process)
+    assert (outcome.status, outcome.out) == (0, "")
+    assert reply.finish_reason in ("stop", "length")
+    assert json.loads(outcome.err.splitlines()[-1])["event"] == "drained"
+    assert "Count from" not in outcome.err
+
+
+async def test_a_signal_during_the_start_ends_it(redis_url: str) -> None:
+    process = await start(*SMALL, "--redis-url", redis_url, "--compile-cache-dir", "none")
+    await read_until(process, "warming up")
+    process.send_signal(signal.SIGTERM)
+    outcome = await finish(process)
+    assert outcome.status == 0
+    assert "Traceback" not in outcome.err
+
+
+async def test_a_second_signal_aborts(redis_url: str, compile_cache: Path) -> None:
+    process = await start(*SMALL, "--redis-url", redis_url, "--compile-cache-dir", str(compile_cache))
+    await read_until(process, "joined")
+    async with AsyncClient(redis_url) as client:
+        handle = await client.submit("Once upon a time", max_tokens=900, ignore_eos=True)
+        await anext(handle.stream())
+        process.send_signal(signal.SIGINT)
+        await read_until(process, "draining")
+        process.send_signal(signal.SIGINT)
+        outcome = await finish(process)
+    assert outcome.status == 130
+    assert outcome.err.splitlines()[-1].startswith("penstock: told to stop a second time")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no model is set: give --model or PENSTOCK_MODEL"),
+        (["--model", "demo", "--max-batch-tokens", "100"], "max_batch_tokens must be a power of two from 16, not 100"),
+        (["--model", "demo", "--max-attempts", "0"], "max_attempts must be above 0, not 0"),
+        (["--model", "demo", "--redis-url", "http://x"], "--redis-url: the Redis URL has scheme 'http'"),
+    ],
+)
+def test_wrong_settings_exit_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["worker", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+async def test_a_model_that_cannot_be_loaded_exits_4() -> None:
+    outcome = await penstock("worker", "--model", "/no/such/folder", "--health-port", "0")
+    assert outcome.status == 4
+    assert "there is no directory /no/such/folder" in outcome.err.splitlines()[-1]
+    assert "Traceback" not in outcome.err
+
+
+async def test_a_taken_health_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        outcome = await penstock("worker", "--model", "demo", "--health-host", "127.0.0.1", "--health-port", port)
+    assert outcome.status == 1
+    assert "set --health-port" in outcome.err.splitlines()[-1]

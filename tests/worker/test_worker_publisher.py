@@ -1,0 +1,160 @@
+"""The publisher by itself: what it makes of each answer that a chunk can get."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from engine.request import Output
+from producer import keys
+from producer.connection import RedisClient, connect
+from worker import scripts
+from worker.config import WorkerConfig
+from worker.live import Choice, LiveRequest, LiveTable, ServerClock
+from worker.metrics import Metrics
+from worker.pipeline import execute
+from worker.publisher import Publisher
+from worker.readiness import Readiness
+from worker.scripts import Claim
+from worker.tasks import end_tasks
+
+
+@dataclass
+class Desk:
+    publisher: Publisher
+    redis: RedisClient
+    metrics: Metrics
+    aborted: list[str]
+
+    async def claim(self, request_id: str, n: int = 1) -> LiveRequest:
+        command = scripts.claim(request_id, queue="q", entry_id="1-1", worker="w", instance="i", ttl_ms=10**6)
+        claim = scripts.parse_claim(await self.redis.execute_command(*command))
+        assert isinstance(claim, Claim)
+        clock = ServerClock(claim.server_ms, time.monotonic())
+        live = LiveRequest(request_id, "1-1", claim, clock, structlog.get_logger(), {})
+        live.resume([Choice(index) for index in range(n)])
+        return live
+
+    async def written(self, request_id: str) -> list[tuple[str, str]]:
+        """(entry id, tokens) of the chunks."""
+        entries = await self.redis.xrange(keys.reply(request_id))
+        return [(id_.decode(), fields[b"tokens"].decode()) for id_, fields in entries if b"tokens" in fields]
+
+
+@asynccontextmanager
+async def publishing(redis_url: str, flush_interval_ms: int = 0) -> AsyncIterator[Desk]:
+    redis = connect(redis_url, decode=False, retries=0)
+    metrics, aborted = Metrics(), []
+    config = WorkerConfig(queue="q", name="w", flush_interval_ms=flush_interval_ms)
+    publisher = Publisher(redis, config, LiveTable(), metrics, Readiness(), aborted.append)
+    task = asyncio.create_task(publisher.run())
+    yield Desk(publisher, redis, metrics, aborted)
+    await end_tasks([task])
+    await redis.aclose()
+
+
+def outputs(request_id: str, index: int = 0) -> Iterator[Output]:
+    for offset in range(10**6):
+        yield Output(request_id, index, offset, (100 * index + offset,), " a")
+
+
+async def test_outputs_that_come_during_a_flush_go_with_the_next(redis_url: str) -> None:
+    async with publishing(redis_url) as desk:
+        live = await desk.claim("r")
+        for _, output in zip(range(50), outputs("r"), strict=False):
+            desk.publisher.push(live, output)
+            await asyncio.sleep(0)
+        await desk.publisher.wait_idle()
+        written = await desk.written("r")
+    assert [token for _, tokens in written for token in tokens.split(",")] == [str(i) for i in range(50)]
+    assert len(written) < 50
+
+
+async def test_one_s_own_chunk_sent_again_is_absorbed_and_one_that_was_overtaken_is_renumbered(redis_url: str) -> None:
+    """Both chunks of a flush were sent, only the second was executed, and no answer came back."""
+    async with publishing(redis_url) as desk:
+        live = await desk.claim("r", n=2)
+        arrived = {"type": "chunk", "index": 1, "offset": 0, "text": " a", "tokens": "100"}
+        await desk.redis.xadd(keys.reply("r"), arrived, id="1-2")
+        for index in (0, 1):
+            desk.publisher.push(live, next(outputs("r", index)))
+        await desk.publisher.wait_idle()
+        assert await desk.written("r") == [("1-2", "100"), ("1-3", "0")]
+        assert desk.metrics.absorbed_retries._value.get() == 1
+    assert desk.aborted == []
+
+
+async def test_a_waiting_chunk_goes_with_the_end_and_the_end_is_written_once(redis_url: str) -> None:
+    async with publishing(redis_url, flush_interval_ms=20) as desk:
+        live = await desk.claim("r")
+        for output in (
+            Output("r", 0, 0, (1,), " a"),
+            Output("r", 0, 1, (2,), " b"),
+            Output("r", 0, 2, (3,), " c", finish_reason="stop"),
+        ):
+            desk.publisher.push(live, output)
+            await asyncio.sleep(0.005)
+        await desk.publisher.wait_idle()
+        await asyncio.sleep(0.03)  # past the next flush
+        await desk.publisher.wait_idle()
+        assert [tokens for _, tokens in await desk.written("r")] == ["1", "2,3"]
+        assert desk.metrics.requests.labels(finish_reason="stop")._value.get() == 1
+
+
+async def fence(desk: Desk) -> None:
+    await desk.claim("r")
+
+
+async def vanish(desk: Desk) -> None:
+    await desk.redis.delete(keys.reply("r"))
+
+
+async def lose(desk: Desk, happening: Callable[[Desk], Awaitable[None]], reason: str) -> None:
+    live = await desk.claim("r")
+    source = outputs("r")
+    desk.publisher.push(live, next(source))
+    await desk.publisher.wait_idle()
+    await happening(desk)
+    before = await desk.written("r")
+    for _ in range(3):
+        desk.publisher.push(live, next(source))
+        await desk.publisher.wait_idle()
+    assert await desk.written("r") == before
+    assert desk.aborted == ["r"]
+    assert desk.metrics.dropped.labels(reason=reason)._value.get() == 1
+
+
+async def test_a_fenced_request_is_dropped_with_its_first_refused_chunk(redis_url: str) -> None:
+    async with publishing(redis_url) as desk:
+        await lose(desk, fence, "fenced")
+
+
+async def test_a_request_whose_reply_is_gone_is_dropped_and_no_new_reply_made(redis_url: str) -> None:
+    async with publishing(redis_url) as desk:
+        await lose(desk, vanish, "gone")
+        assert not await desk.redis.exists(keys.reply("r"))
+
+
+async def test_a_fenced_end_is_not_written(redis_url: str) -> None:
+    async with publishing(redis_url) as desk:
+        live = await desk.claim("r")
+        await desk.claim("r")
+        desk.publisher.push(live, Output("r", 0, 0, (1,), " a", finish_reason="stop"))
+        await desk.publisher.wait_idle()
+        entries = await desk.redis.xrange(keys.reply("r"))
+    assert [fields[b"type"] for _, fields in entries] == [b"own", b"own"]
+    assert desk.aborted == ["r"]
+
+
+async def test_pipeline_keeps_answers_and_errors_apart_and_in_order(redis_url: str) -> None:
+    redis = connect(redis_url, decode=False, retries=0)
+    answers = await execute(redis, [("SET", "a", "ä"), ("LPUSH", "a", 1), ("GET", "a"), ("XRANGE", "s", "-", "+")])
+    await redis.aclose()
+    assert answers[0] in (True, b"OK", "OK")
+    assert "WRONGTYPE" in str(answers[1])
+    assert answers[2:] == ["ä".encode(), []]

@@ -1,0 +1,178 @@
+"""Each script of the delivery protocol by itself, against a real server: who may do what, and what twice means."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from redis import exceptions
+
+from producer import keys
+from producer.connection import RedisClient, connect
+from worker import faults, scripts
+from worker.scripts import Claim, NotClaimed
+
+STREAM = keys.requests("q")
+END = ["type", "end", "finish_reason", "stop"]
+
+
+@pytest.fixture
+async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
+    client = connect(redis_url, decode=False)
+    await client.xgroup_create(STREAM, keys.GROUP, id="0", mkstream=True)
+    yield client
+    await client.aclose()
+
+
+async def run(redis: RedisClient, command: scripts.Command) -> Any:
+    return await redis.execute_command(*command)
+
+
+async def claim(redis: RedisClient, worker: str = "w", *, entry: str = "1-1", **more: str) -> Claim | NotClaimed:
+    options = {"queue": "q", "entry_id": entry, "worker": worker, "instance": f"i-{worker}", "ttl_ms": 10**6, **more}
+    return scripts.parse_claim(await run(redis, scripts.claim("r", **options)))  # type: ignore[arg-type]
+
+
+async def owned(redis: RedisClient, worker: str, n: int = 1) -> list[str]:
+    """Adds entries and reads them as `worker`."""
+    ids = [(await redis.xadd(STREAM, {"prompt": "x"})).decode() for _ in range(n)]
+    await redis.xreadgroup(keys.GROUP, worker, {STREAM: ">"}, count=n)
+    return ids
+
+
+async def owners(redis: RedisClient) -> dict[str, int]:
+    consumers = await redis.xinfo_consumers(STREAM, keys.GROUP)
+    return {consumer["name"].decode(): consumer["pending"] for consumer in consumers}
+
+
+async def test_each_claim_takes_the_next_epoch_and_fences_the_last(raw: RedisClient) -> None:
+    first, second = await claim(raw, "a"), await claim(raw, "b")
+    assert isinstance(first, Claim)
+    assert isinstance(second, Claim)
+    assert (first.epoch, second.epoch) == (1, 2)
+    assert second.first_server_ms == first.first_server_ms
+    with pytest.raises(exceptions.ResponseError) as refused:
+        await raw.xadd(keys.reply("r"), {"type": "chunk"}, id="1-1")
+    assert faults.is_stale_id(refused.value)
+    assert await run(raw, scripts.finish("r", epoch=1, status="done", ttl_ms=1000, entries=[(1, END)])) == b"fenced"
+    own = [entry_id.decode() for entry_id, _ in await raw.xrange(keys.reply("r"))]
+    assert own == ["1-0", "2-0"]
+
+
+async def test_epoch_stays_above_the_reply_s_even_without_state(raw: RedisClient) -> None:
+    await raw.xadd(keys.reply("r"), {"type": "chunk"}, id="7-3")
+    again = await claim(raw)
+    assert isinstance(again, Claim)
+    assert again.epoch == 8
+
+
+async def test_crashes_hand_backs_and_retries_are_told_apart(raw: RedisClient) -> None:
+    async def counts(worker: str, **more: str) -> tuple[int, int, int, int]:
+        answer = await claim(raw, worker, **more)
+        assert isinstance(answer, Claim)
+        return answer.attempts, answer.crashes, answer.strikes, answer.handbacks
+
+    assert await counts("a") == (1, 0, 0, 0)
+    assert await counts("a") == (2, 0, 0, 0)  # the answer was lost, the same process asks again
+    assert await counts("a", instance="i-reborn") == (3, 1, 1, 0)  # same name, another process
+    assert await counts("b") == (4, 2, 2, 0)
+    await raw.xadd(keys.reply("r"), {"type": "chunk"}, id="4-1")
+    assert await counts("c") == (5, 3, 1, 0)  # the reply has grown since: its first strike again
+    assert await run(raw, scripts.return_request("r", epoch=5, handbacks=1)) == 1
+    assert await run(raw, scripts.return_request("r", epoch=5, handbacks=1)) == 0
+    assert await counts("d") == (6, 3, 1, 1)
+    assert await run(raw, scripts.return_request("r", epoch=5, handbacks=1)) == 0  # no longer the owner
+
+
+async def test_finish_is_all_at_once_and_only_once(raw: RedisClient) -> None:
+    await claim(raw)
+    await raw.set(keys.cancel("r"), 1)
+    chunk = ["type", "chunk", "text", "a"]
+    command = scripts.finish("r", epoch=1, status="done", ttl_ms=5000, entries=[(4, chunk), (5, END)])
+    assert await run(raw, command) == b"ok"
+    assert await run(raw, command) == b"already"
+    entries = await raw.xrange(keys.reply("r"))
+    assert [entry_id for entry_id, _ in entries] == [b"1-0", b"1-4", b"1-5"]
+    for key in (keys.reply("r"), keys.state("r")):
+        assert 0 < await raw.pttl(key) <= 5000
+    assert not await raw.exists(keys.cancel("r"))
+    assert await claim(raw, "b") == NotClaimed("done")
+    assert await claim(raw, "b", entry="2-2") == NotClaimed("done")
+
+
+async def test_an_end_without_state_is_an_end(raw: RedisClient) -> None:
+    await claim(raw)
+    await run(raw, scripts.finish("r", epoch=1, status="done", ttl_ms=5000, entries=[(1, END)]))
+    await raw.delete(keys.state("r"))
+    assert await claim(raw) == NotClaimed("done")
+
+
+async def test_given_up_requests_are_buried_by_whoever_finds_the_entry(raw: RedisClient) -> None:
+    await claim(raw)
+    await run(raw, scripts.finish("r", epoch=1, status="dead", ttl_ms=5000, entries=[(1, END)]))
+    assert await claim(raw, "b") == NotClaimed("dead")
+    assert await claim(raw, "b", entry="2-2") == NotClaimed("done")
+
+
+async def test_another_entry_of_the_same_id_is_a_duplicate_until_the_first_is_gone(raw: RedisClient) -> None:
+    await claim(raw, entry="1-1")
+    assert await claim(raw, entry="2-2") == NotClaimed("duplicate", "q", "1-1")
+    assert await claim(raw, entry="1-1", queue="p") == NotClaimed("duplicate", "q", "1-1")
+    assert isinstance(await claim(raw, entry="2-2", gone_entry="1-1"), Claim)
+    assert await claim(raw, entry="1-1") == NotClaimed("duplicate", "q", "2-2")
+
+
+async def test_only_the_owner_s_acknowledgement_counts(raw: RedisClient) -> None:
+    ids = await owned(raw, "a", 2)
+    assert await run(raw, scripts.ack("q", worker="b", entry_ids=ids)) == 0
+    assert await raw.xlen(STREAM) == 2
+    assert await run(raw, scripts.ack("q", worker="a", entry_ids=ids)) == 2
+    assert await run(raw, scripts.ack("q", worker="a", entry_ids=ids)) == 0
+    assert await raw.xlen(STREAM) == 0
+
+
+async def test_only_the_owner_can_bury_and_only_once(raw: RedisClient) -> None:
+    (entry_id,) = await owned(raw, "a")
+    letter = ["id", "r", b"field:x", b"\xff"]
+    for worker, expected in (("b", 0), ("a", 1), ("a", 0)):
+        command = scripts.bury("q", worker=worker, entry_id=entry_id, keep=10, fields=letter)
+        assert await run(raw, command) == expected
+    ((_, fields),) = await raw.xrange(keys.dead("q"))
+    assert fields == {b"id": b"r", b"field:x": b"\xff"}
+    assert await raw.xlen(STREAM) == 0
+
+
+async def test_entries_given_back_are_adopted_once_and_in_order(raw: RedisClient) -> None:
+    ids = await owned(raw, "a", 3)
+    assert await run(raw, scripts.disown("q", worker="b", entry_ids=ids)) == 0
+    assert await run(raw, scripts.disown("q", worker="a", entry_ids=ids)) == 3
+    adopted = await run(raw, scripts.adopt("q", worker="b", count=2))
+    assert adopted == [[ids[0].encode(), [b"prompt", b"x"]], [ids[1].encode(), [b"prompt", b"x"]]]
+    assert len(await run(raw, scripts.adopt("q", worker="c", count=2))) == 1
+    assert await run(raw, scripts.adopt("q", worker="c", count=2)) == []
+    assert await owners(raw) == {"a": 0, keys.UNOWNED: 0, "b": 2, "c": 1}
+
+
+async def test_only_the_dead_are_retired_and_only_the_empty_removed(raw: RedisClient) -> None:
+    await owned(raw, "a", 3)
+    await raw.set(keys.heartbeat("q", "a"), "i")
+    retire = scripts.retire("q", consumer="a", count=2)
+    assert await run(raw, retire) == -1
+    await raw.delete(keys.heartbeat("q", "a"))
+    assert await run(raw, retire) == 2
+    assert await owners(raw) == {"a": 1, keys.UNOWNED: 2}
+    assert await run(raw, retire) == 1
+    assert await owners(raw) == {keys.UNOWNED: 3}
+
+
+async def test_leaving_takes_only_one_s_own_heartbeat_and_never_pending_entries(raw: RedisClient) -> None:
+    await owned(raw, "a")
+    await raw.set(keys.heartbeat("q", "a"), "i-new")
+    assert await run(raw, scripts.leave("q", worker="a", instance="i-old")) == 0
+    assert await run(raw, scripts.leave("q", worker="a", instance="i-new")) == 1
+    assert await owners(raw) == {"a": 1}
+    await raw.set(keys.heartbeat("q", "b"), "i")
+    await raw.xgroup_createconsumer(STREAM, keys.GROUP, "b")
+    assert await run(raw, scripts.leave("q", worker="b", instance="i")) == 1
+    assert await owners(raw) == {"a": 1}

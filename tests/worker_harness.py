@@ -1,0 +1,145 @@
+"""Runs workers with the fake engine in the test's own event loop, and follows replies with raw XREAD."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fake_engine import FakeEngine, fake_model
+
+from producer import keys
+from producer.connection import RedisClient, stream_entries
+from producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
+from worker.config import WorkerConfig
+from worker.service import WorkerService
+
+QUICK = {
+    "queue": "q",
+    "heartbeat_ttl_s": 0.6,
+    "reclaim_interval_s": 0.1,
+    "block_ms": 100,
+    "cancel_poll_ms": 20,
+    "flush_interval_ms": 5,
+    "drain_timeout_s": 5.0,
+    "health_port": None,
+}
+TIMEOUT_S = 20.0
+_names = itertools.count()
+
+
+@dataclass
+class Running:
+    """A worker at work."""
+
+    service: WorkerService
+    engine: FakeEngine
+    task: asyncio.Task[None]
+
+    async def drain(self) -> None:
+        self.service.request_drain()
+        await self.task
+
+
+@dataclass
+class Reply:
+    """A whole reply stream, as a reader without the client library sees it."""
+
+    ids: list[str]
+    entries: list[ReplyEntry]
+
+    @property
+    def end(self) -> EndEntry:
+        ends = [entry for entry in self.entries if isinstance(entry, EndEntry)]
+        assert len(ends) == 1
+        assert self.entries[-1] is ends[0]
+        return ends[0]
+
+    @property
+    def chunks(self) -> list[ChunkEntry]:
+        return [entry for entry in self.entries if isinstance(entry, ChunkEntry)]
+
+    @property
+    def owners(self) -> list[str]:
+        return [entry.worker for entry in self.entries if isinstance(entry, OwnEntry)]
+
+    def text(self, index: int = 0) -> str:
+        return "".join(chunk.text for chunk in self.chunks if chunk.index == index)
+
+    def tokens(self, index: int = 0) -> list[int]:
+        """Each token once: fails where the offsets have a gap or an overlap."""
+        tokens: list[int] = []
+        for chunk in self.chunks:
+            if chunk.index == index:
+                assert chunk.offset == len(tokens)
+                tokens += chunk.tokens
+        return tokens
+
+
+@asynccontextmanager
+async def running_worker(url: str, engine: FakeEngine | None = None, **options: Any) -> AsyncIterator[Running]:
+    """A worker that has joined its queue; drained or aborted at the end, whatever happened to it."""
+    engine = engine or FakeEngine()
+    config = WorkerConfig(**{**QUICK, "name": f"w{next(_names)}", **options})
+    service = WorkerService(config, url, lambda: fake_model(engine))
+    running = Running(service, engine, asyncio.create_task(service.run()))
+    try:
+        await eventually(lambda: service.readiness.is_ready or running.task.done())
+        yield running
+    finally:
+        engine.allow()
+        for _ in range(2):
+            service.request_drain()
+        await asyncio.wait({running.task})
+        if not running.task.cancelled():
+            running.task.exception()  # the test looks at it where it matters
+
+
+async def send(redis: RedisClient, **fields: Any) -> str:
+    """XADD with flat fields, as redis-cli would; returns the id of the entry."""
+    entry_id = await redis.xadd(keys.requests("q"), {name: str(value) for name, value in fields.items()})
+    return str(entry_id)
+
+
+async def read_reply(redis: RedisClient, request_id: str) -> Reply:
+    """Follows a reply to its end."""
+    return await read_until(redis, request_id, lambda entry: isinstance(entry, EndEntry))
+
+
+async def read_until(redis: RedisClient, request_id: str, is_last: Callable[[ReplyEntry], bool]) -> Reply:
+    reply = Reply([], [])
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < give_up_s:
+        after = reply.ids[-1] if reply.ids else "0"
+        answer = await redis.xread({keys.reply(request_id): after}, block=1000)
+        for _, entries in stream_entries(answer):
+            for entry_id, fields in entries:
+                reply.ids.append(str(entry_id))
+                reply.entries.append(decode_reply(fields))  # type: ignore[arg-type]
+                if is_last(reply.entries[-1]):
+                    return reply
+    raise AssertionError(f"no end of {request_id} within {TIMEOUT_S:g} s, only {reply.entries[-3:]}")
+
+
+async def eventually(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:
+    """Waits until `condition` (which may be a coroutine function) holds."""
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        held = condition()
+        if asyncio.iscoroutine(held):
+            held = await held
+        if held:
+            return
+        assert time.monotonic() < give_up_s, f"not so within {timeout_s:g} s"
+        await asyncio.sleep(0.005)
+
+
+async def is_queue_empty(redis: RedisClient) -> bool:
+    """Whether nothing waits, nothing is pending and nothing was left undeleted."""
+    if await redis.xlen(keys.requests("q")):
+        return False
+    return int((await redis.xpending(keys.requests("q"), keys.GROUP))["pending"]) == 0

@@ -1,0 +1,49 @@
+"""Workers with the fake engine as processes of their own, for tests that kill or freeze them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from worker_harness import QUICK
+
+from worker.chaos.process import FakeWorker
+
+
+class WorkerProcess:
+    """A running worker while the `with` block lasts; killed at its end if nothing else ended it."""
+
+    def __init__(self, url: str, log: Path, *, engine: dict[str, Any] | None = None, **config: Any) -> None:
+        self._log = log
+        self._make = lambda: FakeWorker(url, log, engine or {}, {**QUICK, **config})
+        self._worker: FakeWorker | None = None
+
+    def __enter__(self) -> WorkerProcess:
+        self._worker = self._make()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.send(signal.SIGCONT)
+        self.kill()
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._worker is not None
+        self._worker.send(number)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        self.wait(10)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit status, None if it is still there after `timeout_s`."""
+        assert self._worker is not None
+        return self._worker.wait(timeout_s)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What it has logged so far."""
+        return [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]

@@ -1,0 +1,236 @@
+"""What happens to one queue entry between its reading and the engine: parse, claim, restore, refuse or run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from redis import exceptions
+
+from engine.driver import EngineDriver
+from engine.errors import RequestError
+from engine.generation_defaults import GenerationDefaults
+from engine.request import Request
+from producer import keys
+from producer.connection import Fields, RedisClient
+from producer.wire import GenerateRequest, WireError, parse_request
+from worker import faults, scripts
+from worker.admission import TextEncoder, check_limits, encode_prompt, to_engine_request
+from worker.config import WorkerConfig
+from worker.ending import dead_letter, dead_letter_of
+from worker.errors import RedisRefused
+from worker.journal import Journal, JournalError, read_journal
+from worker.live import LiveRequest, LiveTable, ServerClock
+from worker.logs import request_logger
+from worker.metrics import Metrics
+from worker.publisher import Publisher
+from worker.scripts import Claim, NotClaimed
+
+_T = TypeVar("_T")
+
+TOKENIZER_THREADS = 2
+SUSPECT_STRIKES = 2  # from here on a request runs alone, so that the next crash tells who did it
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that is ready for the engine."""
+
+    live: LiveRequest
+    request: Request
+
+
+class Suspect(Exception):
+    """The request was there at several crashes: it is to be admitted again when it can run alone.
+
+    Until then it counts as queued, so that it has no part in the crash of another suspect.
+    """
+
+
+class Claimer:
+    """Claims entries for one process. Everything that takes long runs in threads of its own."""
+
+    def __init__(
+        self,
+        redis: RedisClient,
+        config: WorkerConfig,
+        instance: str,
+        text: TextEncoder,
+        defaults: GenerationDefaults,
+        driver: EngineDriver,
+        table: LiveTable,
+        publisher: Publisher,
+        metrics: Metrics,
+    ) -> None:
+        self._redis = redis
+        self._config = config
+        self._instance = instance
+        self._text = text
+        self._defaults = defaults
+        self._driver = driver
+        self._table = table
+        self._publisher = publisher
+        self._metrics = metrics
+        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="penstock-tokenizer")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def admit(self, entry_id: str, fields: Fields, *, alone: bool = False) -> Admitted | None:
+        """Claims the request of a queue entry. None: it needs no generation, and its end is on its way if it needs one.
+
+        Args:
+            entry_id: of the queue entry.
+            fields: of the queue entry.
+            alone: that nothing else runs, which suspects need.
+
+        Raises:
+            Suspect: it must run alone.
+            RedisError: the server is in trouble; the entry stays pending, and admitting it again is safe.
+            RedisRefused: the server will go on refusing.
+        """
+        parsed = await self._in_thread(lambda: _parse(entry_id, fields, self._config.max_body_bytes))
+        request_id = parsed.request_id if isinstance(parsed, WireError) else parsed.id or entry_id
+        claim = await self._claim(request_id, entry_id, fields)
+        if claim is None:
+            return None
+        if SUSPECT_STRIKES <= claim.strikes < self._config.max_attempts and not alone:
+            await self._redis.execute_command(*scripts.return_request(request_id, epoch=claim.epoch, handbacks=0))
+            raise Suspect
+        clock = ServerClock(claim.server_ms, time.monotonic())
+        log = request_logger(request_id, None if isinstance(parsed, WireError) else parsed.traceparent)
+        live = LiveRequest(request_id, entry_id, claim, clock, log, fields)
+        live.refresh_at_s = clock.monotonic_s + self._config.reply_ttl_s / 2
+        previous = self._table.get(request_id)
+        if previous is not None:  # this worker was frozen, lost the request, and now has it back
+            self._publisher.drop(previous, "fenced")
+        self._table.add(live)
+        self._metrics.claims.inc()
+        self._metrics.resumed.inc(claim.epoch > 1)
+        return await self._prepare(live, parsed)
+
+    def submit(self, admitted: Admitted) -> None:
+        """Hands a request to the engine, unless it has ended meanwhile.
+
+        Raises:
+            DriverStopped: the engine's thread is not running.
+        """
+        live = admitted.live
+        if live.end is not None or live.dropped:
+            return
+        try:
+            self._driver.submit(admitted.request, lambda output: self._publisher.push(live, output))
+        except RequestError as error:
+            self._refuse(live, error.code, str(error))
+        else:
+            live.is_submitted = True
+
+    async def _prepare(self, live: LiveRequest, parsed: GenerateRequest | WireError) -> Admitted | None:
+        try:
+            if isinstance(parsed, WireError):
+                live.dead_letter = dead_letter(live, parsed.code, parsed.message, self._config)
+                self._refuse(live, parsed.code, parsed.message)
+                return None
+            return await self._restore(live, parsed)
+        except RequestError as error:
+            self._refuse(live, error.code, str(error))
+        except JournalError as error:
+            live.log.warning("reply_unreadable", error=str(error))
+            self._refuse(live, "reply_unreadable", str(error))
+        except exceptions.RedisError:
+            self._table.remove(live)
+            raise
+        except Exception:
+            live.log.exception("admission_failed")
+            self._refuse(live, "internal_error", "the worker failed to prepare the request; its log says why")
+        return None
+
+    async def _restore(self, live: LiveRequest, request: GenerateRequest) -> Admitted | None:
+        check_limits(request, self._config)
+        journal = Journal.empty(request.n)
+        if live.claim.epoch > 1:
+            journal = await read_journal(self._redis, live.id, n=request.n)
+        live.resume(journal.choices())
+        if request.timeout_s is not None:
+            live.deadline_s = live.clock.monotonic_at(live.enqueued_ms + request.timeout_s * 1000)
+        if self._ends_unrun(live, journal):
+            return None
+        tokens = await self._in_thread(lambda: encode_prompt(request, self._text, self._config))
+        live.prompt_tokens = len(tokens)
+        if live.outcome is not None:  # only the end is missing
+            self._publisher.end(live, live.outcome)
+            return None
+        live.is_admitted = True
+        return Admitted(live, to_engine_request(request, tokens, self._defaults, journal.generated))
+
+    def _ends_unrun(self, live: LiveRequest, journal: Journal) -> bool:
+        claim = live.claim
+        if claim.strikes >= self._config.max_attempts:
+            message = f"{claim.strikes} workers in a row died while they had this request and got no further with it"
+            live.dead_letter = dead_letter(live, "too_many_crashes", message, self._config)
+            self._refuse(live, "too_many_crashes", message)
+        elif claim.is_cancelled:
+            self._publisher.end(live, "cancelled")
+        elif live.deadline_s is not None and live.deadline_s <= time.monotonic():
+            self._publisher.end(live, "expired")
+        return live.end is not None
+
+    def _refuse(self, live: LiveRequest, code: str, message: str) -> None:
+        live.error = (code, message)
+        self._publisher.end(live, "error")
+
+    async def _claim(self, request_id: str, entry_id: str, fields: Fields) -> Claim | None:
+        try:
+            answer = await self._try_claim(request_id, entry_id)
+            if isinstance(answer, NotClaimed) and answer.reason == "duplicate" and await self._is_gone(answer):
+                answer = await self._try_claim(request_id, entry_id, gone_entry=answer.other_entry)
+        except exceptions.RedisError as error:
+            if faults.is_final(error):
+                raise RedisRefused(f"Redis refuses what a worker must do: {error}") from error
+            if faults.is_passing(error):
+                raise
+            message = f"the request's keys can't be written: {error}"
+            self._publisher.bury(
+                dead_letter_of(request_id, entry_id, fields, "reply_unwritable", message, self._config)
+            )
+            return None
+        if isinstance(answer, Claim):
+            return answer
+        if answer.reason == "dead":  # its worker died between the end and the dead letter
+            message = "given up by an earlier worker; the end of the reply says why"
+            self._publisher.bury(dead_letter_of(request_id, entry_id, fields, "given_up", message, self._config))
+        else:
+            self._metrics.duplicates.inc(answer.reason == "duplicate")
+            self._publisher.acknowledge(entry_id)
+        return None
+
+    async def _try_claim(self, request_id: str, entry_id: str, gone_entry: str = "") -> Claim | NotClaimed:
+        command = scripts.claim(
+            request_id,
+            queue=self._config.queue,
+            entry_id=entry_id,
+            worker=self._config.name,
+            instance=self._instance,
+            ttl_ms=round(self._config.reply_ttl_s * 1000),
+            gone_entry=gone_entry,
+        )
+        return scripts.parse_claim(await self._redis.execute_command(*command))
+
+    async def _is_gone(self, other: NotClaimed) -> bool:
+        """Whether the entry that the request was first claimed with was deleted by somebody, with no end written."""
+        entry = other.other_entry
+        return not await self._redis.xrange(keys.requests(other.other_queue), min=entry, max=entry)
+
+    async def _in_thread(self, function: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+
+def _parse(entry_id: str, fields: Fields, max_body_bytes: int) -> GenerateRequest | WireError:
+    try:
+        return parse_request(entry_id, fields, max_body_bytes=max_body_bytes)
+    except WireError as error:
+        return error

@@ -1,0 +1,70 @@
+"""The `penstock` command. This file alone turns errors into exit statuses.
+
+| status | meaning |
+| --- | --- |
+| 0 | done; for `worker`: drained |
+| 1 | failed: the message on stderr says why |
+| 2 | wrong usage or settings |
+| 3 to 7 | `worker` could not start or go on: `worker/errors.py` lists the reasons |
+| 130 | interrupted; for `worker`: told to stop twice |
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+
+import typer
+
+from producer.errors import PenstockError
+from worker.cli import demo, doctor, send, version, worker
+from worker.cli.errors import CommandFailed
+from worker.errors import WorkerError
+from worker.settings import SettingsError
+
+app = typer.Typer(
+    name="penstock",
+    help="Serve a language model from a Redis queue: requests come in on a stream, tokens go out on another.",
+    epilog="Settings are flags, PENSTOCK_* variables or lines of penstock.toml, in this order of precedence.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+for command in (worker.worker, send.send, demo.demo, doctor.doctor, version.version):
+    app.command()(command)
+
+
+def main() -> None:
+    """Runs the command line and exits."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it says at every start that torch is missing
+    status = run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if any(thread.daemon and thread is not threading.current_thread() for thread in threading.enumerate()):
+        # A worker told to stop while it loads leaves a thread inside the compiler, which would crash if the interpreter
+        # were taken down around it.
+        os._exit(status)
+    sys.exit(status)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command, this process's own by default, and returns its exit status."""
+    try:
+        typer.main.get_command(app)(arguments, prog_name="penstock")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except SettingsError as error:
+        return _failed(error, 2)
+    except (CommandFailed, WorkerError) as error:
+        return _failed(error, error.exit_status)
+    except PenstockError as error:
+        return _failed(error, 1)
+    return 0
+
+
+def _failed(error: Exception, status: int) -> int:
+    sys.stderr.write(f"penstock: {error}\n")
+    return status

@@ -1,0 +1,16 @@
+"""What `penstock doctor` looks at. Each check returns findings and never raises for what it is there to find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. `mend` says what to do about a `warn` or `fail`."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    mend: str = ""

@@ -1,0 +1,43 @@
+"""Is what a worker needs installed here, and what does it find to run on?"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+from worker.cli.checks import Finding
+from worker.cli.errors import missing_worker_extra
+
+PACKAGES = ("penstock", "redis", "pydantic", "jax", "flax", "transformers")
+
+
+def check_packages() -> list[Finding]:
+    """Versions of what is installed, and whether the worker extra is."""
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    versions = Finding("packages", "ok", ", ".join([f"Python {platform.python_version()}", *found]))
+    missing = missing_worker_extra()
+    if not missing:
+        return [versions]
+    detail = f"this install can send requests, but not serve a model: {', '.join(missing)} not found"
+    return [versions, Finding("worker extra", "warn", detail, "pip install 'penstock[worker]'")]
+
+
+def check_devices() -> Finding:
+    """What jax would run a model on. Imports jax, and takes hold of an accelerator while the process lasts."""
+    import jax  # only where the worker extra is installed
+
+    try:
+        devices = jax.devices()
+    except RuntimeError as error:
+        return Finding("devices", "fail", f"jax finds no device: {error}", "check JAX_PLATFORMS and the driver")
+    kinds = ", ".join(sorted({device.device_kind for device in devices}))
+    detail = f"{len(devices)} x {devices[0].platform} ({kinds})"
+    if devices[0].platform == "cpu":
+        mend = "for an accelerator: pip install 'penstock[worker,tpu]' or 'penstock[worker,cuda]'"
+        return Finding("devices", "ok", detail, mend)
+    return Finding("devices", "ok", detail)

@@ -1,0 +1,56 @@
+"""Could a worker load this model? Reads configuration, tokenizer and the headers of the weights, not the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.checkpoint import HUB_ID, check_weights, read_model_config
+from engine.demo import MODEL_DIR
+from engine.errors import EngineError, InvalidRequest
+from engine.models import ModelConfig
+from engine.text.tokenizer import Tokenizer
+from worker.cli.checks import Finding
+from worker.settings import DEMO_MODEL
+
+
+def check_model(model: str, dtype: str) -> list[Finding]:
+    """One finding each for configuration, weights and tokenizer of a checkpoint folder."""
+    directory = MODEL_DIR if model == DEMO_MODEL else Path(model).expanduser()
+    if not directory.is_dir():
+        if HUB_ID.fullmatch(model):
+            detail = f"{model} is no folder here: the worker fetches it from the Hugging Face Hub"
+            return [Finding("model", "warn", detail, "fetch it first, and give --model the folder")]
+        return [Finding("model", "fail", f"there is no folder {model}", "give --model the folder of a checkpoint")]
+    config: list[ModelConfig] = []
+
+    def read_config() -> str:
+        config.append(read_model_config(directory, dtype))
+        return f"{config[0].family}, {config[0].num_layers} layers, {config[0].max_position} positions, in {directory}"
+
+    def read_headers() -> str:
+        return f"{check_weights(directory, config[0]) / 2**20:,.1f} MiB, all tensors there"
+
+    def read_tokenizer() -> str:
+        tokenizer = Tokenizer.from_dir(directory)
+        return f"{tokenizer.vocab_size} tokens, {_chat(tokenizer)}"
+
+    found = [_tried("model", read_config)]
+    if config:
+        found.append(_tried("weights", read_headers))
+    return [*found, _tried("tokenizer", read_tokenizer)]
+
+
+def _chat(tokenizer: Tokenizer) -> str:
+    try:
+        tokenizer.encode_chat([{"role": "user", "content": "hello"}])
+    except InvalidRequest:
+        return "no usable chat template: only plain prompts can be sent"
+    return "with a chat template"
+
+
+def _tried(name: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, "ok", look())
+    except EngineError as error:
+        return Finding(name, "fail", str(error), "download the checkpoint again, or give --model another one")

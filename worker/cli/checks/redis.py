@@ -1,0 +1,114 @@
+"""Is Redis there, and set up so that no request is lost?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from redis import exceptions
+from redis.asyncio import RedisCluster
+
+from producer import keys
+from producer.address import Address, parse_url
+from producer.connection import RedisClient, connect, redis_errors
+from producer.errors import PenstockError, ServerRefused
+from worker.cli.checks import Finding
+
+MIN_VERSION = (7, 0)
+"""Before 7.0, XAUTOCLAIM returns entries that were deleted."""
+
+
+async def check_redis(url: str, queue: str) -> list[Finding]:
+    """Looks at the server, or at each primary of a cluster, and at one queue."""
+    address = parse_url(url)
+    client = connect(address, decode=True, retries=0)
+    try:
+        with redis_errors(address):
+            return [*await _servers(client, address), await _queue(client, queue), await _dead(client, queue)]
+    except PenstockError as error:
+        mend = "give the user of the URL this permission (ACL SETUSER)"
+        if not isinstance(error, ServerRefused):
+            mend = "start it with redis-server or docker compose up redis, or set --redis-url or PENSTOCK_REDIS_URL"
+        return [Finding("redis", "fail", str(error), mend)]
+    finally:
+        await client.aclose()
+
+
+async def _servers(client: RedisClient, address: Address) -> list[Finding]:
+    if not isinstance(client, RedisCluster):
+        return _server(await client.info(), str(address))
+    await client.initialize()
+    findings = []
+    for node in client.get_primaries():
+        findings += _server(await client.info(target_nodes=node), node.name)
+    return findings
+
+
+def _server(info: Mapping[str, Any], where: str) -> list[Finding]:
+    return [_version(info, where), _policy(info), _persistence(info), *_role(info)]
+
+
+def _version(info: Mapping[str, Any], where: str) -> Finding:
+    version = str(info["redis_version"])
+    product = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {version}"
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers < MIN_VERSION:
+        return Finding("redis", "fail", f"{product} at {where} is too old", "install Redis 7.0 or later, or Valkey")
+    return Finding("redis", "ok", f"{product} at {where}")
+
+
+def _policy(info: Mapping[str, Any]) -> Finding:
+    policy = info.get("maxmemory_policy")
+    if policy == "noeviction":
+        return Finding("maxmemory-policy", "ok", "noeviction")
+    return Finding(
+        "maxmemory-policy",
+        "fail",
+        f"{policy}: when memory is full, Redis drops requests and replies",
+        "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
+    )
+
+
+def _persistence(info: Mapping[str, Any]) -> Finding:
+    if info.get("aof_enabled"):
+        return Finding("appendonly", "ok", "yes")
+    return Finding(
+        "appendonly",
+        "warn",
+        "no: a restart of Redis loses requests and replies",
+        "redis-cli CONFIG SET appendonly yes, and the same in redis.conf",
+    )
+
+
+def _role(info: Mapping[str, Any]) -> list[Finding]:
+    if info.get("role") == "master":
+        return []
+    return [Finding("role", "fail", "this server is a replica: it takes no requests", "use the URL of its primary")]
+
+
+async def _queue(client: RedisClient, queue: str) -> Finding:
+    stream = keys.requests(queue)
+    try:
+        groups = await client.xinfo_groups(stream)
+    except exceptions.ResponseError as error:
+        if "no such key" not in str(error):
+            raise
+        return Finding("queue", "ok", f"{queue}: nothing was sent to it yet")
+    group = next((group for group in groups if group["name"] == keys.GROUP), None)
+    if group is None:
+        return Finding("queue", "ok", f"{queue}: {await client.xlen(stream)} waiting, no worker has joined yet")
+    consumers = [consumer["name"] for consumer in await client.xinfo_consumers(stream, keys.GROUP)]
+    live = [name for name in consumers if await client.exists(keys.heartbeat(queue, name))]
+    waiting = await client.xlen(stream) - group["pending"]
+    detail = f"{queue}: {waiting} waiting, {group['pending']} taken, {len(live)} live workers"
+    if (waiting or group["pending"]) and not live:
+        return Finding("queue", "warn", detail, "start a worker: penstock worker --model PATH")
+    return Finding("queue", "ok", detail)
+
+
+async def _dead(client: RedisClient, queue: str) -> Finding:
+    num_dead = await client.xlen(keys.dead(queue))
+    if not num_dead:
+        return Finding("dead letters", "ok", "none")
+    look = f"look at them: redis-cli XRANGE '{keys.dead(queue)}' - +"
+    return Finding("dead letters", "warn", f"{num_dead} requests were given up", look)

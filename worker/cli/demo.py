@@ -1,0 +1,155 @@
+"""`penstock demo`: the whole path on this machine, with nothing set up before and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from producer import AsyncClient, Reply, keys
+from worker.cli.errors import CommandFailed, require_worker_extra
+from worker.cli.options import takes_settings
+from worker.embedded import EmbeddedServer, EmbeddedServerError, dies_with_parent
+from worker.settings import DEMO_MODEL, Settings, flag
+
+PROMPTS = (
+    "What is 347 + 85?",
+    "Count from 96 to 104.",
+    "How do you spell river?",
+    "Which month is 10 months before August?",
+    "Tell me a short story about a turtle.",
+)
+STOP_TIMEOUT_S = 20.0
+
+_Result = TypeVar("_Result")
+
+# Small, so that there is little to compile: a first start takes seconds.
+_WORKER_FLAGS = {
+    "queue": "default", "model": DEMO_MODEL, "max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520,
+    "health_port": 0, "drain_timeout_s": 5, "log_level": "warning",
+}  # fmt: skip
+
+
+@takes_settings(["compile_cache_dir"])
+def demo(
+    *,
+    settings: Settings,
+    stay: Annotated[bool, typer.Option("--stay", help="Keep server and worker running until Ctrl-C.")] = False,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of one answer at most.", min=1)] = 160,
+) -> None:
+    """Start a Redis server and a worker with the demo model, ask it a few things, stop both.
+
+    Compiled programs are kept: from the second time on it starts quicker.
+    """
+    require_worker_extra()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console = Console(highlight=False, soft_wrap=True)
+    started = time.monotonic()
+    try:
+        with EmbeddedServer() as server:
+            console.print(f"A Redis server runs at {server.url}; a worker loads the demo model ...")
+            asyncio.run(_run(console, server, settings, started, stay, max_tokens))
+    except EmbeddedServerError as error:
+        raise CommandFailed(str(error)) from error
+    except KeyboardInterrupt:
+        if not stay:
+            raise
+    finally:
+        console.print("[dim]stopped what was started[/]")
+
+
+async def _run(
+    console: Console, server: EmbeddedServer, settings: Settings, started: float, stay: bool, max_tokens: int
+) -> None:
+    async with _running_worker(server.url, settings) as worker:
+        async with AsyncClient(server.url) as client:
+            for prompt in PROMPTS:
+                reply = await _unless_ended(worker, _ask(console, client, prompt, started, max_tokens))
+                _summarise(console, reply)
+        _show_ways_in(console, server)
+        if stay:
+            console.print("Ctrl-C stops it.")
+            await _unless_ended(worker, asyncio.Event().wait())
+
+
+async def _ask(console: Console, client: AsyncClient, prompt: str, started: float, max_tokens: int) -> Reply:
+    messages = [{"role": "user", "content": prompt}]
+    has_begun = False
+    async with client.stream(messages, max_tokens=max_tokens, temperature=0.0) as chunks:
+        async for chunk in chunks:
+            if not has_begun:
+                has_begun = True
+                if prompt == PROMPTS[0]:
+                    console.print(f"[dim]first token {time.monotonic() - started:.1f} s after the start[/]")
+                console.print(f"\n[bold cyan]> {escape(prompt)}[/]")
+            console.out(chunk.text, end="", highlight=False)
+            console.file.flush()
+        console.print()
+        return await chunks.read_to_end()
+
+
+def _summarise(console: Console, reply: Reply) -> None:
+    ttft_ms, total_ms = reply.timings.ttft_ms, reply.timings.total_ms
+    console.print(f"[dim]{reply.usage.completion_tokens} tokens, first after {ttft_ms} ms, all after {total_ms} ms[/]")
+
+
+def _show_ways_in(console: Console, server: EmbeddedServer) -> None:
+    enqueue = f"redis-cli -p {server.port} XADD '{keys.requests('default')}' '*' id my-1 prompt 'What is 12 + 30?'"
+    follow = f"redis-cli -p {server.port} XREAD BLOCK 5000 STREAMS '{keys.reply('my-1')}' 0"
+    console.print("\nThe same from any language; while the demo runs (--stay), with redis-cli:")
+    console.print(f"  {enqueue}\n  {follow}", markup=False)
+    console.print(f"  penstock send --redis-url {server.url} 'What is 12 + 30?'")
+
+
+@contextlib.asynccontextmanager
+async def _running_worker(url: str, settings: Settings) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A worker of its own process, as in production. It ends with this one, even if this one is killed."""
+    values = {**_WORKER_FLAGS, "redis_url": url, "compile_cache_dir": settings.compile_cache_dir}
+    flags = [part for name, value in values.items() for part in (flag(name), "none" if value is None else str(value))]
+    process = await asyncio.create_subprocess_exec(
+        *dies_with_parent(),
+        sys.executable,
+        "-m",
+        "worker",
+        "worker",
+        *flags,
+        stdin=asyncio.subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for this process, which then stops the worker
+    )
+    try:
+        yield process
+    finally:
+        await _stop(process)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def _unless_ended(worker: asyncio.subprocess.Process, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """What `work` returns, or CommandFailed as soon as the worker's process ends."""
+    task = asyncio.create_task(work)
+    ended = asyncio.create_task(worker.wait())
+    try:
+        await asyncio.wait([task, ended], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise CommandFailed(f"the worker ended with status {ended.result()}")
+    finally:
+        for each in (task, ended):
+            each.cancel()
+        await asyncio.gather(task, ended, return_exceptions=True)

@@ -1,0 +1,61 @@
+"""`penstock doctor`: says what is wrong here and how to mend it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from worker.cli.checks import Finding
+from worker.cli.checks.host import check_devices, check_packages
+from worker.cli.checks.redis import check_redis
+from worker.cli.errors import missing_worker_extra
+from worker.cli.options import takes_settings
+from worker.settings import Settings
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+@takes_settings(["redis_url", "queue", "model", "dtype"])
+def doctor(
+    *,
+    settings: Settings,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check Redis, the model, the devices and the installed packages.
+
+    Exit status: 0 if nothing failed (warnings are fine), else 1.
+    """
+    findings = [*check_packages(), *asyncio.run(check_redis(settings.redis_url, settings.queue)), *_engine(settings)]
+    failed = any(finding.status == "fail" for finding in findings)
+    if as_json:
+        document = {"ok": not failed, "checks": [dataclasses.asdict(finding) for finding in findings]}
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        _show(findings)
+    raise typer.Exit(int(failed))
+
+
+def _engine(settings: Settings) -> list[Finding]:
+    if missing_worker_extra():
+        return []
+    if settings.model is None:
+        mend = "set --model or PENSTOCK_MODEL to a checkpoint's folder, or to demo"
+        return [check_devices(), Finding("model", "warn", "none is set, and penstock worker needs one", mend)]
+    from worker.cli.checks.model import check_model  # loads the engine, which a light install does without
+
+    return [check_devices(), *check_model(settings.model, settings.dtype)]
+
+
+def _show(findings: list[Finding]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for finding in findings:
+        colour = _COLOURS[finding.status]
+        console.print(f"[{colour}]{finding.status:4}[/] {finding.name:18} {escape(' '.join(finding.detail.split()))}")
+        if finding.mend:
+            console.print(f"{'':24}[dim]{escape(finding.mend)}[/]")

@@ -1,0 +1,31 @@
+"""How a subcommand ends without success."""
+
+from __future__ import annotations
+
+import importlib.util
+
+WORKER_EXTRA = ("jax", "flax", "transformers", "tokenizers", "safetensors", "jinja2", "prometheus_client", "uvicorn")
+
+
+class CommandFailed(Exception):
+    """Ends the command with `exit_status` and the message on stderr."""
+
+    def __init__(self, message: str, exit_status: int = 1) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
+
+def missing_worker_extra() -> list[str]:
+    """What of the worker extra is not installed. Imports none of it."""
+    return [name for name in WORKER_EXTRA if importlib.util.find_spec(name) is None]
+
+
+def require_worker_extra() -> None:
+    """Checks that what loads and serves a model is there.
+
+    Raises:
+        CommandFailed: something is missing; the message says how to install it.
+    """
+    missing = missing_worker_extra()
+    if missing:
+        raise CommandFailed(f"{missing[0]} is not installed; install it with: pip install 'penstock[worker]'")

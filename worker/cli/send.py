@@ -1,0 +1,133 @@
+"""`penstock send`: one request from the command line. Needs the light client only."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+from typing import Annotated, Any, cast
+
+import typer
+from pydantic_core import to_jsonable_python
+
+from producer import AsyncClient, Chunk, Reply
+from producer.request import Prompt, Sampling
+from worker.cli.errors import CommandFailed
+from worker.cli.options import gathers, option, takes_settings
+from worker.settings import Settings, flag
+
+_HELP = {
+    "max_tokens": "Tokens to generate at most.",
+    "min_tokens": "Tokens to generate at least.",
+    "temperature": "0 always takes the most likely token.",
+    "top_p": "Sample from the most likely tokens that have this share together.",
+    "top_k": "Sample from this many most likely tokens.",
+    "min_p": "Leave out tokens less likely than this share of the most likely one.",
+    "seed": "The same seed gives the same tokens.",
+    "n": "How many answers.",
+    "repetition_penalty": "Above 1 makes tokens that occurred less likely.",
+    "presence_penalty": "Subtracted from the logits of tokens that were generated.",
+    "frequency_penalty": "The same, times how often they were.",
+    "logprobs": "Also give so many most likely tokens at each place (seen with --json).",
+    "priority": "Higher runs first.",
+    "timeout_s": "Seconds after which the request is given up, wherever it stands.",
+    "id": "Id of the request, instead of a random one.",
+}
+
+_SAMPLING = [
+    *(
+        option(
+            name, str, flag(name), help=text, metavar="TEXT" if name == "id" else "NUMBER", rich_help_panel="Request"
+        )
+        for name, text in _HELP.items()
+    ),
+    option(
+        "stop",
+        list[str],
+        "--stop",
+        help="Text that ends the answer; may be repeated.",
+        metavar="TEXT",
+        rich_help_panel="Request",
+    ),
+    option("ignore_eos", bool, "--ignore-eos", help="Go on after an end token.", rich_help_panel="Request"),
+]
+
+
+@takes_settings(["redis_url", "queue"])
+@gathers("sampling", _SAMPLING, lambda given: given)
+def send(
+    *,
+    settings: Settings,
+    sampling: dict[str, Any],
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="The prompt; without it, standard input is read.", metavar="PROMPT")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="A system message to go before it.", metavar="TEXT")] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Continue the text as it is, without the chat template.")
+    ] = False,
+    stream: Annotated[bool, typer.Option(help="Show the answer as it is written.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per chunk, and one for the end.")] = False,
+    wait: Annotated[float | None, typer.Option(help="Seconds to wait for the end.", metavar="NUMBER")] = None,
+) -> None:
+    """Send a prompt and print the answer.
+
+    Ctrl-C cancels the request.
+    """
+    if plain and system is not None:
+        raise typer.BadParameter("a system message needs the chat template: leave out --plain", param_hint="--system")
+    text = " ".join(prompt) if prompt else sys.stdin.read().removesuffix("\n")
+    printer = _Printer(as_json=as_json, stream=stream and sampling.get("n", "1") == "1")
+    reply = asyncio.run(_follow(settings, _prompt(text, system, plain), cast("Sampling", sampling), wait, printer))
+    printer.end(reply)
+    if reply.finish_reason in ("cancelled", "expired"):
+        raise CommandFailed(f"the request was not finished: {reply.finish_reason}")
+
+
+async def _follow(
+    settings: Settings, prompt: Prompt, sampling: Sampling, wait: float | None, printer: _Printer
+) -> Reply:
+    async with (
+        AsyncClient(settings.redis_url, queue=settings.queue) as client,
+        client.stream(prompt, timeout=wait, **sampling) as chunks,
+    ):
+        async for chunk in chunks:
+            printer.chunk(chunk)
+        return await chunks.read_to_end()
+
+
+def _prompt(text: str, system: str | None, plain: bool) -> Prompt:
+    if plain:
+        return text
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return [*messages, {"role": "user", "content": text}]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Printer:
+    """Writes an answer to stdout: text or JSON lines, as it comes or at its end."""
+
+    as_json: bool
+    stream: bool
+
+    def chunk(self, chunk: Chunk) -> None:
+        if not self.stream:
+            return
+        if self.as_json:
+            typer.echo(_json_line("chunk", chunk))
+        else:
+            typer.echo(chunk.text, nl=False)
+
+    def end(self, reply: Reply) -> None:
+        if self.as_json:
+            typer.echo(_json_line("end", reply))
+        elif self.stream:
+            typer.echo()
+        else:
+            for choice in reply.choices:
+                typer.echo(choice.text if len(reply.choices) == 1 else f"[{choice.index}] {choice.text}")
+
+
+def _json_line(kind: str, value: Chunk | Reply) -> str:
+    return json.dumps({"type": kind, **to_jsonable_python(value, exclude_none=True)}, ensure_ascii=False)

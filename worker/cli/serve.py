@@ -1,0 +1,72 @@
+"""What `penstock worker` runs: settings into a service, signals into a drain."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import sys
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+
+from engine import ConfigError, Engine, EngineConfig
+from engine.demo import MODEL_DIR
+from worker.cli.errors import CommandFailed
+from worker.cli.progress import shown
+from worker.logs import configure_logs
+from worker.service import Model, WorkerService
+from worker.settings import DEMO_MODEL, Settings, SettingsError, flag, variable
+
+
+def serve(settings: Settings) -> None:
+    """Serves until SIGTERM or SIGINT, then drains.
+
+    Raises:
+        SettingsError: a setting is missing or out of range.
+        WorkerError: the service could not start, or ended for another reason than a drain.
+        CommandFailed: the health port is taken.
+    """
+    if settings.model is None:
+        raise SettingsError(f"no model is set: give {flag('model')} or {variable('model')}; `demo` ships with Penstock")
+    load = partial(load_model, settings.model, engine_config(settings))
+    service = WorkerService(settings.worker_config(), settings.redis_url, load)
+    configure_logs(settings.log_level, settings.log_format, sys.stderr)
+    asyncio.run(_run(service))
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    """The part of the settings that configures the engine.
+
+    Raises:
+        SettingsError: a value is out of range.
+    """
+    values = {field.name: getattr(settings, field.name) for field in fields(EngineConfig)}
+    if settings.compile_cache_dir is not None:
+        values["compile_cache_dir"] = settings.compile_cache_dir.expanduser()
+    try:
+        return EngineConfig(**values)
+    except ConfigError as error:
+        raise SettingsError(str(error)) from error
+
+
+def load_model(model: str, config: EngineConfig) -> Model:
+    """Loads and warms up, showing how far it is."""
+    checkpoint: str | Path = MODEL_DIR if model == DEMO_MODEL else model
+    with shown("loading the model") as report:
+        engine = Engine.from_checkpoint(checkpoint, config, report)
+    with shown("warming up") as report:
+        engine.warm_up(report)
+    return Model(engine, engine.tokenizer, engine.defaults)
+
+
+async def _run(service: WorkerService) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, service.request_drain)
+    try:
+        await service.run()
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+            raise
+        raise CommandFailed(f"the health server cannot listen: {error}; set {flag('health_port')}") from error

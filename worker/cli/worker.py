@@ -1,0 +1,23 @@
+"""`penstock worker`: its options. What it runs is in `serve.py`, which needs the worker extra."""
+
+from __future__ import annotations
+
+from worker.cli.errors import require_worker_extra
+from worker.cli.options import takes_settings
+from worker.settings import Settings
+
+
+@takes_settings(Settings.model_fields)
+def worker(*, settings: Settings) -> None:
+    """Serve a model: load it, warm it up, then answer requests from the queue until told to stop.
+
+    The first SIGTERM or SIGINT drains: nothing new is taken, running requests may finish within the drain timeout, and
+    the rest goes on at other workers. A second one aborts.
+
+    Exit status: 0 drained; 1 failed; 2 wrong settings; 3 the name is taken; 4 the engine failed; 5 Redis refused;
+    6 not everything could be handed back; 7 a part of the service failed; 130 aborted.
+    """
+    require_worker_extra()
+    from worker.cli.serve import serve  # loads jax, which --help and a light install do without
+
+    serve(settings)

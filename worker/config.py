@@ -1,0 +1,76 @@
+"""What can be set about a worker, apart from its model and its Redis."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from dataclasses import dataclass, field
+
+from producer import keys
+from producer.wire import ID_PATTERN
+from worker.errors import BadWorkerConfig
+
+
+def default_name() -> str:
+    """Names this process: unique, so that no two workers share a list of pending entries."""
+    host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:64]
+    return f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """Validated when made.
+
+    Raises:
+        BadWorkerConfig: a value is out of range; the message names it.
+    """
+
+    queue: str = "default"
+    name: str = field(default_factory=default_name)
+
+    heartbeat_ttl_s: float = 10.0  # the longest silence before other workers take over
+    reclaim_interval_s: float = 2.0  # between two looks for dead workers, give or take a quarter
+    block_ms: int = 1000  # one blocking read: how long a drain may wait for it, and a handed-back entry for its taker
+    flush_interval_ms: int = 30  # chunks of one reply are joined for this long; its first one is not held
+    cancel_poll_ms: int = 200
+    drain_timeout_s: float = 30.0
+    max_attempts: int = 3  # workers that a request may take down in a row without getting any further
+
+    reply_ttl_s: float = 86_400.0  # of a reply that is being written, from its last refresh
+    reply_ttl_after_end_s: float = 3600.0
+    max_dead_entries: int = 10_000  # kept in the dead-letter stream, roughly
+
+    max_body_bytes: int = 1 << 20
+    max_prompt_tokens: int | None = None  # None: what the model and its page pool can hold
+    max_stop_strings: int = 16
+    max_stop_chars: int = 256  # of one stop string
+    max_n: int = 8
+
+    health_host: str = "0.0.0.0"  # noqa: S104  probes and scrapers come from outside the container; nothing secret is shown
+    health_port: int | None = 8080  # 0: any free one; None: no health server
+
+    def __post_init__(self) -> None:
+        for name in ("queue", "name"):
+            _require(bool(ID_PATTERN.fullmatch(getattr(self, name))), name, getattr(self, name), ID_PATTERN.pattern)
+        _require(self.name != keys.UNOWNED, "name", self.name, "another one: this stands for entries without a worker")
+        for name in (
+            "heartbeat_ttl_s", "reclaim_interval_s", "block_ms", "cancel_poll_ms", "reply_ttl_s",
+            "reply_ttl_after_end_s", "max_attempts", "max_dead_entries", "max_body_bytes", "max_n",
+        ):  # fmt: skip
+            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+        for name in ("flush_interval_ms", "drain_timeout_s", "max_stop_strings", "max_stop_chars"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        _require(self.max_prompt_tokens is None or self.max_prompt_tokens > 0, "max_prompt_tokens",
+                 self.max_prompt_tokens, "above 0")  # fmt: skip
+        _require(self.health_port is None or 0 <= self.health_port < 65_536, "health_port", self.health_port,
+                 "0 to 65535")  # fmt: skip
+        # A heartbeat is sent three times within its time to live; a read that blocks longer is no reason to miss one,
+        # but a drain and a takeover wait for it.
+        _require(self.block_ms <= 10_000, "block_ms", self.block_ms, "at most 10000")
+
+
+def _require(holds: bool, name: str, value: object, expected: str) -> None:
+    if not holds:
+        raise BadWorkerConfig(f"{name} must be {expected}, not {value!r}")

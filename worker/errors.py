@@ -1,0 +1,66 @@
+"""What ends a worker, or keeps it from starting.
+
+WorkerError            base; `exit_status` is what `penstock worker` exits with
+├── BadWorkerConfig    (also ValueError)  2  a value in WorkerConfig that cannot be used
+├── NameTaken                             3  another live worker of the queue has this name
+├── EngineFailed                          4  the model could not be loaded, or the engine's thread ended with an error
+├── RedisRefused                          5  Redis answers, but refuses what a worker must do (no permission)
+├── DrainIncomplete                       6  the grace period ended and requests could not be handed back
+├── TaskFailed                            7  a part of the service ended with an unexpected error
+└── Aborted                             130  told to stop twice
+
+After a drain `WorkerService.run` returns, and the exit status is 0. Whatever the status, no request is lost: what was
+not finished or handed back is taken over by other workers once this one's heartbeat is gone.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class WorkerError(Exception):
+    """Base of all errors of this package."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class BadWorkerConfig(WorkerError, ValueError):
+    """A setting that cannot be used; the message names it and its value."""
+
+    exit_status = 2
+
+
+class NameTaken(WorkerError):
+    """A worker with the same name is alive: the two would take each other's requests."""
+
+    exit_status = 3
+
+
+class EngineFailed(WorkerError):
+    """The engine never started or has ended. Its cause is chained."""
+
+    exit_status = 4
+
+
+class RedisRefused(WorkerError):
+    """Redis refused a command for good. Its cause is chained."""
+
+    exit_status = 5
+
+
+class DrainIncomplete(WorkerError):
+    """Requests were left to be recovered by others, because Redis could not be told in time."""
+
+    exit_status = 6
+
+
+class TaskFailed(WorkerError):
+    """A task of the service ended, though it should run as long as the service does. Its cause is chained."""
+
+    exit_status = 7
+
+
+class Aborted(WorkerError):
+    """A second request to stop came before the drain was done."""
+
+    exit_status = 130

@@ -1,0 +1,67 @@
+"""What an error from Redis means for the worker: wait and try again, give up the one request, or give up."""
+
+from __future__ import annotations
+
+import random
+
+from redis import exceptions
+
+from producer.connection import UNREACHABLE
+
+# Answers that other circumstances would cure, and for which the Redis library has no exception of their own.
+_PASSING_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "FAILOVER ", "UNBLOCKED ", "LOADING ", "OOM ", "READONLY ")
+_PASSING_TYPES = (
+    *UNREACHABLE,
+    exceptions.ClusterError,
+    exceptions.RedisClusterException,
+    exceptions.OutOfMemoryError,
+    exceptions.ReadOnlyError,
+    exceptions.TryAgainError,
+    exceptions.AskError,
+)
+_FINAL_TYPES = (
+    exceptions.AuthenticationError,
+    exceptions.AuthorizationError,
+    exceptions.NoPermissionError,
+    exceptions.AuthenticationWrongNumberOfArgsError,
+)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same command may succeed later."""
+    if isinstance(error, _FINAL_TYPES):
+        return False
+    return isinstance(error, _PASSING_TYPES) or str(error).startswith(_PASSING_CODES)
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether Redis will go on refusing what this worker does, whatever the request."""
+    return isinstance(error, _FINAL_TYPES)
+
+
+def is_no_group(error: BaseException) -> bool:
+    """Whether the stream or its group is not there, as after FLUSHALL."""
+    return "NOGROUP" in str(error)
+
+
+def is_stale_id(error: BaseException) -> bool:
+    """Whether XADD was refused because the stream has an entry with this id, or a later one."""
+    return "equal or smaller than the target stream top item" in str(error)
+
+
+class Backoff:
+    """Growing, jittered waits between tries, until `reset`."""
+
+    def __init__(self, *, first_s: float = 0.05, longest_s: float = 2.0) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._next_s = first_s
+
+    def reset(self) -> None:
+        self._next_s = self._first_s
+
+    def next_s(self) -> float:
+        """How long to wait before the next try."""
+        delay_s = self._next_s * random.uniform(0.5, 1.0)
+        self._next_s = min(self._longest_s, self._next_s * 2)
+        return delay_s

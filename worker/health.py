@@ -1,0 +1,103 @@
+"""The worker's HTTP port: /healthz for liveness, /readyz for readiness with the reasons, /metrics for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from worker.readiness import Readiness
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_JSON = "application/json"
+
+
+class HealthApp:
+    """An ASGI application. It shows no prompts and no addresses.
+
+    Args:
+        readiness: what stands against serving.
+        is_alive: whether the process is worth keeping; false once the engine's thread has ended.
+        scrape: makes the metrics page.
+    """
+
+    def __init__(
+        self, readiness: Readiness, is_alive: Callable[[], bool], scrape: Callable[[], Awaitable[bytes]]
+    ) -> None:
+        self._readiness = readiness
+        self._is_alive = is_alive
+        self._scrape = scrape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        status, content_type, body = await self._answer(scope["method"], scope["path"])
+        headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    async def _answer(self, method: str, path: str) -> tuple[int, str, bytes]:
+        if method not in ("GET", "HEAD"):
+            return 405, _JSON, _json({"error": f"{method} is not allowed"})
+        if path == "/healthz":
+            alive = self._is_alive()
+            return (200 if alive else 503), _JSON, _json({"alive": alive})
+        if path == "/readyz":
+            ready = self._readiness.is_ready
+            return (200 if ready else 503), _JSON, _json({"ready": ready, "reasons": dict(self._readiness.objections)})
+        if path == "/metrics":
+            return 200, CONTENT_TYPE_LATEST, await self._scrape()
+        return 404, _JSON, _json({"error": f"there is no {path}: /healthz, /readyz, /metrics"})
+
+
+class HealthServer:
+    """Serves a `HealthApp` from the running event loop, between `start` and `stop`."""
+
+    def __init__(self, app: HealthApp, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        self._server = _Server(config)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on, once started."""
+        return self._port
+
+    async def start(self) -> None:
+        """Begins to listen.
+
+        Raises:
+            OSError: the address can't be listened on.
+        """
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.create_server((self._host, self._port), family=family)
+        self._port = listener.getsockname()[1]
+        self._task = asyncio.create_task(self._server.serve([listener]), name="health")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._server.should_exit = True
+            await self._task
+            self._task = None
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves the process's signals to the worker."""
+        yield
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()

@@ -1,0 +1,220 @@
+"""Takes entries from the request stream: never more than the engine can run now, and none is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import structlog
+from redis import exceptions
+
+from engine.driver import EngineDriver
+from producer import keys
+from producer.connection import Fields, RedisClient, ensure_group, stream_entries
+from worker import faults, scripts
+from worker.claiming import Admitted, Claimer, Suspect
+from worker.config import WorkerConfig
+from worker.errors import RedisRefused
+from worker.live import LiveTable
+from worker.publisher import Publisher
+from worker.readiness import Readiness
+
+_log = structlog.get_logger(__name__)
+_PART = "intake"  # in readiness
+
+MAX_CONCURRENT_CLAIMS = 8  # so many connections may be in use at once
+RECOVERY_PAGE = 100
+
+Entry = tuple[str, Fields]
+
+
+class Intake:
+    """One loop: entries of dead or draining workers first, then new ones.
+
+    The blocking read has a connection of its own and is never cancelled: an entry that arrives then would be pending
+    here and known to nobody. It is short, and `stop` waits for it. Whenever something went wrong in between, the own
+    pending entries are read again.
+    """
+
+    def __init__(
+        self,
+        redis: RedisClient,
+        blocking: RedisClient,
+        config: WorkerConfig,
+        driver: EngineDriver,
+        table: LiveTable,
+        publisher: Publisher,
+        claimer: Claimer,
+        readiness: Readiness,
+    ) -> None:
+        self._redis = redis
+        self._blocking = blocking
+        self._config = config
+        self._driver = driver
+        self._table = table
+        self._publisher = publisher
+        self._claimer = claimer
+        self._readiness = readiness
+        self._stopping = asyncio.Event()
+        self._backoff = faults.Backoff()
+        self._must_recover = True  # a process of the same name may have died with entries pending
+        self._claims = asyncio.Semaphore(MAX_CONCURRENT_CLAIMS)
+        self.parked: dict[str, Fields] = {}  # entries of suspects, pending here until they can run alone
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Lets `run` return once what was read is in the engine's hands or known to the table of live requests."""
+        self._stopping.set()
+        self._table.changed.fire()
+        self._publisher.settled.fire()
+
+    async def run(self) -> None:
+        """Reads until `stop`.
+
+        Raises:
+            RedisRefused: the server will go on refusing.
+            DriverStopped: the engine's thread is not running.
+        """
+        while not self._stopping.is_set():
+            try:
+                await self._round()
+                self._backoff.reset()
+                self._readiness.clear(_PART)
+            except exceptions.RedisError as error:
+                await self._survive(error)
+
+    async def _round(self) -> None:
+        if self._must_recover or self._publisher.has_dropped:
+            self._must_recover = self._publisher.has_dropped = False
+            await self._recover()
+        await self._run_suspects()
+        spare = await self._wait_for_room()
+        if not spare or self._stopping.is_set():
+            return
+        entries = await self._adopt(spare)
+        await self._take_on(entries or await self._read(spare))
+
+    async def _survive(self, error: exceptions.RedisError) -> None:
+        self._must_recover = True
+        if faults.is_no_group(error):
+            await self._make_group()
+            return
+        if faults.is_final(error):
+            raise RedisRefused(f"Redis refuses what a worker must do: {error}") from error
+        if not faults.is_passing(error):
+            raise error
+        self._readiness.object(_PART, f"no requests from Redis: {error}")
+        _log.warning("read_failed", error=str(error))
+        await self._pause(self._backoff.next_s())
+
+    async def _make_group(self) -> None:
+        """After FLUSHALL or a failover to an empty server: at 0, so that nothing enqueued since is missed."""
+        try:
+            await ensure_group(self._redis, self._config.queue)
+        except exceptions.RedisError as error:
+            if not faults.is_passing(error):
+                raise
+            await self._pause(self._backoff.next_s())
+
+    async def _pause(self, delay_s: float) -> None:
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    async def _wait_for_room(self) -> int:
+        while not self._stopping.is_set() and not self._publisher.has_dropped:
+            if self._publisher.is_troubled:
+                await self._publisher.settled.wait()
+            elif spare := self._driver.spare:
+                return spare
+            else:
+                await self._table.changed.wait()
+        return 0
+
+    async def _recover(self) -> None:
+        """Takes on what is pending here and not being worked on: its reading, or its claim, failed half-way."""
+        start = "0"
+        while not self._stopping.is_set():
+            page = await self._redis.xreadgroup(
+                keys.GROUP, self._config.name, {keys.requests(self._config.queue): start}, count=RECOVERY_PAGE
+            )
+            entries = _decode(stream_entries(page))
+            if not entries:
+                return
+            start = entries[-1][0]
+            known = self._table.entry_ids() | self.parked.keys()
+            await self._take_on([entry for entry in entries if entry[0] not in known])
+
+    async def _adopt(self, spare: int) -> list[Entry]:
+        command = scripts.adopt(self._config.queue, worker=self._config.name, count=spare)
+        answer = await self._redis.execute_command(*command)
+        return [(entry_id.decode(), _pairs(fields)) for entry_id, fields in answer]
+
+    async def _read(self, spare: int) -> list[Entry]:
+        answer = await self._blocking.xreadgroup(
+            keys.GROUP,
+            self._config.name,
+            {keys.requests(self._config.queue): ">"},
+            count=spare,
+            block=self._config.block_ms,
+        )
+        return _decode(stream_entries(answer))
+
+    async def _take_on(self, entries: Iterable[Entry]) -> None:
+        """Claims entries side by side, and hands each to the engine as soon as it is ready."""
+        answers = await asyncio.gather(
+            *(self._take_on_one(entry_id, fields) for entry_id, fields in entries), return_exceptions=True
+        )
+        for error in answers:
+            if error is not None:
+                raise error
+
+    async def _take_on_one(self, entry_id: str, fields: Fields) -> None:
+        if not fields:  # somebody deleted the entry while it was pending
+            self._publisher.acknowledge(entry_id)
+            return
+        try:
+            async with self._claims:
+                admitted = await self._claimer.admit(entry_id, fields)
+        except Suspect:
+            self.parked[entry_id] = fields
+            return
+        if admitted is not None:
+            await self._submit(admitted)
+
+    async def _submit(self, admitted: Admitted) -> None:
+        while self._driver.is_active(admitted.live.id):  # an earlier claim of this worker, which the engine is dropping
+            await self._table.changed.wait()
+        self._claimer.submit(admitted)
+
+    async def _run_suspects(self) -> None:
+        """Runs requests that were there at several crashes one by one, so that no other pays for them."""
+        while self.parked:
+            while any(live.is_submitted for live in self._table) and not self._stopping.is_set():
+                await self._table.changed.wait()
+            if self._stopping.is_set():
+                return
+            entry_id = next(iter(self.parked))
+            fields = self.parked.pop(entry_id)
+            _log.warning("running_alone", entry=entry_id)
+            admitted = await self._claimer.admit(entry_id, fields, alone=True)
+            if admitted is None:
+                continue
+            await self._submit(admitted)
+            while self._table.get(admitted.live.id) is admitted.live and not self._stopping.is_set():
+                await self._table.changed.wait()
+
+
+def _decode(streams: Sequence[tuple[bytes, list[tuple[bytes, Fields]]]]) -> list[Entry]:
+    return [(entry_id.decode(), fields) for _, entries in streams for entry_id, fields in entries]
+
+
+def _pairs(flat: Sequence[Any]) -> Fields:
+    """The fields of an entry as a script answers them: name, value, name, value, ..."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))

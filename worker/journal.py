@@ -1,0 +1,76 @@
+"""What earlier claims already published of a request: the reply stream, read back as the journal that it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from engine.request import FinishReason
+from producer import keys
+from producer.connection import RedisClient
+from worker.live import Choice
+
+PAGE = 1000  # entries read at a time
+
+
+class JournalError(Exception):
+    """The reply stream does not hold what workers write there, so nobody can tell where to continue."""
+
+
+@dataclass(slots=True)
+class Journal:
+    """The tokens of each choice so far, and why those that ended did."""
+
+    token_ids: list[list[int]] = field(default_factory=list)
+    finish_reasons: list[FinishReason | None] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, n: int) -> Journal:
+        return cls([[] for _ in range(n)], [None] * n)
+
+    @property
+    def generated(self) -> tuple[tuple[int, ...], ...]:
+        """As `engine.request.Request` takes it: empty if nothing was generated."""
+        return tuple(map(tuple, self.token_ids)) if any(self.token_ids) else ()
+
+    def choices(self) -> list[Choice]:
+        return [
+            Choice(index, num_published=len(tokens), finish_reason=reason, is_closed=reason is not None)
+            for index, (tokens, reason) in enumerate(zip(self.token_ids, self.finish_reasons, strict=True))
+        ]
+
+
+async def read_journal(redis: RedisClient, request_id: str, *, n: int) -> Journal:
+    """Reads the whole reply stream. Only a claim's owner may rely on it: nobody else can append meanwhile.
+
+    Raises:
+        JournalError: an entry is malformed, or tokens are missing.
+    """
+    journal = Journal.empty(n)
+    start = "-"
+    while True:
+        page: Any = await redis.xrange(keys.reply(request_id), min=start, count=PAGE)
+        for entry_id, fields in page:
+            if fields.get(b"type") == b"chunk":
+                _add_chunk(journal, entry_id.decode(), fields)
+        if len(page) < PAGE:
+            return journal
+        start = f"({page[-1][0].decode()}"
+
+
+def _add_chunk(journal: Journal, entry_id: str, fields: dict[bytes, bytes]) -> None:
+    try:
+        index, offset = int(fields[b"index"]), int(fields[b"offset"])
+        tokens = [int(token) for token in fields[b"tokens"].split(b",") if token]
+    except (KeyError, ValueError) as error:
+        raise JournalError(f"reply entry {entry_id} is no chunk: {error!r}") from error
+    if not 0 <= index < len(journal.token_ids):
+        raise JournalError(f"reply entry {entry_id} is of choice {index}, the request has {len(journal.token_ids)}")
+    known = journal.token_ids[index]
+    if offset > len(known):
+        raise JournalError(f"reply entry {entry_id} starts at token {offset}, but only {len(known)} came before it")
+    # After a failover to a replica that lagged, a chunk may repeat tokens that a later read of the stream brought back.
+    known += tokens[len(known) - offset :]
+    reason = fields.get(b"finish_reason")
+    if reason is not None:
+        journal.finish_reasons[index] = cast("FinishReason", reason.decode())

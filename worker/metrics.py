@@ -1,0 +1,111 @@
+"""The worker's Prometheus metrics, in a registry of their own. Every series exists from the start, at 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from engine.driver import EngineStats
+from engine.request import FinishReason
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+_SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+DROP_REASONS = ("fenced", "gone", "unwritable")
+
+
+class Metrics:
+    """One worker's. Counters are what this process did; the gauges of the queue are read from Redis at each scrape."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Requests ended, by finish reason.", "finish_reason")
+        for reason in get_args(FinishReason):
+            self.requests.labels(finish_reason=reason)
+        self.dropped = self._counter("dropped_requests", "Requests let go of: another worker has them.", "reason")
+        for reason in DROP_REASONS:
+            self.dropped.labels(reason=reason)
+        self.claims = self._counter("claims", "Requests taken on.")
+        self.resumed = self._counter("resumed_requests", "Requests taken on that had been begun elsewhere.")
+        self.duplicates = self._counter("duplicate_entries", "Queue entries dropped because their request had one.")
+        self.handed_back = self._counter("handed_back_requests", "Requests given back by a drain.")
+        self.reclaimed = self._counter("reclaimed_entries", "Queue entries taken away from dead workers.")
+        self.dead_letters = self._counter("dead_letters", "Requests moved to the dead-letter stream.")
+        self.chunks = self._counter("chunks", "Chunks written to reply streams, those that came with an end left out.")
+        self.tokens = self._counter("published_tokens", "Tokens written to reply streams before the end came.")
+        self.publish_failures = self._counter("publish_failures", "Flushes that Redis did not take and that were kept.")
+        self.absorbed_retries = self._counter("absorbed_retries", "Chunks sent again that had arrived before.")
+
+        self.queue_seconds = self._histogram("queue_wait_seconds", "From the enqueue to the first claim.")
+        self.first_token_seconds = self._histogram(
+            "time_to_first_token_seconds", "From the enqueue to the first token."
+        )
+        self.request_seconds = self._histogram("request_seconds", "From the enqueue to the end.")
+        self.token_seconds = self._histogram(
+            "time_per_output_token_seconds", "Between tokens, per request.", short=True
+        )
+        self.flush_seconds = self._histogram("flush_seconds", "One pipeline of writes to Redis.", short=True)
+
+        self._live = self._gauge("live_requests", "Requests claimed and not ended.")
+        self._ready = self._gauge("ready", "1 if the worker can serve.")
+        self._queue_length = self._gauge("queue_length", "Entries in the request stream.")
+        self._queue_pending = self._gauge(
+            "queue_pending", "Entries that some worker has read, or that were given back."
+        )
+        self._queue_lag = self._gauge("queue_lag", "Entries that no worker has read yet.")
+        self._engine = _EngineCollector()
+        self.registry.register(self._engine)
+
+    def set_service(self, *, num_live: int, is_ready: bool) -> None:
+        self._live.set(num_live)
+        self._ready.set(is_ready)
+
+    def set_queue(self, *, length: int, pending: int, lag: int) -> None:
+        self._queue_length.set(length)
+        self._queue_pending.set(pending)
+        self._queue_lag.set(lag)
+
+    def set_engine(self, stats: EngineStats) -> None:
+        self._engine.stats = stats
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"penstock_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"penstock_{name}", text, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *, short: bool = False) -> Histogram:
+        return Histogram(
+            f"penstock_{name}", text, buckets=_SHORT_SECONDS if short else _SECONDS, registry=self.registry
+        )
+
+
+class _EngineCollector(Collector):
+    """The engine keeps its own totals; a scrape shows the last ones."""
+
+    def __init__(self) -> None:
+        self.stats = EngineStats()
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        stats = self.stats
+        for name, text, value in (
+            ("running_sequences", "Sequences being generated.", stats.num_running),
+            ("waiting_sequences", "Sequences waiting in the engine for pages or a place.", stats.num_waiting),
+            ("pages", "Pages of the KV cache.", stats.num_pages),
+            ("free_pages", "Pages that hold nothing.", stats.num_free_pages),
+            ("cached_pages", "Pages that only the prefix cache holds.", stats.num_cached_pages),
+        ):
+            yield GaugeMetricFamily(f"penstock_engine_{name}", text, value)
+        for name, text, value in (
+            ("steps", "Steps of the engine.", stats.steps_total),
+            ("prompt_tokens", "Prompt tokens of the requests taken on.", stats.prompt_tokens_total),
+            ("cached_tokens", "Prompt tokens that the prefix cache saved.", stats.cached_tokens_total),
+            ("generated_tokens", "Tokens generated.", stats.generated_tokens_total),
+            ("preemptions", "Sequences put back for want of pages.", stats.preemptions_total),
+            ("faults", "Steps that raised; their sequences were run again.", stats.faults_total),
+            ("compiles_after_warmup", "Shapes that the warm-up missed.", stats.compiles_after_warmup_total),
+        ):
+            yield CounterMetricFamily(f"penstock_engine_{name}", text, value)

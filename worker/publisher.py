@@ -1,0 +1,315 @@
+"""Brings outputs to the reply streams: one pipeline per flush, and nothing lost or doubled when Redis is in trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+from engine.request import FinishReason, Output
+from producer.connection import RedisClient
+from worker import faults, writes
+from worker.config import WorkerConfig
+from worker.ending import dead_letter, end_entry, observe_end
+from worker.errors import RedisRefused
+from worker.live import LiveRequest, LiveTable, Signal
+from worker.metrics import Metrics
+from worker.pipeline import execute
+from worker.readiness import Readiness
+from worker.scripts import Command
+from worker.writes import ChunkWrite, FinishWrite, ProbeWrite, QueueWrite, RefreshWrite, Write
+
+_log = structlog.get_logger(__name__)
+_PART = "publisher"  # in readiness
+
+
+class Publisher:
+    """Collects outputs and writes them, first tokens and ends at once, the rest every `flush_interval_ms`.
+
+    Of each request at most one flush is under way: what comes meanwhile waits in the request itself, so that the
+    buffer is bounded by what the running requests may generate. While writes fail, the intake takes no new ones.
+    """
+
+    def __init__(
+        self,
+        redis: RedisClient,
+        config: WorkerConfig,
+        table: LiveTable,
+        metrics: Metrics,
+        readiness: Readiness,
+        abort: Callable[[str], None],
+    ) -> None:
+        self._redis = redis
+        self._config = config
+        self._table = table
+        self._metrics = metrics
+        self._readiness = readiness
+        self._abort = abort  # tells the engine that nobody wants the rest of a request
+        self._urgent: dict[LiveRequest, None] = {}
+        self._dirty: dict[LiveRequest, None] = {}
+        self._acks: list[str] = []  # entry ids
+        self._for_queue: list[Write] = []
+        self._unsettled: list[Write] = []  # sent, or tried to; the server's answer is not known or was "not now"
+        self._backoff = faults.Backoff()
+        self._retry_at_s = 0.0
+        self._flushed_at_s = 0.0
+        self._wake = asyncio.Event()
+        self._is_writing = False
+        self._num_chunks = 0  # confirmed by the flush under way
+        self._num_tokens = 0
+        self.has_dropped = False  # until the intake has looked whether the entry is still pending here
+        self.settled = Signal()  # fires after each flush
+
+    @property
+    def is_troubled(self) -> bool:
+        """Whether writes wait for Redis to take them."""
+        return bool(self._unsettled)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything handed over is written."""
+        return not (self._urgent or self._dirty or self._acks or self._for_queue or self._unsettled or self._is_writing)
+
+    def push(self, live: LiveRequest, output: Output) -> None:
+        """The engine's sink for one request."""
+        if not live.dropped:
+            live.add(output)
+            self._schedule(live)
+        self._table.changed.fire()
+
+    def end(self, live: LiveRequest, reason: FinishReason) -> None:
+        """Ends a request that the engine does not have. One that has ended keeps its end."""
+        if live.end is not None:
+            return
+        live.end = reason
+        live.urgent = True
+        self._schedule(live)
+
+    def drop(self, live: LiveRequest, why: str) -> None:
+        """Lets go of a request that is another owner's, or gone."""
+        if live.dropped:
+            return
+        live.dropped = True
+        self._urgent.pop(live, None)
+        self._dirty.pop(live, None)
+        self._table.remove(live)
+        self.has_dropped = True
+        self._abort(live.id)
+        self.settled.fire()
+        self._metrics.dropped.labels(reason=why).inc()
+        live.log.warning("request_dropped", reason=why, epoch=live.claim.epoch)
+
+    def acknowledge(self, entry_id: str) -> None:
+        """Removes an entry from the queue with the next flush, if it is still this worker's."""
+        self._acks.append(entry_id)
+        self._wake.set()
+
+    def bury(self, letter: Command) -> None:
+        """Moves an entry to the dead-letter stream (`worker.ending.dead_letter`) with the next flush."""
+        self._metrics.dead_letters.inc()
+        self._for_queue.append(QueueWrite(letter))
+        self._wake.set()
+
+    def flush_soon(self, live: LiveRequest) -> None:
+        """Writes what there is of a request without waiting for the interval."""
+        live.urgent = True
+        self._schedule(live)
+
+    async def wait_idle(self) -> None:
+        while not self.is_idle:
+            await self.settled.wait()
+
+    async def run(self) -> None:
+        """Writes until cancelled. A cancelled flush may or may not have reached the server.
+
+        Raises:
+            RedisRefused: the server will go on refusing.
+        """
+        while True:
+            await self._wait_due()
+            batch = self._collect(time.monotonic())
+            self._is_writing = True
+            try:
+                await self._send(batch)
+            finally:
+                self._is_writing = False
+                self.settled.fire()
+
+    def _schedule(self, live: LiveRequest) -> None:
+        if live.num_unsettled or live.dropped:
+            return  # `_settled` comes back to it
+        if live.urgent:
+            self._dirty.pop(live, None)  # a request is in one of the two, or it would be taken twice
+            self._urgent[live] = None
+            self._wake.set()
+        elif any(writes.has_news(live, choice) for choice in live.choices):
+            if not self._dirty:
+                self._wake.set()
+            self._dirty[live] = None
+
+    async def _wait_due(self) -> None:
+        while True:
+            due_s = self._due_s()
+            wait_s = None if due_s is None else due_s - time.monotonic()
+            if wait_s is not None and wait_s <= 0:
+                return
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+
+    def _due_s(self) -> float | None:
+        """When there is something to write (monotonic); None while there is nothing."""
+        due = []
+        if self._unsettled:
+            due.append(self._retry_at_s)
+        elif self._urgent or self._acks or self._for_queue:
+            return 0.0
+        elif self._dirty:
+            due.append(self._flushed_at_s + self._config.flush_interval_ms / 1000)
+        return min(due, default=None)
+
+    def _collect(self, now_s: float) -> list[Write]:
+        batch, self._unsettled = self._unsettled, []
+        lives = self._urgent
+        self._urgent = {}
+        if now_s - self._flushed_at_s >= self._config.flush_interval_ms / 1000 or not self._dirty:
+            lives |= self._dirty
+            self._dirty = {}
+            self._flushed_at_s = now_s
+        for live in lives:
+            taken = self._take(live)
+            live.num_unsettled += len(taken)
+            batch += taken
+            if now_s >= live.refresh_at_s:
+                live.refresh_at_s = now_s + self._config.reply_ttl_s / 2
+                batch += writes.refresh(live, round(self._config.reply_ttl_s * 1000))
+        batch += self._for_queue
+        self._for_queue = []
+        if self._acks:
+            batch.append(writes.acknowledge(self._config.queue, self._config.name, self._acks))
+            self._acks = []
+        return batch
+
+    def _take(self, live: LiveRequest) -> list[Write]:
+        live.urgent = False
+        if live.end is not None:
+            ttl_ms = round(self._config.reply_ttl_after_end_s * 1000)
+            return [writes.take_end(live, end_entry(live, live.end), ttl_ms=ttl_ms)]
+        return [writes.take_chunk(live, choice) for choice in live.choices if writes.has_news(live, choice)]
+
+    async def _send(self, batch: Sequence[Write]) -> None:
+        started_s = time.monotonic()
+        try:
+            answers = await execute(self._redis, [write.command for write in batch])
+        except Exception as error:
+            self._refuse_if_final(error)
+            if not faults.is_passing(error):
+                raise
+            answers = [error] * len(batch)
+        passing = None
+        for write, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Exception) and faults.is_passing(answer):
+                passing = answer
+                self._unsettled.append(write)
+            else:
+                self._settle(write, answer)
+        self._note_trouble(passing)
+        self._metrics.chunks.inc(self._num_chunks)
+        self._metrics.tokens.inc(self._num_tokens)
+        self._num_chunks = self._num_tokens = 0
+        self._metrics.flush_seconds.observe(time.monotonic() - started_s)
+
+    def _note_trouble(self, error: Exception | None) -> None:
+        if error is None:
+            self._backoff.reset()
+            self._readiness.clear(_PART)
+            return
+        self._retry_at_s = time.monotonic() + self._backoff.next_s()
+        self._metrics.publish_failures.inc()
+        self._readiness.object(_PART, f"Redis does not take writes: {error}")
+        _log.warning("publish_failed", error=str(error), writes=len(self._unsettled))
+
+    def _settle(self, write: Write, answer: Any) -> None:
+        match write:
+            case ChunkWrite():
+                self._settle_chunk(write, answer)
+            case ProbeWrite():
+                self._settle_probe(write.chunk, answer)
+            case FinishWrite():
+                self._settle_finish(write, answer)
+            case QueueWrite() | RefreshWrite():
+                self._settle_other(write, answer)
+
+    def _settle_chunk(self, write: ChunkWrite, answer: Any) -> None:
+        if isinstance(answer, Exception):
+            if faults.is_stale_id(answer):
+                self._unsettled.append(ProbeWrite.of(write))
+            else:
+                self._spoil(write.live, answer)
+        elif answer is None:  # NOMKSTREAM: the reply stream has expired or was deleted
+            self.drop(write.live, "gone")
+        else:
+            self._confirm(write)
+
+    def _settle_probe(self, chunk: ChunkWrite, answer: Any) -> None:
+        """A refused chunk is there (an earlier sending arrived), or a later claim is, or it can never arrive."""
+        if isinstance(answer, Exception):
+            self._spoil(chunk.live, answer)
+            return
+        found = answer[0][0].decode() if answer else ""
+        if found == chunk.entry_id:
+            self._metrics.absorbed_retries.inc()
+            self._confirm(chunk)
+        elif found.split("-")[0] == str(chunk.live.claim.epoch):
+            writes.put_back(chunk)
+            self._release(chunk.live)
+        else:
+            self.drop(chunk.live, "fenced" if found else "gone")
+
+    def _settle_finish(self, write: FinishWrite, answer: Any) -> None:
+        live = write.live
+        if isinstance(answer, Exception):
+            self._spoil(live, answer)
+        elif answer == b"fenced":
+            self.drop(live, "fenced")
+        else:
+            if live.dead_letter is None:
+                self.acknowledge(live.entry_id)
+            else:
+                self.bury(live.dead_letter)
+            live.dropped = True
+            self._table.remove(live)
+            observe_end(self._metrics, live, write.end)
+
+    def _settle_other(self, write: QueueWrite | RefreshWrite, answer: Any) -> None:
+        if isinstance(answer, Exception) and not faults.is_no_group(answer):
+            self._refuse_if_final(answer)
+            _log.error("write_refused", command=write.command[0], error=str(answer))
+
+    def _confirm(self, write: ChunkWrite) -> None:
+        write.choice.num_published += len(write.token_ids)
+        write.choice.is_closed |= write.is_last
+        self._num_chunks += 1
+        self._num_tokens += len(write.token_ids)
+        self._release(write.live)
+
+    def _release(self, live: LiveRequest) -> None:
+        live.num_unsettled -= 1
+        self._schedule(live)
+
+    def _spoil(self, live: LiveRequest, error: Exception) -> None:
+        """Gives a request up whose keys Redis refuses to write, for instance because they hold something else."""
+        self._refuse_if_final(error)
+        live.log.error("reply_unwritable", error=str(error))
+        self.bury(dead_letter(live, "reply_unwritable", str(error), self._config))
+        self.drop(live, "unwritable")
+
+    def _refuse_if_final(self, error: Exception) -> None:
+        if faults.is_final(error):
+            raise RedisRefused(f"Redis refuses what a worker must do: {error}") from error

@@ -1,0 +1,301 @@
+"""The multi-key steps of the delivery protocol, as Lua scripts. Each touches keys of one hash slot only.
+
+Every function here returns one command, ready for `execute_command` or a pipeline. Scripts are sent whole (EVAL), so
+a restarted or failed-over server needs no reload; the path of tokens has no script at all.
+
+On the state hash of a request:
+    queue, entry      the queue entry this request came with; another entry with the same id is a duplicate
+    epoch             of the last claim; reply entries are `<epoch>-<n>`, so Redis refuses those of earlier claims
+    worker, instance  who claimed it last; the instance tells a restarted worker from the one that died
+    status            running, queued (handed back), done, dead
+    claimed_ms        server time of the first claim
+    attempts          claims
+    crashes           claims that ended with the worker's death
+    strikes           crashes in a row between which the reply did not grow, counting the first
+    handbacks         claims that a draining worker gave back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from producer import keys
+
+Command: TypeAlias = tuple[str | bytes | int, ...]
+Fields: TypeAlias = Sequence[str]
+"""Field, value, field, value, ..."""
+
+_CLAIM = """
+local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
+local queue, entry, worker, instance, ttl, gone = unpack(ARGV)
+local s = redis.call('HMGET', state, 'status', 'queue', 'entry', 'epoch', 'instance')
+local status, owner_queue, owner_entry, owner_epoch, owner_instance = unpack(s)
+if status == 'dead' and owner_entry == entry and owner_queue == queue then return {'dead'} end
+if status == 'done' or status == 'dead' then return {'done'} end
+if owner_entry and (owner_entry ~= entry or owner_queue ~= queue) and owner_entry ~= gone then
+  return {'duplicate', owner_queue, owner_entry}
+end
+local epoch, progress = tonumber(owner_epoch or 0), false
+local last = redis.call('XREVRANGE', reply, '+', '-', 'COUNT', 1)[1]
+if last then
+  local kind
+  for i = 1, #last[2], 2 do
+    if last[2][i] == 'type' then kind = last[2][i + 1] end
+  end
+  if kind == 'end' then return {'done'} end
+  local last_epoch = tonumber(string.match(last[1], '^%d+'))
+  progress = kind == 'chunk' and last_epoch == epoch
+  epoch = math.max(epoch, last_epoch)
+end
+epoch = string.format('%d', epoch + 1)
+redis.call('XADD', reply, epoch .. '-0', 'type', 'own', 'worker', worker, 'epoch', epoch)
+if status == 'running' and owner_instance ~= instance then
+  redis.call('HINCRBY', state, 'crashes', 1)
+  if progress then
+    redis.call('HSET', state, 'strikes', 1)
+  else
+    redis.call('HINCRBY', state, 'strikes', 1)
+  end
+end
+redis.call('HINCRBY', state, 'attempts', 1)
+redis.call('HSET', state, 'status', 'running', 'queue', queue, 'entry', entry, 'epoch', epoch,
+  'worker', worker, 'instance', instance)
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('HSETNX', state, 'claimed_ms', string.format('%d', now))
+redis.call('PEXPIRE', state, ttl)
+redis.call('PEXPIRE', reply, ttl)
+local answer = {'ok', tonumber(epoch), redis.call('EXISTS', cancel), now}
+local counts = redis.call('HMGET', state, 'claimed_ms', 'attempts', 'crashes', 'strikes', 'handbacks')
+for i = 1, #counts do answer[i + 4] = tonumber(counts[i] or 0) end
+return answer
+"""
+
+_FINISH = """
+local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
+local epoch, status, ttl = ARGV[1], ARGV[2], ARGV[3]
+local s = redis.call('HMGET', state, 'epoch', 'status')
+if s[1] ~= epoch then return 'fenced' end
+if s[2] == 'done' or s[2] == 'dead' then return 'already' end
+local at = 4
+while ARGV[at] do
+  local count = tonumber(ARGV[at + 1])
+  redis.call('XADD', reply, epoch .. '-' .. ARGV[at], unpack(ARGV, at + 2, at + 1 + count))
+  at = at + 2 + count
+end
+redis.call('HSET', state, 'status', status)
+redis.call('PEXPIRE', state, ttl)
+redis.call('PEXPIRE', reply, ttl)
+redis.call('DEL', cancel)
+return 'ok'
+"""
+
+_RETURN = """
+local s = redis.call('HMGET', KEYS[1], 'epoch', 'status')
+if s[1] ~= ARGV[1] or s[2] ~= 'running' then return 0 end
+redis.call('HSET', KEYS[1], 'status', 'queued')
+redis.call('HINCRBY', KEYS[1], 'handbacks', ARGV[2])
+return 1
+"""
+
+# XACK and XCLAIM check no owner by themselves: a worker that was frozen would acknowledge its successor's entry.
+_OWNED = """
+local function owned(requests, group, worker, entry)
+  return #redis.call('XPENDING', requests, group, entry, entry, 1, worker) == 1
+end
+"""
+
+_ACK = (
+    _OWNED
+    + """
+local acked = 0
+for i = 3, #ARGV do
+  if owned(KEYS[1], ARGV[1], ARGV[2], ARGV[i]) then
+    redis.call('XACK', KEYS[1], ARGV[1], ARGV[i])
+    redis.call('XDEL', KEYS[1], ARGV[i])
+    acked = acked + 1
+  end
+end
+return acked
+"""
+)
+
+_BURY = (
+    _OWNED
+    + """
+local group, worker, entry, keep = unpack(ARGV, 1, 4)
+if not owned(KEYS[1], group, worker, entry) then return 0 end
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', keep, '*', unpack(ARGV, 5))
+redis.call('XACK', KEYS[1], group, entry)
+redis.call('XDEL', KEYS[1], entry)
+return 1
+"""
+)
+
+_DISOWN = (
+    _OWNED
+    + """
+local released = 0
+for i = 4, #ARGV do
+  if owned(KEYS[1], ARGV[1], ARGV[2], ARGV[i]) then
+    redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[3], 0, ARGV[i], 'JUSTID')
+    released = released + 1
+  end
+end
+return released
+"""
+)
+
+_ADOPT = """
+local group, unowned, worker, count = unpack(ARGV)
+local pending = redis.call('XPENDING', KEYS[1], group, '-', '+', count, unowned)
+if #pending == 0 then return {} end
+local ids = {}
+for i, item in ipairs(pending) do ids[i] = item[1] end
+return redis.call('XCLAIM', KEYS[1], group, worker, 0, unpack(ids))
+"""
+
+_RETIRE = """
+local group, consumer, unowned, count = unpack(ARGV)
+if redis.call('EXISTS', KEYS[2]) == 1 then return -1 end
+local pending = redis.call('XPENDING', KEYS[1], group, '-', '+', count, consumer)
+for _, item in ipairs(pending) do
+  redis.call('XCLAIM', KEYS[1], group, unowned, 0, item[1], 'JUSTID')
+end
+if #redis.call('XPENDING', KEYS[1], group, '-', '+', 1, consumer) == 0 then
+  redis.call('XGROUP', 'DELCONSUMER', KEYS[1], group, consumer)
+end
+return #pending
+"""
+
+_LEAVE = """
+local group, worker, instance = unpack(ARGV)
+if redis.call('GET', KEYS[2]) ~= instance then return 0 end
+redis.call('DEL', KEYS[2], KEYS[3])
+if redis.call('EXISTS', KEYS[1]) == 1 and #redis.call('XPENDING', KEYS[1], group, '-', '+', 1, worker) == 0 then
+  redis.call('XGROUP', 'DELCONSUMER', KEYS[1], group, worker)
+end
+return 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the claim script answered when the request is now this worker's."""
+
+    epoch: int
+    is_cancelled: bool
+    server_ms: int  # the server's clock at the claim
+    first_server_ms: int  # the server's clock at the first claim of all
+    attempts: int
+    crashes: int
+    strikes: int
+    handbacks: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotClaimed:
+    """Why there is nothing to run: the reply has ended, or another entry has the same request id."""
+
+    reason: Literal["done", "dead", "duplicate"]
+    other_queue: str = ""
+    other_entry: str = ""
+
+
+def claim(
+    request_id: str, *, queue: str, entry_id: str, worker: str, instance: str, ttl_ms: int, gone_entry: str = ""
+) -> Command:
+    """Takes the next epoch of a request and locks out all earlier ones. Read the answer with `parse_claim`.
+
+    Args:
+        request_id: names the state, the reply stream and the cancel flag.
+        queue: where the entry was read.
+        entry_id: of the queue entry.
+        worker: the consumer's name.
+        instance: of the process.
+        ttl_ms: the state and the reply stream expire after this.
+        gone_entry: an earlier answer's `other_entry`, once it is known that no such entry exists.
+    """
+    arguments = (queue, entry_id, worker, instance, ttl_ms, gone_entry)
+    return _eval(_CLAIM, _request_keys(request_id), arguments)
+
+
+def parse_claim(answer: Any) -> Claim | NotClaimed:
+    reason = answer[0].decode()
+    if reason == "ok":
+        epoch, is_cancelled, *counts = answer[1:]
+        return Claim(epoch, bool(is_cancelled), *counts)
+    if reason == "duplicate":
+        return NotClaimed("duplicate", answer[1].decode(), answer[2].decode())
+    return NotClaimed(reason)
+
+
+def finish(
+    request_id: str, *, epoch: int, status: Literal["done", "dead"], ttl_ms: int, entries: Iterable[tuple[int, Fields]]
+) -> Command:
+    """Appends the last entries of a reply and closes it, all or nothing. Answers ok, already or fenced.
+
+    Args:
+        request_id: names the keys.
+        epoch: of this worker's claim.
+        status: what the request ends as.
+        ttl_ms: how long the reply and the state are kept.
+        entries: (n of `<epoch>-<n>`, fields) of each entry, the `end` last.
+    """
+    arguments: list[str | bytes | int] = [epoch, status, ttl_ms]
+    for number, fields in entries:
+        arguments += (number, len(fields), *fields)
+    return _eval(_FINISH, _request_keys(request_id), arguments)
+
+
+def return_request(request_id: str, *, epoch: int, handbacks: int) -> Command:
+    """Says that the owner let go of the request in good health: 1, or 0 if it is not the owner.
+
+    Should its worker die from now on, the request has no part in it. `handbacks` is added to its count.
+    """
+    return _eval(_RETURN, (keys.state(request_id),), (epoch, handbacks))
+
+
+def ack(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
+    """Acknowledges and deletes those of `entry_ids` that are pending for `worker`; answers how many."""
+    return _eval(_ACK, (keys.requests(queue),), (keys.GROUP, worker, *entry_ids))
+
+
+def bury(queue: str, *, worker: str, entry_id: str, keep: int, fields: Sequence[str | bytes]) -> Command:
+    """Moves an entry that is pending for `worker` to the dead-letter stream, as `fields`."""
+    return _eval(_BURY, (keys.requests(queue), keys.dead(queue)), (keys.GROUP, worker, entry_id, keep, *fields))
+
+
+def disown(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
+    """Gives those of `entry_ids` that are pending for `worker` to whoever has room; answers how many."""
+    return _eval(_DISOWN, (keys.requests(queue),), (keys.GROUP, worker, keys.UNOWNED, *entry_ids))
+
+
+def adopt(queue: str, *, worker: str, count: int) -> Command:
+    """Takes up to `count` entries that nobody owns; answers them as XCLAIM does."""
+    return _eval(_ADOPT, (keys.requests(queue),), (keys.GROUP, keys.UNOWNED, worker, count))
+
+
+def retire(queue: str, *, consumer: str, count: int) -> Command:
+    """Disowns up to `count` entries of a consumer whose heartbeat is gone, and removes it once it has none.
+
+    Answers how many were disowned, or -1 if the consumer lives.
+    """
+    arguments = (keys.GROUP, consumer, keys.UNOWNED, count)
+    return _eval(_RETIRE, (keys.requests(queue), keys.heartbeat(queue, consumer)), arguments)
+
+
+def leave(queue: str, *, worker: str, instance: str) -> Command:
+    """Removes the heartbeat of `instance`, the mark that told it to drain, and its consumer if nothing is pending."""
+    key_names = (keys.requests(queue), keys.heartbeat(queue, worker), keys.drain(queue, worker))
+    return _eval(_LEAVE, key_names, (keys.GROUP, worker, instance))
+
+
+def _request_keys(request_id: str) -> tuple[str, str, str]:
+    return keys.state(request_id), keys.reply(request_id), keys.cancel(request_id)
+
+
+def _eval(script: str, key_names: Sequence[str], arguments: Iterable[str | bytes | int]) -> Command:
+    return ("EVAL", script, len(key_names), *key_names, *arguments)

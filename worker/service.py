@@ -1,0 +1,198 @@
+"""The long-running service: load, join the queue, serve, drain; with its health port from the first moment."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+from prometheus_client import generate_latest
+from redis import exceptions
+
+from engine.driver import EngineDriver, StepEngine
+from engine.generation_defaults import GenerationDefaults
+from producer import keys
+from producer.address import Address
+from producer.connection import RedisClient, connect, connect_blocking
+from worker.admission import TextEncoder
+from worker.config import WorkerConfig
+from worker.errors import Aborted, EngineFailed
+from worker.health import HealthApp, HealthServer
+from worker.metrics import Metrics
+from worker.readiness import Readiness
+from worker.shift import Shift
+from worker.tasks import end_tasks
+
+_log = structlog.get_logger(__name__)
+_PART = "service"  # in readiness
+
+SCRAPE_TIMEOUT_S = 1.0
+ENGINE_STOP_TIMEOUT_S = 10.0
+LEAVE_PATIENCE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A loaded and warmed-up model."""
+
+    engine: StepEngine
+    text: TextEncoder
+    defaults: GenerationDefaults
+
+
+class WorkerService:
+    """One worker. Made in any thread, run once in an event loop, stopped by `request_drain` from that loop.
+
+    Args:
+        config: what can be set.
+        address: where Redis is.
+        load: loads and warms up the model, in a thread of its own; whoever waits for it can be told to stop meanwhile.
+    """
+
+    def __init__(self, config: WorkerConfig, address: Address | str, load: Callable[[], Model]) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.readiness = Readiness()
+        self.readiness.object(_PART, "loading the model")
+        self._address = address
+        self._load = load
+        self._stop = asyncio.Event()
+        self._abort = asyncio.Event()
+        self._driver: EngineDriver | None = None
+        self._shift: Shift | None = None
+        self._redis: RedisClient | None = None
+        self._health: HealthServer | None = None
+
+    def request_drain(self) -> None:
+        """Asks for a drain; asked again, gives it up. Meant to be called by a signal handler of the event loop."""
+        if self._stop.is_set():
+            self._abort.set()
+        self._stop.set()
+
+    @property
+    def health_port(self) -> int | None:
+        """Where the health server listens once `run` has started it."""
+        return None if self._health is None else self._health.port
+
+    async def run(self) -> None:
+        """Returns after a drain.
+
+        Raises:
+            WorkerError: what ended the worker instead; `worker.errors` lists the kinds and their exit statuses.
+            BadAddress: Redis's URL can't be used.
+            OSError: the health port is taken.
+        """
+        work = asyncio.create_task(self._run(), name="worker")
+        abort = asyncio.create_task(self._abort.wait(), name="abort")
+        try:
+            await asyncio.wait({work, abort}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise Aborted("told to stop a second time: left at once, other workers take the requests over")
+            await work
+        finally:
+            await end_tasks([abort, work], patience_s=LEAVE_PATIENCE_S)
+
+    async def _run(self) -> None:
+        await self._start_health()
+        try:
+            model = await self._load_or_stop()
+            if model is not None:
+                await self._serve(model)
+                _log.info("drained", worker=self.config.name)
+        finally:
+            if self._health is not None:
+                await self._health.stop()
+
+    async def _start_health(self) -> None:
+        if self.config.health_port is None:
+            return
+        app = HealthApp(self.readiness, self._is_alive, self._scrape)
+        self._health = HealthServer(app, self.config.health_host, self.config.health_port)
+        await self._health.start()
+
+    async def _load_or_stop(self) -> Model | None:
+        """None: told to stop before the model was there. Its thread then ends with the process."""
+        loaded = asyncio.ensure_future(_in_daemon_thread(self._load))
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({loaded, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if self._stop.is_set():
+                return None
+            return await loaded
+        except Exception as error:
+            raise EngineFailed(f"the model could not be loaded: {error}") from error
+        finally:
+            stop.cancel()
+            loaded.cancel()
+
+    async def _serve(self, model: Model) -> None:
+        name = f"penstock-worker-{self.config.name}"
+        redis = connect(self._address, decode=False, retries=0, name=name)
+        blocking = connect_blocking(self._address, decode=False, block_s=self.config.block_ms / 1000, name=name)
+        driver = EngineDriver(model.engine)
+        await driver.start()
+        self._redis, self._driver = redis, driver
+        self._shift = Shift(
+            redis, blocking, self.config, driver, model.text, model.defaults, self.metrics, self.readiness
+        )
+        try:
+            await self._shift.run(self._stop)
+        finally:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ENGINE_STOP_TIMEOUT_S):
+                    await driver.stop()
+            await redis.aclose()
+            await blocking.aclose()
+
+    def _is_alive(self) -> bool:
+        return self._shift is None or not self._shift.has_engine_ended
+
+    async def _scrape(self) -> bytes:
+        if self._driver is not None:
+            self.metrics.set_engine(self._driver.stats)
+        self.metrics.set_service(
+            num_live=len(self._shift.table) if self._shift is not None else 0, is_ready=self.readiness.is_ready
+        )
+        if self._redis is not None:
+            with suppress(TimeoutError, exceptions.RedisError):  # the gauges keep their last values
+                async with asyncio.timeout(SCRAPE_TIMEOUT_S):
+                    await self._measure_queue(self._redis)
+        return generate_latest(self.metrics.registry)
+
+    async def _measure_queue(self, redis: RedisClient) -> None:
+        key = keys.requests(self.config.queue)
+        length = int(await redis.xlen(key))
+        groups = await redis.xinfo_groups(key)
+        group = next(group for group in groups if group["name"] == keys.GROUP.encode())
+        pending = int(group["pending"])
+        lag = group.get("lag")  # unknown after somebody deleted unread entries
+        self.metrics.set_queue(length=length, pending=pending, lag=length - pending if lag is None else int(lag))
+
+
+async def _in_daemon_thread(function: Callable[[], Model]) -> Model:
+    """Runs `function` in a thread that does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Model] = loop.create_future()
+
+    def settle(result: Model | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        elif result is not None:
+            done.set_result(result)
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except BaseException as caught:  # the awaiting side decides
+            error = caught
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, name="penstock-load", daemon=True).start()
+    return await done

@@ -1,0 +1,265 @@
+"""What an operator can set, and the one place that reads the environment.
+
+A setting has one name everywhere: `max_num_seqs` in the TOML file is `PENSTOCK_MAX_NUM_SEQS` in the environment and
+`--max-num-seqs` on the command line. Ranges are checked by `WorkerConfig` and `EngineConfig`, which settings become.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ByteSize, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from producer.address import parse_url
+from worker.config import WorkerConfig
+
+PREFIX = "PENSTOCK_"
+CONFIG_VARIABLE = "PENSTOCK_CONFIG"
+FALLBACK_URL_VARIABLE = "REDIS_URL"
+DEFAULT_CONFIG = Path("penstock.toml")
+DEMO_MODEL = "demo"
+
+
+class SettingsError(ValueError):
+    """A setting that is unknown or cannot be used. The message names it and where it was set, never a password."""
+
+
+def _none(value: object) -> object:
+    return None if isinstance(value, str) and value.lower() == "none" else value
+
+
+_OrNone = BeforeValidator(_none)
+
+
+def _cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "penstock" / "compile"
+
+
+def _setting(group: str, text: str, default: Any = ..., **more: Any) -> Any:
+    return Field(default, description=text, json_schema_extra={"group": group}, **more)
+
+
+class Settings(BaseSettings):
+    """Every setting. `load_settings` makes it; nothing changes it."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, protected_namespaces=()
+    )
+
+    redis_url: str = _setting(
+        "Redis",
+        "Where Redis is: a redis://, rediss://, unix://, redis+cluster:// or redis+sentinel:// URL. "
+        "Where it is set nowhere, REDIS_URL is taken.",
+        "redis://localhost:6379/0",
+        repr=False,
+    )
+    queue: str = _setting("Redis", "The queue that requests are sent to and taken from.", "default")
+
+    model: str | None = _setting(
+        "Engine", "A Hugging Face checkpoint: its folder or hub id; `demo` is the model that ships with Penstock.", None
+    )
+    dtype: str = _setting(
+        "Engine", "Type of weights and activations: auto (as on disk), float32, bfloat16 or float16.", "auto"
+    )
+    max_model_len: Annotated[int | None, _OrNone] = _setting(
+        "Engine", "Prompt and generated tokens of one sequence together; none: the model's own limit.", None
+    )
+    max_num_seqs: int = _setting("Engine", "Sequences that run at once.", 64)
+    max_batch_tokens: int = _setting("Engine", "Tokens that one step computes at most, a power of two from 16.", 512)
+    page_size: Annotated[int | None, _OrNone] = _setting(
+        "Engine", "Tokens per page of the KV cache; none: what suits the device.", None
+    )
+    num_pages: Annotated[int | None, _OrNone] = _setting(
+        "Engine", "Pages of the KV cache; none: as many as kv_cache_bytes holds.", None
+    )
+    kv_cache_bytes: Annotated[ByteSize | None, _OrNone] = _setting(
+        "Engine",
+        "Size of the KV cache, such as 512MiB; none: a share of the device's free memory, 1 GiB where that is unknown.",
+        None,
+    )
+    prefix_caching: bool = _setting("Engine", "Keep the pages of finished prompts for prompts that begin alike.", True)
+    tensor_parallel: int = _setting("Engine", "Devices that one copy of the model is split over.", 1)
+    attention: str = _setting(
+        "Engine",
+        "How attention is computed: auto, xla, native (C++ built on this machine, for CPU) or ragged (for TPU).",
+        "auto",
+    )
+    compile_cache_dir: Annotated[Path | None, _OrNone] = Field(
+        default_factory=_cache_dir,
+        description="Where compiled programs are kept, so that the next start is quick; none: nowhere.",
+        json_schema_extra={"group": "Engine", "default": "~/.cache/penstock/compile"},
+    )
+
+    name: str | None = _setting(
+        "Worker", "Name of this worker, unique in its queue; by default made of the host, the process and chance.", None
+    )
+    flush_interval_ms: int = _setting(
+        "Worker", "How long tokens are gathered into one chunk; a reply's first chunk never waits.", 30
+    )
+    drain_timeout_s: float = _setting(
+        "Worker", "How long running requests may go on after SIGTERM before they are handed to other workers.", 30.0
+    )
+    heartbeat_ttl_s: float = _setting(
+        "Worker", "The longest silence of a worker before others take over its requests.", 10.0
+    )
+    reclaim_interval_s: float = _setting("Worker", "Time between two looks for dead workers.", 2.0)
+    block_ms: int = _setting("Worker", "How long one blocking read of the queue lasts at most.", 1000)
+    cancel_poll_ms: int = _setting("Worker", "Time between two looks for cancelled requests.", 200)
+    max_attempts: int = _setting(
+        "Worker", "Workers that a request may take down in a row before it goes to the dead-letter stream.", 3
+    )
+    max_dead_entries: int = _setting("Worker", "Entries that the dead-letter stream keeps, roughly.", 10_000)
+    reply_ttl_s: float = _setting("Worker", "How long an unfinished reply is kept without a refresh.", 86_400.0)
+    reply_ttl_after_end_s: float = _setting("Worker", "How long a reply is kept after its end.", 3600.0)
+
+    max_body_bytes: ByteSize = _setting("Limits", "Bytes of one request entry.", ByteSize(1 << 20))
+    max_prompt_tokens: Annotated[int | None, _OrNone] = _setting(
+        "Limits", "Tokens of one prompt; none: what the model and the KV cache can hold.", None
+    )
+    max_stop_strings: int = _setting("Limits", "Stop strings of one request.", 16)
+    max_stop_chars: int = _setting("Limits", "Characters of one stop string.", 256)
+    max_n: int = _setting("Limits", "Choices (`n`) of one request.", 8)
+
+    health_host: str = _setting("Health and logs", "Address that /healthz, /readyz and /metrics listen on.", "0.0.0.0")  # noqa: S104  as in WorkerConfig
+    health_port: Annotated[int | None, _OrNone] = _setting(
+        "Health and logs", "Port of /healthz, /readyz and /metrics; 0: any free one, none: no such server.", 8080
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "Health and logs", "Least severity that is logged.", "info"
+    )
+    log_format: Literal["auto", "json", "console"] = _setting(
+        "Health and logs", "Form of the log lines; auto: console on a terminal, JSON elsewhere.", "auto"
+    )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        parse_url(value)
+        return value
+
+    def worker_config(self) -> WorkerConfig:
+        """The part that configures the service.
+
+        Raises:
+            BadWorkerConfig: a value is out of range.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(WorkerConfig)}
+        if values["name"] is None:
+            del values["name"]
+        return WorkerConfig(**values)
+
+
+def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
+    """Joins the command line, the environment and the TOML file, the first that has a setting giving it.
+
+    The file is `config`, else the one PENSTOCK_CONFIG names, else `penstock.toml` in the current folder if it is there.
+
+    Raises:
+        SettingsError: an unknown name, a value that cannot be read, or a file that cannot.
+    """
+    path = config or _configured_path()
+    table = _read_toml(path) if path is not None else {}
+    _refuse_unknown_variables()
+    fallback = {"redis_url": url} if (url := os.environ.get(FALLBACK_URL_VARIABLE)) else {}
+
+    class Joined(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            in_file = InitSettingsSource(settings_cls, table)
+            return init_settings, env_settings, in_file, InitSettingsSource(settings_cls, fallback)
+
+    try:
+        return Joined(**flags)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(item, flags, table, path) for item in error.errors())) from None
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return PREFIX + name.upper()
+
+
+def flag(name: str) -> str:
+    """The command-line option of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def default_text(field: FieldInfo) -> str:
+    """The default of a setting as a person writes it."""
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "default" in extra:
+        return str(extra["default"])
+    if isinstance(field.default, bool):
+        return "on" if field.default else "off"
+    if isinstance(field.default, float):
+        return f"{field.default:g}"
+    return "none" if field.default is None else str(field.default)
+
+
+def group_of(field: FieldInfo) -> str:
+    """The heading that a setting stands under, in `--help` and in docs/configuration.md."""
+    extra = field.json_schema_extra
+    return str(extra["group"]) if isinstance(extra, dict) else ""
+
+
+def _configured_path() -> Path | None:
+    named = os.environ.get(CONFIG_VARIABLE)
+    if named:
+        return Path(named)
+    return DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(f"configuration file {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"configuration file {path} is not TOML: {error}") from error
+    for name in table:
+        if name not in Settings.model_fields:
+            raise SettingsError(f"unknown setting {name!r} in {path}{_nearest(name, Settings.model_fields)}")
+    return table
+
+
+def _refuse_unknown_variables() -> None:
+    known = {variable(name) for name in Settings.model_fields} | {CONFIG_VARIABLE}
+    for name in sorted(os.environ):
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            raise SettingsError(f"unknown environment variable {name}{_nearest(name.upper(), known)}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _explain(item: Any, flags: Mapping[str, Any], table: Mapping[str, Any], path: Path | None) -> str:
+    """Names the place that the offending value came from, as precedence chose it."""
+    name = str(item["loc"][0])
+    if name in flags:
+        where = flag(name)
+    elif variable(name) in {present.upper() for present, value in os.environ.items() if value}:
+        where = variable(name)
+    elif name in table:
+        where = f"{name} in {path}"
+    else:
+        where = FALLBACK_URL_VARIABLE
+    shown = "" if name == "redis_url" else f", not {str(item['input'])!r}"
+    return f"{where}: {item['msg'].removeprefix('Value error, ')}{shown}"

@@ -1,0 +1,230 @@
+"""The working part of a worker's life: from joining its queue to leaving it, with the drain in between."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Coroutine
+from typing import Any
+
+import structlog
+from redis import exceptions
+
+from engine.driver import EngineDriver
+from engine.generation_defaults import GenerationDefaults
+from producer.connection import RedisClient
+from worker import faults, scripts
+from worker.admission import TextEncoder
+from worker.cancel import CancelWatch
+from worker.claiming import Claimer
+from worker.config import WorkerConfig
+from worker.errors import DrainIncomplete, EngineFailed, RedisRefused, TaskFailed, WorkerError
+from worker.heartbeat import Heartbeat, Reclaimer
+from worker.intake import Intake
+from worker.live import LiveRequest, LiveTable
+from worker.metrics import Metrics
+from worker.publisher import Publisher
+from worker.readiness import Readiness
+from worker.tasks import end_tasks
+
+_log = structlog.get_logger(__name__)
+_PART = "service"  # in readiness
+
+HAND_BACK_TIMEOUT_S = 5.0  # after the grace period: for the last tokens and for giving requests back
+GOODBYE_TIMEOUT_S = 1.0
+
+
+class Shift:
+    """Owns the tasks that serve one queue. Any of them ending ends the shift, with that task's reason."""
+
+    def __init__(
+        self,
+        redis: RedisClient,
+        blocking: RedisClient,
+        config: WorkerConfig,
+        driver: EngineDriver,
+        text: TextEncoder,
+        defaults: GenerationDefaults,
+        metrics: Metrics,
+        readiness: Readiness,
+    ) -> None:
+        instance = secrets.token_hex(8)
+        self._redis = redis
+        self._config = config
+        self._driver = driver
+        self._metrics = metrics
+        self._readiness = readiness
+        self.table = LiveTable()
+        self._publisher = Publisher(redis, config, self.table, metrics, readiness, driver.abort)
+        self._claimer = Claimer(
+            redis, config, instance, text, defaults, driver, self.table, self._publisher, metrics
+        )  # fmt: skip
+        self._intake = Intake(
+            redis, blocking, config, driver, self.table, self._publisher, self._claimer, readiness
+        )  # fmt: skip
+        self._heartbeat = Heartbeat(redis, config, instance, readiness)
+        self._reclaimer = Reclaimer(redis, config, metrics, readiness)
+        self._cancel = CancelWatch(redis, config, driver, self.table, self._publisher, readiness)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.has_engine_ended = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serves until `stop` or `penstock drain`, then drains. Cancelled, it leaves at once; others find its requests.
+
+        Raises:
+            WorkerError: what ended it instead.
+        """
+        await self._join(stop)
+        if stop.is_set():
+            return
+        try:
+            intake = self._start(self._intake.run(), "intake")
+            for work, name in (
+                (self._publisher.run(), "publisher"),
+                (self._heartbeat.run(), "heartbeat"),
+                (self._reclaimer.run(), "reclaimer"),
+                (self._cancel.run(), "cancel"),
+                (self._driver.wait_ended(), "engine"),
+            ):
+                self._start(work, name)
+            self._readiness.clear(_PART)
+            _log.info("joined", queue=self._config.queue, worker=self._config.name)
+            await self._while_working(self._until_told(stop))
+            await self._drain(intake)
+        finally:
+            await self._leave()
+
+    async def _join(self, stop: asyncio.Event) -> None:
+        """Takes the name, waiting for Redis if it is not there yet."""
+        backoff = faults.Backoff()
+        while not stop.is_set():
+            self._readiness.object(_PART, "joining the queue")
+            try:
+                await self._heartbeat.start()
+            except exceptions.RedisError as error:
+                if not faults.is_passing(error):
+                    raise RedisRefused(f"Redis refuses what a worker must do: {error}") from error
+                _log.warning("redis_unreachable", part="join", error=str(error))
+                await asyncio.sleep(backoff.next_s())
+            else:
+                return
+
+    async def _until_told(self, stop: asyncio.Event) -> None:
+        waits = [asyncio.create_task(event.wait()) for event in (stop, self._heartbeat.told_to_drain)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _drain(self, intake: asyncio.Task[None]) -> None:
+        """Stops reading, waits for what runs as long as the grace period lasts, and gives the rest back."""
+        self._readiness.object(_PART, "draining")
+        _log.info("draining", live=len(self.table), timeout_s=self._config.drain_timeout_s)
+        give_up_s = time.monotonic() + self._config.drain_timeout_s
+        self._intake.stop()
+        await self._while_working(asyncio.wait({intake}))
+        try:
+            async with asyncio.timeout(max(0.0, give_up_s - time.monotonic())):
+                await self._while_working(self._until_done())
+        except TimeoutError:
+            _log.warning("drain_timeout", live=len(self.table))
+        if len(self.table) or self._intake.parked:
+            await self._hand_back()
+
+    async def _until_done(self) -> None:
+        while any(live.is_submitted or live.end for live in self.table):  # others wait for a turn that never comes
+            await self.table.changed.wait()
+        await self._publisher.wait_idle()
+
+    async def _hand_back(self) -> None:
+        """Publishes what was generated, then gives the rest, its progress on the reply streams, to whoever has room.
+
+        Raises:
+            DrainIncomplete: Redis did not take it in time.
+        """
+        for live in self.table:
+            self._driver.forget(live.id)
+            self._publisher.flush_soon(live)
+        try:
+            async with asyncio.timeout(HAND_BACK_TIMEOUT_S):
+                await self._while_working(self._publisher.wait_idle())
+                given_back = list(self.table)
+                await self._give_back(given_back)
+        except (TimeoutError, exceptions.RedisError) as error:
+            raise DrainIncomplete(
+                f"{len(self.table)} requests could not be handed back within {HAND_BACK_TIMEOUT_S:g} s;"
+                " other workers take them once this one's heartbeat is gone"
+            ) from error
+        for live in given_back:
+            self.table.remove(live)
+            live.log.info("request_handed_back", epoch=live.claim.epoch, completion_tokens=live.completion_tokens)
+        self._metrics.handed_back.inc(len(given_back))
+
+    async def _give_back(self, lives: list[LiveRequest]) -> None:
+        pipeline = self._redis.pipeline(transaction=False)
+        for live in lives:
+            pipeline.execute_command(*scripts.return_request(live.id, epoch=live.claim.epoch, handbacks=1))
+        await pipeline.execute()
+        entry_ids = [*(live.entry_id for live in lives), *self._intake.parked]
+        await self._redis.execute_command(
+            *scripts.disown(self._config.queue, worker=self._config.name, entry_ids=entry_ids)
+        )
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        return task
+
+    async def _while_working(self, wait_for: Awaitable[Any]) -> None:
+        """Waits for something while all tasks work.
+
+        Raises:
+            WorkerError: a task ended first.
+        """
+        waiter = asyncio.ensure_future(wait_for)
+        try:
+            while not waiter.done():
+                await asyncio.wait({waiter, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+                self._check_tasks()
+            await waiter
+        finally:
+            waiter.cancel()
+
+    def _check_tasks(self) -> None:
+        ended = [task for task in self._tasks if task.done()]
+        ended.sort(key=lambda task: task.get_name() != "engine")  # the others may have stumbled over it
+        self.has_engine_ended = any(task.get_name() == "engine" for task in ended)
+        for task in ended:
+            self._tasks.discard(task)
+            _raise_end(task, is_expected=task.get_name() == "intake" and self._intake.is_stopping)
+
+    async def _leave(self) -> None:
+        """Ends all tasks, then the heartbeat, so that others need not wait for it to expire."""
+        self._readiness.object(_PART, "stopped")
+        await end_tasks([task for task in self._tasks if task.get_name() != "publisher"])
+        await self._try_goodbye(self._publisher.wait_idle())
+        await end_tasks(self._tasks)
+        await self._try_goodbye(self._heartbeat.stop())
+        self._claimer.close()
+
+    async def _try_goodbye(self, part: Coroutine[Any, Any, None]) -> None:
+        """As far as Redis is there: where it is not, the heartbeat's time to live does the rest."""
+        try:
+            async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+                await part
+        except (TimeoutError, exceptions.RedisError) as error:
+            _log.warning("left_without_goodbye", error=repr(error), live=len(self.table))
+
+
+def _raise_end(task: asyncio.Task[None], *, is_expected: bool) -> None:
+    error = task.exception()
+    if isinstance(error, WorkerError):
+        raise error
+    if task.get_name() == "engine":
+        raise EngineFailed(f"the engine's thread ended: {error!r}") from error
+    if error is not None:
+        raise TaskFailed(f"the task {task.get_name()!r} ended with {error!r}") from error
+    if not is_expected:
+        raise TaskFailed(f"the task {task.get_name()!r} ended by itself")

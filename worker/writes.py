@@ -1,0 +1,144 @@
+"""What a worker writes about its requests: chunks, the end, the acknowledgement. Each is one command, made once.
+
+A write that may or may not have reached the server is sent again as it was: chunks carry explicit ids, the scripts
+know their own work, so the second sending changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from engine.request import TokenLogprob
+from producer import keys
+from producer.wire import EndEntry, encode_reply
+from worker import scripts
+from worker.live import Choice, LiveRequest
+from worker.scripts import Command
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkWrite:
+    """New tokens of one choice."""
+
+    live: LiveRequest
+    choice: Choice
+    entry_id: str
+    token_ids: list[int]
+    text: str
+    logprobs: list[TokenLogprob]
+    is_last: bool  # of a choice among several
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeWrite:
+    """Looks for a chunk that was refused: is it there already, is another owner, or did it never arrive?"""
+
+    chunk: ChunkWrite
+    command: Command
+
+    @classmethod
+    def of(cls, chunk: ChunkWrite) -> ProbeWrite:
+        return cls(chunk, ("XRANGE", keys.reply(chunk.live.id), chunk.entry_id, "+", "COUNT", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class FinishWrite:
+    """The last chunks and the end of a reply."""
+
+    live: LiveRequest
+    end: EndEntry
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class QueueWrite:
+    """Something about queue entries that nobody waits for: acknowledgement, dead letter."""
+
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshWrite:
+    """Renews the time to live of a reply or its state."""
+
+    command: Command
+
+
+Write: TypeAlias = ChunkWrite | ProbeWrite | FinishWrite | QueueWrite | RefreshWrite
+
+
+def has_news(live: LiveRequest, choice: Choice) -> bool:
+    """Whether readers are still to be told of tokens, of text, or that one of several choices has ended."""
+    return choice.has_pending or (len(live.choices) > 1 and choice.finish_reason is not None and not choice.is_closed)
+
+
+def take_chunk(live: LiveRequest, choice: Choice) -> ChunkWrite:
+    """Turns what is pending of a choice into a write, which then holds it until Redis has confirmed it."""
+    fields = _take_fields(live, choice)
+    entry_id = f"{live.claim.epoch}-{live.next_number}"
+    live.next_number += 1
+    write = ChunkWrite(
+        live,
+        choice,
+        entry_id,
+        choice.token_ids,
+        "".join(choice.text),
+        choice.logprobs,
+        choice.finish_reason is not None and len(live.choices) > 1,
+        ("XADD", keys.reply(live.id), "NOMKSTREAM", entry_id, *fields),
+    )
+    choice.token_ids, choice.text, choice.logprobs = [], [], []
+    return write
+
+
+def put_back(write: ChunkWrite) -> None:
+    """Undoes `take_chunk` for a chunk that is known not to be on the reply stream, to be taken again under a new id."""
+    choice = write.choice
+    choice.token_ids = write.token_ids + choice.token_ids
+    choice.text.insert(0, write.text)
+    choice.logprobs = write.logprobs + choice.logprobs
+
+
+def take_end(live: LiveRequest, end: EndEntry, *, ttl_ms: int) -> FinishWrite:
+    """Everything that is pending of a request, and its end."""
+    entries = []
+    for choice in live.choices:
+        if has_news(live, choice):
+            entries.append(_take_fields(live, choice))
+    entries.append([part for item in encode_reply(end).items() for part in item])
+    numbered = list(enumerate(entries, start=live.next_number))
+    live.next_number += len(entries)
+    status: Literal["done", "dead"] = "done" if live.dead_letter is None else "dead"
+    command = scripts.finish(live.id, epoch=live.claim.epoch, status=status, ttl_ms=ttl_ms, entries=numbered)
+    return FinishWrite(live, end, command)
+
+
+def acknowledge(queue: str, worker: str, entry_ids: Iterable[str]) -> QueueWrite:
+    return QueueWrite(scripts.ack(queue, worker=worker, entry_ids=entry_ids))
+
+
+def refresh(live: LiveRequest, ttl_ms: int) -> list[RefreshWrite]:
+    return [RefreshWrite(("PEXPIRE", key, ttl_ms)) for key in (keys.reply(live.id), keys.state(live.id))]
+
+
+def _take_fields(live: LiveRequest, choice: Choice) -> list[str]:
+    """As `encode_reply` would make them of a ChunkEntry, without the model in between: this is the path of tokens."""
+    tokens = ",".join(map(str, choice.token_ids))
+    fields = ["type", "chunk", "index", str(choice.index), "offset", str(choice.num_published),
+              "text", "".join(choice.text), "tokens", tokens]  # fmt: skip
+    if choice.logprobs:
+        fields += ("logprobs", _encode_logprobs(choice.logprobs))
+    if choice.finish_reason is not None and len(live.choices) > 1:
+        fields += ("finish_reason", choice.finish_reason)
+    return fields
+
+
+def _encode_logprobs(logprobs: Sequence[TokenLogprob]) -> str:
+    return json.dumps(
+        [{"logprob": token.logprob, "top": {str(id_): value for id_, value in token.top}} for token in logprobs],
+        separators=(",", ":"),
+    )
