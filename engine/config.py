@@ -25,7 +25,7 @@ class EngineConfig:
     kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
     prefix_caching: bool = True
     tensor_parallel: int = 1  # devices that the model is split over
-    attention: str = "auto"  # auto, xla, native (C++ built on this machine, for CPU) or ragged (for TPU)
+    attention: str = "auto"  # auto, xla, native (C++ built on this machine, for CPU), ragged or fused (for TPU)
     compile_cache_dir: Path | None = None  # persistent compilation cache; None keeps none
 
     def __post_init__(self) -> None:

@@ -63,6 +63,9 @@ class CacheArray:
 class AttentionBackend(Protocol):
     """Writes a step's keys and values into the pages and attends over everything its sequences hold."""
 
+    name: str
+    """As the setting `attention` calls it."""
+
     is_stacked: bool
     """Whether it keeps the pages of all layers in one array, for a stacked decoder, or one pytree per layer."""
 
@@ -71,6 +74,11 @@ class AttentionBackend(Protocol):
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
         """The pytrees of CacheArray that a cache of this size is made of: one per layer, or a single array."""
+
+    def rows_per_write(self, dtype: str) -> int:
+        """Rows of a page of this type that go to memory for one token that decodes."""
+        del dtype
+        return 1
 
     def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
         """An empty cache, to be passed in, donated and returned by every step."""

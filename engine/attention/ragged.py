@@ -27,6 +27,7 @@ class RaggedKernelAttention(AttentionBackend):
     A head_dim above 128 is beyond it.
     """
 
+    name = "ragged"
     is_stacked = True
     max_head_dim = _LANES
 

@@ -20,12 +20,16 @@ class ShardedAttention(AttentionBackend):
     """`inner` on every device of `placement`, with the heads and the cache split over its tensor axis."""
 
     def __init__(self, inner: AttentionBackend, placement: Placement) -> None:
+        self.name = inner.name
         self.is_stacked = inner.is_stacked
         self._inner = inner
         self._placement = placement
 
     def cache_dtype(self, dtype: str) -> str:
         return self._inner.cache_dtype(dtype)
+
+    def rows_per_write(self, dtype: str) -> int:
+        return self._inner.rows_per_write(dtype)
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
         tensor = self._placement.tensor

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import typer
 
 from producer.errors import PenstockError
-from worker.cli import demo, doctor, send, version, worker
+from worker.cli import demo, doctor, plan, send, version, worker
 from worker.cli.errors import CommandFailed
 from worker.errors import WorkerError
 from worker.settings import SettingsError
@@ -33,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-for command in (worker.worker, send.send, demo.demo, doctor.doctor, version.version):
+for command in (worker.worker, send.send, demo.demo, plan.plan, doctor.doctor, version.version):
     app.command()(command)
 
 

@@ -10,8 +10,9 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
-from engine import ConfigError, Engine, EngineConfig
 from engine.demo import MODEL_DIR
+
+from engine import ConfigError, Engine, EngineConfig
 from worker.cli.errors import CommandFailed
 from worker.cli.progress import shown
 from worker.logs import configure_logs

@@ -28,6 +28,7 @@ class FusedAttention(AttentionBackend):
     and `v_scale`, rounded and cut to the type's range.
     """
 
+    name = "fused"
     is_stacked = True
 
     def __init__(
@@ -49,6 +50,9 @@ class FusedAttention(AttentionBackend):
 
     def cache_dtype(self, dtype: str) -> str:
         return self._kv_dtype or dtype
+
+    def rows_per_write(self, dtype: str) -> int:
+        return tile_rows(dtype)
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[CacheArray]:
         if spec.page_size % tile_rows(spec.dtype):
