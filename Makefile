@@ -6,7 +6,7 @@
 BIN := .venv/bin
 CONSTRAINTS := $(wildcard constraints/py*.txt)
 
-.PHONY: help demo test test-slow lint format types bench docs constraints clean distclean
+.PHONY: help demo test test-slow lint format types bench tpu-ledger docs constraints clean distclean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,10 @@ types: .venv/dev.stamp  ## check types
 
 bench: .venv/dev.stamp  ## measure the engine's throughput; BENCH="--repeats 3" and the like are passed on
 	@$(BIN)/python -m benchmarks.engine $(BENCH)
+
+tpu-ledger: .venv/dev.stamp  ## compile the presets for TPU slices and write benchmarks/results/tpu_aot.md
+	@$(BIN)/python -m pip install --quiet 'jax[tpu]' || echo "libtpu cannot be installed here"
+	@$(BIN)/python -m benchmarks.tpu_ledger
 
 docs: .venv/dev.stamp  ## write docs/configuration.md from the settings
 	@$(BIN)/python -m worker.settings_page > docs/configuration.md

@@ -97,7 +97,7 @@ class Runner:
             f"{num_tokens} tokens": partial(self._backbone, num_tokens) for num_tokens in geometry.token_buckets
         }
         for extended in (False, True):
-            for num_rows in geometry.row_buckets:
+            for num_rows in geometry.extended_row_buckets if extended else geometry.row_buckets:
                 name = f"{num_rows} sampled rows{', all options' if extended else ''}"
                 jobs[name] = partial(self._head, num_rows, extended)
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
@@ -116,6 +116,7 @@ class Runner:
             rows, sampling = self._run_backbone(geometry.step_layout(num_tokens).empty()[0], num_tokens)
         for num_rows in geometry.row_buckets:
             self._run_head(rows, sampling, num_rows, None)
+        for num_rows in geometry.extended_row_buckets:
             self._run_head(rows, sampling, num_rows, geometry.extended_layout(num_rows).empty()[0])
         self._last_tokens.block_until_ready()
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from worker_harness import QUICK
-
 from worker.chaos.process import FakeWorker
+from worker_harness import QUICK
 
 
 class WorkerProcess:

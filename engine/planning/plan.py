@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from engine.attention import ShardedAttention
+from engine.batch import Geometry
 from engine.checkpoint import abstract_model
 from engine.config import EngineConfig
 from engine.deployment import Deployment, deploy, with_pages
@@ -132,9 +133,7 @@ def plan(
             return steps.backbone(size, cache)
         return steps.head(size, is_extended=kind != "head")
 
-    kinds = [("backbone", size) for size in geometry.token_buckets if only is None or size in only]
-    rows = [size for size in geometry.row_buckets if only is None or size in only]
-    kinds += [(kind, size) for kind in ("head", ALL_OPTIONS) for size in rows]
+    kinds = _kinds(geometry, only)
     buckets = []
     for done, (kind, size) in enumerate(kinds):
         if progress is not None:
@@ -158,6 +157,16 @@ def plan(
         decode=_decode_steps(deployment, tuple(buckets), chip, context, config),
         prefill=prefill_step(deployment.model, tensor, chip, max(geometry.token_buckets)),
     )
+
+
+def _kinds(geometry: Geometry, only: frozenset[int] | None) -> list[tuple[str, int]]:
+    """What a worker compiles when it starts."""
+    sizes = [
+        ("backbone", geometry.token_buckets),
+        ("head", geometry.row_buckets),
+        (ALL_OPTIONS, geometry.extended_row_buckets),
+    ]
+    return [(kind, size) for kind, buckets in sizes for size in buckets if only is None or size in only]
 
 
 def _bucket(

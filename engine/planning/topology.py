@@ -14,6 +14,13 @@ from engine.planning.chips import CHIPS, Chip
 EXAMPLES = ("v5e:2x2", "v5e:2x4", "v5e:4x4", "v6e:2x2", "v6e:2x4", "tpu7x:2x2x1")
 
 
+_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",  # do not ask the cloud's metadata server which TPU this machine has
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # compiling touches no device: another process may do so too, or serve
+}
+
+
 def has_libtpu() -> bool:
     return importlib.util.find_spec("libtpu") is not None
 
@@ -38,9 +45,8 @@ def devices_of(topology: str) -> Sequence[jax.Device]:
             "compiling for a TPU needs libtpu, which is not installed here: pip install 'penstock[worker,tpu]' "
             "(no TPU is needed)"
         )
-    # libtpu would ask a metadata server of the cloud which TPU this machine has.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     from jax.experimental import topologies  # after the environment is set
 
     try:
