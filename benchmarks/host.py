@@ -9,28 +9,34 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
 
-from benchmarks.engine import word_tokenizer
 from engine import Engine, EngineConfig, Request, SamplingParams
 from engine.batch import Batch
 from engine.checkpoint import random_model
 from engine.generation_defaults import GenerationDefaults
 from engine.models import ModelConfig, RopeConfig
+from engine.text.tokenizer import Tokenizer
+from worker.bench.report import append_result
 
 VOCAB_SIZE = 1000
+RESULTS = Path(__file__).parent / "results"
 
 
 class InstantStep:
     """A step whose tokens are there at once."""
 
     def __init__(self, num_sampled: int) -> None:
-        self._tokens = [7] * num_sampled
+        self._tokens = [[7] * num_sampled]
 
-    def token_ids(self) -> list[int]:
+    def token_ids(self) -> list[list[int]]:
         return self._tokens
 
     def logprobs(self) -> None:
@@ -44,6 +50,13 @@ class InstantRunner:
 
     def dispatch(self, batch: Batch, num_sampled: int) -> Any:
         return InstantStep(num_sampled)
+
+
+def word_tokenizer(vocab_size: int) -> Tokenizer:
+    """One word per token: what text costs is part of the measurement, what it says is not."""
+    backend = Backend(models.WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0"))
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))  # type: ignore[no-untyped-call]
 
 
 def small_model(max_position: int) -> ModelConfig:
@@ -100,13 +113,16 @@ def main() -> None:
     arguments = parser.parse_args()
     prompts = (16, 512, 8192)
     table = Table("sequences", *(f"prompt {num_prompt}" for num_prompt in prompts), title="host CPU ms per step")
+    rows = []
     for num_seqs in (1, 16, 64, 256, 1024):
-        cells = [
-            f"{step_ms(num_seqs, num_prompt, arguments.steps):.2f}" if num_seqs * num_prompt <= 1_100_000 else "-"
+        found = [
+            round(step_ms(num_seqs, num_prompt, arguments.steps), 3) if num_seqs * num_prompt <= 1_100_000 else None
             for num_prompt in prompts
         ]
-        table.add_row(str(num_seqs), *cells)
+        table.add_row(str(num_seqs), *("-" if value is None else f"{value:.2f}" for value in found))
+        rows.append({"sequences": num_seqs, **{str(n): value for n, value in zip(prompts, found, strict=True)}})
     Console().print(table)
+    append_result(RESULTS / "host.jsonl", {"title": "host CPU ms per step, by prompt tokens", "rows": rows})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.attention import RaggedBatch
 from engine.request import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, SamplingParams
-from engine.sampling import NEVER, ExtendedRows, SamplingRows
+from engine.sampling import NEVER, NOT_A_TOKEN, ExtendedRows, SamplingRows
 from engine.scheduler import Plan, Row
 from engine.sequence import Sequence
 
@@ -91,6 +91,10 @@ class Geometry:
             sampled_tokens=(max_seqs,),
             sampling=(max_seqs, NUM_SAMPLING_WORDS),
         )
+
+    def stops_layout(self, num_rows: int) -> Layout:
+        """Of the second array that several decode steps in one dispatch upload: when each row ends."""
+        return Layout(stop_ids=(num_rows, MAX_STOP_TOKENS), limits=(num_rows,))
 
     def extended_layout(self, num_rows: int) -> Layout:
         """Of the second array, which only steps with extended sampling upload."""
@@ -172,12 +176,14 @@ def unpack_extended(layout: Layout, flat: jax.Array, last_tokens: jax.Array) -> 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One packed step."""
+    """One packed step, or several decode steps."""
 
     num_tokens: int  # the token bucket
     num_rows: int  # the row bucket, 0 if nothing is sampled
+    num_steps: int
     flat: np.ndarray
     extended: np.ndarray | None
+    stops: np.ndarray | None  # with several steps: when each row ends
 
 
 class _Mirror:
@@ -218,7 +224,7 @@ class BatchBuilder:
         self._pack_tokens(plan, parts)
         sampled = plan.sampled
         ends = np.cumsum([row.num_tokens for row in plan.rows]) - 1
-        is_sampled = [row.samples for row in plan.rows]
+        is_sampled = [row.num_sampled > 0 for row in plan.rows]
         parts["sampled_tokens"][: len(sampled)] = ends[is_sampled]
         if sampled:
             parts["sampling"][: len(sampled)] = [_sampling_words(row) for row in sampled]
@@ -229,7 +235,17 @@ class BatchBuilder:
             extended = self._pack_extended(sampled, num_rows)
         if sampled:
             self._rows_in_flight = {row.sequence: place for place, row in enumerate(sampled)}
-        return Batch(num_tokens, num_rows, flat, extended)
+        stops = self._pack_stops(sampled, num_tokens) if plan.num_steps > 1 else None
+        return Batch(num_tokens, num_rows, plan.num_steps, flat, extended, stops)
+
+    def _pack_stops(self, sampled: tuple[Row, ...], num_rows: int) -> np.ndarray:
+        flat, parts = self._geometry.stops_layout(num_rows).empty()
+        parts["stop_ids"][:] = NOT_A_TOKEN
+        for place, row in enumerate(sampled):
+            ids = stop_ids(row.sequence.request.sampling, self._eos_token_ids)
+            parts["stop_ids"][place, : len(ids)] = ids
+            parts["limits"][place] = row.num_sampled
+        return flat
 
     def _pack_tokens(self, plan: Plan, parts: dict[str, np.ndarray]) -> None:
         page_size = self._geometry.page_size

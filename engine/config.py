@@ -24,6 +24,7 @@ class EngineConfig:
     num_pages: int | None = None  # page 0 included; None: as many as `kv_cache_bytes` holds
     kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
     prefix_caching: bool = True
+    decode_steps: int | None = None  # decode steps in one dispatch; None: what warm-up measures to be quicker
     tensor_parallel: int = 1  # devices that the model is split over
     attention: str = "auto"  # auto, xla, native (C++ built on this machine, for CPU), ragged or fused (for TPU)
     compile_cache_dir: Path | None = None  # persistent compilation cache; None keeps none
@@ -40,6 +41,8 @@ class EngineConfig:
             raise ConfigError("num_pages and kv_cache_bytes both say how large the KV cache is: give one")
         if self.max_batch_tokens < 16 or self.max_batch_tokens & (self.max_batch_tokens - 1):
             raise ConfigError(f"max_batch_tokens must be a power of two from 16, not {self.max_batch_tokens}")
+        if self.decode_steps is not None and not 1 <= self.decode_steps <= 64:
+            raise ConfigError(f"decode_steps must be 1 to 64, not {self.decode_steps}")
         if self.max_num_seqs > self.max_batch_tokens:
             raise ConfigError(
                 f"max_num_seqs {self.max_num_seqs} is above max_batch_tokens {self.max_batch_tokens}: "

@@ -70,6 +70,7 @@ class Engine:
         )
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
         self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
+        self._decode_steps = config.decode_steps or 1
         self._choices: dict[Sequence, _Choice] = {}  # unfinished
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
         self._arrivals = itertools.count()
@@ -106,7 +107,7 @@ class Engine:
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compiles all shapes. Without it, each compiles when it is first met."""
-        self._runner.warm_up(progress)
+        self._decode_steps = self._runner.warm_up(progress, decode_steps=self._config.decode_steps)
 
     @property
     def max_num_seqs(self) -> int:
@@ -178,7 +179,7 @@ class Engine:
     def step(self) -> list[Output]:
         """Plans and dispatches the next step, then commits the one before it."""
         outputs, self._early_outputs = self._early_outputs, []
-        plan = self._scheduler.plan()
+        plan = self._scheduler.plan(self._decode_steps)
         last, self._in_flight = self._in_flight, None
         failed: tuple[Plan, Exception] | None = None
         if plan is not None:
@@ -213,15 +214,17 @@ class Engine:
         self._totals["steps"] += 1
         return self._runner.dispatch(self._builder.build(plan), len(plan.sampled))
 
-    def _commit(self, plan: Plan, token_ids: list[int], logprobs: Logprobs | None) -> list[Output]:
-        outputs = [
-            self._give_up(row.sequence, "the model's logits are not finite")
-            for row, token_id in zip(plan.sampled, token_ids, strict=True)
-            if token_id == NOT_A_TOKEN and not row.sequence.is_finished
-        ]
-        takers = self._scheduler.commit(plan, token_ids)
-        self._totals["generated_tokens"] += len(takers)
-        outputs += [self._advance(sequence, _logprob(sequence, logprobs, place)) for place, sequence in takers]
+    def _commit(self, plan: Plan, token_ids: list[list[int]], logprobs: Logprobs | None) -> list[Output]:
+        outputs = []
+        for sampled in token_ids:
+            outputs += [
+                self._give_up(row.sequence, "the model's logits are not finite")
+                for row, token_id in zip(plan.sampled, sampled, strict=True)
+                if token_id == NOT_A_TOKEN and not row.sequence.is_finished
+            ]
+            takers = self._scheduler.commit(plan, sampled)
+            self._totals["generated_tokens"] += len(takers)
+            outputs += [self._advance(sequence, _logprob(sequence, logprobs, place)) for place, sequence in takers]
         return outputs
 
     def _advance(self, sequence: Sequence, logprob: TokenLogprob | None) -> Output:

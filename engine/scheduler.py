@@ -21,20 +21,24 @@ class Row(NamedTuple):
     start: int
     num_tokens: int
     num_known: int  # of those tokens, how many the host knows; a further one is in flight
-    samples: bool  # whether the row reaches the sequence's end and so samples its next token
-    output_index: int  # of the token it samples, counted from the first generated one
+    num_sampled: int  # 0 if the row does not reach the sequence's end, else 1, or up to the plan's steps
+    output_index: int  # of the first token it samples, counted from the first generated one
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. Its rows keep what was true when it was planned; their sequences move on."""
+    """One step, or several decode steps of the same rows in one dispatch.
+
+    Its rows keep what was true when it was planned, of the first of these steps; their sequences move on.
+    """
 
     rows: tuple[Row, ...]
     num_tokens: int
+    num_steps: int = 1
 
     @property
     def sampled(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.samples)
+        return tuple(row for row in self.rows if row.num_sampled)
 
 
 class Scheduler:
@@ -81,8 +85,11 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
 
-    def plan(self) -> Plan | None:
-        """The next step, or None if there is nothing to compute. Counts its tokens as computed."""
+    def plan(self, max_steps: int = 1) -> Plan | None:
+        """The next step, or None if there is nothing to compute. Counts its tokens as computed.
+
+        Where all do nothing but decode, and nobody waits, it is `max_steps` steps in one.
+        """
         chosen = {}
         if self._suspects:
             chosen = self._choose(min(self._suspects, key=_rank))
@@ -90,14 +97,18 @@ class Scheduler:
             chosen = self._choose(None)
         if not chosen:
             return None
-        rows = tuple(_row(sequence, count) for sequence, count in chosen.items())
+        num_steps = self._num_steps(chosen, max_steps)
+        rows = tuple(
+            _row(sequence, count, self._num_sampled(sequence, num_steps)) for sequence, count in chosen.items()
+        )
         for row in rows:
-            row.sequence.num_computed += row.num_tokens
-            row.sequence.num_in_flight += row.samples
-        return Plan(rows, sum(row.num_tokens for row in rows))
+            row.sequence.num_computed += row.num_tokens + max(0, row.num_sampled - 1)
+            row.sequence.num_in_flight += row.num_sampled
+        return Plan(rows, sum(row.num_tokens for row in rows), num_steps)
 
     def commit(self, plan: Plan, sampled_ids: Iterable[int]) -> list[tuple[int, Sequence]]:
-        """Appends the tokens that `plan` sampled; returns the (place in `plan.sampled`, sequence) that took theirs.
+        """Appends the tokens that one step of `plan` sampled; returns the (place in `plan.sampled`, sequence) that took
+        theirs. Called once for each step, in order.
 
         A sequence that finished meanwhile takes none. One that was preempted meanwhile does: its token was computed
         from valid pages, and is part of what will be recomputed.
@@ -167,11 +178,32 @@ class Scheduler:
         self._admit(waiting, chosen, budget)
         return chosen
 
+    def _num_steps(self, chosen: dict[Sequence, int], max_steps: int) -> int:
+        """How many decode steps may run in one go: 1 or `max_steps`; pages for them are held when this returns."""
+        if max_steps == 1 or self._waiting or self._suspects:
+            return 1
+        for sequence, count in chosen.items():
+            if count > 1 or sequence.num_pending > 1 or sequence.request.sampling.needs_extended_sampler:
+                return 1
+        needed = {s: self._pool.pages_for(s.num_computed + self._num_sampled(s, max_steps)) for s in chosen}
+        if sum(count - len(s.pages) for s, count in needed.items()) > self._pool.num_available:
+            return 1
+        for sequence, count in needed.items():
+            sequence.pages += self._pool.allocate(count - len(sequence.pages))
+        return max_steps
+
+    def _num_sampled(self, sequence: Sequence, num_steps: int) -> int:
+        """What a chosen sequence samples in so many steps, if it gets to its end in the first."""
+        return min(num_steps, self._num_allowed(sequence))
+
+    def _num_allowed(self, sequence: Sequence) -> int:
+        """How many more tokens a sequence may generate beyond those that exist."""
+        by_request = sequence.request.sampling.max_tokens - sequence.num_generated
+        return min(by_request, self._max_model_len - sequence.num_tokens)
+
     def _wants_token(self, sequence: Sequence) -> bool:
         """Whether computing on would be of use: not if the token in flight is the last that is allowed."""
-        limit = sequence.request.sampling.max_tokens
-        ends = sequence.num_generated >= limit or sequence.num_tokens >= self._max_model_len
-        return sequence.num_pending > 0 and not (sequence.num_in_flight and ends)
+        return sequence.num_pending > 0 and not (sequence.num_in_flight and self._num_allowed(sequence) <= 0)
 
     def _make_room(self, sequence: Sequence, num_tokens: int, chosen: dict[Sequence, int]) -> int:
         """Gives `sequence` pages for its first `num_tokens` tokens, preempting from the back, itself if it is the last.
@@ -256,14 +288,15 @@ class Scheduler:
             sequence.page_hashes.append(self._pool.index(sequence.pages[i], parent, tokens))
 
 
-def _row(sequence: Sequence, num_tokens: int) -> Row:
+def _row(sequence: Sequence, num_tokens: int, num_sampled: int) -> Row:
     start = sequence.num_computed
+    reaches_end = start + num_tokens == sequence.num_tokens
     return Row(
         sequence=sequence,
         start=start,
         num_tokens=num_tokens,
-        num_known=min(num_tokens, len(sequence.token_ids) - start),
-        samples=start + num_tokens == sequence.num_tokens,
+        num_known=max(0, min(num_tokens, len(sequence.token_ids) - start)),
+        num_sampled=num_sampled if reaches_end else 0,
         output_index=sequence.num_generated,
     )
 

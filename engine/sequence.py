@@ -11,7 +11,7 @@ class Sequence:
     """A growing list of tokens, of which the first `num_computed` have their keys and values in `pages`.
 
     `num_computed` counts what was dispatched; the device runs steps in order, so for every later step it is done.
-    `num_in_flight` counts sampled tokens that the device knows and the host does not yet: 0 or 1.
+    `num_in_flight` counts sampled tokens that the device knows, or will know, and the host does not yet.
     """
 
     __slots__ = (
@@ -54,12 +54,12 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that exist, the one in flight included."""
+        """Tokens that exist, those in flight included."""
         return len(self.token_ids) + self.num_in_flight
 
     @property
     def num_generated(self) -> int:
-        """Generated tokens that exist, the one in flight included: the index of the next one to sample."""
+        """Generated tokens that exist, those in flight included: the index of the next one to sample."""
         return self.num_tokens - self.num_prompt
 
     @property

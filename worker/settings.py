@@ -85,6 +85,11 @@ class Settings(BaseSettings):
         "Size of the KV cache, such as 512MiB; none: a share of the device's free memory, 1 GiB where that is unknown.",
         None,
     )
+    decode_steps: Annotated[int | None, _OrNone] = _setting(
+        "Engine",
+        "Decode steps in one dispatch while nobody waits; none: what warm-up measures to be quicker, 1 or 8.",
+        None,
+    )
     prefix_caching: bool = _setting("Engine", "Keep the pages of finished prompts for prompts that begin alike.", True)
     tensor_parallel: int = _setting("Engine", "Devices that one copy of the model is split over.", 1)
     attention: str = _setting(

@@ -14,7 +14,7 @@ from engine import Engine, EngineConfig, Output, Request, TokenLogprob
 
 VOCAB_SIZE = 272  # the byte-level test tokenizer has 267; models pad theirs
 EOS = 264  # <|end|>
-SMALL = EngineConfig(max_num_seqs=4, max_batch_tokens=16, page_size=4, num_pages=64, max_model_len=96)
+SMALL = EngineConfig(max_num_seqs=4, max_batch_tokens=16, page_size=4, num_pages=64, max_model_len=96, decode_steps=1)
 
 
 def write_model(directory: Path, family: str = "qwen3", **config: Any) -> Path:

@@ -232,7 +232,7 @@ def test_logits_that_are_not_finite_end_their_own_request_alone(
 class LateFailure(InFlight):
     """A step that was dispatched well and whose result turns out to be an error, as asynchronous ones do."""
 
-    def token_ids(self) -> list[int]:
+    def token_ids(self) -> list[list[int]]:
         raise jax.errors.JaxRuntimeError("INTERNAL: late sabotage")
 
 

@@ -1,0 +1,136 @@
+"""Several decode steps in one dispatch give what single steps give, and end when they should."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from engines import SMALL, VOCAB_SIZE, drive
+
+from engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
+from engine.runner import LOOP_STEPS
+
+STEPS = 4
+
+
+@pytest.fixture(scope="session")
+def looping_engine(tiny_model: Path) -> Engine:
+    engine = Engine.from_checkpoint(tiny_model, replace(SMALL, decode_steps=STEPS))
+    engine.warm_up()
+    return engine
+
+
+def traffic(count: int, seed: int) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    return [
+        Request(
+            f"r{seed}-{i}",
+            tuple(map(int, rng.integers(0, VOCAB_SIZE, rng.integers(1, 30)))),
+            SamplingParams(
+                temperature=float(i % 2),
+                max_tokens=int(rng.integers(1, 40)),
+                stop_token_ids=tuple(map(int, rng.integers(0, 250, 20))) if i % 3 == 0 else (),
+                stop=("a", "zz") if i % 4 == 0 else (),
+                logprobs=1 if i % 7 == 6 else None,
+            ),
+            n=1 + (i % 5 == 4),
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_outputs_equal_those_of_single_steps(engine: Engine, looping_engine: Engine, count: int) -> None:
+    requests = traffic(count, seed=count)
+    expected = drive(engine, requests)
+    before = looping_engine.stats()
+    results = drive(looping_engine, requests)
+    for key, result in results.items():
+        assert result.token_ids == expected[key].token_ids
+        assert (result.text, result.finish_reason) == (expected[key].text, expected[key].finish_reason)
+    after = looping_engine.stats()
+    assert after.compiles_after_warmup_total == 0
+    assert after.generated_tokens_total - before.generated_tokens_total == sum(
+        len(r.token_ids) for r in results.values()
+    )
+
+
+def test_a_lone_request_takes_a_fraction_of_the_dispatches(looping_engine: Engine) -> None:
+    before = looping_engine.stats().steps_total
+    drive(looping_engine, [Request("r", (1, 2, 3), SamplingParams(max_tokens=41, ignore_eos=True))])
+    assert looping_engine.stats().steps_total - before <= 1 + 40 / STEPS + 1
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_preempted_and_aborted_in_flight(engine: Engine, looping_engine: Engine, at: int) -> None:
+    kept = Request("kept", (5, 6, 7), SamplingParams(temperature=1.0, seed=3, max_tokens=30, ignore_eos=True))
+    expected = drive(engine, [kept])["kept", 0]
+
+    def disturb(step: int) -> None:
+        if step == at:
+            looping_engine.abort("other", "cancelled")
+            for sequence in looping_engine._scheduler.running:
+                looping_engine._scheduler._preempt(sequence)
+
+    other = Request("other", (8, 9), SamplingParams(max_tokens=60, ignore_eos=True))
+    results = drive(looping_engine, [kept, other], before_step=disturb)
+    assert results["kept", 0].token_ids == expected.token_ids
+    assert results["other", 0].finish_reason == "cancelled"
+    assert looping_engine._pool.num_available == looping_engine._pool.num_pages - 1
+
+
+def test_a_request_that_comes_meanwhile_is_taken_on_after_one_dispatch(looping_engine: Engine) -> None:
+    looping_engine.add(Request("long", (1, 2), SamplingParams(max_tokens=90, ignore_eos=True)))
+    for _ in range(3):
+        looping_engine.step()
+    looping_engine.add(Request("new", (3, 4), SamplingParams(max_tokens=2, ignore_eos=True)))
+    outputs = [output for _ in range(2) for output in looping_engine.step()]
+    assert "new" in {output.request_id for output in outputs}
+    looping_engine.abort("long")
+    while looping_engine.has_work():
+        looping_engine.step()
+
+
+def test_the_device_stops_early_when_every_row_has_ended(looping_engine: Engine) -> None:
+    request = Request("r", (1, 2, 3), SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+    stop = drive(looping_engine, [request])["r", 0].token_ids[2]
+    seen: list[np.ndarray] = []
+    real = looping_engine._runner._run_loop
+
+    def watch(flat: np.ndarray, stops: np.ndarray, num_rows: int, num_steps: int) -> jax.Array:
+        tokens = real(flat, stops, num_rows, num_steps)
+        seen.append(np.asarray(tokens)[:, 0])
+        return tokens
+
+    looping_engine._runner._run_loop = watch  # type: ignore[method-assign]
+    try:
+        stopping = replace(request, sampling=replace(request.sampling, stop_token_ids=(stop,)))
+        assert drive(looping_engine, [stopping])["r", 0].finish_reason == "stop"
+    finally:
+        looping_engine._runner._run_loop = real  # type: ignore[method-assign]
+    ended = next(tokens for tokens in seen if stop in tokens)
+    assert not ended[list(ended).index(stop) + 1 :].any()
+
+
+def test_left_open_the_number_is_measured(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine.from_checkpoint(tiny_model, replace(SMALL, decode_steps=None))
+    runner = engine._runner
+    times = {1: 0.008, LOOP_STEPS: 0.004}
+    monkeypatch.setattr(runner, "_time_decoding", lambda num_rows, num_steps: times[num_steps])
+    assert runner._choose_decode_steps() == LOOP_STEPS
+    times[LOOP_STEPS] = 0.0079  # hardly faster
+    assert runner._choose_decode_steps() == 1
+    times |= {1: 1.0, LOOP_STEPS: 0.1}  # much faster, but new requests would wait
+    assert runner._choose_decode_steps() == 1
+    monkeypatch.undo()
+    assert runner._time_decoding(16, 1) > 0
+    assert runner._time_decoding(16, LOOP_STEPS) > 0
+
+
+@pytest.mark.parametrize("steps", [0, 128])
+def test_a_number_of_steps_out_of_range_is_refused(steps: int) -> None:
+    with pytest.raises(ConfigError, match=f"not {steps}"):
+        EngineConfig(decode_steps=steps)
