@@ -57,8 +57,9 @@ def decode_step(deployment: Deployment, chip: Chip, batch: int, context: int, ba
     weights = step_weight_bytes(model, batch, tensor)
     ideal = weights + batch * (context + 1) * token_bytes
     per_token = deployment.page_bytes // deployment.page_size
-    pages = -(-context // deployment.page_size) * deployment.page_size
-    counted = backbone.hbm_bytes + head.hbm_bytes + batch * (pages + written_rows(deployment)) * per_token
+    pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
+    moved = deployment.attention.rows_moved(context, deployment.cache_spec(2), pages_per_seq)
+    counted = backbone.hbm_bytes + head.hbm_bytes + batch * sum(moved) * per_token
     flops = step_flops(model, batch, batch, batch * context) / tensor
     return Step(
         num_tokens=batch,
@@ -123,11 +124,6 @@ def collective_s(model: ModelConfig, num_tokens: int, tensor: int, chip: Chip) -
     num_bytes = num_tokens * model.hidden_size * int(jnp.dtype(model.dtype).itemsize)
     each = 2 * (tensor - 1) / tensor * num_bytes / (2 * chip.link_bytes_per_s) + 2 * (tensor - 1) * chip.hop_s
     return (2 * model.num_layers + 1) * each
-
-
-def written_rows(deployment: Deployment) -> int:
-    """Rows of a page that the attention kernel writes for each decoded token."""
-    return deployment.attention.rows_per_write(deployment.kv_dtype)
 
 
 def _tensor(deployment: Deployment) -> int:

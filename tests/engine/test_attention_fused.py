@@ -19,6 +19,7 @@ from engine.errors import ConfigError
 from engine.models import StackedCache
 
 MAX_SEQS, MAX_LEN, LAYERS, LAYER = 6, 96, 2, 1
+INTERPRETED = pltpu.InterpretParams(dma_execution_mode="eager")
 MIXED = [(1, 33), (20, 45), (1, 2), (3, 3), (1, 16)]  # (tokens of this step, tokens in all) of each sequence
 
 
@@ -73,7 +74,7 @@ def run(
         kv_dtype=kv_dtype,
         k_scale=scales[0],
         v_scale=scales[1],
-        interpret=pltpu.InterpretParams(dma_execution_mode="eager"),
+        interpret=INTERPRETED,
     )
     spec = KVCacheSpec(LAYERS, num_pages, page_size, num_kv_heads, head_dim, kv_dtype)
     shape = attention.cache_arrays(spec)[0].shape
@@ -187,3 +188,21 @@ def test_random_batches_equal_the_reference(seed: int) -> None:
 def test_a_page_that_is_not_made_of_whole_tiles_is_refused() -> None:
     with pytest.raises(ConfigError, match="page_size 24 is no multiple of 16"):
         FusedAttention().cache_arrays(KVCacheSpec(1, 2, 24, 1, 64, "bfloat16"))
+
+
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_a_sequence_whose_tokens_go_to_the_sink_leaves_its_pages_alone(num_queries: int) -> None:
+    attention = FusedAttention(interpret=INTERPRETED)
+    spec = KVCacheSpec(1, 3, 8, 1, 64, "float32")
+    shape = attention.cache_arrays(spec)[0].shape
+    x = jnp.ones((16, 1, 64))
+    batch = RaggedBatch(
+        slots=jnp.zeros(16, jnp.int32),
+        kv_lens=jnp.asarray([num_queries, 0]),
+        page_indices=jnp.asarray([[1, 2], [0, 0]]),
+        cu_q_lens=jnp.asarray([0, num_queries, num_queries]),
+        num_seqs=jnp.asarray([1]),
+    )
+    out, cache = jax.jit(attention)(x, x, x, StackedCache(jnp.full(shape, 3.0), jnp.int32(0)), batch)
+    np.testing.assert_array_equal(cache.pages[1:], 3.0)
+    assert np.isfinite(out[:num_queries]).all()

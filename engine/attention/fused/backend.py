@@ -51,8 +51,9 @@ class FusedAttention(AttentionBackend):
     def cache_dtype(self, dtype: str) -> str:
         return self._kv_dtype or dtype
 
-    def rows_per_write(self, dtype: str) -> int:
-        return tile_rows(dtype)
+    def rows_moved(self, context: int, spec: KVCacheSpec, pages_per_seq: int) -> tuple[int, int]:
+        del pages_per_seq
+        return -(-context // spec.page_size) * spec.page_size, tile_rows(spec.dtype)
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[CacheArray]:
         if spec.page_size % tile_rows(spec.dtype):
@@ -91,6 +92,10 @@ class FusedAttention(AttentionBackend):
             max_keys=self._max_keys,
             max_queries=self._max_queries,
         )
+        starts = jnp.minimum(batch.cu_q_lens[:-1], num_tokens - 1)
+        # The kernel writes where a sequence's pages say, and the pages of one that is over are others'.
+        is_over = batch.slots[starts] < page_size
+        page_indices = jnp.where(is_over[:, None], 0, batch.page_indices)
         q_lens = jnp.diff(batch.cu_q_lens)
         is_real = jnp.arange(q_lens.shape[0]) < batch.num_seqs[0]
         decoding, prefilling = is_real & (q_lens == 1), is_real & (q_lens > 1)
@@ -98,14 +103,13 @@ class FusedAttention(AttentionBackend):
         tables = (
             batch.kv_lens,
             batch.cu_q_lens,
-            batch.page_indices.reshape(-1),
+            page_indices.reshape(-1),
             _first_those(decoding),
             _first_those(prefilling),
             jnp.stack([jnp.asarray(word, jnp.int32) for word in info]),
         )
         new = self._stored(k, v, layout, cache.pages.dtype)
         grouped = _grouped(q, layout, num_kv_heads)
-        starts = jnp.minimum(batch.cu_q_lens[:-1], num_tokens - 1)
         scores = Scores((head_dim**-0.5 if scale is None else scale) * self._k_scale, soft_cap, self._v_scale)
         attend = self._kernel(q, new, cache.pages, batch.page_indices.shape, layout, blocks, scores)
         out_decode, out_prefill, pages = attend(

@@ -61,7 +61,7 @@ class Decode:
         def _() -> None:
             self.state.start()
 
-        self.kv.wait(seq, block, slot, kv_len)
+        self.kv.wait(seq, block, slot, kv_len - 1)
 
         @pl.when(is_last)
         def _() -> None:
@@ -82,7 +82,7 @@ class Decode:
     def _fetch(self, i: Int, block: Int, slot: Int) -> None:
         self._settle(slot)
         seq = self.tables.decoding[i]
-        self.kv.fetch(seq, block, slot, self.tables.kv_lens[seq])
+        self.kv.fetch(seq, block, slot, self.tables.kv_lens[seq] - 1)  # the last key is the new one
 
     def _settle(self, slot: Int) -> None:
         """Waits for the write out of a buffer, if there is one."""

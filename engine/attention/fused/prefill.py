@@ -78,7 +78,7 @@ class Prefill:
         def _() -> None:
             self.state.start()
 
-        self.kv.wait(span.seq, block, slot, span.end + span.shift)
+        self.kv.wait(span.seq, block, slot, span.first + span.shift)
         self._take_in(span, j, block, slot)
         is_last = (block + 1) * self.kv.blocks.keys >= span.end + span.shift
         next_i, next_j, next_block = self._next(span, is_last, i, j, block)
@@ -119,7 +119,7 @@ class Prefill:
 
     def _fetch(self, i: Int, j: Int, block: Int, slot: Int) -> None:
         span = self._span(i, j)
-        self.kv.fetch(span.seq, block, slot, span.end + span.shift)
+        self.kv.fetch(span.seq, block, slot, span.first + span.shift)  # from there on keys are new
 
     def _turn_to(self, j: Int, loaded: Int) -> None:
         """Brings the block of queries `j` into VMEM, and the results of the one before it out."""
