@@ -51,6 +51,7 @@ class Geometry:
     max_model_len: int
     page_size: int
     vocab_size: int
+    few_shapes: bool = False  # where compiling is slow, rows with extended sampling have one shape, the largest
 
     @property
     def token_buckets(self) -> tuple[int, ...]:
@@ -61,6 +62,11 @@ class Geometry:
     def row_buckets(self) -> tuple[int, ...]:
         """Powers of two of sampled rows."""
         return _powers_of_two(self.max_num_seqs)
+
+    @property
+    def extended_row_buckets(self) -> tuple[int, ...]:
+        """Of steps in which a row asks for extended sampling."""
+        return self.row_buckets[-1:] if self.few_shapes else self.row_buckets
 
     @property
     def max_rows(self) -> int:
@@ -225,6 +231,7 @@ class BatchBuilder:
         num_rows = _bucket(len(sampled), self._geometry.row_buckets) if sampled else 0
         extended = None
         if any(row.sequence.request.sampling.needs_extended_sampler for row in sampled):
+            num_rows = _bucket(len(sampled), self._geometry.extended_row_buckets)
             extended = self._pack_extended(sampled, num_rows)
         if sampled:
             self._rows_in_flight = {row.sequence: place for place, row in enumerate(sampled)}

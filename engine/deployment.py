@@ -30,6 +30,7 @@ DEFAULT_BUILD_DIR = Path.home() / ".cache" / "penstock"
 class Deployment:
     """What follows from a model, the settings and the platform before anything is loaded."""
 
+    platform: str
     model: ModelConfig  # as it is laid out: KV heads may be held several times
     attention: AttentionBackend
     placement: Placement | None  # None: everything on one device
@@ -61,6 +62,7 @@ class Deployment:
             max_model_len=max_model_len,
             page_size=self.page_size,
             vocab_size=self.model.vocab_size,
+            few_shapes=self.platform == "tpu",
         )
 
 
@@ -87,7 +89,7 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
     if platform == "tpu" and attention.is_stacked:
         check_page_table(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, page_size=page_size)
     kv_dtype = attention.cache_dtype(model.dtype)
-    return Deployment(model, attention, placement, page_size, max_model_len, kv_dtype)
+    return Deployment(platform, model, attention, placement, page_size, max_model_len, kv_dtype)
 
 
 def with_pages(deployment: Deployment, config: EngineConfig, free_bytes: int) -> KVCacheSpec:

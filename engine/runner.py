@@ -113,7 +113,7 @@ class Runner:
             f"{num_tokens} tokens": partial(self._backbone, num_tokens) for num_tokens in geometry.token_buckets
         }
         for extended in (False, True):
-            for num_rows in geometry.row_buckets:
+            for num_rows in geometry.extended_row_buckets if extended else geometry.row_buckets:
                 name = f"{num_rows} sampled rows{', all options' if extended else ''}"
                 jobs[name] = partial(self._head, num_rows, extended)
         _run_side_by_side(jobs, progress)
@@ -134,6 +134,7 @@ class Runner:
             rows, sampling = self._run_backbone(geometry.step_layout(num_tokens).empty()[0], num_tokens)
         for num_rows in geometry.row_buckets:
             self._run_head(rows, sampling, num_rows, None)
+        for num_rows in geometry.extended_row_buckets:
             self._run_head(rows, sampling, num_rows, geometry.extended_layout(num_rows).empty()[0])
         self._last_tokens.block_until_ready()
 
@@ -238,6 +239,7 @@ class Steps:
         self._config = model.config
         self._attention = attention
         self._geometry = geometry
+        self._placement = placement
         self._sharding = None if placement is None else placement.sharding()
 
     def backbone(self, num_tokens: int, cache: Cache) -> jax.stages.Lowered:
@@ -255,7 +257,8 @@ class Steps:
         """Of a row bucket, with all sampling options or only those that every step has."""
         max_rows, model = self._geometry.max_rows, self._config
         step = jax.jit(
-            partial(_sample_rows, self._rebuild, self._geometry, num_rows, self._sharding), out_shardings=self._sharding
+            partial(_sample_rows, self._rebuild, self._geometry, num_rows, self._placement),
+            out_shardings=self._sharding,
         )
         return step.lower(
             self.params,
@@ -309,7 +312,7 @@ def _sample_rows(
     rebuild: Rebuild,
     geometry: Geometry,
     num_rows: int,
-    whole: jax.sharding.Sharding | None,
+    placement: Placement | None,
     params: Params,
     rows: jax.Array,  # [max_rows, hidden]
     sampling: jax.Array,  # i32 [max_rows, words]
@@ -318,8 +321,9 @@ def _sample_rows(
 ) -> tuple[jax.Array, Logprobs | None]:
     """Samples the first `num_rows` rows. Tokens are i32 `[max_rows]`, so that the next step has one shape for all."""
     logits = rebuild(params).logits(rows[:num_rows])
-    if whole is not None:  # a sort of a vocabulary in parts would talk at every turn
-        logits = jax.lax.with_sharding_constraint(logits, whole)  # type: ignore[no-untyped-call]
+    if placement is not None:  # each device makes a part of them, then all get all: sampling in parts would talk more
+        for axes in ((None, "vocab"), ()):
+            logits = jax.lax.with_sharding_constraint(logits, placement.sharding(axes))  # type: ignore[no-untyped-call]
     if extended is not None:
         logits = extend(logits, unpack_extended(geometry.extended_layout(num_rows), extended, last_tokens))
     token_ids = sample(logits, unpack_sampling(sampling[:num_rows]))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.attention.contract import AttentionBackend
+from engine.attention.fused import FusedAttention
 from engine.attention.native import NativeAttention, NativeUnavailableError
 from engine.attention.ragged import RaggedKernelAttention
 from engine.attention.xla import XlaAttention
 from engine.errors import ConfigError
 
-ATTENTION_CHOICES = ("auto", "native", "xla", "ragged")
+ATTENTION_CHOICES = ("auto", "native", "xla", "ragged", "fused")
 _NATIVE_DTYPES = ("float32", "bfloat16")
 
 SMEM_BYTES = 2**20  # scalar memory of a TPU core
@@ -24,8 +25,8 @@ _TPU_MAX_PAGE_SIZE = 512
 def attention_for(choice: str, platform: str, dtype: str, build_dir: Path, *, head_dim: int = 128) -> AttentionBackend:
     """The implementation for a device platform (`cpu`, `gpu`, `tpu`), a model's type and the size of its heads.
 
-    `auto` takes on TPU the kernel that ships in JAX where that takes the model's head_dim, on CPU the native form where
-    a C++ compiler is at hand, and otherwise the XLA form.
+    `auto` takes on TPU the kernel that ships in JAX, or ours where that cannot take the model's head_dim; on CPU the
+    native form where a C++ compiler is at hand; and otherwise the XLA form.
 
     Raises:
         ConfigError: `choice` cannot be had here; the message says why.
@@ -34,19 +35,21 @@ def attention_for(choice: str, platform: str, dtype: str, build_dir: Path, *, he
         raise ConfigError(f"attention must be one of {', '.join(ATTENTION_CHOICES)}, not {choice!r}")
     if choice == "xla":
         return XlaAttention(platform)
-    if choice == "ragged" or (choice == "auto" and platform == "tpu"):
-        return _ragged(choice, platform, head_dim)
+    if choice in ("ragged", "fused") or (choice == "auto" and platform == "tpu"):
+        return _for_tpu(choice, platform, head_dim)
     return _native(choice, platform, dtype, build_dir)
 
 
-def _ragged(choice: str, platform: str, head_dim: int) -> AttentionBackend:
+def _for_tpu(choice: str, platform: str, head_dim: int) -> AttentionBackend:
+    if platform != "tpu":
+        raise ConfigError(f"attention {choice!r} is for TPU, not {platform}; set auto or xla")
     fits = head_dim <= RaggedKernelAttention.max_head_dim
-    if platform == "tpu" and fits:
-        return RaggedKernelAttention()
-    if choice == "auto":
-        return XlaAttention(platform)
-    limit = f"for a head_dim of up to {RaggedKernelAttention.max_head_dim} on TPU"
-    raise ConfigError(f"attention 'ragged' is {limit}, not {head_dim} on {platform}; set auto or xla")
+    if choice == "fused" or (choice == "auto" and not fits):
+        return FusedAttention()
+    if not fits:
+        limit = f"takes a head_dim of up to {RaggedKernelAttention.max_head_dim}, not {head_dim}"
+        raise ConfigError(f"attention 'ragged' {limit}; set auto, fused or xla")
+    return RaggedKernelAttention()
 
 
 def _native(choice: str, platform: str, dtype: str, build_dir: Path) -> AttentionBackend:

@@ -38,6 +38,7 @@ class RaggedBatch:
 
     Sequence i owns the tokens `[cu_q_lens[i], cu_q_lens[i + 1])`; they are the last ones of its `kv_lens[i]`. Only the
     first `num_seqs` sequences are real, and each of those has at least one token; tokens behind theirs are padding.
+    A sequence whose tokens point into page 0 is over: nothing of it may be written to its pages.
     """
 
     slots: jax.Array  # i32 [num_tokens]: page * page_size + place in the page; padding tokens point into page 0
@@ -63,6 +64,9 @@ class CacheArray:
 class AttentionBackend(Protocol):
     """Writes a step's keys and values into the pages and attends over everything its sequences hold."""
 
+    name: str
+    """As the setting `attention` calls it."""
+
     is_stacked: bool
     """Whether it keeps the pages of all layers in one array, for a stacked decoder, or one pytree per layer."""
 
@@ -71,6 +75,11 @@ class AttentionBackend(Protocol):
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
         """The pytrees of CacheArray that a cache of this size is made of: one per layer, or a single array."""
+
+    def rows_moved(self, context: int, spec: KVCacheSpec, pages_per_seq: int) -> tuple[int, int]:
+        """Rows of pages read from and written to memory for one token that decodes behind `context` others."""
+        del pages_per_seq
+        return -(-(context + 1) // spec.page_size) * spec.page_size, 1
 
     def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
         """An empty cache, to be passed in, donated and returned by every step."""

@@ -27,11 +27,18 @@ class RaggedKernelAttention(AttentionBackend):
     A head_dim above 128 is beyond it.
     """
 
+    name = "ragged"
     is_stacked = True
     max_head_dim = _LANES
 
     def cache_dtype(self, dtype: str) -> str:
         return dtype
+
+    def rows_moved(self, context: int, spec: KVCacheSpec, pages_per_seq: int) -> tuple[int, int]:
+        _, page_size, combined, dim = self.cache_arrays(spec)[0].shape
+        token_bytes = combined * dim * int(jnp.dtype(spec.dtype).itemsize)
+        block = page_size * _pages_per_block(page_size, token_bytes, pages_per_seq)  # it reads whole blocks
+        return -(-(context + 1) // block) * block, 1
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[CacheArray]:
         heads = _padded_heads(spec.num_kv_heads, spec.dtype)

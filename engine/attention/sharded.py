@@ -20,6 +20,7 @@ class ShardedAttention(AttentionBackend):
     """`inner` on every device of `placement`, with the heads and the cache split over its tensor axis."""
 
     def __init__(self, inner: AttentionBackend, placement: Placement) -> None:
+        self.name = inner.name
         self.is_stacked = inner.is_stacked
         self._inner = inner
         self._placement = placement
@@ -27,11 +28,18 @@ class ShardedAttention(AttentionBackend):
     def cache_dtype(self, dtype: str) -> str:
         return self._inner.cache_dtype(dtype)
 
+    def rows_moved(self, context: int, spec: KVCacheSpec, pages_per_seq: int) -> tuple[int, int]:
+        return self._inner.rows_moved(context, self._local(spec), pages_per_seq)
+
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
         tensor = self._placement.tensor
-        arrays = self._inner.cache_arrays(replace(spec, num_kv_heads=spec.num_kv_heads // tensor))
+        arrays = self._inner.cache_arrays(self._local(spec))
         widened: tuple[Any, ...] = jax.tree.map(partial(_widened, tensor=tensor), arrays)
         return widened
+
+    def _local(self, spec: KVCacheSpec) -> KVCacheSpec:
+        """One device's share."""
+        return replace(spec, num_kv_heads=spec.num_kv_heads // self._placement.tensor)
 
     def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
         arrays = self.cache_arrays(spec)

@@ -26,6 +26,7 @@ class XlaAttention(AttentionBackend):
     products of the decode loop then reduce over an axis that is not the minor one, which XLA on CPU vectorises.
     """
 
+    name = "xla"
     is_stacked = False
 
     def __init__(self, platform: str | None = None) -> None:

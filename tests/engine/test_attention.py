@@ -169,7 +169,7 @@ def test_a_nan_spoils_its_own_sequence_but_not_the_next_holder_of_its_pages(name
 @pytest.mark.parametrize(
     ("choice", "platform", "dtype", "names"),
     [
-        ("flash", "cpu", "float32", "one of auto, native, xla, ragged, not 'flash'"),
+        ("flash", "cpu", "float32", "one of auto, native, xla, ragged, fused, not 'flash'"),
         ("native", "tpu", "bfloat16", "not bfloat16 on tpu"),
         ("native", "cpu", "float16", "not float16 on cpu"),
     ],

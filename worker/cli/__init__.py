@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import typer
 
 from producer.errors import PenstockError
-from worker.cli import bench, chaos, dead, demo, doctor, drain, send, version, worker, workers
+from worker.cli import bench, chaos, dead, demo, doctor, drain, plan, send, version, worker, workers
 from worker.cli.errors import CommandFailed
 from worker.errors import WorkerError
 from worker.settings import SettingsError
@@ -40,6 +40,7 @@ for command in (
     drain.drain,
     demo.demo,
     chaos.chaos,
+    plan.plan,
     doctor.doctor,
     version.version,
 ):

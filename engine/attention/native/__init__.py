@@ -40,6 +40,7 @@ class NativeUnavailableError(Exception):
 class NativeAttention(AttentionBackend):
     """Keys and values are `[num_pages, num_kv_heads, page_size, head_dim]`, of the model's own type: f32 or bf16."""
 
+    name = "native"
     is_stacked = False
 
     def __init__(self, build_dir: Path) -> None:

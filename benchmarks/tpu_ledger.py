@@ -1,0 +1,171 @@
+"""What is proven about TPUs without one: compiles the presets for real topologies and writes the figures down.
+
+    python -m benchmarks.tpu_ledger [--case 1 ...]
+
+Writes `benchmarks/results/tpu_aot.md` from `benchmarks/results/tpu_aot.jsonl`, which it extends: a case that ran again
+replaces its line, so cases can be run one at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from engine.config import EngineConfig
+from engine.planning import ALL_OPTIONS, as_dict, has_libtpu, plan, preset
+
+RESULTS = Path(__file__).parent / "results" / "tpu_aot.md"
+CONTEXT = 1024
+MAX_RATIO = 1.10
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    model: str
+    topology: str
+    tensor: int
+    attention: str = "fused"
+    all_buckets: bool = False  # or only those of the decode batches
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}, {self.topology}, tensor {self.tensor}, {self.attention}"
+
+
+CASES = (
+    Case("Qwen3-0.6B", "v5e:2x2", 1),
+    Case("Qwen3-0.6B", "v6e:2x2", 1),
+    Case("Llama-3.1-8B", "v6e:2x2", 4, all_buckets=True),
+    Case("Llama-3.1-8B", "v6e:2x2", 4, "ragged"),
+    Case("Llama-3.1-8B", "v5e:2x4", 8),
+    Case("Llama-3.1-8B", "tpu7x:2x2x1", 1),
+    Case("Qwen3-32B", "v6e:2x4", 8),
+    Case("Llama-3.3-70B", "v6e:2x4", 8),
+    Case("Llama-3.3-70B", "v5e:4x4", 16),
+    Case("Llama-3.3-70B", "tpu7x:2x2x1", 8),
+)
+CONFIG = {"max_num_seqs": 128, "max_batch_tokens": 512, "max_model_len": 8192}
+BUCKETS = frozenset({16, 32, 128})
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--case", type=int, nargs="*", help=f"numbers of cases, 1 to {len(CASES)}; none: all")
+    if not has_libtpu():
+        print("libtpu is not installed, so nothing can be compiled for a TPU: pip install 'penstock[worker,tpu]'")
+        return
+    for number in arguments.parse_args().case or range(1, len(CASES) + 1):
+        case = CASES[number - 1]
+        print(f"{number}. {case.name}", file=sys.stderr, flush=True)
+        keep(case, measure(case))
+    write()
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """The plan's figures; raises what it raises if the model does not compile or fit."""
+    model = preset(case.model)
+    if model is None:
+        raise ValueError(f"{case.model} is no preset")
+    config = EngineConfig(tensor_parallel=case.tensor, attention=case.attention, **CONFIG)  # type: ignore[arg-type]
+    only = None if case.all_buckets else BUCKETS
+    return as_dict(plan(model, case.topology, config, context=CONTEXT, only=only))
+
+
+def keep(case: Case, figures: dict[str, Any]) -> None:
+    kept = load()
+    kept[case.name] = figures
+    lines = [json.dumps({"case": name, "figures": kept[name]}) for name in (c.name for c in CASES) if name in kept]
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.with_suffix(".jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def load() -> dict[str, dict[str, Any]]:
+    path = RESULTS.with_suffix(".jsonl")
+    if not path.exists():
+        return {}
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {line["case"]: line["figures"] for line in lines}
+
+
+def write() -> None:
+    """The page, from all cases that have figures."""
+    kept = load()
+    parts = [_HEAD.format(**CONFIG, context=CONTEXT), _FITS, *(_fit(name, kept[name]) for name in kept)]
+    parts += ["", _BYTES, *(_decode(name, kept[name]) for name in kept), "", _SECONDS]
+    parts += [_seconds(name, kept[name]) for name in kept]
+    RESULTS.write_text("\n".join(parts) + "\n", encoding="utf-8")
+    print(f"wrote {RESULTS}")
+
+
+_HEAD = """# TPU ledger
+
+Everything here was compiled ahead of time by libtpu for the topology named, on a machine with no TPU, with abstract
+weights; `make tpu-ledger` makes the page anew. Nothing was run, so no time on a TPU is claimed: seconds are of
+compiling, on 2 shared cores. Settings: max_num_seqs {max_num_seqs}, max_batch_tokens {max_batch_tokens}, max_model_len
+{max_model_len}, bfloat16. What compiles also fits: running out of HBM, VMEM or SMEM is a compile error.
+
+How bytes are counted: `engine/planning/hlo.py` reads the optimised HLO and adds, for each instruction as often as it
+runs, the operands it reads and the results it writes that lie in HBM, of slices and updates in place only their own
+size. The KV that the attention kernel moves is added: whole pages of {context} tokens per sequence, and what is written
+for a new token. The ideal is all weights once, live KV once, the new KV once. Sampling is greedy.
+"""
+_FITS = """## Does it fit
+
+| model, slice, split, attention | weights GB | pages GB | temporary MB | of GB | tokens | cache in place | per layer |
+| --- | --- | --- | --- | --- | --- | --- | --- |"""
+_BYTES = """## Bytes of a decode step over the ideal, per device
+
+| model, slice, split, attention | batch 1 | batch 32 | batch 128 | at most 1.10 |
+| --- | --- | --- | --- | --- |"""
+_SECONDS = """## Seconds of compiling
+
+A case without all buckets was compiled for steps of 16, 32 and 128 tokens only.
+
+| model, slice, split, attention | functions | steps, by tokens | heads, by rows | all options | sum |
+| --- | --- | --- | --- | --- | --- |"""
+
+
+def _fit(name: str, figures: dict[str, Any]) -> str:
+    hbm, pages = figures["hbm"], figures["pages"]
+    layers = {_counts(bucket["layer_collectives"]) for bucket in figures["buckets"] if bucket["kind"] == "backbone"}
+    cells = [
+        name,
+        f"{hbm['weights'] / 1e9:.2f}",
+        f"{hbm['pages'] / 1e9:.2f}",
+        f"{hbm['temporaries'] / 1e6:.1f}",
+        f"{hbm['of'] / 1e9:.2f}",
+        f"{pages['tokens_at_once']:,}",
+        "yes" if pages["aliased_and_never_copied"] else "**no**",
+        " or ".join(sorted(layers)),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _decode(name: str, figures: dict[str, Any]) -> str:
+    ratios = {step["num_tokens"]: step["bytes_over_ideal"] for step in figures["decode"]}
+    cells = [f"{ratios[batch]:.3f}" if batch in ratios else "" for batch in (1, 32, 128)]
+    holds = all(ratios[batch] <= MAX_RATIO for batch in (1, 32, 128) if batch in ratios)
+    return f"| {name} | {' | '.join(cells)} | {'yes' if holds else '**no**'} |"
+
+
+def _seconds(name: str, figures: dict[str, Any]) -> str:
+    def of(kind: str) -> str:
+        return ", ".join(f"{b['size']}: {b['compile_s']:.0f}" for b in figures["buckets"] if b["kind"] == kind)
+
+    kinds = [of(kind) for kind in ("backbone", "head", ALL_OPTIONS)]
+    return f"| {name} | {len(figures['buckets'])} | {' | '.join(kinds)} | {figures['compile_s']:.0f} |"
+
+
+def _counts(kinds: dict[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""The kernel behind the contract: what XLA prepares for it, and what it makes of the results."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from engine.attention.fused.kernel import attend_kernel, scratch
+from engine.attention.fused.plan import Blocks, HeadLayout, blocks_for, tile_rows
+from engine.attention.fused.softmax import Scores
+from engine.errors import ConfigError
+from engine.models.decoder import StackedCache
+
+_VMEM_BYTES = 56 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
+_NO_WINDOW = 2**30
+
+
+class FusedAttention(AttentionBackend):
+    """Pages are `[num_kv_heads, page_size, width]`, K and V of a token side by side on the lanes (`HeadLayout`).
+
+    Any head_dim and any number of KV heads. With an 8-bit `kv_dtype`, keys and values are stored divided by `k_scale`
+    and `v_scale`, rounded and cut to the type's range.
+    """
+
+    name = "fused"
+    is_stacked = True
+
+    def __init__(
+        self,
+        *,
+        kv_dtype: str | None = None,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+        max_keys: int = 1024,  # of a block of pages, at most
+        max_queries: int = 128,  # of a block of prefill, at most; a power of two from 16
+        interpret: Any = False,  # as of pallas_call
+    ) -> None:
+        self._max_keys = max_keys
+        self._max_queries = max_queries
+        self._kv_dtype = kv_dtype  # None: the model's own
+        self._k_scale = k_scale
+        self._v_scale = v_scale
+        self._interpret = interpret
+
+    def cache_dtype(self, dtype: str) -> str:
+        return self._kv_dtype or dtype
+
+    def rows_moved(self, context: int, spec: KVCacheSpec, pages_per_seq: int) -> tuple[int, int]:
+        del pages_per_seq
+        return -(-context // spec.page_size) * spec.page_size, tile_rows(spec.dtype)
+
+    def cache_arrays(self, spec: KVCacheSpec) -> tuple[CacheArray]:
+        if spec.page_size % tile_rows(spec.dtype):
+            raise ConfigError(
+                f"page_size {spec.page_size} is no multiple of {tile_rows(spec.dtype)}, the rows of a TPU tile of "
+                f"{spec.dtype}"
+            )
+        width = HeadLayout(spec.head_dim).width
+        shape = (spec.num_layers * spec.num_pages, spec.num_kv_heads, spec.page_size, width)
+        return (CacheArray(shape, spec.dtype, (None, "kv_heads", None, None)),)
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cache: StackedCache,
+        batch: RaggedBatch,
+        *,
+        sliding_window: int | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+    ) -> tuple[jax.Array, StackedCache]:
+        num_tokens, num_heads, head_dim = q.shape
+        num_kv_heads, page_size, width = cache.pages.shape[1:]
+        pages_per_seq = batch.page_indices.shape[1]
+        layout, group = HeadLayout(head_dim), num_heads // num_kv_heads
+        blocks = blocks_for(
+            num_tokens=num_tokens,
+            group=group,
+            num_kv_heads=num_kv_heads,
+            page_size=page_size,
+            pages_per_seq=pages_per_seq,
+            kv_dtype=cache.pages.dtype.name,
+            width=width,
+            max_keys=self._max_keys,
+            max_queries=self._max_queries,
+        )
+        starts = jnp.minimum(batch.cu_q_lens[:-1], num_tokens - 1)
+        # The kernel writes where a sequence's pages say, and the pages of one that is over are others'.
+        is_over = batch.slots[starts] < page_size
+        page_indices = jnp.where(is_over[:, None], 0, batch.page_indices)
+        q_lens = jnp.diff(batch.cu_q_lens)
+        is_real = jnp.arange(q_lens.shape[0]) < batch.num_seqs[0]
+        decoding, prefilling = is_real & (q_lens == 1), is_real & (q_lens > 1)
+        info = [jnp.sum(decoding), jnp.sum(prefilling), cache.first_page, sliding_window or _NO_WINDOW]
+        tables = (
+            batch.kv_lens,
+            batch.cu_q_lens,
+            page_indices.reshape(-1),
+            _first_those(decoding),
+            _first_those(prefilling),
+            jnp.stack([jnp.asarray(word, jnp.int32) for word in info]),
+        )
+        new = self._stored(k, v, layout, cache.pages.dtype)
+        grouped = _grouped(q, layout, num_kv_heads)
+        scores = Scores((head_dim**-0.5 if scale is None else scale) * self._k_scale, soft_cap, self._v_scale)
+        attend = self._kernel(q, new, cache.pages, batch.page_indices.shape, layout, blocks, scores)
+        out_decode, out_prefill, pages = attend(
+            *tables,
+            jnp.pad(grouped[starts], ((0, 0), (0, 0), (0, blocks.decode_rows - group), (0, 0))),
+            new[starts].astype(jnp.float32),
+            _blocked(grouped, blocks.num_queries),
+            _blocked(new[:, :, None], blocks.num_queries),
+            cache.pages,
+        )
+        attended = _unblocked(out_prefill, num_tokens, group)
+        seq = jnp.searchsorted(batch.cu_q_lens, jnp.arange(num_tokens), side="right") - 1
+        seq = jnp.clip(seq, 0, q_lens.shape[0] - 1)
+        attended = jnp.where(decoding[seq][:, None, None, None], out_decode[seq, :, :group], attended)
+        attended = attended[..., layout.result_start : layout.result_start + head_dim]
+        return attended.reshape(q.shape), StackedCache(pages, cache.first_page)
+
+    def _kernel(
+        self,
+        q: jax.Array,
+        new: jax.Array,
+        pages: jax.Array,
+        table: tuple[int, ...],  # sequences, pages of each
+        layout: HeadLayout,
+        blocks: Blocks,
+        scores: Scores,
+    ) -> Any:
+        num_tokens, num_heads, _ = q.shape
+        num_kv_heads = pages.shape[1]
+        group, num_blocks = num_heads // num_kv_heads, -(-num_tokens // blocks.num_queries)
+        body = partial(
+            attend_kernel,
+            blocks=blocks,
+            layout=layout,
+            scores=scores,
+            group=group,
+            pages_per_seq=table[1],
+        )
+        vmem, hbm = pl.BlockSpec(memory_space=pltpu.VMEM), pl.BlockSpec(memory_space=pl.ANY)
+        decode = (table[0], num_kv_heads, blocks.decode_rows, layout.query_width)
+        prefill = (num_blocks, num_kv_heads, blocks.num_queries * group, layout.query_width)
+        return pl.pallas_call(
+            body,
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=6,
+                grid=(1,),
+                in_specs=[vmem, vmem, hbm, hbm, hbm],
+                out_specs=[vmem, hbm, hbm],
+                scratch_shapes=scratch(
+                    blocks, layout, num_kv_heads, group, q.dtype.name, new.dtype.name, pages.dtype.name
+                ),
+            ),
+            out_shape=[
+                _shape(decode, q.dtype),
+                _shape(prefill, q.dtype),
+                _shape(pages.shape, pages.dtype),
+            ],
+            input_output_aliases={10: 2},
+            compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_VMEM_BYTES),
+            interpret=self._interpret,
+            name="fused_ragged_paged_attention",
+        )
+
+    def _stored(self, k: jax.Array, v: jax.Array, layout: HeadLayout, dtype: jnp.dtype) -> jax.Array:
+        """Keys and values as they will lie in a page, [num_tokens, num_kv_heads, width], not yet of the page's type."""
+        v = jnp.nan_to_num(v)  # a NaN would outlast a weight of 0, and its sequence
+        if dtype.itemsize == 1:
+            k, v = (_quantised(x, factor, dtype) for x, factor in ((k, self._k_scale), (v, self._v_scale)))
+        room = ((0, 0), (0, 0), (0, layout.half - k.shape[2]))
+        both = jnp.concatenate([jnp.pad(k, room), jnp.pad(v, room)], axis=2)
+        return both.astype(jnp.float32 if dtype == jnp.float32 else jnp.bfloat16)
+
+
+def _shape(shape: tuple[int, ...], dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+def _quantised(x: jax.Array, factor: float, dtype: jnp.dtype) -> jax.Array:
+    """Values that `dtype` has exactly, in f32."""
+    x = x.astype(jnp.float32) / factor
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits: Any = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
+        return jnp.clip(jnp.round(x), limits.min, limits.max)
+    top = float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    return jnp.clip(x, -top, top).astype(dtype).astype(jnp.float32)
+
+
+def _first_those(is_meant: jax.Array) -> jax.Array:
+    """The numbers of the sequences that are meant, in order, before the others'."""
+    return jnp.argsort(~is_meant, stable=True).astype(jnp.int32)
+
+
+def _grouped(q: jax.Array, layout: HeadLayout, num_kv_heads: int) -> jax.Array:
+    """[num_tokens, num_kv_heads, group, query width], zero where V lies."""
+    num_tokens, num_heads, head_dim = q.shape
+    q = q.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    return jnp.pad(q, ((0, 0), (0, 0), (0, 0), (0, layout.query_width - head_dim)))
+
+
+def _blocked(x: jax.Array, num_queries: int) -> jax.Array:
+    """[num_tokens, num_kv_heads, rows, lanes] -> [blocks, num_kv_heads, queries * rows, lanes]."""
+    num_tokens, num_heads, rows, lanes = x.shape
+    x = jnp.pad(x, ((0, -num_tokens % num_queries), (0, 0), (0, 0), (0, 0)))
+    x = x.reshape(-1, num_queries, num_heads, rows, lanes).transpose(0, 2, 1, 3, 4)
+    return x.reshape(-1, num_heads, num_queries * rows, lanes)
+
+
+def _unblocked(x: jax.Array, num_tokens: int, group: int) -> jax.Array:
+    """The other way: [num_tokens, num_kv_heads, group, lanes]."""
+    num_blocks, num_heads, rows, lanes = x.shape
+    x = x.reshape(num_blocks, num_heads, rows // group, group, lanes).transpose(0, 2, 1, 3, 4)
+    return x.reshape(-1, num_heads, group, lanes)[:num_tokens]

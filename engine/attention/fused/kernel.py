@@ -1,0 +1,63 @@
+"""The kernel: two loops, one over sequences that decode, one over blocks of queries that prefill.
+
+Both walk over blocks of pages with online softmax, the next block on its way from HBM while one is worked on. A block
+that takes in new tokens is changed in VMEM, where its keys are about to be read, and the changed part is written back;
+so new keys and values are never read from HBM in the step they come in.
+
+Two transfers must not cross. Sequences that decode write to pages of their own, so nothing waits for their writes but
+the buffer they come from. Blocks of prefill may belong to one sequence: each waits for its writes before the next block
+of pages is fetched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
+
+from engine.attention.fused.decode import Decode
+from engine.attention.fused.pages import PageBlocks, Tables
+from engine.attention.fused.plan import LANES, Blocks, HeadLayout
+from engine.attention.fused.prefill import Blocked, Prefill
+from engine.attention.fused.softmax import Ref, Scores, Softmax
+
+
+def attend_kernel(
+    *refs: Ref, blocks: Blocks, layout: HeadLayout, scores: Scores, group: int, pages_per_seq: int
+) -> None:
+    """Its arguments are tables, inputs, outputs and scratch, in the order in which `FusedAttention` names them."""
+    tables = Tables(*refs[:6])
+    q_decode, new_decode, q_prefill, new_prefill, _, out_decode, out_prefill, pages = refs[6:14]
+    buffer, arrived, written, pending, *others = refs[14:]
+    kv = PageBlocks(blocks, tables, pages, buffer, arrived, written, pages_per_seq)
+    buffer[...] = jnp.zeros_like(buffer)  # what no page fills is multiplied with a weight of 0
+    Decode(tables, kv, Softmax(layout, scores, *others[:3]), q_decode, new_decode, out_decode, pending).run()
+    hbm, vmem, moved = Blocked(q_prefill, new_prefill, out_prefill), Blocked(*others[6:9]), others[9]
+    Prefill(tables, kv, Softmax(layout, scores, *others[3:6]), hbm, vmem, moved, group).run()
+
+
+def scratch(
+    blocks: Blocks, layout: HeadLayout, num_kv_heads: int, group: int, q_dtype: str, new_dtype: str, kv_dtype: str
+) -> list[Any]:
+    """The kernel's own memory."""
+    rows = blocks.num_queries * group
+
+    def vmem(*shape: int, dtype: str = "float32") -> Any:
+        return pltpu.VMEM(shape, jnp.dtype(dtype))
+
+    def softmax(num_rows: int) -> list[Any]:
+        return [vmem(num_kv_heads, num_rows, lanes) for lanes in (LANES, LANES, layout.query_width)]
+
+    return [
+        vmem(2, num_kv_heads, blocks.keys, layout.width, dtype=kv_dtype),
+        pltpu.SemaphoreType.DMA((2,)),
+        pltpu.SemaphoreType.DMA((2,)),
+        pltpu.SMEM((2,), jnp.int32),
+        *softmax(blocks.decode_rows),
+        *softmax(rows),
+        vmem(num_kv_heads, rows, layout.query_width, dtype=q_dtype),
+        vmem(num_kv_heads, blocks.num_queries, layout.width, dtype=new_dtype),
+        vmem(num_kv_heads, rows, layout.query_width, dtype=q_dtype),
+        pltpu.SemaphoreType.DMA((3,)),
+    ]

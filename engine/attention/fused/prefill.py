@@ -1,0 +1,193 @@
+"""The sequences with more than one query, block of queries by block of queries.
+
+Blocks of queries are the same for all sequences, `num_queries` consecutive tokens of the step each; a block in which
+two sequences meet is worked on twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from engine.attention.fused.pages import PageBlocks, Tables
+from engine.attention.fused.softmax import Int, Ref, Softmax, each_head, place_rows
+
+Carry = tuple[Int, Int, Int, Int, Int]
+"""Place in the list of prefilling sequences, block of queries, block of keys, buffer, block of queries in VMEM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The tokens of a sequence in a block of queries."""
+
+    seq: Int
+    first: Int  # of the step's tokens
+    end: Int
+    shift: Int  # from a token's number in the step to its position in the sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Queries, new keys and values, and results, per block of queries."""
+
+    q: Ref  # [.., num_kv_heads, queries * group, query width]
+    new: Ref  # [.., num_kv_heads, queries, width]
+    out: Ref  # as q
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    tables: Tables
+    kv: PageBlocks
+    state: Softmax
+    hbm: Blocked
+    vmem: Blocked
+    moved: Ref  # semaphores of the three
+    group: int
+
+    def run(self) -> None:
+        @pl.when(self._num_seqs > 0)
+        def _() -> None:
+            j = self._first_queries(0)
+            block = self._first_block(0, j)
+            self._fetch(0, j, block, 0)
+            self.vmem.out[...] = jnp.zeros_like(self.vmem.out)
+            first: Carry = (jnp.int32(0), j, block, jnp.int32(0), jnp.int32(-1))
+            last = lax.while_loop(lambda carry: carry[0] < self._num_seqs, self._step, first)
+            self._store(last[4])
+
+    @property
+    def _num_seqs(self) -> Int:
+        count: Int = self.tables.info[1]
+        return count
+
+    @property
+    def _num_heads(self) -> int:
+        return int(self.vmem.q.shape[0])
+
+    def _step(self, carry: Carry) -> Carry:
+        i, j, block, slot, loaded = carry
+        span = self._span(i, j)
+        self._turn_to(j, loaded)
+
+        @pl.when(block == self._first_block(i, j))
+        def _() -> None:
+            self.state.start()
+
+        self.kv.wait(span.seq, block, slot, span.first + span.shift)
+        self._take_in(span, j, block, slot)
+        is_last = (block + 1) * self.kv.blocks.keys >= span.end + span.shift
+        next_i, next_j, next_block = self._next(span, is_last, i, j, block)
+
+        @pl.when(next_i < self._num_seqs)
+        def _() -> None:
+            self._fetch(next_i, next_j, next_block, 1 - slot)
+
+        self._attend(span, j, block, slot)
+
+        @pl.when(is_last)
+        def _() -> None:
+            self._finish(span, j)
+
+        return next_i, next_j, next_block, 1 - slot, j
+
+    def _next(self, span: Span, is_last: Int, i: Int, j: Int, block: Int) -> tuple[Int, Int, Int]:
+        """The next block of keys; behind the last the next block of queries, of this sequence or of the next."""
+        is_done = span.end == self.tables.cu_q_lens[span.seq + 1]
+        next_i = jnp.where(is_last & is_done, i + 1, i)
+        peek = jnp.minimum(next_i, self._num_seqs - 1)
+        next_j = jnp.where(is_last, jnp.where(is_done, self._first_queries(peek), j + 1), j)
+        return next_i, next_j, jnp.where(is_last, self._first_block(peek, next_j), block + 1)
+
+    def _span(self, i: Int, j: Int) -> Span:
+        seq = self.tables.prefilling[i]
+        start, end = self.tables.cu_q_lens[seq], self.tables.cu_q_lens[seq + 1]
+        num = self.kv.blocks.num_queries
+        return Span(seq, jnp.maximum(start, j * num), jnp.minimum(end, (j + 1) * num), self.tables.kv_lens[seq] - end)
+
+    def _first_queries(self, i: Int) -> Int:
+        first: Int = self.tables.cu_q_lens[self.tables.prefilling[i]] // self.kv.blocks.num_queries
+        return first
+
+    def _first_block(self, i: Int, j: Int) -> Int:
+        span = self._span(i, j)
+        return jnp.maximum(span.first + span.shift - self.tables.info[3] + 1, 0) // self.kv.blocks.keys
+
+    def _fetch(self, i: Int, j: Int, block: Int, slot: Int) -> None:
+        span = self._span(i, j)
+        self.kv.fetch(span.seq, block, slot, span.first + span.shift)  # from there on keys are new
+
+    def _turn_to(self, j: Int, loaded: Int) -> None:
+        """Brings the block of queries `j` into VMEM, and the results of the one before it out."""
+
+        @pl.when((j != loaded) & (loaded >= 0))
+        def _() -> None:
+            self._store(loaded)
+
+        @pl.when(j != loaded)
+        def _() -> None:
+            copies = [
+                pltpu.make_async_copy(self.hbm.q.at[j], self.vmem.q, self.moved.at[0]),
+                pltpu.make_async_copy(self.hbm.new.at[j], self.vmem.new, self.moved.at[1]),
+            ]
+            for copy in copies:
+                copy.start()
+            for copy in copies:
+                copy.wait()  # type: ignore[no-untyped-call]
+
+    def _store(self, j: Int) -> None:
+        copy = pltpu.make_async_copy(self.vmem.out, self.hbm.out.at[j], self.moved.at[2])
+        copy.start()
+        copy.wait()  # type: ignore[no-untyped-call]
+
+    def _take_in(self, span: Span, j: Int, block: Int, slot: Int) -> None:
+        """Puts the new tokens that fall into this block of keys there, and writes their pages back."""
+        num_keys, num_queries = self.kv.blocks.keys, self.kv.blocks.num_queries
+        shift = span.shift - block * num_keys  # from tokens to rows of the buffer
+
+        @pl.when((span.end + shift > 0) & (span.first + shift < num_keys))
+        def _() -> None:
+            row = lax.broadcasted_iota(jnp.int32, (num_keys, num_queries), 0)
+            token = j * num_queries + lax.broadcasted_iota(jnp.int32, (num_keys, num_queries), 1)
+            is_here = (token + shift == row) & (token >= span.first) & (token < span.end)
+            place = jnp.where(is_here, 1.0, 0.0).astype(self.vmem.new.dtype)
+            row = lax.broadcasted_iota(jnp.int32, (num_keys, self.vmem.new.shape[2]), 0)
+            is_new = (row >= span.first + shift) & (row < span.end + shift)
+
+            def merge(head: Int) -> None:
+                rows = self.kv.buffer.at[slot, head]
+                merged = jnp.where(is_new, place_rows(place, self.vmem.new[head]), rows[...].astype(jnp.float32))
+                rows[...] = merged.astype(self.kv.buffer.dtype)
+
+            each_head(self._num_heads, 1, merge)
+            self.kv.write_pages(span.seq, block, slot, span.first + shift, span.end + shift)
+
+    def _attend(self, span: Span, j: Int, block: Int, slot: Int) -> None:
+        num_queries, num_keys = self.kv.blocks.num_queries, self.kv.blocks.keys
+        shape = (num_queries * self.group, num_keys)
+        token = j * num_queries + lax.broadcasted_iota(jnp.int32, shape, 0) // self.group
+        key = block * num_keys + lax.broadcasted_iota(jnp.int32, shape, 1)
+        position = token + span.shift
+        visible = (key <= position) & (key > position - self.tables.info[3])
+        visible &= (token >= span.first) & (token < span.end)
+
+        def attend(head: Int) -> None:
+            self.state.take(head, self.vmem.q[head], self.kv.buffer.at[slot, head], visible)
+
+        each_head(self._num_heads, 1, attend)
+
+    def _finish(self, span: Span, j: Int) -> None:
+        """Puts the sequence's rows among those of the others that meet in this block of queries."""
+        out = self.vmem.out
+        token = j * self.kv.blocks.num_queries + lax.broadcasted_iota(jnp.int32, out.shape[1:], 0) // self.group
+        is_own = (token >= span.first) & (token < span.end)
+
+        def merge(head: Int) -> None:
+            merged = jnp.where(is_own, self.state.result(head), out[head].astype(jnp.float32))
+            out[head] = merged.astype(out.dtype)
+
+        each_head(self._num_heads, 1, merge)

@@ -1,0 +1,101 @@
+"""Online softmax over blocks of keys (Milakov and Gimelshein, arXiv 1805.02867), for the KV heads one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from engine.attention.fused.plan import HeadLayout
+
+Ref = Any
+Int = jax.Array | int
+
+NEVER = -1e30  # finite: a row that sees nothing stays free of NaN
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How a product of query and key becomes a score, and what values are multiplied with."""
+
+    scale: float
+    soft_cap: float | None
+    value_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """Running state of all KV heads."""
+
+    layout: HeadLayout
+    scores: Scores
+    top: Ref  # f32 [num_kv_heads, rows, LANES], the same in all lanes
+    total: Ref  # f32 [num_kv_heads, rows, LANES], likewise
+    values: Ref  # f32 [num_kv_heads, rows, query width]
+
+    def start(self) -> None:
+        self.top[...] = jnp.full_like(self.top, NEVER)
+        self.total[...] = jnp.zeros_like(self.total)
+        self.values[...] = jnp.zeros_like(self.values)
+
+    def take(
+        self,
+        head: Int,
+        q: jax.Array,  # [rows, query width]
+        kv: Ref,  # [keys, width]
+        visible: jax.Array,  # [rows, keys]
+    ) -> None:
+        """Adds a block of keys."""
+        half, scores = self.layout.half, self.scores
+        k = kv[...] if self.layout.is_packed else kv[:, :half]
+        v = k if self.layout.is_packed else kv[:, half:]
+        score = _product(q, k.astype(q.dtype), contract_lanes=True) * scores.scale
+        if scores.soft_cap is not None:
+            score = scores.soft_cap * jnp.tanh(score / scores.soft_cap)
+        score = jnp.where(visible, score, NEVER)
+        top = self.top[head]
+        new_top = jnp.maximum(top, jnp.max(score, axis=1, keepdims=True))
+        weights = jnp.where(visible, jnp.exp(score - new_top[:, :1]), 0.0)
+        correction = jnp.exp(top - new_top)
+        self.top[head] = new_top
+        self.total[head] = self.total[head] * correction + jnp.sum(weights, axis=1, keepdims=True)
+        update = _product(weights.astype(q.dtype), v.astype(q.dtype))
+        self.values[head] = self.values[head] * correction[:, :1] + update
+
+    def result(self, head: Int) -> jax.Array:
+        """f32 [rows, query width]."""
+        total = jnp.maximum(self.total[head][:, :1], 1e-30)
+        result: jax.Array = self.values[head] * (self.scores.value_scale / total)
+        return result
+
+
+def each_head(num_heads: int, at_once: int, work: Callable[[Int], None]) -> None:
+    """Runs `work` for all heads, `at_once` of them side by side."""
+
+    def run(i: Int, _: None) -> None:
+        for j in range(at_once):
+            work(i * at_once + j)
+
+    lax.fori_loop(0, num_heads // at_once, run, None)
+
+
+def aligned(value: Int, multiple: int) -> jax.Array:
+    """`value`, with word for the compiler that it is a multiple."""
+    return pl.multiple_of(jnp.asarray(value, jnp.int32), multiple)
+
+
+def place_rows(place: jax.Array, rows: jax.Array) -> jax.Array:
+    """Rows put where the ones of a matrix of ones and zeros say: exact, in f32."""
+    return _product(place, rows)
+
+
+def _product(a: jax.Array, b: jax.Array, *, contract_lanes: bool = False) -> jax.Array:
+    """In f32; with `contract_lanes`, `b` is transposed."""
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    dimensions = (((1,), (1 if contract_lanes else 0,)), ((), ()))
+    return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)

@@ -1,0 +1,11 @@
+"""Planning for TPUs that are not at hand: compiles for their topologies ahead of time, and reckons what fits."""
+
+from __future__ import annotations
+
+from engine.planning.models import planned_model
+from engine.planning.plan import ALL_OPTIONS, Bucket, Plan, plan
+from engine.planning.presets import PRESETS, preset
+from engine.planning.report import as_dict
+from engine.planning.topology import has_libtpu
+
+__all__ = ["ALL_OPTIONS", "PRESETS", "Bucket", "Plan", "as_dict", "has_libtpu", "plan", "planned_model", "preset"]

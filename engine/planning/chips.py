@@ -1,0 +1,29 @@
+"""What the TPU chips have, per device as JAX counts them: a chip of v5e and v6e, half a chip of TPU7x."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SOURCE = (
+    "peak, HBM and its bandwidth: Google Cloud's TPU documentation, pages v5e, v6e and TPU7x; interconnect per link "
+    "and direction: J. Austin et al., How to Scale Your Model, 2025, and for TPU7x its page; HBM that a program can "
+    "use: as libtpu's compiler states it when a program does not fit"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    name: str
+    hbm_bytes: int  # that a program can use
+    hbm_bytes_per_s: float
+    bf16_flops_per_s: float
+    link_bytes_per_s: float  # of one link of the interconnect, one way
+    hop_s: float = 1e-6
+
+
+_GIB = 2**30
+CHIPS = {
+    "v5e": Chip("v5e", int(15.75 * _GIB), 8.19e11, 1.97e14, 4.5e10),
+    "v6e": Chip("v6e", int(31.25 * _GIB), 1.64e12, 9.18e14, 9.0e10),
+    "tpu7x": Chip("tpu7x", int(94.75 * _GIB), 3.69e12, 1.1535e15, 1.0e11),
+}

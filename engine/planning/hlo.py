@@ -1,0 +1,293 @@
+"""What a compiled step does, read from its HLO: bytes to and from HBM, collectives, copies of the cache.
+
+XLA's own `bytes accessed` counts a prefetch into VMEM twice, a loop's body once, and a Pallas call not at all. Here
+every instruction is counted as often as it runs, with those of its operands and results that lie in HBM:
+
+- An array whose layout names a memory space (`S(1)` is VMEM) is not in HBM.
+- A fusion reads of an operand what it takes: where it only slices or gathers from it, the slices; and it writes of a
+  result that it updates in place the update.
+- A loop runs as often as its condition says; of a conditional the cheapest branch is counted, which for sampling is
+  the greedy one.
+- The KV cache as the operand of a kernel counts nothing: how much of it a kernel moves is its own affair, and the
+  planner adds it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+_ITEM_BYTES = {"pred": 1, "bf16": 2, "f16": 2, "token": 0}
+_SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
+_LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+_NAME = re.compile(r"%([\w.\-]+)")
+_CALLED = re.compile(r"(calls|body|condition|to_apply)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+)")
+
+_FREE = {
+    "parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all", "partition-id", "replica-id",
+    "opt-barrier", "copy-done", "async-done", "async-update", "all-reduce-done", "all-gather-done",
+    "collective-permute-done", "iota", "domain", "custom-call-done",
+}  # fmt: skip
+_SLICES = {"dynamic-slice", "slice", "gather"}
+_VIEWS = {"bitcast", "reshape", "get-tuple-element"}
+_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # by opcode: which operand holds the update
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
+_HOST = {"send", "recv", "infeed", "outfeed", "send-done", "recv-done"}
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """One array of an instruction's result."""
+
+    num_bytes: int
+    is_in_hbm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    name: str
+    opcode: str
+    results: tuple[Array, ...]
+    operands: tuple[str, ...]
+    attributes: str
+    is_root: bool
+
+    @property
+    def called(self) -> dict[str, str]:
+        return dict(_CALLED.findall(self.attributes))
+
+    @property
+    def result_bytes(self) -> int:
+        return sum(array.num_bytes for array in self.results)
+
+    @property
+    def hbm_bytes(self) -> int:
+        return sum(array.num_bytes for array in self.results if array.is_in_hbm)
+
+
+@dataclass(frozen=True)
+class Computation:
+    name: str
+    instructions: Mapping[str, Instruction]
+
+    @cached_property
+    def root(self) -> Instruction:
+        return next(instruction for instruction in self.instructions.values() if instruction.is_root)
+
+    @cached_property
+    def parameters(self) -> dict[int, str]:
+        found = {}
+        for instruction in self.instructions.values():
+            if instruction.opcode == "parameter":
+                found[int(instruction.attributes.split(")")[0])] = instruction.name
+        return found
+
+    def users(self, name: str) -> list[Instruction]:
+        return [instruction for instruction in self.instructions.values() if name in instruction.operands]
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Of one run of a program, on one device."""
+
+    read_bytes: int = 0
+    written_bytes: int = 0
+    collectives: dict[str, int] = field(default_factory=dict)  # how often each kind runs
+    collective_bytes: int = 0  # of their results
+    host_transfers: int = 0
+    cache_copies: int = 0  # instructions that write as many bytes as the cache has, not in place
+
+    def add(self, other: Traffic, times: int = 1) -> None:
+        self.read_bytes += times * other.read_bytes
+        self.written_bytes += times * other.written_bytes
+        self.collective_bytes += times * other.collective_bytes
+        self.host_transfers += times * other.host_transfers
+        self.cache_copies += times * other.cache_copies
+        for kind, count in other.collectives.items():
+            self.collectives[kind] = self.collectives.get(kind, 0) + times * count
+
+    @property
+    def hbm_bytes(self) -> int:
+        return self.read_bytes + self.written_bytes
+
+
+class Program:
+    """The text of an optimised HLO module, as `compiled.as_text()` gives it."""
+
+    def __init__(self, text: str) -> None:
+        self._computations: dict[str, Computation] = {}
+        self._entry = ""
+        self._parse(text)
+
+    def traffic(self, cache_bytes: int) -> Traffic:
+        """`cache_bytes` is the size of the KV cache's array on one device."""
+        return self._of(self._computations[self._entry], cache_bytes)
+
+    def loop_trips(self) -> tuple[int, ...]:
+        """How often each loop of the entry computation runs."""
+        entry = self._computations[self._entry]
+        return tuple(self._trips(i) for i in entry.instructions.values() if i.opcode == "while")
+
+    def loop_traffic(self, cache_bytes: int) -> list[Traffic]:
+        """Of one turn of each loop of the entry computation: of one layer, in a stacked model."""
+        entry = self._computations[self._entry]
+        bodies = [i.called["body"] for i in entry.instructions.values() if i.opcode == "while"]
+        return [self._of(self._computations[body], cache_bytes) for body in bodies]
+
+    def _of(self, computation: Computation, cache_bytes: int) -> Traffic:
+        total = Traffic()
+        for instruction in computation.instructions.values():
+            if instruction.opcode == "while":
+                body = self._computations[instruction.called["body"]]
+                total.add(self._of(body, cache_bytes), self._trips(instruction))
+            elif instruction.opcode == "conditional":
+                branches = [self._of(self._computations[name], cache_bytes) for name in _branches(instruction)]
+                total.add(min(branches, key=lambda branch: branch.hbm_bytes))
+            elif instruction.opcode == "call":
+                total.add(self._of(self._computations[instruction.called["to_apply"]], cache_bytes))
+            elif instruction.opcode not in _FREE:
+                total.add(self._of_one(instruction, computation, cache_bytes))
+        return total
+
+    def _of_one(self, instruction: Instruction, computation: Computation, cache_bytes: int) -> Traffic:
+        reads = 0
+        for place, name in enumerate(instruction.operands):
+            source = computation.instructions.get(name)
+            if source is None or not source.hbm_bytes:
+                continue
+            if instruction.opcode == "custom-call" and source.hbm_bytes >= cache_bytes:
+                continue
+            reads += min(source.hbm_bytes, self._taken(instruction, place, source.hbm_bytes))
+        writes = self._written(instruction, computation)
+        if instruction.opcode == "custom-call":
+            writes = sum(a.num_bytes for a in instruction.results if a.is_in_hbm and a.num_bytes < cache_bytes)
+        kind = instruction.opcode.removesuffix("-start")
+        is_collective = kind in COLLECTIVES
+        return Traffic(
+            read_bytes=reads,
+            written_bytes=writes,
+            collectives={kind: 1} if is_collective else {},
+            collective_bytes=instruction.results[-1].num_bytes if is_collective else 0,
+            host_transfers=int(instruction.opcode in _HOST or "S(5)" in instruction.attributes),
+            cache_copies=int(writes >= cache_bytes > 0),
+        )
+
+    def _taken(self, instruction: Instruction, place: int, full: int) -> int:
+        """How many bytes an instruction reads of the operand at `place`."""
+        if instruction.opcode in _SLICES:
+            return instruction.result_bytes if place == 0 else full
+        if instruction.opcode in _IN_PLACE:
+            return 0 if place == 0 else full
+        called = self._computations.get(instruction.called.get("calls", ""))
+        if called is None or place not in called.parameters:
+            return full
+        return self._taken_inside(called, called.parameters[place], full)
+
+    def _taken_inside(self, computation: Computation, name: str, full: int) -> int:
+        if computation.instructions[name].is_root:  # a view of the parameter that leaves the fusion
+            return full
+        total = 0
+        for user in computation.users(name):
+            if user.opcode in _VIEWS:
+                total += self._taken_inside(computation, user.name, full)
+            else:
+                total += sum(self._taken(user, i, full) for i, operand in enumerate(user.operands) if operand == name)
+        return min(total, full)
+
+    def _written(self, instruction: Instruction, computation: Computation) -> int:
+        if instruction.opcode == "copy-start" or instruction.opcode.endswith("-start"):
+            first = instruction.results[0]
+            return first.num_bytes if first.is_in_hbm and instruction.opcode == "copy-start" else 0
+        called = self._computations.get(instruction.called.get("calls", ""))
+        if instruction.opcode in _IN_PLACE:
+            update = computation.instructions.get(instruction.operands[_IN_PLACE[instruction.opcode]])
+            return update.result_bytes if update is not None and instruction.hbm_bytes else 0
+        if called is None or not instruction.hbm_bytes:
+            return instruction.hbm_bytes
+        return min(instruction.hbm_bytes, self._root_written(called, called.root))
+
+    def _root_written(self, computation: Computation, root: Instruction) -> int:
+        if root.opcode == "tuple":
+            return sum(
+                self._root_written(computation, computation.instructions[name])
+                for name in root.operands
+                if computation.instructions[name].hbm_bytes
+            )
+        if root.opcode in _VIEWS and root.operands:
+            return self._root_written(computation, computation.instructions[root.operands[0]])
+        if root.opcode in _IN_PLACE:
+            return computation.instructions[root.operands[_IN_PLACE[root.opcode]]].result_bytes
+        inner = self._computations.get(root.called.get("calls", ""))
+        return self._root_written(inner, inner.root) if inner is not None else root.result_bytes
+
+    def _trips(self, loop: Instruction) -> int:
+        """From the condition `i < n` that a scan or a counted loop has; 1 where it depends on data."""
+        condition = self._computations[loop.called["condition"]]
+        for instruction in condition.instructions.values():
+            if instruction.opcode == "constant" and instruction.result_bytes == 4:
+                value = instruction.attributes.split(")")[0]
+                if value.isdigit():
+                    return int(value)
+        return 1
+
+    def _parse(self, text: str) -> None:
+        name = ""
+        instructions: dict[str, Instruction] = {}
+        for line in text.splitlines():
+            head = _HEAD.match(line)
+            if head:
+                name, instructions = head.group(2), {}
+                self._entry = name if head.group(1) else self._entry
+            elif line.startswith("}"):
+                self._computations[name] = Computation(name, instructions)
+            elif (match := _LINE.match(line)) and name:
+                parsed = _instruction(match.group(2), match.group(3), is_root=bool(match.group(1)))
+                instructions[parsed.name] = parsed
+
+
+def _instruction(name: str, rest: str, *, is_root: bool) -> Instruction:
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    results, rest = tuple(_arrays(rest[:end])), rest[end:].lstrip()
+    opcode, _, inner = rest.partition("(")
+    close = _closing(rest, len(opcode))
+    operands = tuple(_NAME.findall(rest[len(opcode) : close]))
+    attributes = inner if opcode in ("parameter", "constant") else rest[close:].split(", metadata=")[0]
+    return Instruction(name, opcode.strip(), results, operands, attributes, is_root)
+
+
+def _arrays(text: str) -> Iterator[Array]:
+    for kind, dims, layout in _SHAPE.findall(text):
+        size = math.prod(int(dim.lstrip("<=")) for dim in dims.split(",") if dim)
+        yield Array(size * _item_bits(kind) // 8, "S(" not in layout)
+
+
+def _item_bits(kind: str) -> int:
+    if kind in _ITEM_BYTES:
+        return 8 * _ITEM_BYTES[kind]
+    digits = re.match(r"[a-z]+(\d+)", kind)
+    return int(digits.group(1)) if digits else 0
+
+
+def _branches(instruction: Instruction) -> list[str]:
+    names: list[str] = []
+    for several, one in _BRANCHES.findall(instruction.attributes):
+        names += [one] if one else [name.strip().lstrip("%") for name in several.split(",")]
+    return names
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the parenthesis that opens at or after `start` closes."""
+    depth = 0
+    for place in range(start, len(text)):
+        if text[place] == "(":
+            depth += 1
+        elif text[place] == ")":
+            depth -= 1
+            if depth == 0:
+                return place
+    return len(text)

@@ -1,0 +1,33 @@
+"""The model that a plan is made for: a preset's name, a checkpoint's folder, or a config.json alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.checkpoint import read_json, read_model_config
+from engine.errors import ConfigError
+from engine.models import ModelConfig, family_of
+from engine.models.hf_config import checked_dtype
+from engine.planning.presets import PRESETS, preset
+
+
+def planned_model(model: str, dtype: str = "auto") -> ModelConfig:
+    """Weights need not be there, not even for a folder.
+
+    Raises:
+        ConfigError: there is no such preset, folder or file, or the model is not supported.
+        CheckpointError: a file is not readable.
+    """
+    of_preset = preset(model, "bfloat16" if dtype == "auto" else checked_dtype(dtype))
+    if of_preset is not None:
+        return of_preset
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return read_model_config(path, dtype)
+    if not path.is_file():
+        raise ConfigError(
+            f"{model!r} is no preset ({', '.join(PRESETS)}), no folder of a checkpoint and no config.json"
+        )
+    fields = read_json(path)
+    declared = str(fields.get("dtype") or fields.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    return family_of(fields).config(fields, declared if dtype == "auto" else checked_dtype(dtype))

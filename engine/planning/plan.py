@@ -1,0 +1,219 @@
+"""What a model would be on a slice of TPUs: compiled for it bucket by bucket, with no TPU and no weights."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from engine.attention import ShardedAttention
+from engine.batch import Geometry
+from engine.checkpoint import abstract_model
+from engine.config import EngineConfig
+from engine.deployment import Deployment, deploy, with_pages
+from engine.errors import ConfigError
+from engine.models import ModelConfig
+from engine.planning.chips import Chip
+from engine.planning.hlo import Program, Traffic
+from engine.planning.roofline import Step, decode_step, prefill_step
+from engine.planning.topology import chip_of, devices_of
+from engine.runner import Steps
+
+SHARE_OF_FREE_MEMORY = 0.9  # that the engine gives to pages, too
+
+ALL_OPTIONS = "head, all options"
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One compiled function of a step."""
+
+    kind: str  # backbone, head, or ALL_OPTIONS: the head with all sampling options
+    size: int  # tokens, or sampled rows
+    compile_s: float
+    temporary_bytes: int
+    aliased_bytes: int
+    traffic: Traffic
+    layer_collectives: dict[str, int]  # in one turn of the loop over layers
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Numbers are per device unless they say otherwise."""
+
+    topology: str
+    tensor: int
+    replicas: int  # workers that the slice has room for
+    chip: Chip
+    attention: str
+    model: ModelConfig
+    page_size: int
+    page_bytes: int
+    num_pages: int
+    max_pages: int  # that all sequences together could fill
+    max_model_len: int
+    cache_bytes: int
+    weight_bytes: int
+    buckets: tuple[Bucket, ...]
+    decode: tuple[Step, ...]
+    prefill: Step
+
+    @property
+    def temporary_bytes(self) -> int:
+        return max((bucket.temporary_bytes for bucket in self.buckets), default=0)
+
+    @property
+    def used_bytes(self) -> int:
+        return self.weight_bytes + self.cache_bytes + self.temporary_bytes
+
+    @property
+    def num_tokens(self) -> int:
+        """That the pages of one replica hold together."""
+        return (self.num_pages - 1) * self.page_size
+
+    @property
+    def compile_s(self) -> float:
+        return sum(bucket.compile_s for bucket in self.buckets)
+
+    @property
+    def cache_is_aliased(self) -> bool:
+        """In every step, and copied in none."""
+        steps = [bucket for bucket in self.buckets if bucket.kind == "backbone"]
+        return all(b.aliased_bytes >= self.cache_bytes and b.traffic.cache_copies == 0 for b in steps)
+
+
+def plan(
+    model: ModelConfig,
+    topology: str,
+    config: EngineConfig,
+    *,
+    context: int = 1024,
+    only: frozenset[int] | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Compiles every bucket of `config` for `topology`, and reckons what a step costs.
+
+    `context` is the length of the sequences in the estimates. `only` restricts the token buckets.
+
+    Raises:
+        ConfigError: libtpu is missing, the topology is unknown, the model cannot be split over `tensor_parallel`
+            devices, or it does not fit; the message says by how much.
+    """
+    chip, devices = chip_of(topology), devices_of(topology)
+    tensor = config.tensor_parallel
+    if len(devices) % tensor:
+        raise ConfigError(f"tensor_parallel = {tensor} does not divide the {len(devices)} devices of {topology}")
+    deployment = deploy(config, model, devices)
+    placement, attention = deployment.placement, deployment.attention
+    if placement is None or not isinstance(attention, ShardedAttention):
+        raise ConfigError(f"topology {topology} has one device; plan for a slice of several, with tensor_parallel 1")
+    abstract = abstract_model(deployment.model, placement, stacked=attention.is_stacked)
+    weight_bytes = sum(_share(leaf) for leaf in jax.tree.leaves(abstract))
+    free = int((chip.hbm_bytes - weight_bytes) * SHARE_OF_FREE_MEMORY)
+    if free < 2 * deployment.page_bytes:
+        raise ConfigError(
+            f"the weights take {weight_bytes} bytes of the {chip.hbm_bytes} that a {chip.name} device has, which "
+            f"leaves no room for pages: raise tensor_parallel above {tensor}, or take a larger slice"
+        )
+    spec = with_pages(deployment, config, free)
+    geometry = deployment.geometry(config, min(deployment.max_model_len, (spec.num_pages - 1) * spec.page_size))
+    steps = Steps(abstract, attention, geometry, placement)
+    cache = attention.abstract_cache(spec)
+    cache_bytes = spec.num_pages * deployment.page_bytes
+
+    def lower(kind: str, size: int) -> jax.stages.Lowered:
+        if kind == "backbone":
+            return steps.backbone(size, cache)
+        return steps.head(size, is_extended=kind != "head")
+
+    kinds = _kinds(geometry, only)
+    buckets = []
+    for done, (kind, size) in enumerate(kinds):
+        if progress is not None:
+            progress(done, len(kinds), f"{kind} of {size}")
+        buckets.append(_bucket(kind, size, lower, cache_bytes, chip))
+    return Plan(
+        topology=topology,
+        tensor=tensor,
+        replicas=len(devices) // tensor,
+        chip=chip,
+        attention=attention.name,
+        model=deployment.model,
+        page_size=spec.page_size,
+        page_bytes=deployment.page_bytes,
+        num_pages=spec.num_pages,
+        max_pages=config.max_num_seqs * geometry.pages_per_seq + 1,
+        max_model_len=geometry.max_model_len,
+        cache_bytes=cache_bytes,
+        weight_bytes=weight_bytes,
+        buckets=tuple(buckets),
+        decode=_decode_steps(deployment, tuple(buckets), chip, context, config),
+        prefill=prefill_step(deployment.model, tensor, chip, max(geometry.token_buckets)),
+    )
+
+
+def _kinds(geometry: Geometry, only: frozenset[int] | None) -> list[tuple[str, int]]:
+    """What a worker compiles when it starts."""
+    sizes = [
+        ("backbone", geometry.token_buckets),
+        ("head", geometry.row_buckets),
+        (ALL_OPTIONS, geometry.extended_row_buckets),
+    ]
+    return [(kind, size) for kind, buckets in sizes for size in buckets if only is None or size in only]
+
+
+def _bucket(
+    kind: str, size: int, lower: Callable[[str, int], jax.stages.Lowered], cache_bytes: int, chip: Chip
+) -> Bucket:
+    start = time.perf_counter()
+    try:
+        compiled = lower(kind, size).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise ConfigError(f"the {kind} of {size} does not fit a {chip.name} device: {str(error)[:400]}") from error
+    seconds = time.perf_counter() - start
+    memory: Any = compiled.memory_analysis()
+    # libtpu cannot print what the sort of all options became, and nothing here is made of it.
+    program = None if kind == ALL_OPTIONS else Program(compiled.as_text() or "")
+    turns = program.loop_traffic(cache_bytes) if program and kind == "backbone" else []
+    return Bucket(
+        kind=kind,
+        size=size,
+        compile_s=seconds,
+        temporary_bytes=memory.temp_size_in_bytes,
+        aliased_bytes=memory.alias_size_in_bytes,
+        traffic=program.traffic(cache_bytes) if program else Traffic(),
+        layer_collectives=max((turn.collectives for turn in turns), key=lambda c: sum(c.values()), default={}),
+    )
+
+
+def _decode_steps(
+    deployment: Deployment, buckets: tuple[Bucket, ...], chip: Chip, context: int, config: EngineConfig
+) -> tuple[Step, ...]:
+    found = {(bucket.kind, bucket.size): bucket for bucket in buckets}
+    heads = [size for kind, size in found if kind == "head"]
+    steps = []
+    for batch in sorted({1, 32, 64, 128, config.max_num_seqs}):
+        if batch > config.max_num_seqs:
+            continue
+        size = max(16, 1 << (batch - 1).bit_length())
+        backbone = found.get(("backbone", size))
+        head = found.get(("head", min((h for h in heads if h >= size), default=0)))
+        if backbone is not None and head is not None:
+            steps.append(decode_step(deployment, chip, batch, context, backbone.traffic, head.traffic))
+    return tuple(steps)
+
+
+def _share(leaf: jax.ShapeDtypeStruct) -> int:
+    """Bytes of an abstract array on each device."""
+    assert leaf.sharding is not None  # noqa: S101 -- abstract_model places everything
+    shape: tuple[int, ...] = leaf.sharding.shard_shape(leaf.shape)
+    return math.prod(shape) * int(jnp.dtype(leaf.dtype).itemsize)

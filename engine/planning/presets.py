@@ -1,0 +1,52 @@
+"""Geometries of well-known models, for planning without a checkpoint. From the config.json of each, as published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from engine.models import FAMILIES, ModelConfig
+
+_LLAMA_3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3", "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+        "max_position_embeddings": 40960, "rope_theta": 1e6, "tie_word_embeddings": tied,
+    }  # fmt: skip
+
+
+def _llama3(hidden: int, intermediate: int, layers: int, heads: int, rope: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "model_type": "llama", "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256,
+        "max_position_embeddings": 131072, "rope_theta": 5e5, "rms_norm_eps": 1e-5, "rope_scaling": dict(rope),
+    }  # fmt: skip
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "Qwen3-0.6B": _qwen3(1024, 3072, 28, 16, tied=True),
+        "Llama-3.1-8B": _llama3(4096, 14336, 32, 32, _LLAMA_3_ROPE),
+        "Qwen3-32B": _qwen3(5120, 25600, 64, 64, tied=False),
+        "Llama-3.3-70B": _llama3(8192, 28672, 80, 64, _LLAMA_3_ROPE),
+    }
+)
+"""Fields of config.json by the model's name."""
+
+
+def preset(name: str, dtype: str = "bfloat16") -> ModelConfig | None:
+    """The geometry of that name, whatever its case; None if there is no such preset."""
+    for known, fields in PRESETS.items():
+        if known.lower() == name.lower():
+            return FAMILIES[fields["model_type"]].config(fields, dtype)
+    return None

@@ -1,0 +1,47 @@
+"""A plan as plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from engine.planning.chips import SOURCE
+from engine.planning.plan import Plan
+from engine.planning.roofline import Step
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """What `penstock plan --json` prints. Sizes in bytes and times in seconds, per device; rates per replica."""
+    return {
+        "topology": plan.topology,
+        "tensor_parallel": plan.tensor,
+        "replicas": plan.replicas,
+        "attention": plan.attention,
+        "chip": {**dataclasses.asdict(plan.chip), "source": SOURCE},
+        "model": dataclasses.asdict(plan.model),
+        "max_model_len": plan.max_model_len,
+        "hbm": {
+            "weights": plan.weight_bytes,
+            "pages": plan.cache_bytes,
+            "temporaries": plan.temporary_bytes,
+            "used": plan.used_bytes,
+            "of": plan.chip.hbm_bytes,
+        },
+        "pages": {
+            "size_tokens": plan.page_size,
+            "size_bytes": plan.page_bytes,
+            "count": plan.num_pages,
+            "useful_at_most": plan.max_pages,
+            "tokens_at_once": plan.num_tokens,
+            "aliased_and_never_copied": plan.cache_is_aliased,
+        },
+        "compile_s": plan.compile_s,
+        "buckets": [dataclasses.asdict(bucket) for bucket in plan.buckets],
+        "decode": [_step(step) for step in plan.decode],
+        "prefill": {**_step(plan.prefill), "time_to_first_token_s": plan.prefill.seconds},
+    }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    derived = {"seconds": step.seconds, "tokens_per_s": step.tokens_per_s, "bytes_over_ideal": step.overhead}
+    return {**dataclasses.asdict(step), **derived}

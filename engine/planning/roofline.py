@@ -1,0 +1,130 @@
+"""What a step costs at best: bytes over bandwidth, products over peak, and what devices have to tell each other.
+
+Formulas, so that they can be checked by hand, per device, with n devices of one replica:
+
+- Weights that a step reads: all of them once, but of an embedding that is not tied to the head only a row per token.
+- KV of a token: layers x KV heads x head_dim x 2 x bytes of an element / n.
+- Products: 2 x (parameters of the layers) x tokens + 2 x (parameters of the head) x sampled rows, and for attention
+  4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
+- An all-reduce of b bytes around a ring, both ways at once: 2 (n - 1) / n x b over two links, and 2 (n - 1) hops; there
+  are two per layer, of tokens x hidden x bytes of an element, and one behind the embedding.
+- A step takes the longer of bytes / bandwidth and products / peak, and the all-reduces on top, for they wait for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from engine.deployment import Deployment
+from engine.models import ModelConfig
+from engine.planning.chips import Chip
+from engine.planning.hlo import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Per device, at the roofline."""
+
+    num_tokens: int
+    context: int
+    ideal_bytes: int  # weights once, live KV once, new KV once
+    counted_bytes: int  # from the compiled HLO, and the pages that the attention kernel moves
+    flops: float
+    memory_s: float
+    compute_s: float
+    collective_s: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.memory_s, self.compute_s) + self.collective_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds
+
+    @property
+    def overhead(self) -> float:
+        """Bytes counted over the ideal."""
+        return self.counted_bytes / self.ideal_bytes
+
+
+def decode_step(deployment: Deployment, chip: Chip, batch: int, context: int, backbone: Traffic, head: Traffic) -> Step:
+    """`batch` sequences of `context` tokens each make one token more."""
+    model, tensor = deployment.model, _tensor(deployment)
+    token_bytes = kv_token_bytes(model, deployment.kv_dtype) // tensor
+    weights = step_weight_bytes(model, batch, tensor)
+    ideal = weights + batch * (context + 1) * token_bytes
+    per_token = deployment.page_bytes // deployment.page_size
+    pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
+    moved = deployment.attention.rows_moved(context, deployment.cache_spec(2), pages_per_seq)
+    counted = backbone.hbm_bytes + head.hbm_bytes + batch * sum(moved) * per_token
+    flops = step_flops(model, batch, batch, batch * context) / tensor
+    return Step(
+        num_tokens=batch,
+        context=context,
+        ideal_bytes=ideal,
+        counted_bytes=counted,
+        flops=flops,
+        memory_s=counted / chip.hbm_bytes_per_s,
+        compute_s=flops / chip.bf16_flops_per_s,
+        collective_s=collective_s(model, batch, tensor, chip),
+    )
+
+
+def prefill_step(model: ModelConfig, tensor: int, chip: Chip, num_tokens: int) -> Step:
+    """One prompt of `num_tokens` in one step: at best the time to its first token, with nothing else to do."""
+    weights = step_weight_bytes(model, num_tokens, tensor)
+    kv_bytes = num_tokens * kv_token_bytes(model, model.dtype) // tensor
+    flops = step_flops(model, num_tokens, 1, num_tokens * (num_tokens + 1) // 2) / tensor
+    return Step(
+        num_tokens=num_tokens,
+        context=0,
+        ideal_bytes=weights + kv_bytes,
+        counted_bytes=weights + kv_bytes,
+        flops=flops,
+        memory_s=(weights + kv_bytes) / chip.hbm_bytes_per_s,
+        compute_s=flops / chip.bf16_flops_per_s,
+        collective_s=collective_s(model, num_tokens, tensor, chip),
+    )
+
+
+def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
+    """Of one token in all layers, over all devices of a replica."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * int(jnp.dtype(kv_dtype).itemsize)
+
+
+def layer_parameters(model: ModelConfig) -> int:
+    """Of the products of one layer: norms and biases are left out."""
+    attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
+    return attention + 3 * model.hidden_size * model.intermediate_size
+
+
+def step_weight_bytes(model: ModelConfig, num_tokens: int, tensor: int) -> int:
+    """What one step reads of the weights on each device; small vectors are left out."""
+    itemsize = int(jnp.dtype(model.dtype).itemsize)
+    head = model.vocab_size * model.hidden_size
+    return (model.num_layers * layer_parameters(model) + head) * itemsize // tensor + (
+        num_tokens * model.hidden_size * itemsize
+    )
+
+
+def step_flops(model: ModelConfig, num_tokens: int, num_rows: int, num_keys_seen: int) -> float:
+    """Over all devices of a replica."""
+    products = 2 * model.num_layers * layer_parameters(model) * num_tokens
+    head = 2 * model.vocab_size * model.hidden_size * num_rows
+    attention = 4 * model.num_layers * model.num_heads * model.head_dim * num_keys_seen
+    return float(products + head + attention)
+
+
+def collective_s(model: ModelConfig, num_tokens: int, tensor: int, chip: Chip) -> float:
+    if tensor == 1:
+        return 0.0
+    num_bytes = num_tokens * model.hidden_size * int(jnp.dtype(model.dtype).itemsize)
+    each = 2 * (tensor - 1) / tensor * num_bytes / (2 * chip.link_bytes_per_s) + 2 * (tensor - 1) * chip.hop_s
+    return (2 * model.num_layers + 1) * each
+
+
+def _tensor(deployment: Deployment) -> int:
+    return 1 if deployment.placement is None else deployment.placement.tensor

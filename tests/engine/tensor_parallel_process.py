@@ -1,0 +1,61 @@
+"""Run by test_tensor_parallel.py in a process with eight host devices; prints one JSON object.
+
+python tensor_parallel_process.py CHECKPOINT TENSOR ...
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+from engines import SMALL, drive
+
+from engine import Engine, EngineConfig, Request, SamplingParams
+
+
+def main() -> None:
+    assert len(jax.devices()) == 8
+    directory, *tensors = sys.argv[1:]
+    json.dump({tensor: run(Path(directory), int(tensor)) for tensor in tensors}, sys.stdout)
+
+
+def run(directory: Path, tensor: int) -> dict[str, Any]:
+    """Tokens of a few requests, and how the engine lies on the devices."""
+    config = EngineConfig(
+        max_num_seqs=SMALL.max_num_seqs,
+        max_batch_tokens=SMALL.max_batch_tokens,
+        max_model_len=SMALL.max_model_len,
+        page_size=SMALL.page_size,
+        num_pages=SMALL.num_pages,
+        tensor_parallel=tensor,
+        attention="xla",
+    )
+    engine = Engine.from_checkpoint(directory, config)
+    prompts = [list(range(5, 5 + length)) for length in (3, 9, 21)]
+    requests = [
+        Request(str(i), tuple(prompt), SamplingParams(max_tokens=12, temperature=0.0 if i else 0.8, seed=i))
+        for i, prompt in enumerate(prompts)
+    ]
+    results = drive(engine, requests)
+    runner = engine._runner
+    text = runner.compile_backbone(16).as_text()
+    return {
+        "tokens": [results[str(i), 0].token_ids for i in range(len(prompts))],
+        "all_reduces": len(re.findall(r"= \S+ all-reduce(?:-start)?\(", text)),
+        "other_collectives": len(re.findall(r"(all-gather|reduce-scatter|collective-permute|all-to-all)\(", text)),
+        "weight_shares": sorted({share(leaf) for leaf in runner._steps.params if leaf.ndim == 2}),
+        "cache_shares": sorted({share(leaf) for leaf in jax.tree.leaves(runner._cache)}),
+    }
+
+
+def share(array: jax.Array) -> int:
+    """Into how many parts an array is split."""
+    return array.size // array.addressable_shards[0].data.size
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Our TPU kernel, interpreted on CPU, against the reference that JAX publishes with its own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
+
+from engine.attention import KVCacheSpec, RaggedBatch
+from engine.attention.fused import FusedAttention
+from engine.attention.fused.plan import HeadLayout
+from engine.errors import ConfigError
+from engine.models import StackedCache
+
+MAX_SEQS, MAX_LEN, LAYERS, LAYER = 6, 96, 2, 1
+INTERPRETED = pltpu.InterpretParams(dma_execution_mode="eager")
+MIXED = [(1, 33), (20, 45), (1, 2), (3, 3), (1, 16)]  # (tokens of this step, tokens in all) of each sequence
+
+
+def run(
+    lengths: list[tuple[int, int]],
+    *,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    page_size: int = 8,
+    dtype: str = "float32",
+    kv_dtype: str | None = None,
+    scales: tuple[float, float] = (1.0, 1.0),
+    num_tokens: int = 32,
+    max_keys: int = 16,
+    seed: int = 0,
+    **options: Any,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ours and the reference's values for the real tokens of one random batch, each f32; pages are compared here."""
+    rng = np.random.default_rng(seed)
+    kv_dtype = kv_dtype or dtype
+    pages_per_seq = -(-MAX_LEN // page_size)
+    num_pages = MAX_SEQS * pages_per_seq + 1
+    free = rng.permutation(np.arange(1, num_pages))
+    q, k, v = (
+        rng.normal(size=(num_tokens, heads, head_dim)).astype(dtype)
+        for heads in (num_heads, num_kv_heads, num_kv_heads)
+    )
+    # Of K and V apart, f32, already of values that kv_dtype has: [num_pages * page_size, 2, num_kv_heads, head_dim]
+    before = stored(rng.normal(size=(num_pages * page_size, 2, num_kv_heads, head_dim)), kv_dtype, scales)
+    after = before.copy()
+    page_indices = np.zeros((MAX_SEQS, pages_per_seq), np.int32)
+    kv_lens = np.zeros(MAX_SEQS, np.int32)
+    num_real = sum(q_len for q_len, _ in lengths)
+    cu_q_lens = np.full(MAX_SEQS + 1, num_real, np.int32)
+    cu_q_lens[: len(lengths) + 1] = np.cumsum([0, *(q_len for q_len, _ in lengths)])
+    slots = np.zeros(num_tokens, np.int32)
+    for i, (q_len, kv_len) in enumerate(lengths):
+        used, start = -(-kv_len // page_size), cu_q_lens[i]
+        page_indices[i, :used], free = free[:used], free[used:]
+        kv_lens[i] = kv_len
+        slot = page_indices[i, np.arange(kv_len) // page_size] * page_size + np.arange(kv_len) % page_size
+        slots[start : start + q_len] = slot[kv_len - q_len :]
+        new = np.stack([k[start : start + q_len], v[start : start + q_len]], axis=1).astype(np.float32)
+        after[slot[kv_len - q_len :]] = stored(new, kv_dtype, scales)
+    count = np.array([len(lengths)], np.int32)
+    batch = RaggedBatch(*map(jnp.asarray, (slots, kv_lens, page_indices, cu_q_lens, count)))
+
+    attention = FusedAttention(
+        max_keys=max_keys,
+        max_queries=16,
+        kv_dtype=kv_dtype,
+        k_scale=scales[0],
+        v_scale=scales[1],
+        interpret=INTERPRETED,
+    )
+    spec = KVCacheSpec(LAYERS, num_pages, page_size, num_kv_heads, head_dim, kv_dtype)
+    shape = attention.cache_arrays(spec)[0].shape
+    pages = np.full(shape, 3.0, np.float32)  # of another layer
+    pages[LAYER * num_pages :] = as_pages(before, shape, head_dim)
+    cache = StackedCache(jnp.asarray(pages, kv_dtype), jnp.int32(LAYER * num_pages))
+    ours, new_cache = jax.jit(partial(attention, **options))(*map(jnp.asarray, (q, k, v)), cache, batch)
+
+    held = np.concatenate([page_indices[i, : -(-kv_len // page_size)] for i, (_, kv_len) in enumerate(lengths)])
+    written = np.asarray(new_cache.pages, np.float32)
+    expected = as_pages(after, shape, head_dim)
+    lanes = lanes_of(head_dim)
+    for i, (_, kv_len) in enumerate(lengths):
+        for position in range(kv_len):
+            page, place = page_indices[i, position // page_size], position % page_size
+            np.testing.assert_allclose(
+                written[LAYER * num_pages + page, :, place][:, lanes], expected[page, :, place][:, lanes], rtol=1e-6
+            )
+    others = np.setdiff1d(np.arange(num_pages), held)
+    np.testing.assert_array_equal(
+        written[LAYER * num_pages + others][..., lanes], as_pages(before, shape, head_dim)[others][..., lanes]
+    )
+    np.testing.assert_array_equal(written[: LAYER * num_pages], 3.0)
+
+    combined = after.transpose(0, 2, 1, 3).reshape(num_pages, page_size, 2 * num_kv_heads, head_dim)
+    is_quantised = jnp.dtype(kv_dtype).itemsize == 1
+    reference = ref_ragged_paged_attention(
+        jnp.asarray(q),
+        jnp.asarray(combined, kv_dtype),
+        *map(jnp.asarray, (kv_lens, page_indices, cu_q_lens, count)),
+        sm_scale=options.get("scale") or head_dim**-0.5,
+        sliding_window=options.get("sliding_window"),
+        soft_cap=options.get("soft_cap"),
+        k_scale=scales[0] if is_quantised else None,
+        v_scale=scales[1] if is_quantised else None,
+    )
+    return np.asarray(ours, np.float32)[:num_real], np.asarray(reference, np.float32)[:num_real]
+
+
+def stored(values: np.ndarray, kv_dtype: str, scales: tuple[float, float]) -> np.ndarray:
+    """What a page of this type keeps of K and V, on axis 1, as f32."""
+    scaled = values / np.array(scales).reshape(1, 2, 1, 1) if jnp.dtype(kv_dtype).itemsize == 1 else values
+    if kv_dtype == "int8":
+        scaled = np.clip(np.round(scaled), -128, 127)
+    return np.asarray(jnp.asarray(scaled, jnp.float32).astype(kv_dtype).astype(jnp.float32))
+
+
+def as_pages(both: np.ndarray, shape: tuple[int, ...], head_dim: int) -> np.ndarray:
+    """[num_pages * page_size, 2, num_kv_heads, head_dim] as one layer's pages of ours."""
+    _, num_kv_heads, page_size, width = shape
+    pages = np.zeros((len(both) // page_size, num_kv_heads, page_size, width), np.float32)
+    split = both.reshape(-1, page_size, 2, num_kv_heads, head_dim).transpose(2, 0, 3, 1, 4)
+    half = HeadLayout(head_dim).half
+    pages[..., :head_dim], pages[..., half : half + head_dim] = split
+    return pages
+
+
+def lanes_of(head_dim: int) -> np.ndarray:
+    half = HeadLayout(head_dim).half
+    return np.concatenate([np.arange(head_dim), half + np.arange(head_dim)])
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim"),
+    [(4, 2, 64), (8, 1, 128), (6, 3, 96), (2, 2, 256), (5, 1, 128), (10, 2, 80)],
+)
+def test_mixed_batches_equal_the_reference(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    ours, reference = run(MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    np.testing.assert_allclose(ours, reference, atol=2e-5)
+
+
+@pytest.mark.parametrize("lengths", [[(1, 1)], [(1, 90), (1, 8), (1, 9)], [(32, 32)], [(30, 90)]])
+def test_pure_batches_equal_the_reference(lengths: list[tuple[int, int]]) -> None:
+    ours, reference = run(lengths)
+    np.testing.assert_allclose(ours, reference, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"sliding_window": 1}, {"sliding_window": 5}, {"sliding_window": 24, "soft_cap": 2.0}, {"scale": 0.3}],
+    ids=str,
+)
+def test_windows_caps_and_scales_equal_the_reference(options: dict[str, Any]) -> None:
+    ours, reference = run(MIXED, **options)
+    np.testing.assert_allclose(ours, reference, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "scales"), [("int8", (0.02, 0.03)), ("float8_e4m3fn", (0.5, 2.0))], ids=["int8", "fp8"]
+)
+def test_quantised_pages_equal_the_reference(kv_dtype: str, scales: tuple[float, float]) -> None:
+    ours, reference = run(MIXED, kv_dtype=kv_dtype, scales=scales, page_size=32, max_keys=32)
+    np.testing.assert_allclose(ours, reference, atol=2e-5)
+
+
+def test_bfloat16_is_as_close_as_its_precision() -> None:
+    ours, reference = run(MIXED, dtype="bfloat16", head_dim=128, page_size=16)
+    np.testing.assert_allclose(ours, reference, atol=3e-2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_batches_equal_the_reference(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    kv_lens = rng.integers(1, MAX_LEN, rng.integers(1, MAX_SEQS + 1))
+    lengths = [(int(min(rng.integers(1, 20), kv_len)) if rng.random() < 0.5 else 1, int(kv_len)) for kv_len in kv_lens]
+    options: dict[str, Any] = {"sliding_window": 20} if seed == 1 else {}
+    ours, reference = run(lengths, num_tokens=128, max_keys=[16, 32, 96][seed], seed=seed, **options)
+    np.testing.assert_allclose(ours, reference, atol=2e-5)
+
+
+def test_a_page_that_is_not_made_of_whole_tiles_is_refused() -> None:
+    with pytest.raises(ConfigError, match="page_size 24 is no multiple of 16"):
+        FusedAttention().cache_arrays(KVCacheSpec(1, 2, 24, 1, 64, "bfloat16"))
+
+
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_a_sequence_whose_tokens_go_to_the_sink_leaves_its_pages_alone(num_queries: int) -> None:
+    attention = FusedAttention(interpret=INTERPRETED)
+    spec = KVCacheSpec(1, 3, 8, 1, 64, "float32")
+    shape = attention.cache_arrays(spec)[0].shape
+    x = jnp.ones((16, 1, 64))
+    batch = RaggedBatch(
+        slots=jnp.zeros(16, jnp.int32),
+        kv_lens=jnp.asarray([num_queries, 0]),
+        page_indices=jnp.asarray([[1, 2], [0, 0]]),
+        cu_q_lens=jnp.asarray([0, num_queries, num_queries]),
+        num_seqs=jnp.asarray([1]),
+    )
+    out, cache = jax.jit(attention)(x, x, x, StackedCache(jnp.full(shape, 3.0), jnp.int32(0)), batch)
+    np.testing.assert_array_equal(cache.pages[1:], 3.0)
+    assert np.isfinite(out[:num_queries]).all()

@@ -1,0 +1,167 @@
+"""The planner's arithmetic by hand, its reading of HLO on a small text, and one plan compiled for a real topology."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.attention import check_page_table, page_size_for
+from engine.attention.choice import SMEM_BYTES, page_table_bytes
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.models import ModelConfig
+from engine.planning import PRESETS, as_dict, has_libtpu, plan, planned_model, preset
+from engine.planning.chips import CHIPS
+from engine.planning.hlo import Program
+from engine.planning.roofline import collective_s, kv_token_bytes, layer_parameters, step_flops, step_weight_bytes
+
+needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: pip install 'penstock[tpu]'")
+
+HLO = """HloModule step, is_scheduled=true
+
+%taken (p0: bf16[4,256,128], p1: s32[]) -> bf16[256,128] {
+  %p0 = bf16[4,256,128]{2,1,0:T(8,128)} parameter(0)
+  %p1 = s32[]{:T(128)} parameter(1)
+  %zero = s32[]{:T(128)} constant(0)
+  %row = bf16[1,256,128]{2,1,0:T(8,128)} dynamic-slice(%p0, %p1, %zero, %zero), dynamic_slice_sizes={1,256,128}
+  ROOT %view = bf16[256,128]{1,0:T(8,128)S(1)} bitcast(%row)
+}
+
+%put (p0: f32[1000,128], p1: s32[8], p2: f32[8,128]) -> f32[1000,128] {
+  %p0 = f32[1000,128]{1,0} parameter(0)
+  %p1 = s32[8]{0} parameter(1)
+  %p2 = f32[8,128]{1,0} parameter(2)
+  ROOT %scatter = f32[1000,128]{1,0} scatter(%p0, %p1, %p2), to_apply=%sum
+}
+
+%body (state: (s32[], bf16[4,256,128], f32[1000,128], f32[8,128])) -> (s32[], bf16[4,256,128], f32[1000,128], f32[8,128]) {
+  %state = (s32[]{:T(128)}, bf16[4,256,128]{2,1,0}, f32[1000,128]{1,0}, f32[8,128]{1,0}) parameter(0)
+  %i = s32[]{:T(128)S(6)} get-tuple-element(%state), index=0
+  %weights = bf16[4,256,128]{2,1,0} get-tuple-element(%state), index=1
+  %cache = f32[1000,128]{1,0} get-tuple-element(%state), index=2
+  %x = f32[8,128]{1,0} get-tuple-element(%state), index=3
+  %layer = bf16[256,128]{1,0:T(8,128)S(1)} fusion(%weights, %i), kind=kLoop, calls=%taken
+  %places = s32[8]{0:S(1)} iota(), iota_dimension=0
+  %written = f32[1000,128]{1,0} fusion(%cache, %places, %x), kind=kCustom, calls=%put
+  %sum.1 = f32[8,128]{1,0:S(1)} all-reduce(%x), replica_groups={{0,1}}, to_apply=%sum
+  %more = f32[8,128]{1,0} add(%x, %sum.1)
+  ROOT %out = (s32[]{:T(128)}, bf16[4,256,128]{2,1,0}, f32[1000,128]{1,0}, f32[8,128]{1,0}) tuple(%i, %weights, %written, %more)
+}
+
+%until (state.1: (s32[], bf16[4,256,128], f32[1000,128], f32[8,128])) -> pred[] {
+  %four = s32[]{:T(128)} constant(4)
+  %state.1 = (s32[]{:T(128)}, bf16[4,256,128]{2,1,0}, f32[1000,128]{1,0}, f32[8,128]{1,0}) parameter(0)
+  %i.1 = s32[]{:T(128)} get-tuple-element(%state.1), index=0
+  ROOT %less = pred[]{:T(512)} compare(%i.1, %four), direction=LT
+}
+
+ENTRY %main (a: bf16[4,256,128], b: f32[1000,128], c: f32[8,128]) -> f32[1000,128] {
+  %a = bf16[4,256,128]{2,1,0} parameter(0)
+  %b = f32[1000,128]{1,0} parameter(1)
+  %c = f32[8,128]{1,0} parameter(2)
+  %start = s32[]{:T(128)S(6)} constant(0)
+  %all = (s32[]{:T(128)}, bf16[4,256,128]{2,1,0}, f32[1000,128]{1,0}, f32[8,128]{1,0}) tuple(%start, %a, %b, %c)
+  %loop = (s32[]{:T(128)}, bf16[4,256,128]{2,1,0}, f32[1000,128]{1,0}, f32[8,128]{1,0}) while(%all), condition=%until, body=%body
+  %result = f32[1000,128]{1,0} get-tuple-element(%loop), index=2
+  ROOT %copied = f32[1000,128]{1,0} copy(%result)
+}
+"""  # noqa: E501 -- HLO has long lines
+
+
+def llama_8b() -> ModelConfig:
+    model = preset("Llama-3.1-8B")
+    assert model is not None
+    return model
+
+
+def test_bytes_are_counted_from_hbm_operands_as_often_as_they_move() -> None:
+    traffic = Program(HLO).traffic(cache_bytes=1000 * 128 * 4)
+    layer, x = 256 * 128 * 2, 8 * 128 * 4
+    turn_reads = layer + x + x + x  # the layer's slice, the update, the reduced, the added
+    turn_writes = x + x  # the update in place, the sum
+    cache = 1000 * 128 * 4
+    assert traffic.read_bytes == 4 * turn_reads + cache
+    assert traffic.written_bytes == 4 * turn_writes + cache
+    assert traffic.collectives == {"all-reduce": 4}
+    assert traffic.cache_copies == 1  # the one that the text ends with
+    assert Program(HLO).loop_traffic(cache)[0].collectives == {"all-reduce": 1}
+
+
+def test_presets_have_the_published_numbers_of_parameters() -> None:
+    billions = {}
+    for name in PRESETS:
+        model = preset(name.lower())
+        assert model is not None
+        tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
+        billions[name] = round((model.num_layers * layer_parameters(model) + tables) / 1e9, 2)
+    assert billions == {"Qwen3-0.6B": 0.6, "Llama-3.1-8B": 8.03, "Qwen3-32B": 32.76, "Llama-3.3-70B": 70.55}
+
+
+def test_the_roofline_of_a_step_by_hand() -> None:
+    model = llama_8b()
+    assert kv_token_bytes(model, "bfloat16") == 2 * 32 * 8 * 128 * 2
+    assert layer_parameters(model) == 4096 * (32 * 128 + 2 * 8 * 128 + 32 * 128) + 3 * 4096 * 14336
+    weights = (32 * layer_parameters(model) + 128256 * 4096) * 2
+    assert step_weight_bytes(model, 64, 4) == weights // 4 + 64 * 4096 * 2
+    products = 2 * (32 * layer_parameters(model) + 128256 * 4096) * 64
+    assert step_flops(model, 64, 64, 64 * 1000) == products + 4 * 32 * 32 * 128 * 64 * 1000
+    one = 2 * 3 / 4 * (64 * 4096 * 2) / (2 * 9.0e10) + 2 * 3 * 1e-6
+    assert collective_s(model, 64, 4, CHIPS["v6e"]) == pytest.approx(65 * one)
+    assert collective_s(model, 64, 1, CHIPS["v6e"]) == 0
+
+
+def test_page_tables_follow_the_rule_of_scalar_memory() -> None:
+    assert page_table_bytes(256, 1024) > SMEM_BYTES  # does not compile
+    check_page_table(max_num_seqs=64, max_model_len=64 * 2048, page_size=64)
+    with pytest.raises(ConfigError, match=r"max_num_seqs 256 x 1024 pages .* raise page_size"):
+        check_page_table(max_num_seqs=256, max_model_len=16384, page_size=16)
+    assert page_size_for("cpu", max_num_seqs=256, max_model_len=131072) == 32
+    size = page_size_for("tpu", max_num_seqs=256, max_model_len=131072)
+    check_page_table(max_num_seqs=256, max_model_len=131072, page_size=size)
+    assert size == 256
+
+
+def test_a_model_is_planned_from_a_config_alone_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "anything.json"
+    path.write_text(json.dumps({**PRESETS["Qwen3-32B"], "architectures": ["Qwen3ForCausalLM"]}))
+    assert planned_model(str(path)) == preset("qwen3-32b")
+    with pytest.raises(ConfigError, match=r"'gpt-5' is no preset \(Qwen3-0.6B"):
+        planned_model("gpt-5")
+    with pytest.raises(ConfigError, match="'h100:8' is of no known chip"):
+        plan(llama_8b(), "h100:8", EngineConfig())
+
+
+@pytest.mark.skipif(has_libtpu(), reason="libtpu is installed")
+def test_without_libtpu_the_message_says_what_to_install() -> None:
+    with pytest.raises(ConfigError, match="libtpu, which is not installed here: pip install"):
+        plan(llama_8b(), "v5e:2x2", EngineConfig())
+
+
+@needs_libtpu
+@pytest.mark.parametrize("attention", ["fused", "ragged"])
+def test_a_small_plan_holds_what_the_ledger_says(attention: str) -> None:
+    """In place, two all-reduces per layer, nothing to the host, bytes near the ideal; compiled for four v6e chips."""
+    model = replace(llama_8b(), vocab_size=1024, intermediate_size=4096)
+    config = EngineConfig(
+        max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, tensor_parallel=4, attention=attention
+    )
+    made = plan(model, "v6e:2x2", config)
+    assert made.cache_is_aliased
+    step = next(bucket for bucket in made.buckets if bucket.kind == "backbone")
+    assert step.layer_collectives == {"all-reduce": 2}
+    assert step.traffic.collectives == {"all-reduce": 2 * model.num_layers + 1}
+    assert not any(bucket.traffic.host_transfers for bucket in made.buckets)
+    assert made.used_bytes < made.chip.hbm_bytes
+    assert made.decode[0].overhead < 1.10
+    assert json.loads(json.dumps(as_dict(made)))["pages"]["aliased_and_never_copied"] is True
+
+
+@needs_libtpu
+def test_what_does_not_fit_is_refused_with_its_numbers() -> None:
+    model = preset("Qwen3-32B")
+    assert model is not None
+    with pytest.raises(ConfigError, match=r"the weights take 65\d+ bytes of the .* v5e device has"):
+        plan(model, "v5e:2x2", EngineConfig(max_num_seqs=16, max_model_len=2048))

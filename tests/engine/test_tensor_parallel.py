@@ -1,0 +1,72 @@
+"""A model over several devices: the same tokens, two all-reduces per layer, every weight split."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import write_model
+
+from engine.errors import ConfigError
+from engine.models import ModelConfig
+from engine.planning import preset
+from engine.sharding import split_model
+
+LAYERS = 2
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """By the number of devices; the model has two KV heads, so four and eight devices hold copies of them."""
+    directory = write_model(tmp_path_factory.mktemp("tensor"), num_attention_heads=8, num_hidden_layers=LAYERS)
+    here = Path(__file__).parent
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": f"{here.parent.parent}{os.pathsep}{here}",
+    }
+    command = [sys.executable, str(here / "tensor_parallel_process.py"), str(directory), "1", "2", "4", "8"]
+    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    assert outcome.returncode == 0, outcome.stderr[-3000:]
+    return json.loads(outcome.stdout)
+
+
+@pytest.mark.parametrize("tensor", ["2", "4", "8"])
+def test_several_devices_give_the_tokens_of_one(runs: dict[str, dict[str, Any]], tensor: str) -> None:
+    assert runs[tensor]["tokens"] == runs["1"]["tokens"]
+    assert all(len(tokens) == 12 for tokens in runs["1"]["tokens"])
+
+
+@pytest.mark.parametrize("tensor", ["2", "4", "8"])
+def test_a_layer_talks_twice_and_the_embedding_once(runs: dict[str, dict[str, Any]], tensor: str) -> None:
+    assert runs[tensor]["all_reduces"] == 2 * LAYERS + 1
+    assert runs[tensor]["other_collectives"] == 0
+
+
+@pytest.mark.parametrize("tensor", ["2", "4", "8"])
+def test_every_matrix_and_the_cache_are_split(runs: dict[str, dict[str, Any]], tensor: str) -> None:
+    assert runs[tensor]["weight_shares"] == [int(tensor)]
+    assert runs[tensor]["cache_shares"] == [int(tensor)]
+
+
+def llama_8b() -> ModelConfig:
+    model = preset("llama-3.1-8b")
+    assert model is not None
+    return model
+
+
+def test_kv_heads_are_copied_where_devices_outnumber_them() -> None:
+    split = split_model(llama_8b(), 16)
+    assert (split.num_kv_heads, split.kv_copies) == (16, 2)
+    assert split_model(split, 16) == split
+
+
+def test_a_split_that_does_not_come_out_even_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="3 does not divide the model's 32 attention heads; 1, 2, 4"):
+        split_model(llama_8b(), 3)

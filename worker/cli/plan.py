@@ -1,0 +1,37 @@
+"""`penstock plan`: its options. What it does is in `planning.py`, which needs the worker extra."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from worker.cli.errors import require_worker_extra
+from worker.cli.options import takes_settings
+from worker.settings import Settings, SettingsError, flag
+
+
+@takes_settings(
+    ["model", "dtype", "max_model_len", "max_num_seqs", "max_batch_tokens", "page_size", "num_pages", "attention"]
+)
+def plan(
+    *,
+    settings: Settings,
+    topology: Annotated[str, typer.Option(help="Chip and shape of the slice, such as v5e:2x4, v6e:2x2, tpu7x:2x2x1.")],
+    tensor: Annotated[int | None, typer.Option(help="Devices per copy of the model; none: all of the slice.")] = None,
+    context: Annotated[int, typer.Option(help="Tokens of each sequence in the estimates.", min=1)] = 1024,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compile a model for a slice of TPUs, with no TPU and no weights, and say what fits and how fast it could be.
+
+    --model takes a preset (Qwen3-0.6B, Llama-3.1-8B, Qwen3-32B, Llama-3.3-70B), a checkpoint's folder, or a
+    config.json. Every function that a worker would compile is compiled, so what does not fit fails here.
+    """
+    require_worker_extra()
+    if settings.model is None:
+        raise SettingsError(f"no model is set: give {flag('model')} a preset, a folder or a config.json")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a device of this machine is not needed, and may be in use
+    from worker.cli.planning import run  # loads jax, which --help and a light install do without
+
+    run(settings, topology, tensor, context, as_json=as_json)

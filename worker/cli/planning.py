@@ -1,0 +1,108 @@
+"""Makes the plan that `penstock plan` asks for, and shows it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from engine.demo import MODEL_DIR
+from engine.errors import EngineError
+from engine.planning import Plan, as_dict, planned_model
+from engine.planning import plan as planned
+from engine.planning.topology import devices_of
+from worker.cli.errors import CommandFailed
+from worker.cli.progress import shown
+from worker.cli.serve import engine_config
+from worker.settings import DEMO_MODEL, Settings
+
+_GIB = 2**30
+
+
+def run(settings: Settings, topology: str, tensor: int | None, context: int, *, as_json: bool) -> None:
+    """Plans and prints.
+
+    Raises:
+        CommandFailed: libtpu is missing, or the model is unknown, cannot be split so, or does not fit.
+    """
+    try:
+        made = _plan(settings, topology, tensor, context)
+    except EngineError as error:
+        raise CommandFailed(str(error)) from error
+    if as_json:
+        typer.echo(json.dumps(as_dict(made), indent=2))
+    else:
+        _show(Console(highlight=False), made)
+
+
+def _plan(settings: Settings, topology: str, tensor: int | None, context: int) -> Plan:
+    model = planned_model(str(MODEL_DIR) if settings.model == DEMO_MODEL else settings.model or "", settings.dtype)
+    config = replace(engine_config(settings), tensor_parallel=tensor or len(devices_of(topology)))
+    with shown(f"compiling for {topology}") as report:
+        return planned(model, topology, config, context=context, progress=report)
+
+
+def _show(console: Console, made: Plan) -> None:
+    kinds = f"{made.tensor} devices for one copy of the model, {made.replicas} copies"
+    console.print(f"[bold]{made.topology}[/]: {kinds}; attention {made.attention}, page size {made.page_size} tokens")
+    console.print(_memory(made))
+    held = f"{made.num_tokens:,} tokens at once in {made.num_pages - 1:,} pages"
+    console.print(f"Pages hold {held}: {made.num_tokens // made.max_model_len} sequences of {made.max_model_len:,}.")
+    alias = "updated in place, copied nowhere" if made.cache_is_aliased else "[bold red]copied in a step[/]"
+    console.print(f"The KV cache is {alias}. Compiling took {made.compile_s:.0f} s in all.\n")
+    console.print(_buckets(made))
+    console.print(_steps(made))
+    console.print("[dim]Estimates are rooflines: what memory, products and links allow, not what was measured.[/]")
+
+
+def _memory(made: Plan) -> Table:
+    table = Table("per device", "GiB", title="HBM", title_justify="left")
+    rows: list[tuple[str, int]] = [
+        ("weights", made.weight_bytes),
+        ("pages", made.cache_bytes),
+        ("temporaries", made.temporary_bytes),
+        ("used", made.used_bytes),
+        (f"of a {made.chip.name} device", made.chip.hbm_bytes),
+    ]
+    for name, num_bytes in rows:
+        table.add_row(name, f"{num_bytes / _GIB:.3f}")
+    return table
+
+
+def _buckets(made: Plan) -> Table:
+    table = Table("compiled", "size", "seconds", "temporaries MiB", "HBM MB per run", "collectives", "per layer")
+    for bucket in made.buckets:
+        table.add_row(
+            bucket.kind,
+            str(bucket.size),
+            f"{bucket.compile_s:.1f}",
+            f"{bucket.temporary_bytes / 2**20:.1f}",
+            f"{bucket.traffic.hbm_bytes / 1e6:,.0f}",
+            _counts(bucket.traffic.collectives),
+            _counts(bucket.layer_collectives),
+        )
+    return table
+
+
+def _steps(made: Plan) -> Table:
+    table = Table("step", "ms", "bytes ms", "products ms", "links ms", "GB", "over ideal", "TFLOP", "tokens/s")
+    for name, step in [*((f"decode {s.num_tokens} x {s.context}", s) for s in made.decode), ("prefill", made.prefill)]:
+        times: list[Any] = [step.seconds, step.memory_s, step.compute_s, step.collective_s]
+        table.add_row(
+            f"{name} {step.num_tokens}" if name == "prefill" else name,
+            *(f"{1e3 * value:.2f}" for value in times),
+            f"{step.counted_bytes / 1e9:.2f}",
+            f"{step.overhead:.3f}",
+            f"{step.flops / 1e12:.2f}",
+            f"{step.tokens_per_s:,.0f}",
+        )
+    table.caption = f"time to first token of {made.prefill.num_tokens} tokens: {1e3 * made.prefill.seconds:.1f} ms"
+    return table
+
+
+def _counts(kinds: dict[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
