@@ -6,7 +6,7 @@
 BIN := .venv/bin
 CONSTRAINTS := $(wildcard constraints/py*.txt)
 
-.PHONY: help demo test test-slow lint format types bench tpu-ledger docs constraints clean distclean
+.PHONY: help demo test test-slow lint format types chaos bench bench-peers tpu-ledger docs constraints clean distclean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,8 +32,17 @@ format: .venv/dev.stamp  ## format the code and mend what ruff can mend
 types: .venv/dev.stamp  ## check types
 	@$(BIN)/mypy
 
-bench: .venv/dev.stamp  ## measure the engine's throughput; BENCH="--repeats 3" and the like are passed on
+chaos: .venv/worker.stamp  ## kill, freeze and cut off workers for minutes, and check every token; CHAOS="--seed 1" and the like are passed on
+	@$(BIN)/penstock chaos --requests 5000 --kills 100 --zombies 50 --restarts 5 --losses 200 $(CHAOS)
+	@$(BIN)/penstock chaos --engine model --requests 60 --kills 6 --zombies 3 --restarts 1 --losses 10 --workers 3 $(CHAOS)
+
+bench: .venv/dev.stamp  ## measure engine, host and service; BENCH="--model qwen06 --dtype bfloat16" and the like are passed on
 	@$(BIN)/python -m benchmarks.engine $(BENCH)
+	@$(BIN)/python -m benchmarks.host
+	@$(BIN)/python -m benchmarks.service $(BENCH)
+
+bench-peers: .venv/dev.stamp  ## the engine beside others, from the environments in PEERS_HOME (docs/performance.md)
+	@$(BIN)/python -m benchmarks.peers.run $(BENCH)
 
 tpu-ledger: .venv/dev.stamp  ## compile the presets for TPU slices and write benchmarks/results/tpu_aot.md
 	@$(BIN)/python -m pip install --quiet 'jax[tpu]' || echo "libtpu cannot be installed here"
@@ -54,7 +63,7 @@ constraints: .venv/dev.stamp  ## resolve the newest versions of everything into 
 	@$(BIN)/python -m pip install --quiet --quiet uv
 	@for version in $(patsubst constraints/py3%.txt,3.%,$(CONSTRAINTS)); do \
 	  UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile pyproject.toml constraints/torch-needs.in --override constraints/without-torch.in \
-	    --python-version $$version --extra worker --extra tpu --extra dev --upgrade --quiet --no-annotate \
+	    --python-version $$version --extra worker --extra tpu --extra bench --extra dev --upgrade --quiet --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make constraints" \
 	    --output-file constraints/py$$(echo $$version | tr -d .).txt && echo "resolved for Python $$version" || exit 1; \
 	done

@@ -11,6 +11,7 @@ from producer.aio import AsyncClient
 from producer.client import Client
 from producer.errors import (
     ConnectionLost,
+    NotDurable,
     PenstockError,
     QueueFull,
     ReplyCorrupt,
@@ -29,6 +30,7 @@ __all__ = [
     "Client",
     "ConnectionLost",
     "GenerateRequest",
+    "NotDurable",
     "PenstockError",
     "QueueFull",
     "Reply",

@@ -30,6 +30,8 @@ class AsyncClient:
         max_queue_length: QueueFull is raised from this many waiting and running requests on; None for no limit.
         dedupe_window_s: for how long a request id is known, so that sending it again adds no second request.
         reconnect_timeout_s: those who wait for a reply get ConnectionLost after Redis stayed away for so long.
+        durable: enqueueing returns once the request is on the server's disk (WAITAOF), which takes a second at most
+            under `appendfsync everysec`. Where the server can't tell, it is refused: ServerRefused, nothing was sent.
 
     Raises:
         BadAddress: the URL can't be used.
@@ -44,6 +46,7 @@ class AsyncClient:
         max_queue_length: int | None = 10_000,
         dedupe_window_s: int = 86_400,
         reconnect_timeout_s: float = 60.0,
+        durable: bool = False,
     ) -> None:
         self._transport = Transport(
             url if url is not None else os.environ.get("REDIS_URL", DEFAULT_URL),
@@ -51,6 +54,7 @@ class AsyncClient:
             max_queue_length=max_queue_length,
             dedupe_window_s=dedupe_window_s,
             reconnect_timeout_s=reconnect_timeout_s,
+            is_durable=durable,
         )
 
     def __repr__(self) -> str:
@@ -67,6 +71,7 @@ class AsyncClient:
             RequestRefused: an option is unknown or out of range; nothing was sent.
             QueueFull: the queue holds its limit; nothing was sent.
             ConnectionLost, ServerRefused: Redis is away or says no.
+            NotDurable: with `durable`, the request was sent, but nobody knows whether a crash of Redis would lose it.
         """
         request = build_request(prompt, sampling, fresh_id=self._transport.new_id())
         await self._transport.enqueue(request)

@@ -32,6 +32,7 @@ class Client:
         max_queue_length: int | None = 10_000,
         dedupe_window_s: int = 86_400,
         reconnect_timeout_s: float = 60.0,
+        durable: bool = False,
     ) -> None:
         self._client = AsyncClient(
             url,
@@ -39,6 +40,7 @@ class Client:
             max_queue_length=max_queue_length,
             dedupe_window_s=dedupe_window_s,
             reconnect_timeout_s=reconnect_timeout_s,
+            durable=durable,
         )
         self._loop = LoopThread("penstock-client")
         self._finalizer = weakref.finalize(self, _close, self._loop, self._client)

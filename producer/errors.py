@@ -5,6 +5,7 @@
     ├── ConnectionLost      (also ConnectionError)  Redis can't be reached, or stayed away for too long
     ├── ServerRefused                               Redis answered with an error: no permission, out of memory
     ├── QueueFull                                   not enqueued: the queue holds its limit
+    ├── NotDurable                                  enqueued, but Redis did not confirm that it is on disk
     ├── RequestRefused                              the request itself is wrong or over a limit; nothing was generated
     ├── RequestFailed                               generation ended in an error; holds what was generated before it
     ├── ReplyTimeout        (also TimeoutError)     the reply did not end within the time the caller gave
@@ -47,6 +48,14 @@ class QueueFull(PenstockError):
         self.queue = queue
         self.length = length
         self.limit = limit
+
+
+class NotDurable(PenstockError):
+    """Enqueued with `durable=True`, but not known to be on the server's disk. Sending the same id again is safe."""
+
+    def __init__(self, request_id: str, reason: str) -> None:
+        super().__init__(f"request {request_id} is enqueued, but Redis did not confirm that it is on disk: {reason}")
+        self.request_id = request_id
 
 
 class RequestRefused(PenstockError):

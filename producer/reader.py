@@ -85,7 +85,10 @@ class Subscription:
         self.request_id = request_id
         self.key = keys.reply(request_id)
         self.cursor = cursor
+        self.furthest = cursor
         self.quiet_since = time.monotonic()
+        self.rewound_at: float | None = None
+        self._last: Fields | None = None
         self._line = line
         self._arrived: asyncio.Queue[tuple[Position, Fields] | PenstockError] = asyncio.Queue()
 
@@ -110,8 +113,24 @@ class Subscription:
     def deliver(self, where: Position, fields: Fields) -> None:
         if where > self.cursor:
             self.cursor = where
+            self.furthest = max(self.furthest, where)
             self.quiet_since = time.monotonic()
+            self.rewound_at = None
+            self._last = fields
             self._arrived.put_nowait((where, fields))
+
+    def follows(self, entries: list[tuple[bytes, Fields]]) -> bool:
+        """Whether `entries`, what the server has at the cursor now, is what was read there.
+
+        If so, what follows continues it, whatever happened to earlier entries. A claim says nothing of what came
+        before it, so it is never enough.
+        """
+        return bool(entries) and entries[0][1] == self._last and self._last.get(b"type") != b"own"
+
+    def rewind(self) -> None:
+        """Reads the reply from its beginning again; whoever assembles it drops what is known."""
+        self.cursor = (0, 0)
+        self.rewound_at = time.monotonic()
 
     def fail(self, error: PenstockError) -> None:
         self._arrived.put_nowait(error)
@@ -173,8 +192,10 @@ class _Line:
         while True:
             await self._not_empty.wait()
             try:
+                if lost_at is not None:
+                    await self._look_again()
                 await self._read_once()
-                await self._check_quiet_ones(after_outage=lost_at is not None)
+                await self._check_quiet_ones()
                 lost_at, num_failures = None, 0
             except exceptions.AuthenticationError as error:
                 self._fail_all(ServerRefused, f"Redis at {self._address} refused: {error}")
@@ -220,19 +241,44 @@ class _Line:
         except UNREACHABLE as error:
             log.debug("a wake-up was lost, the blocked read ends by itself within %g s: %s", BLOCK_S, error)
 
-    async def _check_quiet_ones(self, *, after_outage: bool) -> None:
+    async def _look_again(self) -> None:
+        """After an outage, which may have been a failover to a server that had not got the last entries.
+
+        Where the entry that was read last is not there any more, or is another one, the reply is read anew. One of
+        which nothing at all is there, no state either, may yet be made again.
+        """
+        subs = self._all()
+        async with self._commands.pipeline(transaction=False) as pipe:
+            for sub in subs:
+                pipe.hget(keys.state(sub.request_id), "status")
+                pipe.exists(sub.key)
+                pipe.xrange(sub.key, entry_id(sub.cursor), entry_id(sub.cursor))
+            answers = await pipe.execute(raise_on_error=False)
+        for sub, status, exists, entries in zip(subs, answers[::3], answers[1::3], answers[2::3], strict=True):
+            was_read = sub.furthest > (0, 0)
+            if exists == 0 and isinstance(status, bytes) and (was_read or status.decode() in ENDED):
+                sub.fail(_expired(sub))
+            elif was_read and isinstance(entries, list) and not sub.follows(entries):
+                sub.rewind()
+
+    async def _check_quiet_ones(self) -> None:
         """Fails the subscriptions whose stream vanished: XREAD would wait for it for ever."""
         now = time.monotonic()
-        if not after_outage and now - self._checked_at < GONE_CHECK_S:
+        if now - self._checked_at < GONE_CHECK_S:
             return
         self._checked_at = now
-        quiet = [sub for sub in self._all() if after_outage or now - sub.quiet_since >= GONE_CHECK_S]
+        quiet = [
+            sub
+            for sub in self._all()
+            if now - sub.quiet_since >= GONE_CHECK_S
+            and (sub.rewound_at is None or now - sub.rewound_at >= self._give_up_after_s)
+        ]
         if not quiet:
             return
-        verdicts = await find_gone(self._commands, [(sub.request_id, sub.cursor) for sub in quiet])
+        verdicts = await find_gone(self._commands, [(sub.request_id, sub.furthest) for sub in quiet])
         for sub, gone in zip(quiet, verdicts, strict=True):
             if gone:
-                sub.fail(ReplyGone(sub.request_id, f"it expired, read up to entry {entry_id(sub.cursor)}"))
+                sub.fail(_expired(sub))
 
     async def _failed_by_own_fault(self, error: Exception) -> bool:
         """Whether single streams made the whole XREAD fail (wrong type, no permission); their readers are told."""
@@ -272,6 +318,10 @@ async def find_gone(redis: RedisClient, readers: list[tuple[str, Position]]) -> 
         exists == 0 and ((isinstance(status, bytes) and status.decode() in ENDED) or cursor > (0, 0))
         for (_, cursor), status, exists in zip(readers, answers[::2], answers[1::2], strict=True)
     ]
+
+
+def _expired(sub: Subscription) -> ReplyGone:
+    return ReplyGone(sub.request_id, f"it expired, read up to entry {entry_id(sub.furthest)}")
 
 
 def position(text: str) -> Position:

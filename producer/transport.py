@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal
 
-from producer import keys
+from producer import durable, keys
 from producer.address import parse_url
 from producer.connection import (
     RedisClient,
@@ -19,7 +19,7 @@ from producer.connection import (
     read_range,
     redis_errors,
 )
-from producer.errors import ConnectionLost, QueueFull, ReplyGone, ServerRefused
+from producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused
 from producer.ids import new_id, random_slot
 from producer.reader import ENDED, ReplyReader, decode_fields, find_gone, position
 from producer.scripts import Full, enqueue
@@ -47,6 +47,7 @@ class Transport:
         max_queue_length: int | None,
         dedupe_window_s: int,
         reconnect_timeout_s: float,
+        is_durable: bool = False,
     ) -> None:
         if not ID_PATTERN.fullmatch(queue):
             raise ValueError(f"queue {queue!r} is not 1 to 128 of the characters A-Z a-z 0-9 _ . : -")
@@ -58,6 +59,8 @@ class Transport:
         self.queue = queue
         self._max_queue_length = max_queue_length
         self._dedupe_window_s = dedupe_window_s
+        self._is_durable = is_durable
+        self._can_confirm = False
         self._commands = connect(self.address, decode=False, retries=COMMAND_RETRIES, name="penstock-client")
         self.reader = ReplyReader(self.address, self._commands, give_up_after_s=reconnect_timeout_s)
         self._slot = random_slot() if self.address.kind == "cluster" else None
@@ -73,13 +76,17 @@ class Transport:
         """Adds the request to the queue, once, however often it is called or the network repeats it.
 
         Raises:
-            QueueFull, ConnectionLost, ServerRefused
+            QueueFull, ConnectionLost, ServerRefused: it was not added, or (ConnectionLost) nobody knows.
+            NotDurable: it was added, but is not known to be on disk.
         """
         assert request.id is not None  # noqa: S101  build_request has seen to it
         async with self._redis() as redis:
             if not self._has_group:
                 await ensure_group(redis, self.queue)
                 self._has_group = True
+            if self._is_durable and not self._can_confirm:
+                await durable.probe(redis, keys.requests(self.queue))
+                self._can_confirm = True
             added = await enqueue(
                 redis,
                 self.queue,
@@ -90,6 +97,8 @@ class Transport:
             )
         if isinstance(added, Full):
             raise QueueFull(self.queue, added.length, self._max_queue_length or 0)
+        if self._is_durable:
+            await self._confirm(request.id)
 
     async def enqueue_when_there_is_room(self, request: GenerateRequest) -> None:
         """Like `enqueue`, but waits while the queue is full, asking again after 0.1 to 2 s."""
@@ -172,6 +181,12 @@ class Transport:
             await cancel_and_wait(*cancels)
         await self.reader.close()
         await self._commands.aclose()
+
+    async def _confirm(self, request_id: str) -> None:
+        async with self._redis() as redis:
+            reason = await durable.confirm(redis, keys.seen(self.queue, request_id), ttl_s=self._dedupe_window_s)
+        if reason is not None:
+            raise NotDurable(request_id, reason)
 
     @asynccontextmanager
     async def _redis(self) -> AsyncIterator[RedisClient]:

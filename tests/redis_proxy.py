@@ -15,18 +15,23 @@ class RedisProxy:
     """
 
     def __init__(self, url: str, *, seed: int = 0) -> None:
-        parts = urlsplit(url)
-        self._host, self._server_port = parts.hostname or "127.0.0.1", parts.port or 6379
+        self.lead_to(url)
         self._random = random.Random(seed)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.StreamWriter] = set()
         self._port = 0
         self.loss = 0.0
+        self.delay_s = 0.0  # of what is forwarded, in either direction
         self.num_lost = 0
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self._port}/0"
+
+    def lead_to(self, url: str) -> None:
+        """Forwards new connections to another server, as after a failover."""
+        parts = urlsplit(url)
+        self._host, self._server_port = parts.hostname or "127.0.0.1", parts.port or 6379
 
     async def start(self) -> None:
         """Begins to listen; after a `stop`, on the same port as before."""
@@ -53,12 +58,17 @@ class RedisProxy:
         await self.stop()
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        listening = self._server
         try:
             server_reader, server_writer = await asyncio.open_connection(self._host, self._server_port)
         except OSError:
             writer.transport.abort()
             return
         both = {writer, server_writer}
+        if self._server is not listening:  # stopped meanwhile, perhaps to lead elsewhere
+            for end in both:
+                end.transport.abort()
+            return
         self._connections |= both
         await asyncio.gather(self._pump(reader, server_writer, 0.0), self._pump(server_reader, writer, None))
         for end in both:
@@ -71,6 +81,8 @@ class RedisProxy:
                 if self._random.random() < (self.loss if loss is None else loss):
                     self.num_lost += 1
                     break
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
                 target.write(data)
                 await target.drain()
         except OSError:

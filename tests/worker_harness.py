@@ -10,11 +10,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fake_engine import FakeEngine, fake_model
-
 from producer import keys
 from producer.connection import RedisClient, stream_entries
 from producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
+from worker.chaos.fake_engine import FakeEngine, fake_model
 from worker.config import WorkerConfig
 from worker.service import WorkerService
 

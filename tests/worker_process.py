@@ -8,8 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from worker.chaos.process import FakeWorker
 from worker_harness import QUICK
+
+from worker.chaos.process import FakeWorker
 
 
 class WorkerProcess:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.request import FinishReason, Output, TokenLogprob
+from producer import keys
 from worker.scripts import Claim, Command
 
 # The reason of the whole, when choices ended differently, is the first of these that occurs.
@@ -44,10 +45,6 @@ class Choice:
     finish_reason: FinishReason | None = None
     is_closed: bool = False  # its last chunk is on the reply stream: whatever the engine says of it now, readers know
 
-    @property
-    def has_pending(self) -> bool:
-        return bool(self.token_ids or self.text)
-
     def add(self, output: Output) -> None:
         self.finish_reason = output.finish_reason
         if self.is_closed:
@@ -80,11 +77,13 @@ class LiveRequest:
         "is_admitted",
         "is_resumed",
         "is_submitted",
+        "last_number",
         "log",
         "next_number",
         "num_unsettled",
         "prompt_tokens",
         "refresh_at_s",
+        "reply_key",
         "urgent",
     )
 
@@ -98,6 +97,7 @@ class LiveRequest:
         fields: dict[bytes, bytes],
     ) -> None:
         self.id = request_id
+        self.reply_key = keys.reply(request_id)
         self.entry_id = entry_id
         self.claim = claim
         self.clock = clock
@@ -110,6 +110,7 @@ class LiveRequest:
         self.cached_tokens = 0
         self.first_token_ms: int | None = None  # server time
         self.next_number = 1  # n of the next reply entry `<epoch>-<n>`
+        self.last_number = 0  # n of the last one that Redis has confirmed
         self.error: tuple[str, str] | None = None  # code and message
         self.end: FinishReason | None = None  # set once nothing more will be generated
         self.urgent = True  # what comes next is not held back: the first token, or the end

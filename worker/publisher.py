@@ -11,16 +11,17 @@ import structlog
 
 from engine.request import FinishReason, Output
 from producer.connection import RedisClient
-from worker import faults, writes
+from worker import faults, memory, scripts, writes
 from worker.config import WorkerConfig
 from worker.ending import dead_letter, end_entry, observe_end
 from worker.errors import RedisRefused
 from worker.live import LiveRequest, LiveTable, Signal
+from worker.memory import Reconnects
 from worker.metrics import Metrics
-from worker.pipeline import execute
+from worker.pipeline import Reconnected, execute
 from worker.readiness import Readiness
 from worker.scripts import Command
-from worker.writes import ChunkWrite, FinishWrite, ProbeWrite, QueueWrite, RefreshWrite, Write
+from worker.writes import AsideWrite, ChunkWrite, FinishWrite, ProbeWrite, RefreshWrite, Write
 
 _log = structlog.get_logger(__name__)
 _PART = "publisher"  # in readiness
@@ -51,7 +52,7 @@ class Publisher:
         self._urgent: dict[LiveRequest, None] = {}
         self._dirty: dict[LiveRequest, None] = {}
         self._acks: list[str] = []  # entry ids
-        self._for_queue: list[Write] = []
+        self._aside: list[Write] = []
         self._unsettled: list[Write] = []  # sent, or tried to; the server's answer is not known or was "not now"
         self._backoff = faults.Backoff()
         self._retry_at_s = 0.0
@@ -61,6 +62,8 @@ class Publisher:
         self._num_chunks = 0  # confirmed by the flush under way
         self._num_tokens = 0
         self.has_dropped = False  # until the intake has looked whether the entry is still pending here
+        self._reconnects = Reconnects(redis, self._look_at_entries)
+        self._num_trusted = 0  # reconnects up to which the server is known to have what was written
         self.settled = Signal()  # fires after each flush
 
     @property
@@ -71,13 +74,14 @@ class Publisher:
     @property
     def is_idle(self) -> bool:
         """Whether everything handed over is written."""
-        return not (self._urgent or self._dirty or self._acks or self._for_queue or self._unsettled or self._is_writing)
+        return not (self._urgent or self._dirty or self._acks or self._aside or self._unsettled or self._is_writing)
 
     def push(self, live: LiveRequest, output: Output) -> None:
         """The engine's sink for one request."""
         if not live.dropped:
             live.add(output)
-            self._schedule(live)
+            if live.urgent or live not in self._dirty:
+                self._schedule(live)
         self._table.changed.fire()
 
     def end(self, live: LiveRequest, reason: FinishReason) -> None:
@@ -110,7 +114,7 @@ class Publisher:
     def bury(self, letter: Command) -> None:
         """Moves an entry to the dead-letter stream (`worker.ending.dead_letter`) with the next flush."""
         self._metrics.dead_letters.inc()
-        self._for_queue.append(QueueWrite(letter))
+        self._aside.append(AsideWrite(letter))
         self._wake.set()
 
     def flush_soon(self, live: LiveRequest) -> None:
@@ -140,12 +144,12 @@ class Publisher:
 
     def _schedule(self, live: LiveRequest) -> None:
         if live.num_unsettled or live.dropped:
-            return  # `_settled` comes back to it
+            return  # `_release` comes back to it
         if live.urgent:
             self._dirty.pop(live, None)  # a request is in one of the two, or it would be taken twice
             self._urgent[live] = None
             self._wake.set()
-        elif any(writes.has_news(live, choice) for choice in live.choices):
+        elif writes.has_any_news(live):
             if not self._dirty:
                 self._wake.set()
             self._dirty[live] = None
@@ -165,14 +169,11 @@ class Publisher:
 
     def _due_s(self) -> float | None:
         """When there is something to write (monotonic); None while there is nothing."""
-        due = []
         if self._unsettled:
-            due.append(self._retry_at_s)
-        elif self._urgent or self._acks or self._for_queue:
+            return self._retry_at_s  # whatever stands in their way would stop the others too
+        if self._urgent or self._acks or self._aside:
             return 0.0
-        elif self._dirty:
-            due.append(self._flushed_at_s + self._config.flush_interval_ms / 1000)
-        return min(due, default=None)
+        return self._flushed_at_s + self._config.flush_interval_ms / 1000 if self._dirty else None
 
     def _collect(self, now_s: float) -> list[Write]:
         batch, self._unsettled = self._unsettled, []
@@ -189,8 +190,8 @@ class Publisher:
             if now_s >= live.refresh_at_s:
                 live.refresh_at_s = now_s + self._config.reply_ttl_s / 2
                 batch += writes.refresh(live, round(self._config.reply_ttl_s * 1000))
-        batch += self._for_queue
-        self._for_queue = []
+        batch += self._aside
+        self._aside = []
         if self._acks:
             batch.append(writes.acknowledge(self._config.queue, self._config.name, self._acks))
             self._acks = []
@@ -206,11 +207,12 @@ class Publisher:
     async def _send(self, batch: Sequence[Write]) -> None:
         started_s = time.monotonic()
         try:
-            answers = await execute(self._redis, [write.command for write in batch])
+            batch, answers = await self._execute(batch)
         except Exception as error:
             self._refuse_if_final(error)
             if not faults.is_passing(error):
                 raise
+            self._reconnects.note()
             answers = [error] * len(batch)
         passing = None
         for write, answer in zip(batch, answers, strict=True):
@@ -224,6 +226,57 @@ class Publisher:
         self._metrics.tokens.inc(self._num_tokens)
         self._num_chunks = self._num_tokens = 0
         self._metrics.flush_seconds.observe(time.monotonic() - started_s)
+
+    async def _execute(self, batch: Sequence[Write]) -> tuple[Sequence[Write], list[Any]]:
+        """Sends those of the writes that still make sense on this server; returns them and their answers."""
+        while True:
+            if self._num_trusted != self._reconnects.count:
+                count = self._reconnects.count
+                await self._check_memory()
+                kept = [write for write in batch if not self._is_void(write)]
+                if len(kept) < len(batch):  # the intake may have looked already, when the end was not yet known
+                    batch = kept
+                    self._look_at_entries()
+                self._num_trusted = count
+            commands = [write.command for write in batch]
+            try:
+                return batch, await execute(self._redis, commands, lambda: self._num_trusted == self._reconnects.count)
+            except Reconnected:
+                continue
+
+    async def _check_memory(self) -> None:
+        """Lets go of requests of whose reply the server has lost entries, or that have another owner there."""
+        lives = list(self._table)
+        if not lives:
+            return
+        answers = await execute(self._redis, [memory.last_entry(live) for live in lives])
+        for error in answers:
+            if isinstance(error, Exception) and faults.is_passing(error):
+                raise error
+        for live, answer in zip(lives, answers, strict=True):
+            verdict = "kept" if isinstance(answer, Exception) else memory.judge(live, answer)
+            if verdict == "fenced":
+                self._fence(live)
+            elif verdict != "kept":
+                self.drop(live, verdict)
+
+    def _is_void(self, write: Write) -> bool:
+        """Whether a write was meant for another server: its request was let go of, or it acknowledges an end that may
+        be unknown here. The intake finds such an entry pending, and the claim tells whether its reply has ended.
+        """
+        match write:
+            case ChunkWrite() | FinishWrite():
+                return write.live.dropped
+            case ProbeWrite():
+                return write.chunk.live.dropped
+            case AsideWrite():
+                return write.is_ack
+            case RefreshWrite():
+                return False
+
+    def _look_at_entries(self) -> None:
+        self.has_dropped = True
+        self._table.changed.fire()
 
     def _note_trouble(self, error: Exception | None) -> None:
         if error is None:
@@ -243,7 +296,7 @@ class Publisher:
                 self._settle_probe(write.chunk, answer)
             case FinishWrite():
                 self._settle_finish(write, answer)
-            case QueueWrite() | RefreshWrite():
+            case AsideWrite() | RefreshWrite():
                 self._settle_other(write, answer)
 
     def _settle_chunk(self, write: ChunkWrite, answer: Any) -> None:
@@ -269,15 +322,17 @@ class Publisher:
         elif found.split("-")[0] == str(chunk.live.claim.epoch):
             writes.put_back(chunk)
             self._release(chunk.live)
+        elif found:
+            self._fence(chunk.live)
         else:
-            self.drop(chunk.live, "fenced" if found else "gone")
+            self.drop(chunk.live, "gone")
 
     def _settle_finish(self, write: FinishWrite, answer: Any) -> None:
         live = write.live
         if isinstance(answer, Exception):
             self._spoil(live, answer)
         elif answer == b"fenced":
-            self.drop(live, "fenced")
+            self._fence(live)
         else:
             if live.dead_letter is None:
                 self.acknowledge(live.entry_id)
@@ -287,7 +342,7 @@ class Publisher:
             self._table.remove(live)
             observe_end(self._metrics, live, write.end)
 
-    def _settle_other(self, write: QueueWrite | RefreshWrite, answer: Any) -> None:
+    def _settle_other(self, write: AsideWrite | RefreshWrite, answer: Any) -> None:
         if isinstance(answer, Exception) and not faults.is_no_group(answer):
             self._refuse_if_final(answer)
             _log.error("write_refused", command=write.command[0], error=str(answer))
@@ -295,6 +350,7 @@ class Publisher:
     def _confirm(self, write: ChunkWrite) -> None:
         write.choice.num_published += len(write.token_ids)
         write.choice.is_closed |= write.is_last
+        write.live.last_number = int(write.entry_id.partition("-")[2])
         self._num_chunks += 1
         self._num_tokens += len(write.token_ids)
         self._release(write.live)
@@ -302,6 +358,12 @@ class Publisher:
     def _release(self, live: LiveRequest) -> None:
         live.num_unsettled -= 1
         self._schedule(live)
+
+    def _fence(self, live: LiveRequest) -> None:
+        """Another worker took this one for dead. The request is not to blame."""
+        if not live.dropped:
+            self._aside.append(AsideWrite(scripts.absolve(live.id, epoch=live.claim.epoch)))
+            self.drop(live, "fenced")
 
     def _spoil(self, live: LiveRequest, error: Exception) -> None:
         """Gives a request up whose keys Redis refuses to write, for instance because they hold something else."""

@@ -10,9 +10,10 @@ On the state hash of a request:
     status            running, queued (handed back), done, dead
     claimed_ms        server time of the first claim
     attempts          claims
-    crashes           claims that ended with the worker's death
+    crashes           claims that ended with the worker's death, as far as it has not come back
     strikes           crashes in a row between which the reply did not grow, counting the first
     handbacks         claims that a draining worker gave back
+    alive:<epoch>     the owner of that claim was frozen, not dead
 """
 
 from __future__ import annotations
@@ -97,6 +98,16 @@ local s = redis.call('HMGET', KEYS[1], 'epoch', 'status')
 if s[1] ~= ARGV[1] or s[2] ~= 'running' then return 0 end
 redis.call('HSET', KEYS[1], 'status', 'queued')
 redis.call('HINCRBY', KEYS[1], 'handbacks', ARGV[2])
+return 1
+"""
+
+_ABSOLVE = """
+local state, epoch = KEYS[1], ARGV[1]
+local s = redis.call('HMGET', state, 'epoch', 'status', 'strikes')
+if not s[1] or s[1] == epoch or s[2] == 'done' or s[2] == 'dead' then return 0 end
+if redis.call('HSETNX', state, 'alive:' .. epoch, 1) == 0 then return 0 end
+redis.call('HINCRBY', state, 'crashes', -1)
+if tonumber(s[3] or 0) > 0 then redis.call('HINCRBY', state, 'strikes', -1) end
 return 1
 """
 
@@ -256,6 +267,14 @@ def return_request(request_id: str, *, epoch: int, handbacks: int) -> Command:
     Should its worker die from now on, the request has no part in it. `handbacks` is added to its count.
     """
     return _eval(_RETURN, (keys.state(request_id),), (epoch, handbacks))
+
+
+def absolve(request_id: str, *, epoch: int) -> Command:
+    """Takes back the crash that was counted when another worker claimed the request: its owner was only slow.
+
+    Answers 1, or 0 if it was taken back already, or the request has ended.
+    """
+    return _eval(_ABSOLVE, (keys.state(request_id),), (epoch,))
 
 
 def ack(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:

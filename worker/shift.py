@@ -57,12 +57,8 @@ class Shift:
         self._readiness = readiness
         self.table = LiveTable()
         self._publisher = Publisher(redis, config, self.table, metrics, readiness, driver.abort)
-        self._claimer = Claimer(
-            redis, config, instance, text, defaults, driver, self.table, self._publisher, metrics
-        )  # fmt: skip
-        self._intake = Intake(
-            redis, blocking, config, driver, self.table, self._publisher, self._claimer, readiness
-        )  # fmt: skip
+        self._claimer = Claimer(redis, config, instance, text, defaults, driver, self.table, self._publisher, metrics)
+        self._intake = Intake(redis, blocking, config, driver, self.table, self._publisher, self._claimer, readiness)
         self._heartbeat = Heartbeat(redis, config, instance, readiness)
         self._reclaimer = Reclaimer(redis, config, metrics, readiness)
         self._cancel = CancelWatch(redis, config, driver, self.table, self._publisher, readiness)
@@ -76,9 +72,9 @@ class Shift:
             WorkerError: what ended it instead.
         """
         await self._join(stop)
-        if stop.is_set():
-            return
         try:
+            if stop.is_set():
+                return
             intake = self._start(self._intake.run(), "intake")
             for work, name in (
                 (self._publisher.run(), "publisher"),

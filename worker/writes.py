@@ -19,9 +19,9 @@ from worker.live import Choice, LiveRequest
 from worker.scripts import Command
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one per chunk: frozen, it would take three times as long to make
 class ChunkWrite:
-    """New tokens of one choice."""
+    """New tokens of one choice. Nothing changes it."""
 
     live: LiveRequest
     choice: Choice
@@ -55,10 +55,11 @@ class FinishWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueWrite:
-    """Something about queue entries that nobody waits for: acknowledgement, dead letter."""
+class AsideWrite:
+    """Something that nobody waits for: an acknowledgement, a dead letter, a count that is put right."""
 
     command: Command
+    is_ack: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +69,28 @@ class RefreshWrite:
     command: Command
 
 
-Write: TypeAlias = ChunkWrite | ProbeWrite | FinishWrite | QueueWrite | RefreshWrite
+Write: TypeAlias = ChunkWrite | ProbeWrite | FinishWrite | AsideWrite | RefreshWrite
 
 
 def has_news(live: LiveRequest, choice: Choice) -> bool:
     """Whether readers are still to be told of tokens, of text, or that one of several choices has ended."""
-    return choice.has_pending or (len(live.choices) > 1 and choice.finish_reason is not None and not choice.is_closed)
+    if choice.token_ids or choice.text:
+        return True
+    return choice.finish_reason is not None and len(live.choices) > 1 and not choice.is_closed
+
+
+def has_any_news(live: LiveRequest) -> bool:
+    """Whether `has_news` holds for any choice. A plain loop: it runs for every chunk, several times."""
+    for choice in live.choices:  # noqa: SIM110
+        if has_news(live, choice):
+            return True
+    return False
 
 
 def take_chunk(live: LiveRequest, choice: Choice) -> ChunkWrite:
     """Turns what is pending of a choice into a write, which then holds it until Redis has confirmed it."""
-    fields = _take_fields(live, choice)
+    text = "".join(choice.text)
+    fields = _chunk_fields(live, choice, text)
     entry_id = f"{live.claim.epoch}-{live.next_number}"
     live.next_number += 1
     write = ChunkWrite(
@@ -86,10 +98,10 @@ def take_chunk(live: LiveRequest, choice: Choice) -> ChunkWrite:
         choice,
         entry_id,
         choice.token_ids,
-        "".join(choice.text),
+        text,
         choice.logprobs,
         choice.finish_reason is not None and len(live.choices) > 1,
-        ("XADD", keys.reply(live.id), "NOMKSTREAM", entry_id, *fields),
+        ("XADD", live.reply_key, "NOMKSTREAM", entry_id, *fields),
     )
     choice.token_ids, choice.text, choice.logprobs = [], [], []
     return write
@@ -108,7 +120,7 @@ def take_end(live: LiveRequest, end: EndEntry, *, ttl_ms: int) -> FinishWrite:
     entries = []
     for choice in live.choices:
         if has_news(live, choice):
-            entries.append(_take_fields(live, choice))
+            entries.append(_chunk_fields(live, choice, "".join(choice.text)))
     entries.append([part for item in encode_reply(end).items() for part in item])
     numbered = list(enumerate(entries, start=live.next_number))
     live.next_number += len(entries)
@@ -117,19 +129,20 @@ def take_end(live: LiveRequest, end: EndEntry, *, ttl_ms: int) -> FinishWrite:
     return FinishWrite(live, end, command)
 
 
-def acknowledge(queue: str, worker: str, entry_ids: Iterable[str]) -> QueueWrite:
-    return QueueWrite(scripts.ack(queue, worker=worker, entry_ids=entry_ids))
+def acknowledge(queue: str, worker: str, entry_ids: Iterable[str]) -> AsideWrite:
+    return AsideWrite(scripts.ack(queue, worker=worker, entry_ids=entry_ids), is_ack=True)
 
 
 def refresh(live: LiveRequest, ttl_ms: int) -> list[RefreshWrite]:
     return [RefreshWrite(("PEXPIRE", key, ttl_ms)) for key in (keys.reply(live.id), keys.state(live.id))]
 
 
-def _take_fields(live: LiveRequest, choice: Choice) -> list[str]:
+def _chunk_fields(live: LiveRequest, choice: Choice, text: str) -> list[str]:
     """As `encode_reply` would make them of a ChunkEntry, without the model in between: this is the path of tokens."""
-    tokens = ",".join(map(str, choice.token_ids))
+    ids = choice.token_ids
+    tokens = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
     fields = ["type", "chunk", "index", str(choice.index), "offset", str(choice.num_published),
-              "text", "".join(choice.text), "tokens", tokens]  # fmt: skip
+              "text", text, "tokens", tokens]  # fmt: skip
     if choice.logprobs:
         fields += ("logprobs", _encode_logprobs(choice.logprobs))
     if choice.finish_reason is not None and len(live.choices) > 1:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fake_engine import FakeEngine, expected_text, expected_tokens
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from producer import keys
 from producer.connection import RedisClient
+from worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 
 
 async def test_cancel_while_queued(redis_url: str, redis: RedisClient) -> None:

@@ -6,11 +6,11 @@ import asyncio
 import threading
 
 import pytest
-from fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from producer import keys
 from producer.connection import RedisClient
+from worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
 from worker.config import WorkerConfig
 from worker.errors import Aborted, EngineFailed, NameTaken
 from worker.service import Model, WorkerService
@@ -65,7 +65,9 @@ async def test_what_is_handed_back_keeps_all_that_was_generated(redis_url: str, 
         engine.hold()
         await send(redis, prompt="x", id="x", max_tokens=100)
         await eventually(lambda: engine.prefilled == ["x"])
-        engine.allow(30)
+        engine.allow(1)
+        await read_until(redis, "x", lambda entry: entry.type == "chunk")
+        engine.allow(29)
         await eventually(lambda: worker.service._driver.stats.generated_tokens_total == 30)  # type: ignore[union-attr]
         await worker.drain()
         chunks = [fields["tokens"] for _, fields in await redis.xrange(keys.reply("x")) if fields["type"] == "chunk"]

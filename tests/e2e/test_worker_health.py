@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-from fake_engine import FakeEngine, fake_model
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from producer import keys
 from producer.connection import RedisClient
+from worker.chaos.fake_engine import FakeEngine, fake_model
 from worker.config import WorkerConfig
 from worker.logs import configure_logs
 from worker.service import Model, WorkerService

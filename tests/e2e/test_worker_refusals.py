@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, expected_text
 from worker_harness import eventually, is_queue_empty, read_reply, running_worker, send
 
 from producer import keys
 from producer.connection import RedisClient, connect
+from worker.chaos.fake_engine import FakeEngine, expected_text
 
 MALFORMED: dict[str, dict[Any, Any]] = {
     "invalid json": {"request": "{"},

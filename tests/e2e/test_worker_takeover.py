@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine, expected_text, expected_tokens, word
 from worker_harness import Reply, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 from worker_process import WorkerProcess
 
 from producer import keys
 from producer.connection import RedisClient
 from worker import scripts
+from worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, word
 
 
 def is_chunk(entry: object) -> bool:
@@ -43,6 +43,10 @@ async def add_chunk(
         **more,
     }
     await redis.xadd(keys.reply(request_id), fields, id=f"1-{number}")
+
+
+async def is_absolved(redis: RedisClient, request_id: str) -> bool:
+    return bool(await redis.hmget(keys.state(request_id), "crashes", "strikes") == ["0", "0"])
 
 
 @pytest.mark.parametrize("holds_back", [False, True])
@@ -80,6 +84,7 @@ async def test_frozen_worker_wakes_up_to_find_itself_fenced(redis_url: str, redi
             engine.hold()
             zombie.send(signal.SIGCONT)
             await eventually(lambda: any(event["event"] == "request_dropped" for event in zombie.events()), 5)
+            await eventually(lambda: is_absolved(redis, "x"))
             engine.allow()
             reply = await read_reply(redis, "x")
             await eventually(lambda: is_queue_empty(redis))

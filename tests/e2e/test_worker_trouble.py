@@ -6,12 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine, expected_text, expected_tokens
 from redis_proxy import RedisProxy
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from producer import keys
 from producer.connection import RedisClient, connect
+from worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 from worker.embedded import EmbeddedServer
 from worker.errors import RedisRefused
 

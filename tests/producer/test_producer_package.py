@@ -30,6 +30,7 @@ def test_the_public_names_are_these() -> None:
         "Client",
         "ConnectionLost",
         "GenerateRequest",
+        "NotDurable",
         "PenstockError",
         "QueueFull",
         "Reply",

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from cli_process import Outcome, penstock
-from engine.demo import MODEL_DIR
 from fakes import ScriptedWorker
 
+from engine.demo import MODEL_DIR
 from producer import keys
 from producer.connection import RedisClient
 from worker.cli.checks import Finding

@@ -9,7 +9,7 @@ from cli_process import penstock
 from worker.settings import Settings, flag
 
 HEAVY = ("jax", "flax", "numpy", "transformers", "engine", "uvicorn", "prometheus_client")
-COMMANDS = ("worker", "send", "demo", "doctor", "version")
+COMMANDS = ("worker", "send", "workers", "drain", "dead", "demo", "chaos", "doctor", "version")
 
 RUN_AND_LIST_MODULES = f"""
 import sys
@@ -48,7 +48,9 @@ async def test_worker_has_an_option_for_every_setting() -> None:
     assert [name for name in Settings.model_fields if f"{flag(name)} " not in out] == []
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["send", "--help"], ["version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["send", "--help"], ["dead", "replay", "--help"], ["drain", "--help"], ["version"]]
+)
 async def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
     outcome = await penstock(*arguments, code=RUN_AND_LIST_MODULES)
     assert outcome.out.splitlines()[-1].strip() == "loaded:", outcome

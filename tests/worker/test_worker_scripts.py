@@ -85,6 +85,17 @@ async def test_crashes_hand_backs_and_retries_are_told_apart(raw: RedisClient) -
     assert await run(raw, scripts.return_request("r", epoch=5, handbacks=1)) == 0  # no longer the owner
 
 
+async def test_a_worker_that_was_only_frozen_takes_its_crash_back_once(raw: RedisClient) -> None:
+    await claim(raw, "a")
+    await claim(raw, "b")
+    assert await run(raw, scripts.absolve("r", epoch=2)) == 0  # the owner has no crash to take back
+    assert await run(raw, scripts.absolve("r", epoch=1)) == 1
+    assert await run(raw, scripts.absolve("r", epoch=1)) == 0
+    assert await raw.hmget(keys.state("r"), "crashes", "strikes") == [b"0", b"0"]
+    assert await run(raw, scripts.absolve("gone", epoch=1)) == 0
+    assert not await raw.exists(keys.state("gone"))
+
+
 async def test_finish_is_all_at_once_and_only_once(raw: RedisClient) -> None:
     await claim(raw)
     await raw.set(keys.cancel("r"), 1)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import structlog
-from fake_engine import FakeText
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from producer.wire import ChunkEntry, GenerateRequest, decode_reply, encode_repl
 from producer.wire import TokenLogprob as WireLogprob
 from worker import faults, writes
 from worker.admission import check_limits, encode_prompt, to_engine_request
+from worker.chaos.fake_engine import FakeText
 from worker.config import WorkerConfig, default_name
 from worker.ending import end_entry, printable
 from worker.errors import BadWorkerConfig, WorkerError

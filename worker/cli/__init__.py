@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import typer
 
 from producer.errors import PenstockError
-from worker.cli import demo, doctor, plan, send, version, worker
+from worker.cli import bench, chaos, dead, demo, doctor, drain, plan, send, version, worker, workers
 from worker.cli.errors import CommandFailed
 from worker.errors import WorkerError
 from worker.settings import SettingsError
@@ -33,8 +33,20 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-for command in (worker.worker, send.send, demo.demo, plan.plan, doctor.doctor, version.version):
+for command in (
+    worker.worker,
+    send.send,
+    workers.workers,
+    drain.drain,
+    demo.demo,
+    chaos.chaos,
+    plan.plan,
+    doctor.doctor,
+    version.version,
+):
     app.command()(command)
+app.add_typer(bench.app)
+app.add_typer(dead.dead)
 
 
 def main() -> None:

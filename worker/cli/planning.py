@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import typer
-from engine.demo import MODEL_DIR
 from rich.console import Console
 from rich.table import Table
 
+from engine.demo import MODEL_DIR
 from engine.errors import EngineError
 from engine.planning import Plan, as_dict, planned_model
 from engine.planning import plan as planned

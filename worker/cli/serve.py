@@ -10,9 +10,9 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
-from engine.demo import MODEL_DIR
-
 from engine import ConfigError, Engine, EngineConfig
+from engine.demo import MODEL_DIR
+from worker import garbage
 from worker.cli.errors import CommandFailed
 from worker.cli.progress import shown
 from worker.logs import configure_logs
@@ -58,6 +58,7 @@ def load_model(model: str, config: EngineConfig) -> Model:
         engine = Engine.from_checkpoint(checkpoint, config, report)
     with shown("warming up") as report:
         engine.warm_up(report)
+    garbage.settle()
     return Model(engine, engine.tokenizer, engine.defaults)
 
 

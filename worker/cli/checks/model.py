@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.demo import MODEL_DIR
-
 from engine.checkpoint import HUB_ID, check_weights, read_model_config
+from engine.demo import MODEL_DIR
 from engine.errors import EngineError, InvalidRequest
 from engine.models import ModelConfig
 from engine.text.tokenizer import Tokenizer

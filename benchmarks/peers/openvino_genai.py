@@ -1,0 +1,86 @@
+"""OpenVINO GenAI's continuous batching. The checkpoint is converted once, into a folder beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino  # type: ignore[import-not-found]
+import openvino_genai as genai  # type: ignore[import-not-found]
+
+from benchmarks.peers.protocol import Clock, Got, Run, Wanted, serve
+
+PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
+
+
+def load(model: Path, dtype: str) -> Run:
+    scheduler = genai.SchedulerConfig()
+    scheduler.max_num_batched_tokens = 512
+    scheduler.max_num_seqs = 64
+    scheduler.cache_size = 3
+    scheduler.dynamic_split_fuse = True
+    scheduler.enable_prefix_caching = False
+    precision = PRECISIONS[dtype]
+    options = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision, "PERFORMANCE_HINT": "LATENCY",
+               "INFERENCE_NUM_THREADS": len(os.sched_getaffinity(0))}  # fmt: skip
+    pipeline = genai.ContinuousBatchingPipeline(str(converted(model)), scheduler, "CPU", options)
+    run(pipeline, [Wanted([5] * 20, 4, 0.0)])
+    return lambda wanted: run(pipeline, wanted)
+
+
+def converted(model: Path) -> Path:
+    """Weights are kept in f32; `INFERENCE_PRECISION_HINT` says what is computed in."""
+    target = model.with_name(model.name + "-openvino")
+    if not target.is_dir():
+        scratch = model.with_name(model.name + "-openvino.part")
+        shutil.rmtree(scratch, ignore_errors=True)
+        command = [
+            str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(model),
+            "--task", "text-generation-with-past", "--weight-format", "fp32", str(scratch),
+        ]  # fmt: skip
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        scratch.rename(target)
+    return target
+
+
+def run(pipeline: Any, wanted: list[Wanted]) -> list[Got]:
+    got = [Got() for _ in wanted]
+    handles: dict[int, Any] = {}
+    clock, num_sent = Clock(), 0
+    while num_sent < len(wanted) or handles:
+        while num_sent < len(wanted) and wanted[num_sent].time_s <= clock.now_s():
+            prompt = openvino.Tensor(np.array([wanted[num_sent].prompt], dtype=np.int64))
+            handles[num_sent] = pipeline.add_request(num_sent, prompt, greedy(wanted[num_sent].num_tokens))
+            num_sent += 1
+        if not handles:
+            clock.sleep_until(wanted[num_sent].time_s)
+            continue
+        pipeline.step()
+        now_s = clock.now_s()
+        for place, handle in list(handles.items()):
+            while handle.can_read():
+                for output in handle.read().values():
+                    got[place].add(list(output.generated_ids), now_s)
+            if len(got[place].tokens) >= wanted[place].num_tokens:
+                del handles[place]
+    while pipeline.has_non_finished_requests():
+        pipeline.step()
+    return got
+
+
+def greedy(num_tokens: int) -> Any:
+    config = genai.GenerationConfig()
+    config.max_new_tokens = config.min_new_tokens = num_tokens
+    config.ignore_eos = True
+    config.do_sample = False
+    config.apply_chat_template = False
+    return config
+
+
+if __name__ == "__main__":
+    serve(genai.__version__.split("-")[0], load)

@@ -1,0 +1,64 @@
+"""How the runner talks to an engine in a process, and perhaps a virtual environment, of its own. Standard library only.
+
+One JSON object a line. The adapter says what it is when it is ready; then each line it reads is a load, and the line it
+answers holds, for each request, when which tokens were there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One request: greedy, end tokens ignored, exactly `num_tokens` to be generated."""
+
+    prompt: list[int]
+    num_tokens: int
+    time_s: float  # when it comes, from the start of the run
+
+
+@dataclass(slots=True)
+class Got:
+    """Its tokens, and when each was there, in seconds from the start of the run."""
+
+    tokens: list[int] = field(default_factory=list)
+    stamps_s: list[float] = field(default_factory=list)
+
+    def add(self, tokens: Sequence[int], now_s: float) -> None:
+        self.tokens += tokens
+        self.stamps_s += [now_s] * len(tokens)
+
+
+Run: TypeAlias = Callable[[list[Wanted]], list[Got]]
+
+
+class Clock:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start_s = time.perf_counter()
+
+    def now_s(self) -> float:
+        return time.perf_counter() - self._start_s
+
+    def sleep_until(self, time_s: float) -> None:
+        time.sleep(max(0.0, time_s - self.now_s()))
+
+
+def serve(version: str, load: Callable[[Path, str], Run]) -> None:
+    """Loads the model that the command line names (folder, dtype) and answers loads until standard input ends."""
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is not for the runner
+    run = load(Path(sys.argv[1]), sys.argv[2])
+    channel.write(json.dumps({"version": version}) + "\n")
+    for line in sys.stdin:
+        got = run([Wanted(**wanted) for wanted in json.loads(line)])
+        channel.write(json.dumps([{"tokens": each.tokens, "stamps_s": each.stamps_s} for each in got]) + "\n")

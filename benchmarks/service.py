@@ -1,0 +1,61 @@
+"""What the service costs around an engine: the same load on the bare engine and through Redis, in one run.
+
+    python -m benchmarks.service engine        # throughput and time to first token, against the bare engine
+    python -m benchmarks.service publishing    # chunks per second of one worker, against a bare pipeline of redis-py
+    python -m benchmarks.service readers       # what readers cost Redis, and one client that reads 1,000 replies
+    python -m benchmarks.service slow-redis    # whether a slow Redis slows the engine
+
+Without a name all of them run. Each prints a table and appends a line to `benchmarks/results/service.jsonl`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import service_engine, service_publishing, service_readers
+from benchmarks.engine import RESULTS, engine_arguments
+from worker import garbage
+from worker.bench.report import append_result
+from worker.logs import configure_logs
+
+PARTS = {
+    "engine": service_engine.against_bare_engine,
+    "publishing": service_publishing.against_bare_pipeline,
+    "readers": service_readers.cost_of_readers,
+    "slow-redis": service_engine.with_slow_redis,
+}
+
+
+def main() -> None:
+    parser = engine_arguments(__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--rounds", type=int, default=3, help="how often each side is measured, in turn")
+    arguments = parser.parse_args()
+    for name in arguments.parts:
+        if name not in PARTS:
+            parser.error(f"{name} is none of {', '.join(PARTS)}")
+    configure_logs("error", "console", sys.stderr)
+    garbage.settle()
+    for name in arguments.parts or PARTS:
+        load = os.getloadavg()[0]
+        rows = PARTS[name](arguments)
+        _show(f"{name} (load of the machine before: {load:.1f})", rows)
+        append_result(RESULTS / "service.jsonl", {"part": name, "options": vars(arguments), "rows": rows})
+
+
+def _show(title: str, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+    for row in rows:
+        table.add_row(*(f"{value:,.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The same load on the bare engine and through Redis: tokens per second, time to first token, a slow Redis."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from benchmarks.engine import loaded_engine, shared_load
+from benchmarks.service_process import ServerCosts, bench_client, worker_in_process
+from benchmarks.steady_engine import TimedEngine
+from engine import Engine
+from worker.bench.load import Load
+from worker.bench.on_engine import run_on_engine
+from worker.bench.presets import GEOMETRIES
+from worker.bench.summary import Summary
+from worker.embedded import EmbeddedServer
+from worker.service import Model
+
+_ONLINE_SHARE = 0.4  # of the bare engine's requests per second: few wait for one another
+SLOWNESS = ((0.0, 1e9), (0.05, 1e9), (0.2, 1e9), (0.02, 200_000.0))  # seconds each way, bytes per second
+
+
+def against_bare_engine(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rounds of bare engine and service in turn, all requests at once, then at a rate that leaves room."""
+    engine, _ = loaded_engine(arguments)
+    run_on_engine(engine, engine.tokenizer, shared_load(arguments.model, 8))
+    with EmbeddedServer() as server:
+        offline = _rounds(engine, server, arguments, {})
+        rate = round(_ONLINE_SHARE * statistics.median(row["bare"]["requests_per_s"] for row in offline), 3)
+        online = _rounds(engine, server, arguments, {"arrivals": "poisson", "rate": rate})
+    return [
+        *(_throughput_row(place, row) for place, row in enumerate(offline, start=1)),
+        _throughput_median(offline),
+        *(_latency_row(place, row) for place, row in enumerate(online, start=1)),
+        _latency_median(online),
+    ]
+
+
+def with_slow_redis(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """How fast the engine goes, while it has work, behind ever slower connections of the worker to Redis."""
+    engine, _ = loaded_engine(arguments)
+    load = shared_load(arguments.model, arguments.requests)
+    rows: list[dict[str, Any]] = []
+    with EmbeddedServer() as server:
+        for _ in range(arguments.rounds):
+            undelayed_rate = 0.0
+            for delay_s, bytes_per_s in SLOWNESS:
+                bare = TimedEngine(engine)
+                run_on_engine(bare, engine.tokenizer, load)
+                timed, costs = TimedEngine(engine), ServerCosts(server)
+                run = asyncio.run(_through_proxy(server, engine, timed, load_options(arguments), delay_s, bytes_per_s))
+                bare_rate, rate = bare.num_tokens / bare.working_s, timed.num_tokens / timed.working_s
+                undelayed_rate = undelayed_rate or rate
+                rows.append({
+                    "delay each way, ms": round(delay_s * 1000), "bytes/s": f"{bytes_per_s:,.0f}",
+                    "bare engine, tok/s": round(bare_rate, 1), "engine in the worker, tok/s": round(rate, 1),
+                    "ratio": round(rate / bare_rate, 3), "to undelayed": round(rate / undelayed_rate, 3),
+                    "between steps": f"{1 - timed.in_steps_s / timed.working_s:.1%}",
+                    "tokens per chunk": round(timed.num_tokens / max(1, costs.calls("xadd")), 2),
+                    "client, tok/s": run["output_tokens_per_s"],
+                })  # fmt: skip
+    return rows
+
+
+def load_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of `penstock bench serve` that make the same requests as `shared_load`."""
+    return {"requests": arguments.requests, "vocab_size": GEOMETRIES[arguments.model][0]}
+
+
+def _rounds(
+    engine: Engine, server: EmbeddedServer, arguments: argparse.Namespace, arrivals: dict[str, Any]
+) -> list[dict[str, Any]]:
+    load = shared_load(arguments.model, arguments.requests, **arrivals)
+    found = []
+    for place in range(arguments.rounds):
+        bare: dict[str, Any] = {}
+        for side in ("bare", "service") if place % 2 else ("service", "bare"):  # neither always goes first
+            if side == "bare":
+                bare = _bare(engine, load)
+            else:
+                service = asyncio.run(_service(server, engine, {**load_options(arguments), **arrivals}))
+        found.append({"bare": bare, "service": service})
+    return found
+
+
+def _bare(engine: Engine, load: Load) -> dict[str, Any]:
+    timed = TimedEngine(engine)
+    summary = Summary.of(run_on_engine(timed, engine.tokenizer, load))
+    assert summary.ttft_ms is not None
+    return {
+        "output_tokens_per_s": summary.output_tokens_per_s, "requests_per_s": summary.requests_per_s,
+        "ttft_ms": summary.ttft_ms.p50, "engine_rate": timed.num_tokens / timed.working_s,
+    }  # fmt: skip
+
+
+async def _service(server: EmbeddedServer, engine: Engine, options: dict[str, Any]) -> dict[str, Any]:
+    timed, costs = TimedEngine(engine), ServerCosts(server)
+    async with worker_in_process(server.url, Model(timed, engine.tokenizer, engine.defaults)):
+        before_s = time.thread_time()
+        run = await bench_client(server.url, **options)
+        loop_cpu_s = time.thread_time() - before_s
+    beside_s = loop_cpu_s + costs.cpu_s + run["cpu_s"]
+    return {
+        **run, "num_chunks": costs.calls("xadd"), "loop_cpu_s": loop_cpu_s, "redis_cpu_s": costs.cpu_s,
+        "left_for_engine": 1 - beside_s / run["seconds"] / len(os.sched_getaffinity(0)),
+        "engine_rate": timed.num_tokens / timed.working_s,
+    }  # fmt: skip
+
+
+async def _through_proxy(
+    server: EmbeddedServer, engine: Engine, timed: TimedEngine, options: dict[str, Any], delay_s: float, rate: float
+) -> dict[str, Any]:
+    model = Model(timed, engine.tokenizer, engine.defaults)
+    async with slow_proxy(server.port, delay_s, rate) as url, worker_in_process(url, model, drain_timeout_s=30.0):
+        return await bench_client(server.url, **options)
+
+
+@contextlib.asynccontextmanager
+async def slow_proxy(port: int, delay_s: float, bytes_per_s: float) -> AsyncIterator[str]:
+    """The URL of a slow way to the server on `port`; a process of its own carries the bytes."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.slow_proxy", "127.0.0.1", str(port), str(delay_s), str(bytes_per_s),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield f"redis://127.0.0.1:{int(await process.stdout.readline())}/0"
+    finally:
+        process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), 5)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def _throughput_row(place: int, row: dict[str, Any]) -> dict[str, Any]:
+    bare, service = row["bare"], row["service"]
+    return {
+        "round": f"offline {place}, output tok/s",
+        "bare": bare["output_tokens_per_s"], "service": service["output_tokens_per_s"],
+        "ratio or difference": round(service["output_tokens_per_s"] / bare["output_tokens_per_s"], 3),
+        "engine's own rate, ratio": round(service["engine_rate"] / bare["engine_rate"], 3),
+        **_costs(service),
+    }  # fmt: skip
+
+
+def _latency_row(place: int, row: dict[str, Any]) -> dict[str, Any]:
+    bare, service = row["bare"], row["service"]
+    return {
+        "round": f"online {place}, median TTFT, ms",
+        "bare": bare["ttft_ms"], "service": service["ttft_ms"]["p50"],
+        "ratio or difference": round(service["ttft_ms"]["p50"] - bare["ttft_ms"], 3),
+        "engine's own rate, ratio": round(service["engine_rate"] / bare["engine_rate"], 3),
+        **_costs(service),
+    }  # fmt: skip
+
+
+def _costs(service: dict[str, Any]) -> dict[str, Any]:
+    """Processor time beside the engine, which a busy machine distorts little, and what it leaves of all cores."""
+    num_tokens = service["output_tokens"]
+    return {
+        "tokens per chunk": round(num_tokens / max(1, service["num_chunks"]), 2),
+        "CPU us/token: worker's loop": round(1e6 * service["loop_cpu_s"] / num_tokens, 1),
+        "Redis": round(1e6 * service["redis_cpu_s"] / num_tokens, 1),
+        "client": round(1e6 * service["cpu_s"] / num_tokens, 1),
+        "of all cores left": round(service["left_for_engine"], 3),
+    }
+
+
+def _throughput_median(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return _median([_throughput_row(0, row) for row in rows], "offline, medians, output tok/s")
+
+
+def _latency_median(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return _median([_latency_row(0, row) for row in rows], "online, medians, median TTFT, ms")
+
+
+def _median(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    numbers = {key: statistics.median(row[key] for row in rows) for key in rows[0] if key != "round"}
+    return {"round": name, **numbers}

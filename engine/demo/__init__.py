@@ -1,0 +1,11 @@
+"""Penstock's own small model, for demonstrations and tests: 1.7 million parameters that add, count and spell.
+
+`README.md` beside this file says how it was made; `MODEL_DIR` is its Hugging Face checkpoint folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MODEL_DIR: Path = Path(__file__).parent / "model"
+"""The checkpoint shipped with the package: config, weights, tokenizer, chat template and generation defaults."""

@@ -1,0 +1,40 @@
+"""Runs small plans, made by hand, with the harness of `penstock chaos`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.chaos.checker import Verdict, check
+from worker.chaos.history import History
+from worker.chaos.plan import ChaosOptions, Plan, RequestPlan
+from worker.chaos.run import Tempo, fake_truths, run_plan, worker_setup
+from worker.chaos.site import Site
+from worker.embedded import EmbeddedServer
+
+QUICK = Tempo(heartbeat_ttl_s=0.5, reclaim_interval_s=0.1, block_ms=100)
+
+
+@dataclass
+class Result:
+    """A run that is over."""
+
+    history: History
+    verdict: Verdict
+
+    def owners(self, request_id: str) -> list[str]:
+        return [entry.fields["worker"] for entry in self.history.records[request_id].seen if is_own(entry.fields)]
+
+    def count(self, kind: str) -> int:
+        return sum(event.kind == kind for event in self.history.events)
+
+
+def is_own(fields: dict[str, str]) -> bool:
+    return fields["type"] == "own"
+
+
+async def run_requests(server: EmbeddedServer, logs: Path, *requests: RequestPlan, workers: int = 2) -> Result:
+    plan = Plan(ChaosOptions(seed=0, requests=100, workers=workers), requests)
+    setup = worker_setup(plan.options, QUICK, model="", logs=logs)
+    history = await run_plan(plan, Site(server), setup, progress=lambda *_: None)
+    return Result(history, check(history, fake_truths(history), recovery_limit_s=QUICK.recovery_limit_s))

@@ -1,0 +1,65 @@
+"""A plan is a function of its seed, and holds what was asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from worker.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, ChaosOptions, Plan, make_plan
+
+
+def planned(plan: Plan) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for request in plan.requests:
+        if request.fault is not None:
+            counts[request.fault.kind] += request.fault.times
+    return counts
+
+
+@pytest.mark.parametrize("engine", ["fake", "model"])
+def test_same_seed_same_plan(engine: str) -> None:
+    options = ChaosOptions(5, engine=engine)  # type: ignore[arg-type]
+    plan = make_plan(options, heartbeat_ttl_s=1.0)
+    assert plan == make_plan(options, heartbeat_ttl_s=1.0)
+    other = make_plan(ChaosOptions(6, engine=engine), heartbeat_ttl_s=1.0)  # type: ignore[arg-type]
+    assert plan.requests != other.requests
+
+
+@pytest.mark.parametrize(
+    ("kills", "zombies", "restarts"), [(0, 0, 0), (1, 1, 1), (20, 10, 2), (100, 50, 5), (31, 7, 3)]
+)
+def test_as_many_faults_as_asked_for(kills: int, zombies: int, restarts: int) -> None:
+    options = ChaosOptions(3, requests=1000, kills=kills, zombies=zombies, restarts=restarts, losses=0)
+    counts = planned(make_plan(options, heartbeat_ttl_s=1.0))
+    assert (counts["kill"], counts["freeze"], counts["restart"]) == (kills, zombies, restarts)
+
+
+def test_every_moment_is_visited() -> None:
+    plan = make_plan(ChaosOptions(1, requests=1000, kills=100, zombies=50), heartbeat_ttl_s=1.0)
+    faults = [request.fault for request in plan.requests if request.fault is not None]
+    assert {(fault.stage, fault.side) for fault in faults if fault.kind == "kill"} == set(KILL_MOMENTS)
+    assert {(fault.stage, fault.side) for fault in faults if fault.kind == "freeze"} == set(FREEZE_MOMENTS)
+    assert max(fault.times for fault in faults if fault.kind == "kill") == 10
+    assert any(fault.times == 2 for fault in faults if fault.kind == "freeze")
+    assert all(fault.length_s > 1.0 for fault in faults if fault.kind == "freeze")
+
+
+def test_requests_that_a_fault_waits_for_run_to_their_end() -> None:
+    plan = make_plan(ChaosOptions(1, requests=1000, kills=100), heartbeat_ttl_s=1.0)
+    assert not any(request.fault and request.may_end_early for request in plan.requests)
+    assert any(request.may_end_early for request in plan.requests)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kills": -1}, "kills must be 0 or more, not -1"),
+        ({"workers": 1}, "workers must be 2 or more, as a killed one needs an heir, not 1"),
+        ({"requests": 0, "kills": 0, "zombies": 0, "restarts": 0, "losses": 0}, "requests must be at least 1 .* not 0"),
+        ({"requests": 10}, "requests must be at least 1 and the number of faults, 52, not 10"),
+    ],
+)
+def test_options_out_of_range(values: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ChaosOptions(1, **values)  # type: ignore[arg-type]

@@ -1,0 +1,20 @@
+"""A short run of the whole harness: `make chaos` has the long ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from worker.chaos.plan import ChaosOptions
+from worker.chaos.report import table
+from worker.chaos.run import run_chaos
+from worker.chaos.site import Site
+from worker.embedded import EmbeddedServer
+
+
+async def test_short_run(lasting_server: EmbeddedServer, tmp_path: Path) -> None:
+    options = ChaosOptions(seed=7, requests=150, kills=9, zombies=5, restarts=1, losses=10)
+    outcome = await run_chaos(options, Site(lasting_server), model="", logs=tmp_path, progress=lambda *_: None)
+    assert outcome.verdict.problems == []
+    rows = dict(table(outcome))
+    assert (rows["requests"], rows["kills"], rows["zombies"], rows["server restarts"]) == ("150", "9", "5", "1")
+    assert all(int(rows[name]) > 0 for name in ("resumed", "fenced writes", "absorbed retries", "dropped replies"))

@@ -1,0 +1,99 @@
+"""Memory stays flat: of the server, of its keys, and of a worker, however many requests go through."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from worker_harness import eventually
+
+from producer import keys
+from producer.connection import RedisClient, connect
+from producer.scripts import Added, enqueue
+from producer.wire import GenerateRequest
+from worker.chaos.process import FakeWorker
+from worker.embedded import EmbeddedServer
+
+TTL_S = 2.0
+SAMPLES = 20
+CONFIG = {
+    "queue": "soak", "health_port": None, "reply_ttl_after_end_s": TTL_S, "block_ms": 200, "flush_interval_ms": 5
+}  # fmt: skip
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+    pytest.mark.timeout(1500),
+]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was there after `requests`."""
+
+    requests: int
+    used_memory: int
+    num_keys: int
+    worker_rss_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.requests:>7} requests: server {self.used_memory / 2**20:6.2f} MiB, {self.num_keys:>6} keys, "
+            f"worker {self.worker_rss_bytes / 2**20:7.1f} MiB"
+        )
+
+
+@pytest.mark.parametrize("num_requests", [pytest.param(3000), pytest.param(50_000, marks=pytest.mark.slow)])
+async def test_memory_stays_flat(tmp_path: Path, num_requests: int) -> None:
+    with EmbeddedServer() as server:
+        worker = FakeWorker(server.url, tmp_path / "log", {"max_num_seqs": 64}, CONFIG)
+        redis = connect(server.url, decode=True)
+        try:
+            samples = [
+                await soak(redis, worker.pid, sample, num_requests // SAMPLES) for sample in range(1, SAMPLES + 1)
+            ]
+            await eventually(lambda: is_clean(redis))
+            left = await take_sample(redis, worker.pid, num_requests)
+        finally:
+            worker.send(signal.SIGTERM)
+            await asyncio.to_thread(worker.wait, 20)
+            await redis.aclose()
+    sys.stdout.write("\n".join(map(str, [*samples, left])) + "\n")
+    assert worker.poll() == 0
+    settled, last = samples[SAMPLES // 2 - 1], samples[-1]
+    assert last.used_memory < settled.used_memory * 1.25 + 2**20
+    assert last.num_keys < settled.num_keys * 1.5 + 200
+    assert last.worker_rss_bytes < settled.worker_rss_bytes * 1.05 + 4 * 2**20
+
+
+async def soak(redis: RedisClient, pid: int, sample: int, count: int) -> Sample:
+    """Sends `count` requests more, never too many at once, and looks."""
+    for batch in range(0, count, 50):
+        ids = [f"s{sample}-{batch + at}" for at in range(min(50, count - batch))]
+        answers = await asyncio.gather(*(send(redis, request_id) for request_id in ids))
+        assert all(isinstance(answer, Added) for answer in answers)
+        await eventually(lambda: has_room(redis))
+    return await take_sample(redis, pid, sample * count)
+
+
+async def has_room(redis: RedisClient) -> bool:
+    return bool(await redis.xlen(keys.requests("soak")) <= 100)
+
+
+async def send(redis: RedisClient, request_id: str) -> object:
+    fields = GenerateRequest.model_validate({"id": request_id, "prompt": "hello there", "max_tokens": 8}).to_entry()
+    return await enqueue(redis, "soak", request_id, fields, max_length=1000, dedupe_window_s=2)
+
+
+async def is_clean(redis: RedisClient) -> bool:
+    """Whether the queue is empty and what was left to expire has."""
+    return not await redis.xlen(keys.requests("soak")) and await redis.dbsize() <= 4
+
+
+async def take_sample(redis: RedisClient, pid: int, requests: int) -> Sample:
+    memory = await redis.info("memory")
+    rss_pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])  # noqa: ASYNC240  the kernel has it at hand
+    return Sample(requests, int(memory["used_memory"]), int(await redis.dbsize()), rss_pages * 4096)

@@ -1,0 +1,107 @@
+"""What the publisher does when a new connection may lead to a server that has forgotten something."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+from worker_harness import eventually
+
+from engine.request import Output
+from producer import keys
+from producer.connection import RedisClient, connect
+from worker import memory, scripts
+from worker.config import WorkerConfig
+from worker.live import LiveRequest, LiveTable, ServerClock
+from worker.metrics import Metrics
+from worker.publisher import Publisher
+from worker.readiness import Readiness
+from worker.scripts import Claim
+from worker.tasks import end_tasks
+
+
+@asynccontextmanager
+async def publishing(url: str) -> AsyncIterator[tuple[Publisher, LiveRequest, RedisClient]]:
+    """A publisher and a request of epoch 1 with two chunks on its reply."""
+    redis = connect(url, decode=False, retries=0)
+    table = LiveTable()
+    publisher = Publisher(
+        redis, WorkerConfig(queue="q", name="w", flush_interval_ms=0), table, Metrics(), Readiness(), lambda _: None
+    )
+    task = asyncio.create_task(publisher.run())
+    answer = await redis.execute_command(
+        *scripts.claim("r", queue="q", entry_id="1-1", worker="w", instance="i", ttl_ms=10**6)
+    )
+    claim = scripts.parse_claim(answer)
+    assert isinstance(claim, Claim)
+    live = LiveRequest("r", "1-1", claim, ServerClock(claim.server_ms, time.monotonic()), structlog.get_logger(), {})
+    table.add(live)
+    for at in range(2):
+        publisher.push(live, Output("r", 0, at, (at,), "a"))
+        await publisher.wait_idle()
+    assert live.last_number == 2
+    publisher.has_dropped = False
+    yield publisher, live, redis
+    await end_tasks([task])
+    await redis.aclose()
+
+
+async def reconnect(redis: RedisClient) -> None:
+    """Makes the next command open a new connection, which no caller notices."""
+    await redis.connection_pool.disconnect()
+
+
+async def test_a_reply_that_lost_entries_is_let_go_of(redis_url: str, redis: RedisClient) -> None:
+    async with publishing(redis_url) as (publisher, live, worker_redis):
+        await redis.xdel(keys.reply("r"), "1-2")
+        await reconnect(worker_redis)
+        publisher.push(live, Output("r", 0, 2, (2,), "a"))
+        await publisher.wait_idle()
+        assert live.dropped
+        assert publisher.has_dropped
+    assert [entry_id for entry_id, _ in await redis.xrange(keys.reply("r"))] == ["1-0", "1-1"]
+
+
+async def test_a_reply_that_is_whole_goes_on(redis_url: str, redis: RedisClient) -> None:
+    async with publishing(redis_url) as (publisher, live, worker_redis):
+        await reconnect(worker_redis)
+        publisher.push(live, Output("r", 0, 2, (2,), "a"))
+        await publisher.wait_idle()
+        assert not live.dropped
+        assert publisher.has_dropped  # entries may be pending that this worker knows nothing of
+    assert [entry_id for entry_id, _ in await redis.xrange(keys.reply("r"))] == ["1-0", "1-1", "1-2", "1-3"]
+
+
+async def test_an_acknowledgement_is_for_the_server_that_has_the_end(redis_url: str, redis: RedisClient) -> None:
+    """The end may be unknown to the next one, and the entry is then all that is left of the request."""
+    entry_id = await redis.xadd(keys.requests("q"), {"prompt": "x"})
+    await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0")
+    await redis.xreadgroup(keys.GROUP, "w", {keys.requests("q"): ">"})
+    async with publishing(redis_url) as (publisher, _, worker_redis):
+        await reconnect(worker_redis)
+        publisher.acknowledge(entry_id)
+        await publisher.wait_idle()
+        assert await redis.xlen(keys.requests("q")) == 1
+        assert publisher.has_dropped  # so the intake finds it, and the claim tells whether it has ended
+        publisher.acknowledge(entry_id)
+        await eventually(lambda: _is_gone(redis))
+
+
+async def _is_gone(redis: RedisClient) -> bool:
+    return not await redis.xlen(keys.requests("q"))
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    [("3-2", "kept"), ("3-3", "kept"), ("3-1", "rolled_back"), ("2-9", "rolled_back"), ("4-0", "fenced"), ("", "gone")],
+)
+def test_verdicts(last: str, verdict: str) -> None:
+    """Of a request of epoch 3 whose chunk 2 was confirmed; chunk 3 may have been written without an answer."""
+    live: Any = SimpleNamespace(claim=SimpleNamespace(epoch=3), last_number=2)
+    assert memory.judge(live, [(last.encode(), {})] if last else []) == verdict

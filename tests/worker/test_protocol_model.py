@@ -1,0 +1,405 @@
+"""The delivery protocol as a state machine: the real scripts on a real server, in any order hypothesis likes.
+
+Workers here are what a worker remembers: the entries it was given and the claims it believes to have. One that is
+frozen goes on believing; one that crashed has forgotten. What the streams hold is looked at after every step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from redis import exceptions
+
+from producer import keys
+from producer.connection import RedisClient, connect, ensure_group, stream_entries
+from producer.scripts import Added, enqueue
+from worker import scripts
+from worker.scripts import Claim, Command
+
+QUEUE = "q"
+REQUESTS = ("a", "b", "c")
+TRUTH = (11, 12, 13, 14, 15)  # what any worker generates for any request
+TTL_MS = 10**7
+
+worker_at = st.integers(0, 2)
+request_ids = st.sampled_from(REQUESTS)
+
+
+@dataclass
+class Held:
+    """A claim that a worker believes to have."""
+
+    claim: Claim
+    entry_id: str
+    num_tokens: int
+    next_number: int = 1
+    last_append: Command | None = None
+    last_finish: Command | None = None
+
+
+@dataclass
+class Worker:
+    name: str
+    entries: dict[str, str] = field(default_factory=dict)  # entries it was given, to the request's id
+    held: dict[str, Held] = field(default_factory=dict)
+    may_ack: set[str] = field(default_factory=set)
+
+
+class Protocol(RuleBasedStateMachine):
+    url: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.redis: RedisClient = connect(self.url, decode=False, retries=0)
+        self.numbers = itertools.count()
+        self.entry_ids: dict[str, list[str]] = {request_id: [] for request_id in REQUESTS}
+        self.run(self.redis.flushall())
+        self.run(ensure_group(self.redis, QUEUE))
+        self.workers = [self.new_worker() for _ in range(3)]
+
+    def run(self, command: Any) -> Any:
+        async def wait() -> Any:
+            return await command
+
+        return self.runner.run(wait())
+
+    def send(self, command: Command) -> Any:
+        return self.run(self.redis.execute_command(*command))
+
+    def new_worker(self) -> Worker:
+        worker = Worker(f"w{next(self.numbers)}")
+        self.beat(worker)
+        return worker
+
+    def beat(self, worker: Worker) -> None:
+        self.run(self.redis.set(keys.heartbeat(QUEUE, worker.name), worker.name))
+
+    @initialize(max_tokens=st.integers(0, 3))
+    def begin(self, max_tokens: int) -> None:
+        """Most of what is of interest comes after a first claim."""
+        self.enqueue("a")
+        self.read(0)
+        self.claim(0, 0)
+        if max_tokens:
+            self.append(0, "a", max_tokens)
+
+    # What clients do.
+
+    @rule(request_id=request_ids)
+    def enqueue(self, request_id: str) -> None:
+        """Also again, by a client that retries."""
+        answer = self.run(
+            enqueue(self.redis, QUEUE, request_id, {"id": request_id}, max_length=None, dedupe_window_s=9999)
+        )
+        assert isinstance(answer, Added)
+        assert answer.again == bool(self.entry_ids[request_id])
+        if self.entry_ids[request_id]:
+            assert answer.entry_id == self.entry_ids[request_id][0]
+        else:
+            self.entry_ids[request_id].append(answer.entry_id)
+
+    @precondition(lambda self: any(self.entry_ids.values()))
+    @rule(request_id=request_ids)
+    def enqueue_by_hand(self, request_id: str) -> None:
+        """A second entry with the same id, by somebody who does without the script."""
+        if len(self.entry_ids[request_id]) == 1:
+            entry_id = self.run(self.redis.xadd(keys.requests(QUEUE), {"id": request_id}))
+            self.entry_ids[request_id].append(entry_id.decode())
+
+    @rule(request_id=request_ids)
+    def cancel(self, request_id: str) -> None:
+        self.run(self.redis.set(keys.cancel(request_id), "1"))
+
+    # What befalls workers.
+
+    @rule(at=worker_at)
+    def crash(self, at: int) -> None:
+        self.run(self.redis.delete(keys.heartbeat(QUEUE, self.workers[at].name)))
+        self.workers[at] = self.new_worker()
+
+    @rule(at=worker_at)
+    def freeze(self, at: int) -> None:
+        self.run(self.redis.delete(keys.heartbeat(QUEUE, self.workers[at].name)))
+
+    @rule(at=worker_at)
+    def wake(self, at: int) -> None:
+        self.beat(self.workers[at])
+
+    # What workers do, whether they live or are taken for dead.
+
+    @rule(at=worker_at)
+    def read(self, at: int) -> None:
+        worker = self.workers[at]
+        answer = self.run(self.redis.xreadgroup(keys.GROUP, worker.name, {keys.requests(QUEUE): ">"}, count=1))
+        for _, entries in stream_entries(answer):
+            for entry_id, fields in entries:
+                worker.entries[entry_id.decode()] = fields[b"id"].decode()
+
+    @rule(at=worker_at)
+    def adopt(self, at: int) -> None:
+        worker = self.workers[at]
+        for entry_id, fields in self.send(scripts.adopt(QUEUE, worker=worker.name, count=2)):
+            worker.entries[entry_id.decode()] = fields[1].decode()
+
+    @rule()
+    def reclaim(self) -> None:
+        for consumer in self.run(self.redis.xinfo_consumers(keys.requests(QUEUE), keys.GROUP)):
+            name = consumer["name"].decode()
+            if name != keys.UNOWNED:
+                self.send(scripts.retire(QUEUE, consumer=name, count=10))
+
+    @precondition(lambda self: any(worker.entries for worker in self.workers))
+    @rule(at=worker_at, pick=st.integers(0, 9))
+    def claim(self, at: int, pick: int) -> None:
+        worker = self.workers[at]
+        if not worker.entries:
+            return
+        entry_id = sorted(worker.entries)[pick % len(worker.entries)]
+        self.claim_entry(worker, entry_id)
+
+    @rule(at=worker_at)
+    def take_over(self, at: int) -> None:
+        """All others are taken for dead, and go on without knowing it."""
+        for other in self.workers:
+            if other is not self.workers[at]:
+                self.run(self.redis.delete(keys.heartbeat(QUEUE, other.name)))
+        self.reclaim()
+        self.adopt(at)
+        for entry_id in sorted(self.workers[at].entries):
+            self.claim_entry(self.workers[at], entry_id)
+
+    def claim_entry(self, worker: Worker, entry_id: str) -> None:
+        request_id = worker.entries[entry_id]
+        before = self.reply(request_id)
+        command = scripts.claim(
+            request_id, queue=QUEUE, entry_id=entry_id, worker=worker.name, instance=worker.name, ttl_ms=TTL_MS
+        )
+        answer = scripts.parse_claim(self.send(command))
+        has_ended = bool(before) and before[-1][1][b"type"] == b"end"
+        assert isinstance(answer, Claim) != (has_ended or entry_id != self.first_claimed(request_id, entry_id))
+        if isinstance(answer, Claim):
+            tokens = sum(len(fields[b"tokens"].split(b",")) for _, fields in before if fields[b"type"] == b"chunk")
+            worker.held[request_id] = Held(answer, entry_id, tokens)
+        else:
+            worker.may_ack.add(entry_id)
+
+    def first_claimed(self, request_id: str, default: str) -> str:
+        """The one entry whose claims count."""
+        entry = self.run(self.redis.hget(keys.state(request_id), "entry"))
+        return default if entry is None else str(entry.decode())
+
+    @rule(at=worker_at, request_id=request_ids, count=st.integers(1, 2))
+    def append(self, at: int, request_id: str, count: int) -> None:
+        held = self.workers[at].held.get(request_id)
+        if held is None or held.num_tokens + count >= len(TRUTH):
+            return
+        held.last_append = ("XADD", keys.reply(request_id), "NOMKSTREAM", f"{held.claim.epoch}-{held.next_number}",
+                            *self.chunk(held.num_tokens, count))  # fmt: skip
+        is_owner = self.owns(held, request_id)
+        assert self.try_append(held.last_append) == is_owner
+        if is_owner:
+            held.num_tokens += count
+            held.next_number += 1
+
+    @rule(at=worker_at, request_id=request_ids)
+    def append_again(self, at: int, request_id: str) -> None:
+        """A pipeline whose answer was lost is sent again, as it was."""
+        held = self.workers[at].held.get(request_id)
+        if held is not None and held.last_append is not None:
+            assert not self.try_append(held.last_append)
+
+    @rule(at=worker_at, request_id=request_ids)
+    def finish(self, at: int, request_id: str) -> None:
+        worker = self.workers[at]
+        held = worker.held.get(request_id)
+        if held is None:
+            return
+        rest = len(TRUTH) - held.num_tokens
+        reason, entries = "length", [self.chunk(held.num_tokens, rest)]
+        if held.claim.is_cancelled:
+            reason, entries = "cancelled", []
+        entries.append(["type", "end", "finish_reason", reason])
+        numbered = list(enumerate(entries, start=held.next_number))
+        held.last_finish = scripts.finish(
+            request_id, epoch=held.claim.epoch, status="done", ttl_ms=TTL_MS, entries=numbered
+        )
+        is_owner = self.owns(held, request_id)
+        answer = self.send(held.last_finish)
+        assert (answer == b"ok") == is_owner
+        if answer != b"fenced":
+            worker.may_ack.add(held.entry_id)
+
+    @rule(at=worker_at, request_id=request_ids)
+    def finish_again(self, at: int, request_id: str) -> None:
+        held = self.workers[at].held.get(request_id)
+        if held is not None and held.last_finish is not None:
+            assert self.send(held.last_finish) in (b"already", b"fenced")
+
+    # The same by those that have lost the request and do not know it: chance alone would rarely get there.
+
+    @precondition(lambda self: self.zombies())
+    @rule(pick=st.integers(0, 9))
+    def zombie_append(self, pick: int) -> None:
+        zombies = self.zombies()
+        self.append(*zombies[pick % len(zombies)], 1)
+
+    @precondition(lambda self: self.zombies())
+    @rule(pick=st.integers(0, 9))
+    def zombie_finish(self, pick: int) -> None:
+        zombies = self.zombies()
+        self.finish(*zombies[pick % len(zombies)])
+
+    @precondition(lambda self: self.zombies())
+    @rule(pick=st.integers(0, 9))
+    def zombie_acknowledge(self, pick: int) -> None:
+        zombies = self.zombies()
+        self.acknowledge_for_others(*zombies[pick % len(zombies)])
+
+    @precondition(lambda self: self.zombies())
+    @rule(pick=st.integers(0, 9))
+    def zombie_hand_back(self, pick: int) -> None:
+        zombies = self.zombies()
+        self.hand_back(*zombies[pick % len(zombies)])
+
+    @rule(at=worker_at)
+    def acknowledge(self, at: int) -> None:
+        worker = self.workers[at]
+        self.send(scripts.ack(QUEUE, worker=worker.name, entry_ids=sorted(worker.may_ack)))
+
+    @rule(at=worker_at, request_id=request_ids)
+    def acknowledge_for_others(self, at: int, request_id: str) -> None:
+        """A worker that has lost its entry, and does not know, can't acknowledge its successor's."""
+        held = self.workers[at].held.get(request_id)
+        if held is None:
+            return
+        pending = self.pending()
+        if pending.get(held.entry_id) not in (None, self.workers[at].name):
+            assert self.send(scripts.ack(QUEUE, worker=self.workers[at].name, entry_ids=[held.entry_id])) == 0
+
+    @rule(at=worker_at, request_id=request_ids)
+    def hand_back(self, at: int, request_id: str) -> None:
+        worker = self.workers[at]
+        held = worker.held.pop(request_id, None)
+        if held is not None:
+            self.send(scripts.return_request(request_id, epoch=held.claim.epoch, handbacks=1))
+            self.send(scripts.disown(QUEUE, worker=worker.name, entry_ids=[held.entry_id]))
+
+    # What must always hold.
+
+    @invariant()
+    def replies_are_whole(self) -> None:
+        for request_id in REQUESTS:
+            epoch, tokens, ended = 0, [], False
+            for entry_id, fields in self.reply(request_id):
+                assert not ended, "something follows the end"
+                entry_epoch, number = map(int, entry_id.split(b"-"))
+                kind = fields[b"type"]
+                if kind == b"own":
+                    assert (entry_epoch, number) == (epoch + 1, 0)
+                    epoch += 1
+                else:
+                    assert entry_epoch == epoch
+                    ended = kind == b"end"
+                if kind == b"chunk":
+                    assert int(fields[b"offset"]) == len(tokens)
+                    tokens += map(int, fields[b"tokens"].split(b","))
+            assert tuple(tokens) == TRUTH[: len(tokens)]
+            if ended and fields[b"finish_reason"] == b"length":
+                assert len(tokens) == len(TRUTH)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        """A request whose reply has not ended has an entry that somebody will be given."""
+        pending = self.pending()
+        unread = self.unread()
+        for request_id, entry_ids in self.entry_ids.items():
+            reply = self.reply(request_id)
+            if entry_ids and not (reply and reply[-1][1][b"type"] == b"end"):
+                claimable = {self.first_claimed(request_id, entry_id) for entry_id in entry_ids}
+                assert claimable & (pending.keys() | unread), f"nobody will ever run {request_id}"
+
+    def teardown(self) -> None:
+        """In the end one worker that lives is enough to bring everything to its end."""
+        for worker in self.workers:
+            self.run(self.redis.delete(keys.heartbeat(QUEUE, worker.name)))
+        self.workers = [self.new_worker()]
+        heir = self.workers[0]
+        for _ in range(6):
+            self.reclaim()
+            self.adopt(0)
+            self.read(0)
+            for entry_id in sorted(heir.entries):
+                self.claim_entry(heir, entry_id)
+                self.finish(0, heir.entries[entry_id])
+            self.acknowledge(0)
+        self.replies_are_whole()
+        for request_id, entry_ids in self.entry_ids.items():
+            if entry_ids:
+                assert self.reply(request_id)[-1][1][b"type"] == b"end"
+        assert self.run(self.redis.xlen(keys.requests(QUEUE))) == 0
+        assert self.pending() == {}
+        self.run(self.redis.aclose())
+        self.runner.close()
+
+    # Looking.
+
+    def reply(self, request_id: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        return list(self.run(self.redis.xrange(keys.reply(request_id))))
+
+    def pending(self) -> dict[str, str]:
+        found = self.run(self.redis.xpending_range(keys.requests(QUEUE), keys.GROUP, "-", "+", 100))
+        return {item["message_id"].decode(): item["consumer"].decode() for item in found}
+
+    def unread(self) -> set[str]:
+        (group,) = self.run(self.redis.xinfo_groups(keys.requests(QUEUE)))
+        start = f"({group['last-delivered-id'].decode()}"
+        return {entry_id.decode() for entry_id, _ in self.run(self.redis.xrange(keys.requests(QUEUE), start, "+"))}
+
+    def zombies(self) -> list[tuple[int, str]]:
+        """(worker, request) where the request runs elsewhere."""
+        return [
+            (at, request_id)
+            for at, worker in enumerate(self.workers)
+            for request_id, held in worker.held.items()
+            if not self.owns(held, request_id) and self.reply(request_id)[-1][1][b"type"] != b"end"
+        ]
+
+    def owns(self, held: Held, request_id: str) -> bool:
+        last = self.reply(request_id)[-1]
+        return last[1][b"type"] != b"end" and int(last[0].split(b"-")[0]) == held.claim.epoch
+
+    def try_append(self, command: Command) -> bool:
+        try:
+            return self.send(command) is not None
+        except exceptions.ResponseError as error:
+            assert "equal or smaller" in str(error)  # noqa: PT017
+            return False
+
+    @staticmethod
+    def chunk(start: int, count: int) -> list[str]:
+        tokens = ",".join(map(str, TRUTH[start : start + count]))
+        return ["type", "chunk", "index", "0", "offset", str(start), "text", "", "tokens", tokens]
+
+
+def test_protocol(redis_url: str) -> None:
+    class Here(Protocol):
+        url = redis_url
+
+    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    run_state_machine_as_test(
+        Here, settings=settings(max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=checks)
+    )

@@ -1,0 +1,58 @@
+"""When requests arrive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from worker.bench.errors import ImpossibleLoad
+
+Kind = Literal["burst", "constant", "poisson", "closed"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """An arrival process.
+
+    `burst`: all at once. `constant` and `poisson`: `rate` a second, whether or not earlier ones were answered.
+    `closed`: the next one comes as soon as fewer than `concurrency` are under way.
+
+    Raises:
+        ImpossibleLoad: `rate` or `concurrency` is missing, out of range, or means nothing to this kind.
+    """
+
+    kind: Kind = "burst"
+    rate: float | None = None
+    concurrency: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ImpossibleLoad(f"--arrivals must be one of {', '.join(KINDS)}, not {self.kind!r}")
+        _require("--rate", self.rate, self.kind, ("constant", "poisson"))
+        _require("--concurrency", self.concurrency, self.kind, ("closed",))
+
+    def times_s(self, count: int, seed: int) -> list[float]:
+        """Seconds from the start to each arrival; for `closed`, the earliest moment: 0."""
+        if self.rate is None:
+            return [0.0] * count
+        if self.kind == "constant":
+            return [place / self.rate for place in range(count)]
+        gaps = np.random.default_rng(seed).exponential(1.0 / self.rate, count)
+        return [float(time_s) for time_s in np.cumsum(gaps)]
+
+    def __str__(self) -> str:
+        if self.rate is not None:
+            return f"{self.kind} at {self.rate:g}/s"
+        return self.kind if self.concurrency is None else f"{self.kind}, {self.concurrency} at a time"
+
+
+def _require(option: str, value: float | None, kind: Kind, kinds: tuple[Kind, ...]) -> None:
+    if kind in kinds and value is None:
+        raise ImpossibleLoad(f"--arrivals {kind} needs {option}")
+    if kind not in kinds and value is not None:
+        raise ImpossibleLoad(f"{option} {value:g} means nothing to --arrivals {kind}, only to {' and '.join(kinds)}")
+    if value is not None and not 0 < value < float("inf"):
+        raise ImpossibleLoad(f"{option} must be above 0, not {value:g}")

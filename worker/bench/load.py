@@ -1,0 +1,31 @@
+"""What is sent, and when: the same for an engine and for a service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from worker.bench.arrivals import Arrivals
+from worker.bench.datasets import BenchRequest
+from worker.bench.summary import Target
+
+Progress = Callable[[int, int, str], None]
+"""Called with (done, total, what is being done)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A benchmark's input. `seed` is that of the arrivals; the requests are drawn already."""
+
+    requests: tuple[BenchRequest, ...]
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    temperature: float = 0.0
+    seed: int = 0
+    target: Target = field(default_factory=Target)
+
+    def times_s(self) -> list[float]:
+        return self.arrivals.times_s(len(self.requests), self.seed)
+
+
+def silent(done: int, total: int, what: str) -> None:
+    """A Progress that shows nothing."""

@@ -1,0 +1,133 @@
+"""The options that describe a load, as a command line gives them, and what can't go together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from worker.bench.arrivals import Arrivals, Kind
+from worker.bench.datasets import (
+    SHARED_OUTPUTS,
+    SHARED_PROMPTS,
+    BenchRequest,
+    file_requests,
+    random_requests,
+    shared_prefix_requests,
+    with_other_ids,
+)
+from worker.bench.errors import ImpossibleLoad
+from worker.bench.lengths import Lengths
+from worker.bench.load import Load
+from worker.bench.summary import Target
+
+DEFAULT_REQUESTS = 64
+_POSITIVE = ("requests", "prefix_length", "prefix_count", "vocab_size")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """Validated when made; None is "not given".
+
+    Raises:
+        ImpossibleLoad: an option contradicts another or is out of range.
+    """
+
+    dataset: str = "random"
+    requests: int | None = None
+    prompt_length: str | None = None
+    output_length: str | None = None
+    prefix_length: int | None = None
+    prefix_count: int | None = None
+    vocab_size: int | None = None
+    seed: int = 0
+    arrivals: Kind = "burst"
+    rate: float | None = None
+    concurrency: int | None = None
+    temperature: float = 0.0
+    slo_ttft_ms: float | None = None
+    slo_itl_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ImpossibleLoad(f"{_flag(name)} must be 1 or more, not {value}")
+        if self.seed < 0:
+            raise ImpossibleLoad(f"--seed must be 0 or more, not {self.seed}")
+        if not 0.0 <= self.temperature <= 100.0:
+            raise ImpossibleLoad(f"--temperature must be 0 to 100, not {self.temperature:g}")
+        self._refuse_strangers()
+        self._lengths()
+        self._process()
+        self._target()
+
+    @property
+    def is_file(self) -> bool:
+        return self.dataset not in ("random", "shared-prefix")
+
+    def load(self, vocab_size: int, turn: int = 0) -> Load:
+        """Draws the requests. Each `turn` has other token ids in them, except for a file's: a repetition must not find
+        the prompts of the one before in the prefix cache.
+
+        Raises:
+            ImpossibleLoad: the file with the requests can't be used, or `vocab_size` is too small to draw from.
+        """
+        if vocab_size < 16:
+            raise ImpossibleLoad(f"--vocab-size {vocab_size} is too small for random prompts, 16 is the least")
+        requests = self._draw(vocab_size)
+        if not self.is_file:
+            requests = with_other_ids(requests, vocab_size, turn)
+        return Load(tuple(requests), self._process(), self.temperature, self.seed + 1, self._target())
+
+    def given(self) -> dict[str, Any]:
+        """What was not left at None, for a report."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _draw(self, vocab_size: int) -> list[BenchRequest]:
+        prompt_length, output_length = self._lengths()
+        if self.is_file:
+            return file_requests(Path(self.dataset), self.requests, output_length, self.seed)
+        count = self.requests or DEFAULT_REQUESTS
+        if self.dataset == "random":
+            return random_requests(
+                count, vocab_size, prompt_length=prompt_length, output_length=output_length, seed=self.seed
+            )
+        return shared_prefix_requests(
+            count,
+            vocab_size,
+            prefix_length=self.prefix_length or 256,
+            num_prefixes=self.prefix_count or 4,
+            prompt_length=prompt_length,
+            output_length=output_length,
+            seed=self.seed,
+        )
+
+    def _refuse_strangers(self) -> None:
+        """Options that the dataset has no use for."""
+        unused = {"random": ("prefix_length", "prefix_count"), "shared-prefix": ()}.get(
+            self.dataset, ("prefix_length", "prefix_count", "prompt_length", "vocab_size")
+        )
+        for name in unused:
+            if getattr(self, name) is not None:
+                raise ImpossibleLoad(f"{_flag(name)} {getattr(self, name)} means nothing to --dataset {self.dataset}")
+        if self.is_file and not Path(self.dataset).is_file():
+            raise ImpossibleLoad(f"--dataset must be random, shared-prefix or a JSONL file, not {self.dataset!r}")
+
+    def _lengths(self) -> tuple[Lengths, Lengths]:
+        prompts, outputs = self.prompt_length, self.output_length
+        return (
+            SHARED_PROMPTS if prompts is None else Lengths.parse(prompts, "--prompt-length"),
+            SHARED_OUTPUTS if outputs is None else Lengths.parse(outputs, "--output-length"),
+        )
+
+    def _process(self) -> Arrivals:
+        return Arrivals(self.arrivals, self.rate, self.concurrency)
+
+    def _target(self) -> Target:
+        return Target(self.slo_ttft_ms, self.slo_itl_ms)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,139 @@
+"""Checkpoints with random weights, for measuring speed where the text does not matter. The same seed, the same weights.
+
+They are real checkpoints in Hugging Face format, so that workers and other engines can load the very same ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from worker.bench.errors import ImpossibleLoad
+
+PREFIX = "random:"
+Dtype = Literal["float32", "bfloat16"]
+
+# Qwen3: vocabulary, hidden, intermediate, layers, heads, KV heads, head_dim, tied embeddings
+GEOMETRIES = {
+    "nano": (512, 32, 64, 2, 2, 1, 16, True),  # to try a benchmark itself out
+    "tiny": (8192, 384, 2304, 8, 6, 2, 64, False),  # 31M parameters
+    "qwen06": (32768, 1024, 3072, 28, 16, 8, 128, True),  # 474M
+}
+_MAX_POSITION = 2048
+_DEVIATION = 0.02
+_LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
+
+
+def preset_dir(name: str, dtype: str, root: Path) -> Path:
+    """The folder of a preset under `root`, written if it is not there yet.
+
+    Raises:
+        ImpossibleLoad: there is no such preset, or it can't have this dtype.
+    """
+    if name not in GEOMETRIES:
+        raise ImpossibleLoad(f"--model {PREFIX}{name} is none of {', '.join(PREFIX + known for known in GEOMETRIES)}")
+    if dtype not in get_args(Dtype):
+        raise ImpossibleLoad(f"--dtype of a random model must be one of {', '.join(get_args(Dtype))}, not {dtype!r}")
+    directory = root / f"{name}-{dtype}"
+    if not directory.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=root, prefix="."))
+        try:
+            write_preset(name, dtype, scratch)
+            scratch.rename(directory)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+    return directory
+
+
+def preset_root() -> Path:
+    """Where presets are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "penstock" / "bench"
+
+
+def write_preset(name: str, dtype: str, directory: Path) -> None:
+    """Writes the checkpoint's files into an existing folder."""
+    config = _config(name, dtype)
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    _tokenizer(config["vocab_size"]).save_pretrained(directory)
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32)
+    rng = np.random.default_rng(0)
+    tensors = {
+        tensor: (np.ones(shape, np.float32) if "norm" in tensor else _normal(rng, shape)).astype(kind)
+        for tensor, shape in _shapes(config).items()
+    }
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _config(name: str, dtype: str) -> dict[str, Any]:
+    vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, tied = GEOMETRIES[name]
+    return {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "dtype": dtype, "torch_dtype": dtype,
+        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
+        "tie_word_embeddings": tied, "max_position_embeddings": _MAX_POSITION, "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6, "hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0,
+        "use_sliding_window": False, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+    }  # fmt: skip
+
+
+def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    layer = {
+        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+        "self_attn.q_proj": (q_size, hidden), "self_attn.k_proj": (kv_size, hidden),
+        "self_attn.v_proj": (kv_size, hidden), "self_attn.o_proj": (hidden, q_size),
+        "self_attn.q_norm": (head_dim,), "self_attn.k_norm": (head_dim,),
+        "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+    for place in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{place}.{part}.weight": shape for part, shape in layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    return shapes
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return rng.standard_normal(shape, dtype=np.float32) * np.float32(_DEVIATION)
+
+
+def _tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, as Qwen's: each token beyond the bytes is an earlier one and one more letter."""
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {symbol: place + 1 for place, symbol in enumerate(symbols)}
+    vocab["<|endoftext|>"] = 0
+    merges: list[tuple[str, str]] = []
+    stems = list(_LETTERS)
+    for stem in stems:  # grows while it is read
+        for letter in _LETTERS:
+            if len(vocab) < vocab_size:
+                merges.append((stem, letter))
+                vocab[stem + letter] = len(vocab)
+                stems.append(stem + letter)
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    end = "<|endoftext|>"
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend, eos_token=end, pad_token=end, model_max_length=_MAX_POSITION
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    return tokenizer

@@ -1,0 +1,62 @@
+"""What is noted of each request while a benchmark runs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Timeline:
+    """One request: when it came, when tokens of it were there, how it ended. Seconds of this process's own clock."""
+
+    arrival_s: float
+    stamps_s: list[float] = field(default_factory=list)  # one for each delivery
+    counts: list[int] = field(default_factory=list)  # tokens of each delivery
+    end_s: float | None = None
+    num_prompt: int = 0
+    finish_reason: str | None = None
+    error: str | None = None
+
+    @property
+    def num_output(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.end_s is not None and self.error is None
+
+
+class Recorder:
+    """The timelines of one run, in the order of the requests."""
+
+    def __init__(self) -> None:
+        self.start_s = time.perf_counter()
+        self.timelines: list[Timeline] = []
+
+    def arrive(self, offset_s: float | None = None) -> Timeline:
+        """The next request arrives now, or was meant to `offset_s` after the start."""
+        arrival_s = time.perf_counter() if offset_s is None else self.start_s + offset_s
+        timeline = Timeline(arrival_s)
+        self.timelines.append(timeline)
+        return timeline
+
+
+def note(timeline: Timeline, num_tokens: int, now_s: float) -> None:
+    """Tokens were delivered."""
+    if num_tokens:
+        timeline.stamps_s.append(now_s)
+        timeline.counts.append(num_tokens)
+
+
+def end(timeline: Timeline, reason: str, num_prompt: int, now_s: float) -> None:
+    """The request ended by itself."""
+    timeline.end_s = now_s
+    timeline.finish_reason = reason
+    timeline.num_prompt = num_prompt
+
+
+def fail(timeline: Timeline, error: str, now_s: float) -> None:
+    """The request ended with an error."""
+    timeline.end_s = now_s
+    timeline.error = error

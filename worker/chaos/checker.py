@@ -1,0 +1,236 @@
+"""Decides from a history whether the promises P1 to P5 of `docs/guarantees.md` were kept. Trusts nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from worker.chaos.history import Event, History, Record, Seen
+from worker.chaos.plan import RequestPlan
+
+Fault = Literal["lost", "doubled", "out of order", "wrong", "late"]
+
+FAULTS: tuple[Fault, ...] = ("lost", "doubled", "out of order", "wrong", "late")
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What one choice of a request must give."""
+
+    tokens: tuple[int, ...]
+    text: str
+
+
+Truths = Mapping[str, Sequence[Truth]]
+"""By request id, one for each choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A broken promise."""
+
+    fault: Fault
+    request_id: str
+    text: str
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the checker found."""
+
+    problems: list[Problem] = field(default_factory=list)
+    resumed: int = 0  # times a claim went on where another one's tokens ended
+    longest_recovery_s: float = 0.0
+
+    @property
+    def is_kept(self) -> bool:
+        return not self.problems
+
+    def count(self, fault: Fault) -> int:
+        return sum(problem.fault == fault for problem in self.problems)
+
+
+def check(history: History, truths: Truths, *, recovery_limit_s: float) -> Verdict:
+    """Looks at every record.
+
+    Args:
+        history: of a run that is over.
+        truths: what each request must give.
+        recovery_limit_s: how long a request may stay with a dead worker while nothing else goes wrong.
+    """
+    verdict = Verdict()
+    for record in history.records.values():
+        _RecordCheck(record, truths[record.request.id], verdict).run()
+        _check_recovery(record, history.events, recovery_limit_s, verdict)
+    if history.left_in_queue:
+        text = f"{history.left_in_queue} entries stayed in the queue although every reply was waited for"
+        verdict.problems.append(Problem("lost", "-", text))
+    if history.dead_letters:
+        verdict.problems.append(Problem("wrong", "-", f"{history.dead_letters} requests went to the dead letters"))
+    verdict.problems += (Problem("wrong", "-", trouble) for trouble in history.troubles)
+    return verdict
+
+
+class _RecordCheck:
+    """P1 to P4 for one request."""
+
+    def __init__(self, record: Record, truths: Sequence[Truth], verdict: Verdict) -> None:
+        self._record = record
+        self._request: RequestPlan = record.request
+        self._truths = truths
+        self._verdict = verdict
+        self._tokens: list[list[int]] = [[] for _ in truths]
+        self._texts: list[list[str]] = [[] for _ in truths]
+        self._position = (-1, -1)  # of the last entry
+        self._epoch = 0  # of the last own entry
+        self._end: Seen | None = None
+
+    def run(self) -> None:
+        for entry in self._record.seen:
+            self._look_at(entry)
+        self._check_enqueue()
+        self._check_end()
+        for index, truth in enumerate(self._truths):
+            self._check_choice(index, truth)
+        self._check_stored()
+
+    def _say(self, fault: Fault, text: str) -> None:
+        self._verdict.problems.append(Problem(fault, self._request.id, text))
+
+    def _look_at(self, entry: Seen) -> None:
+        position = _position(entry.entry_id)
+        if position == self._position:
+            self._say("doubled", f"entry {entry.entry_id} was seen twice")
+        elif position < self._position:
+            self._say("out of order", f"entry {entry.entry_id} came after {'-'.join(map(str, self._position))}")
+        self._position = max(position, self._position)
+        if self._end is not None:
+            kind = entry.fields.get("type")
+            self._say("doubled", f"{kind} entry {entry.entry_id} follows the end {self._end.entry_id}")
+            return
+        match entry.fields.get("type"):
+            case "own":
+                self._own(entry, position)
+            case "chunk":
+                self._chunk(entry, position)
+            case "end":
+                self._end = entry
+            case kind:
+                self._say("wrong", f"entry {entry.entry_id} has type {kind}")
+
+    def _own(self, entry: Seen, position: tuple[int, int]) -> None:
+        epoch = int(entry.fields["epoch"])
+        if position != (epoch, 0):
+            self._say("out of order", f"the claim of epoch {epoch} has the entry id {entry.entry_id}")
+        self._verdict.resumed += bool(self._epoch) and any(self._tokens)
+        self._epoch = epoch
+
+    def _chunk(self, entry: Seen, position: tuple[int, int]) -> None:
+        index, offset = int(entry.fields["index"]), int(entry.fields["offset"])
+        tokens = [int(token) for token in entry.fields["tokens"].split(",") if token]
+        if position[0] != self._epoch:
+            self._say("out of order", f"chunk {entry.entry_id} was written while epoch {self._epoch} had the request")
+        if not 0 <= index < len(self._tokens):
+            self._say("wrong", f"chunk {entry.entry_id} is of choice {index}")
+            return
+        have = self._tokens[index]
+        if offset > len(have):
+            self._say("lost", f"choice {index} has no tokens {len(have)} to {offset} before chunk {entry.entry_id}")
+        elif offset < len(have):
+            known = have[offset : offset + len(tokens)]
+            fault: Fault = "doubled" if known == tokens[: len(known)] else "out of order"
+            self._say(fault, f"chunk {entry.entry_id} of choice {index} is at {offset}, {len(have)} tokens came before")
+        have += tokens
+        self._texts[index].append(entry.fields["text"])
+
+    def _check_enqueue(self) -> None:
+        if len(set(self._record.entry_ids)) > 1:
+            self._say("doubled", f"enqueued once, it has the entries {', '.join(sorted(set(self._record.entry_ids)))}")
+
+    def _check_end(self) -> None:
+        if self._end is None:
+            last = self._record.seen[-1].entry_id if self._record.seen else "nothing"
+            self._say("lost", f"no end came, the last entry was {last}")
+            return
+        fields = self._end.fields
+        allowed = {"length", "stop"}
+        if self._request.cancel_after is not None:
+            allowed.add("cancelled")
+        if self._request.timeout_s is not None:
+            allowed.add("expired")
+        if fields["finish_reason"] not in allowed:
+            self._say("wrong", f"ended with {fields['finish_reason']}: {fields.get('code')} {fields.get('message')}")
+        num_tokens = sum(map(len, self._tokens))
+        if int(fields.get("completion_tokens", 0)) != num_tokens:
+            self._say("wrong", f"the end counts {fields.get('completion_tokens')} tokens, {num_tokens} were seen")
+
+    def _check_choice(self, index: int, truth: Truth) -> None:
+        tokens, text = tuple(self._tokens[index]), "".join(self._texts[index])
+        for place, (token, right) in enumerate(zip(tokens, truth.tokens, strict=False)):
+            if token != right:
+                self._say("wrong", f"token {place} of choice {index} is {token}, not {right}")
+                return
+        if len(tokens) > len(truth.tokens):
+            self._say("doubled", f"choice {index} has {len(tokens)} tokens, not {len(truth.tokens)}")
+        elif self._end is None:
+            return
+        elif self._is_whole:
+            if len(tokens) < len(truth.tokens):
+                self._say("lost", f"choice {index} has {len(tokens)} tokens, not {len(truth.tokens)}")
+            elif text != truth.text:
+                self._say("wrong", f"the text of choice {index} differs: {_difference(text, truth.text)}")
+        elif not truth.text.startswith(text):
+            self._say("wrong", f"the text of choice {index} differs: {_difference(text, truth.text)}")
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._end is not None and self._end.fields["finish_reason"] not in ("cancelled", "expired", "error")
+
+    def _check_stored(self) -> None:
+        """What the client saw and what the stream holds are the same: nothing came late, nothing was missed."""
+        if self._record.stored is None:
+            return
+        seen = Counter(entry.entry_id for entry in self._record.seen)
+        stored = Counter(entry.entry_id for entry in self._record.stored)
+        for entry_id in seen - stored:
+            self._say("lost", f"entry {entry_id} was seen, but the stream does not hold it any more")
+        for entry_id in stored - seen:
+            fault: Fault = "doubled" if self._end is not None else "lost"
+            self._say(fault, f"the stream holds entry {entry_id}, which its reader did not see")
+
+
+def _check_recovery(record: Record, events: Sequence[Event], limit_s: float, verdict: Verdict) -> None:
+    """P5: after the worker that had the request was killed or frozen, another one takes it soon.
+
+    Time is counted from the last thing that went wrong in between, as that may have befallen the heir.
+    """
+    owner, owned_s = "", 0.0
+    for entry in record.seen:
+        if entry.fields.get("type") == "own":
+            if owner and _was_hit(events, owner, owned_s, entry.at_s):
+                started_s = max(event.at_s for event in events if event.at_s <= entry.at_s)
+                recovery_s = entry.at_s - started_s
+                verdict.longest_recovery_s = max(verdict.longest_recovery_s, recovery_s)
+                if recovery_s > limit_s:
+                    text = f"{recovery_s:.1f} s from the loss of {owner} to the claim {entry.entry_id}"
+                    verdict.problems.append(Problem("late", record.request.id, text))
+            owner, owned_s = entry.fields["worker"], entry.at_s
+
+
+def _was_hit(events: Sequence[Event], worker: str, start_s: float, end_s: float) -> bool:
+    return any(
+        event.worker == worker and event.kind in ("kill", "freeze") and start_s - 1.0 <= event.at_s <= end_s
+        for event in events
+    )
+
+
+def _position(entry_id: str) -> tuple[int, int]:
+    epoch, number = entry_id.split("-")
+    return int(epoch), int(number)
+
+
+def _difference(text: str, right: str) -> str:
+    place = next((at for at, (a, b) in enumerate(zip(text, right, strict=False)) if a != b), min(len(text), len(right)))
+    return f"{text[place : place + 20]!r} at character {place}, not {right[place : place + 20]!r}"

@@ -1,0 +1,149 @@
+"""Clients that write down every entry they see, with its id. They read raw, so that nothing is tidied up for them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from redis import exceptions
+
+from producer import keys
+from producer.connection import RedisClient, stream_entries
+from producer.scripts import Added, enqueue
+from producer.wire import GenerateRequest
+from worker.chaos.history import History, Record, Seen
+from worker.chaos.plan import RequestPlan
+
+BLOCK_S = 1.0
+RETRY_S = 0.05
+PAGE = 1000
+
+_T = TypeVar("_T")
+
+
+class Clients:
+    """Sends the requests of a plan, so many at a time, each followed to its end.
+
+    Args:
+        redis: for commands.
+        blocking: for reading, one connection for each reply that is followed.
+        direct: for looking at what is left, past all proxies.
+        queue: where to.
+        history: where the records go.
+        patience_s: a reply that stands still for so long is given up.
+        progress: called with the number of replies that have ended.
+    """
+
+    def __init__(
+        self,
+        redis: RedisClient,
+        blocking: RedisClient,
+        direct: RedisClient,
+        queue: str,
+        history: History,
+        *,
+        patience_s: float,
+        progress: Callable[[int], None],
+    ) -> None:
+        self._redis = redis
+        self._blocking = blocking
+        self._direct = direct
+        self._queue = queue
+        self._history = history
+        self._patience_s = patience_s
+        self._progress = progress
+        self._num_ended = 0
+
+    async def run(self, requests: tuple[RequestPlan, ...], *, in_flight: int) -> None:
+        """Sends all, and returns when each has ended or was given up."""
+        gate = asyncio.Semaphore(in_flight)
+
+        async def serve(request: RequestPlan) -> None:
+            try:
+                await self._serve(request)
+            finally:
+                gate.release()
+                self._num_ended += 1
+                self._progress(self._num_ended)
+
+        async with asyncio.TaskGroup() as tasks:
+            for request in requests:
+                await gate.acquire()
+                tasks.create_task(serve(request))
+
+    async def audit(self) -> None:
+        """Reads every reply stream once more, when everything is over."""
+        for request_id, record in self._history.records.items():
+            record.stored = []
+            start = "-"
+            while page := await self._patiently(partial(self._page, request_id, start)):
+                record.stored += page
+                start = f"({page[-1].entry_id}"
+
+    async def wait_until_empty(self, timeout_s: float) -> None:
+        """Waits until the queue holds nothing, and writes down what it holds when that takes too long."""
+        give_up_s = time.monotonic() + timeout_s
+        while True:
+            left = await self._patiently(lambda: self._direct.xlen(keys.requests(self._queue)))
+            if not left or time.monotonic() > give_up_s:
+                break
+            await asyncio.sleep(RETRY_S)
+        self._history.left_in_queue = left
+        self._history.dead_letters = await self._patiently(lambda: self._direct.xlen(keys.dead(self._queue)))
+
+    async def _page(self, request_id: str, start: str) -> list[Seen]:
+        page: Any = await self._direct.xrange(keys.reply(request_id), start, "+", PAGE)
+        return [Seen(entry_id, fields) for entry_id, fields in page]
+
+    async def _serve(self, request: RequestPlan) -> None:
+        record = self._history.records[request.id] = Record(request)
+        entry_ids = await asyncio.gather(*(self._enqueue(request) for _ in range(request.sends)))
+        record.entry_ids += entry_ids
+        await self._follow(record)
+
+    async def _enqueue(self, request: RequestPlan) -> str:
+        fields = GenerateRequest.model_validate(
+            {
+                name: getattr(request, name)
+                for name in ("id", "prompt", "max_tokens", "n", "seed", "temperature", "ignore_eos", "timeout_s")
+            }
+        ).to_entry()
+        answer = await self._patiently(
+            lambda: enqueue(self._redis, self._queue, request.id, fields, max_length=None, dedupe_window_s=3600)
+        )
+        return answer.entry_id if isinstance(answer, Added) else ""
+
+    async def _follow(self, record: Record) -> None:
+        key, last = keys.reply(record.request.id), "0-0"
+        num_tokens, is_cancelled = 0, False
+        give_up_s = time.monotonic() + self._patience_s
+        while not record.has_ended and time.monotonic() < give_up_s:
+            cancel_after = record.request.cancel_after
+            if cancel_after is not None and num_tokens >= cancel_after and not is_cancelled:
+                is_cancelled = True
+                await self._patiently(lambda: self._redis.set(keys.cancel(record.request.id), "1", ex=3600))
+            try:
+                answer: Any = await self._blocking.xread({key: last}, block=round(BLOCK_S * 1000))
+            except (exceptions.RedisError, OSError):
+                await asyncio.sleep(RETRY_S)
+                continue
+            now_s = time.monotonic()
+            for _, entries in stream_entries(answer):
+                for entry_id, fields in entries:
+                    record.seen.append(Seen(str(entry_id), {str(k): str(v) for k, v in fields.items()}, now_s))
+                    last, give_up_s = str(entry_id), now_s + self._patience_s
+                    num_tokens += len(record.seen[-1].fields.get("tokens", "").split(","))
+
+    async def _patiently(self, command: Callable[[], Awaitable[_T]]) -> _T:
+        """Tries until the server answers; what is sent here may be executed any number of times."""
+        give_up_s = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return await command()
+            except (exceptions.RedisError, OSError):
+                if time.monotonic() > give_up_s:
+                    raise
+                await asyncio.sleep(RETRY_S)

@@ -1,0 +1,43 @@
+"""What `penstock chaos` runs: a server if none is named, then the run, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from worker.chaos.plan import ChaosOptions
+from worker.chaos.run import Outcome, Progress, run_chaos
+from worker.chaos.site import Site
+from worker.embedded import EmbeddedServer
+
+
+def run_command(options: ChaosOptions, *, redis_url: str | None, model: str, progress: Progress) -> Outcome:
+    """Runs chaos against the server at `redis_url`, or one of its own that keeps an append-only file.
+
+    The workers' logs stay where `Outcome.logs` says if a promise was broken, and are removed otherwise.
+
+    Raises:
+        ValueError: the URL is not of a single server without TLS.
+        EmbeddedServerError: there is no server program, or it does not start.
+        RedisError: the server does not answer.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="penstock-chaos-"))
+    is_kept = True
+    try:
+        with ExitStack() as stack:
+            server: EmbeddedServer | str
+            if redis_url is None:
+                data = folder / "data"
+                data.mkdir()
+                server = stack.enter_context(EmbeddedServer(data_dir=data))
+            else:
+                server = redis_url
+            outcome = asyncio.run(run_chaos(options, Site(server), model=model, logs=folder, progress=progress))
+        is_kept = outcome.verdict.is_kept
+        return outcome
+    finally:
+        if is_kept:
+            shutil.rmtree(folder)

@@ -1,0 +1,137 @@
+"""One worker in a process of its own, to be killed and frozen."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any, Protocol
+
+from worker.chaos.fake_engine import FakeEngine, fake_model
+from worker.config import WorkerConfig
+from worker.embedded import dies_with_parent
+from worker.logs import configure_logs
+from worker.service import WorkerService
+from worker.settings import flag
+
+_FORKS = multiprocessing.get_context("forkserver")
+_ROOT = Path(__file__).parent.parent.parent
+_PR_SET_PDEATHSIG = 1
+
+
+class WorkerProcess(Protocol):
+    """A running worker, whatever its engine."""
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+
+    def send(self, number: signal.Signals) -> None: ...
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Waits for its end: its exit status, None if it is still there after `timeout_s`."""
+
+
+class FakeWorker:
+    """A worker with the fake engine. It is forked from a process that has imported everything, which takes seconds.
+
+    Args:
+        url: of Redis.
+        log: the file it logs to, as JSON lines.
+        engine: arguments of `FakeEngine`.
+        config: arguments of `WorkerConfig`.
+    """
+
+    def __init__(self, url: str, log: Path, engine: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        start_fork_server()
+        self._process = _FORKS.Process(target=_run, args=(url, log, dict(engine), dict(config)), daemon=True)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send(self, number: signal.Signals) -> None:
+        if self._process.is_alive() and self._process.pid is not None:
+            os.kill(self._process.pid, number)
+
+    def wait(self, timeout_s: float) -> int | None:
+        self._process.join(timeout_s)
+        return self._process.exitcode
+
+
+class ModelWorker:
+    """`penstock worker` itself, with a model.
+
+    Args:
+        url: of Redis.
+        log: the file it logs to.
+        settings: by name, as `worker.settings.Settings` has them.
+    """
+
+    def __init__(self, url: str, log: Path, settings: Mapping[str, Any]) -> None:
+        values = {"redis_url": url, "health_port": None, "log_format": "json", **settings}
+        flags = [part for name, value in values.items() for part in (flag(name), _text(value))]
+        with log.open("w") as stream:
+            self._process = subprocess.Popen(  # noqa: S603  this very program
+                [*dies_with_parent(), sys.executable, "-m", "worker", "worker", *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,  # Ctrl-C is for the harness, which then stops its workers
+            )
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> int | None:
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def start_fork_server() -> None:
+    """Starts the process that fake workers are forked from, unless it runs."""
+    _FORKS.set_forkserver_preload([__name__])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), before] if before else [str(_ROOT)])
+    try:
+        forkserver.ensure_running()  # it finds its modules by this variable alone
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _text(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+def _run(url: str, log: Path, engine: dict[str, Any], config: dict[str, Any]) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the parent ends with the harness
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the harness
+    with log.open("w", buffering=1) as stream:
+        configure_logs("info", "json", stream)
+        asyncio.run(_serve(url, engine, config))
+
+
+async def _serve(url: str, engine: dict[str, Any], config: dict[str, Any]) -> None:
+    service = WorkerService(WorkerConfig(**config), url, lambda: fake_model(FakeEngine(**engine)))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, service.request_drain)
+    await service.run()

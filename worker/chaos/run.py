@@ -1,0 +1,192 @@
+"""One run from beginning to end: server, workers, clients and faults, and the verdict about what came of it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from producer import keys
+from producer.connection import RedisClient, connect, connect_blocking
+from worker.chaos.checker import Truth, Verdict, check
+from worker.chaos.client import BLOCK_S, Clients
+from worker.chaos.fake_engine import expected_tokens, word
+from worker.chaos.fleet import Fleet, WorkerSetup
+from worker.chaos.history import History, Record
+from worker.chaos.plan import ChaosOptions, Plan, RequestPlan, make_plan
+from worker.chaos.proxy import Proxy
+from worker.chaos.saboteur import ClientWatcher, Saboteur
+from worker.chaos.site import Site
+
+PATIENCE_S = 60.0
+FAKE_TTL_S = 1.0
+MODEL_TTL_S = 4.0
+EMPTY_TIMEOUT_S = 15.0
+RECOVERY_SLACK_S = 5.0  # for a machine that is busy with everything else the run does
+IN_FLIGHT: Mapping[str, int] = {"fake": 40, "model": 12}
+FAKE_ENGINE: Mapping[str, Any] = {"max_num_seqs": 32, "step_s": 0.003, "prefill_steps": 1, "holds_back": True}
+# Small, so that there is little to compile and a killed worker is soon followed by the next one.
+MODEL_SETTINGS: Mapping[str, Any] = {"max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520}
+
+Progress = Callable[[int, int, str], None]
+"""Called with (replies that have ended, requests, what runs)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tempo:
+    """How fast workers notice things: quicker than in production, as a run should not last for hours."""
+
+    heartbeat_ttl_s: float
+    reclaim_interval_s: float
+    block_ms: int = 200
+
+    @classmethod
+    def of(cls, engine: str) -> Tempo:
+        return cls(FAKE_TTL_S, 0.25) if engine == "fake" else cls(MODEL_TTL_S, 0.5)
+
+    @property
+    def recovery_limit_s(self) -> float:
+        """Time to live, one scan, one blocking read, and slack."""
+        return self.heartbeat_ttl_s + 1.25 * self.reclaim_interval_s + self.block_ms / 1000 + RECOVERY_SLACK_S
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run that is over."""
+
+    plan: Plan
+    history: History
+    verdict: Verdict
+    logs: Path
+
+
+async def run_chaos(options: ChaosOptions, site: Site, *, model: str, logs: Path, progress: Progress) -> Outcome:
+    """Makes the plan that belongs to the seed, runs it, and decides what came of it.
+
+    Args:
+        options: how much of what.
+        site: the server.
+        model: a folder with a checkpoint, or `demo`; not read where the fake engine runs.
+        logs: the folder that workers log to.
+        progress: is told how far it is.
+
+    Raises:
+        RedisError: the server does not come back.
+    """
+    tempo = Tempo.of(options.engine)
+    plan = make_plan(options, heartbeat_ttl_s=tempo.heartbeat_ttl_s)
+    setup = worker_setup(options, tempo, model=model, logs=logs)
+    if options.engine == "fake":
+        history = await run_plan(plan, site, setup, progress=progress)
+        truths = fake_truths(history)
+    else:
+        calm = await run_plan(plan.undisturbed, site, setup, progress=progress)
+        history = await run_plan(plan, site, setup, progress=progress)
+        truths = {id_: _truth(calm.records[f"calm-{id_.partition('.')[0]}"]) for id_ in history.records}
+    return Outcome(plan, history, check(history, truths, recovery_limit_s=tempo.recovery_limit_s), logs)
+
+
+async def run_plan(plan: Plan, site: Site, setup: WorkerSetup, *, progress: Progress) -> History:
+    """Runs a plan and returns what was seen. Everything that it starts has ended when it returns or raises."""
+    history = History()
+    saboteur = Saboteur(plan, history, site)
+    started_s = time.monotonic()
+    async with AsyncExitStack() as stack:
+        direct = connect(site.url, decode=True, retries=0)
+        stack.push_async_callback(direct.aclose)
+        if not site.is_own:
+            stack.push_async_callback(_forget, direct, plan, setup.queue)
+        clients = await _connect_clients(stack, plan, site, setup, history, direct, progress)
+        fleet = Fleet(site, setup, plan.options.workers, saboteur.watch, history)
+        saboteur.fleet = await stack.enter_async_context(fleet)
+        await clients.run(plan.requests, in_flight=IN_FLIGHT[plan.options.engine])
+        for suffix in (".again", ".twice"):
+            await clients.run(saboteur.rearm(suffix), in_flight=IN_FLIGHT[plan.options.engine])
+        await saboteur.wait_restarted()
+        await fleet.wait_awake()
+        await clients.wait_until_empty(EMPTY_TIMEOUT_S)
+        await fleet.drain()
+        await clients.audit()
+    history.missed = len(saboteur.rearm(".never"))
+    history.seconds = time.monotonic() - started_s
+    return history
+
+
+def worker_setup(options: ChaosOptions, tempo: Tempo, *, model: str, logs: Path) -> WorkerSetup:
+    """Workers for a queue that nobody else uses."""
+    settings: dict[str, Any] = {
+        "heartbeat_ttl_s": tempo.heartbeat_ttl_s,
+        "reclaim_interval_s": tempo.reclaim_interval_s,
+        "block_ms": tempo.block_ms,
+        "cancel_poll_ms": 50,
+        "flush_interval_ms": 10,
+        "max_attempts": 1000,  # the faults are not the requests' own
+    }
+    queue = f"chaos-{secrets.token_hex(4)}"
+    if options.engine == "fake":
+        return WorkerSetup(queue, logs, None, settings, FAKE_ENGINE)
+    return WorkerSetup(queue, logs, model, {**settings, **MODEL_SETTINGS})
+
+
+def fake_truths(history: History) -> dict[str, tuple[Truth, ...]]:
+    """What the fake engine says to each request."""
+    requests = (record.request for record in history.records.values())
+    return {request.id: tuple(_fake_truth(request, index) for index in range(request.n)) for request in requests}
+
+
+def _fake_truth(request: RequestPlan, index: int) -> Truth:
+    source = request.id if request.seed is None else request.seed
+    tokens = expected_tokens(request.prompt.encode(), source, index, request.max_tokens)
+    return Truth(tuple(tokens), "".join(map(word, tokens)))
+
+
+def _truth(record: Record) -> tuple[Truth, ...]:
+    """What an undisturbed run has said."""
+    tokens: list[list[int]] = [[] for _ in range(record.request.n)]
+    texts: list[list[str]] = [[] for _ in range(record.request.n)]
+    for entry in record.seen:
+        if entry.fields.get("type") == "chunk":
+            index = int(entry.fields["index"])
+            tokens[index] += (int(token) for token in entry.fields["tokens"].split(",") if token)
+            texts[index].append(entry.fields["text"])
+    return tuple(Truth(tuple(ids), "".join(parts)) for ids, parts in zip(tokens, texts, strict=True))
+
+
+async def _connect_clients(
+    stack: AsyncExitStack,
+    plan: Plan,
+    site: Site,
+    setup: WorkerSetup,
+    history: History,
+    direct: RedisClient,
+    progress: Progress,
+) -> Clients:
+    proxy = Proxy(*site.host_and_port)
+    await proxy.start(ClientWatcher(plan, history.wire))
+    stack.push_async_callback(proxy.stop)
+    redis = connect(site.url_through(proxy.port), decode=True, retries=3)
+    blocking = connect_blocking(site.url_through(proxy.port), decode=True, block_s=BLOCK_S)
+    stack.push_async_callback(redis.aclose)
+    stack.push_async_callback(blocking.aclose)
+    return Clients(
+        redis, blocking, direct, setup.queue, history, patience_s=PATIENCE_S, progress=partial(_tell, progress, plan)
+    )
+
+
+def _tell(progress: Progress, plan: Plan, num_ended: int) -> None:
+    progress(num_ended, len(plan.requests), "chaos" if any(request.fault for request in plan.requests) else "no chaos")
+
+
+async def _forget(redis: RedisClient, plan: Plan, queue: str) -> None:
+    """Deletes what the run has written, as it was a guest."""
+    pipeline = redis.pipeline(transaction=False)
+    for request in plan.requests:
+        pipeline.delete(keys.reply(request.id), keys.state(request.id), keys.cancel(request.id))
+        pipeline.delete(keys.seen(queue, request.id))
+    pipeline.delete(keys.requests(queue), keys.dead(queue))
+    await pipeline.execute()

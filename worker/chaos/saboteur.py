@@ -1,0 +1,231 @@
+"""Lets each fault happen at its moment: when the command that the plan names, for the request it names, passes by."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from hiredis import ReplyError
+
+from producer import keys
+from worker import scripts
+from worker.chaos.fleet import Fleet, Slot
+from worker.chaos.history import Event, History, Wire
+from worker.chaos.plan import Fault, Plan, RequestPlan, Side, Stage
+from worker.chaos.proxy import Action, Command
+from worker.chaos.site import Site
+
+_CLAIM = str(scripts.claim("", queue="", entry_id="", worker="", instance="", ttl_ms=1)[1]).encode()
+_FINISH = str(scripts.finish("", epoch=1, status="done", ttl_ms=1, entries=())[1]).encode()
+_ACK = str(scripts.ack("", worker="", entry_ids=())[1]).encode()
+_STAGES: dict[bytes, Stage] = {_CLAIM: "claim", _FINISH: "finish", _ACK: "ack"}
+_ACK_IDS_AT = 6  # EVAL, script, 1, key, group, worker, entry ids
+
+
+@dataclass(slots=True)
+class _Armed:
+    """A fault that waits for its moment."""
+
+    request: RequestPlan
+    fault: Fault
+    times_left: int
+    chunks_left: int
+    last_worker: str = ""
+
+
+class Saboteur:
+    """Holds the faults of a plan. `watch` makes the watcher of one slot's traffic.
+
+    Args:
+        plan: whose faults wait.
+        history: where to write down what was done.
+        site: the server, which some faults restart.
+    """
+
+    def __init__(self, plan: Plan, history: History, site: Site) -> None:
+        self._history = history
+        self._wire = history.wire
+        self._site = site
+        self._armed: dict[str, _Armed] = {}
+        self._arm(plan.requests)
+        self._request_of: dict[bytes, str] = {}  # queue entry to request, of armed ones
+        self._restarts: list[asyncio.Task[None]] = []
+        self.fleet: Fleet | None = None  # set before the first worker starts
+
+    def watch(self, slot: Slot) -> _SlotWatcher:
+        return _SlotWatcher(self, slot)
+
+    async def wait_restarted(self) -> None:
+        """Returns when no restart is under way."""
+        await asyncio.gather(*self._restarts)
+
+    def rearm(self, suffix: str) -> tuple[RequestPlan, ...]:
+        """Faults that found no moment while their requests ran get another one each: the same under another id."""
+        again = []
+        for armed in self._armed.values():
+            fault = replace(armed.fault, times=armed.times_left)
+            again.append(replace(armed.request, id=f"{armed.request.id}{suffix}", fault=fault))
+        self._armed = {}
+        self._arm(again)
+        return tuple(again)
+
+    def _arm(self, requests: Iterable[RequestPlan]) -> None:
+        for request in requests:
+            if (fault := request.fault) is not None:
+                self._armed[request.id] = _Armed(request, fault, fault.times, fault.at_chunk)
+
+    def look(self, slot: Slot, command: Command, side: Side, answer: Any = None) -> Action | None:
+        """What is to happen now, if anything."""
+        if side == "after":
+            self._count(command, answer)
+        if not self._armed:
+            return None
+        for stage, request_id in self._moments(command, side, answer):
+            armed = self._armed.get(request_id)
+            if (
+                armed is not None
+                and armed.fault.stage == stage
+                and armed.fault.side == side
+                and self._is_due(armed, slot)
+            ):
+                return partial(self._strike, armed.fault, slot)
+        return None
+
+    def _moments(self, command: Command, side: Side, answer: Any) -> list[tuple[Stage, str]]:
+        name = command[0]
+        if name == b"XADD":
+            return [("chunk", _request_id(command[1]))]
+        if name == b"XREADGROUP" and side == "after":
+            return [("read", request_id) for request_id in self._learn(answer)]
+        stage = _STAGES.get(command[1]) if name == b"EVAL" else None
+        if stage == "ack":
+            known = (self._request_of.get(entry_id) for entry_id in command[_ACK_IDS_AT:])
+            return [("ack", request_id) for request_id in known if request_id is not None]
+        return [] if stage is None else [(stage, _request_id(command[3]))]
+
+    def _learn(self, answer: Any) -> list[str]:
+        """The armed requests among the entries of an answer to XREADGROUP."""
+        if not answer or isinstance(answer, ReplyError):
+            return []
+        found = []
+        for _, entries in answer.items() if isinstance(answer, dict) else answer:
+            for entry_id, fields in entries:  # name, value, name, value, ...
+                request_id = json.loads(fields[1])["id"] if fields and fields[0] == b"request" else ""
+                if request_id in self._armed:
+                    self._request_of[entry_id] = request_id
+                    found.append(request_id)
+        return found
+
+    def _is_due(self, armed: _Armed, slot: Slot) -> bool:
+        if not slot.is_up or armed.last_worker == slot.name:
+            return False
+        armed.chunks_left -= 1
+        if armed.fault.stage == "chunk" and armed.chunks_left > 0:
+            return False
+        armed.times_left -= 1
+        armed.chunks_left = armed.fault.at_chunk
+        armed.last_worker = slot.name
+        if not armed.times_left:
+            del self._armed[armed.request.id]
+        return True
+
+    async def _strike(self, fault: Fault, slot: Slot) -> bool:
+        if self.fleet is None:
+            return True
+        match fault.kind:
+            case "kill":
+                self.fleet.kill(slot)
+                return False
+            case "freeze":
+                awake = self.fleet.freeze(slot, fault.length_s)
+                if fault.side == "before":  # held back, it comes when another worker has the request
+                    with suppress(Exception):
+                        await asyncio.shield(awake)
+                return True
+            case "restart":
+                # Of its own, as this link, and whatever waits in it, ends with the server.
+                self._restarts.append(asyncio.create_task(self._restart(fault.length_s)))
+                return fault.side == "before"
+            case "drop":
+                self._wire.dropped += 1
+                return False
+            case "cut":
+                self._wire.cut += 1
+                return False
+            case "delay":
+                self._wire.delayed += 1
+                await asyncio.sleep(fault.length_s)
+                return True
+
+    async def _restart(self, away_s: float) -> None:
+        await self._site.restart(away_s)
+        self._history.events.append(Event("restart", "", time.monotonic()))
+
+    def _count(self, command: Command, answer: Any) -> None:
+        """A refused XADD is followed by a look at what stands in its place; a refused finish says so itself."""
+        if command[0] == b"XRANGE" and len(command) == 6 and command[3] == b"+":
+            if answer and not isinstance(answer, ReplyError):
+                same_epoch = answer[0][0].split(b"-")[0] == command[2].split(b"-")[0]
+                self._wire.absorbed += answer[0][0] == command[2]
+                self._wire.fenced += not same_epoch
+        elif command[0] == b"EVAL" and command[1] == _FINISH:
+            self._wire.fenced += answer == b"fenced"
+            self._wire.absorbed += answer == b"already"
+
+
+@dataclass(frozen=True, slots=True)
+class _SlotWatcher:
+    saboteur: Saboteur
+    slot: Slot
+
+    def before(self, command: Command) -> Action | None:
+        return self.saboteur.look(self.slot, command, "before")
+
+    def after(self, command: Command, answer: Any) -> Action | None:
+        return self.saboteur.look(self.slot, command, "after", answer)
+
+
+class ClientWatcher:
+    """Loses answers to clients, as the plan has it.
+
+    Args:
+        plan: whose answers are lost.
+        wire: where to count.
+    """
+
+    def __init__(self, plan: Plan, wire: Wire) -> None:
+        self._enqueues = {request.id.encode() for request in plan.requests if request.loses_enqueue}
+        self._reads = {keys.reply(request.id).encode() for request in plan.requests if request.loses_read}
+        self._wire = wire
+
+    def before(self, _command: Command) -> Action | None:
+        return None
+
+    def after(self, command: Command, answer: Any) -> Action | None:
+        if command[0] in (b"EVAL", b"EVALSHA") and not isinstance(answer, ReplyError):
+            return self._lose_once(self._enqueues, command[4].rpartition(b":")[2])
+        if command[0] == b"XREAD" and answer:
+            return self._lose_once(self._reads, command[-2])
+        return None
+
+    def _lose_once(self, marked: set[bytes], name: bytes) -> Action | None:
+        if name not in marked:
+            return None
+        marked.discard(name)
+        self._wire.dropped += 1
+        return _lose
+
+
+async def _lose() -> bool:
+    return False
+
+
+def _request_id(key: bytes) -> str:
+    """The hash tag of a key."""
+    return key[key.index(b"{") + 1 : key.index(b"}")].decode()

@@ -1,0 +1,52 @@
+"""The server of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import urlsplit, urlunsplit
+
+from producer.address import parse_url
+from worker.embedded import EmbeddedServer
+
+
+class Site:
+    """An embedded server with a `data_dir`, which can be restarted, or the one that a URL names, which is left alone.
+
+    Raises:
+        ValueError: the URL names something that a plain TCP proxy can't stand in front of.
+    """
+
+    def __init__(self, server: EmbeddedServer | str) -> None:
+        self._server = server if isinstance(server, EmbeddedServer) else None
+        self.url = server.url if isinstance(server, EmbeddedServer) else server
+        address = parse_url(self.url)
+        if address.kind != "single" or address.tls:
+            raise ValueError(f"chaos needs one server that speaks plain TCP, redis://, and not {address}")
+        self.host_and_port = address.hosts[0]
+        self._restarting = asyncio.Lock()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the run has started it, and may restart it."""
+        return self._server is not None
+
+    def url_through(self, port: int) -> str:
+        """The same with a proxy's port."""
+        parts = urlsplit(self.url)
+        userinfo, at, _ = parts.netloc.rpartition("@")
+        return urlunsplit(parts._replace(netloc=f"{userinfo}{at}127.0.0.1:{port}"))
+
+    async def restart(self, away_s: float) -> None:
+        """SIGKILL, then a new process with the same data.
+
+        Raises:
+            ValueError: it is not this run's own.
+        """
+        if self._server is None:
+            raise ValueError(f"the server at {self.host_and_port[0]} is not this run's own: it can't be restarted")
+        async with self._restarting:
+            self._server.kill()
+            try:
+                await asyncio.sleep(away_s)
+            finally:
+                self._server.start()  # blocks for as long as it takes, as everybody has to wait for it anyway

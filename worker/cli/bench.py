@@ -1,0 +1,138 @@
+"""`penstock bench`: its options. What they run is in `bench_run.py`, which needs numpy."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from worker.cli.errors import CommandFailed, require_worker_extra
+from worker.cli.options import gathers, option
+from worker.settings import Settings, default_text, flag, group_of
+
+app = typer.Typer(
+    name="bench",
+    help="Measure an engine by itself, or the workers of a queue.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+_LOAD: dict[str, tuple[Any, str, str]] = {
+    "dataset": (
+        str,
+        "random|shared-prefix|FILE",
+        "Where requests come from; FILE has one JSON object a line. [random]",
+    ),
+    "requests": (int, "NUMBER", "How many. [64, or all of FILE]"),
+    "prompt_length": (str, "LENGTHS", "Tokens of a prompt (after its shared prefix). [loguniform:16:512]"),
+    "output_length": (str, "LENGTHS", "Tokens of an answer; of FILE, where a line does not say. [uniform:16:128]"),
+    "prefix_length": (int, "NUMBER", "Tokens of a shared prefix. [256]"),
+    "prefix_count": (int, "NUMBER", "How many shared prefixes. [4]"),
+    "vocab_size": (int, "NUMBER", "Ids of random prompts are below it. [the model's, where it is known; 1024]"),
+    "seed": (int, "NUMBER", "The same seed gives the same requests and arrivals. [0]"),
+    "arrivals": (str, "burst|constant|poisson|closed", "All at once, at --rate, or --concurrency at a time. [burst]"),
+    "rate": (float, "NUMBER", "Requests a second, for constant and poisson."),
+    "concurrency": (int, "NUMBER", "Requests under way at once, for closed."),
+    "temperature": (float, "NUMBER", "0 always takes the most likely token. [0]"),
+    "slo_ttft_ms": (float, "NUMBER", "A good request has its first token after so many milliseconds at most."),
+    "slo_itl_ms": (float, "NUMBER", "99 % of the deliveries of a good request follow the last one within so many."),
+}
+_LENGTHS_NOTE = "LENGTHS: N, uniform:LOW:HIGH, loguniform:LOW:HIGH or normal:MEAN:DEVIATION."
+_ENGINE = [name for name, field in Settings.model_fields.items() if group_of(field) == "Engine"]
+
+Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.", metavar="FILE")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Write a picture (PNG) to this file.", metavar="FILE")]
+Repeats = Annotated[int, typer.Option(help="Measure so many times.", min=1, metavar="NUMBER")]
+
+
+def _load_options(*without: str) -> list[Any]:
+    return [
+        option(name, kind, flag(name), help=_dimmed(text), metavar=metavar, rich_help_panel="Load")
+        for name, (kind, metavar, text) in _LOAD.items()
+        if name not in without
+    ]
+
+
+def _dimmed(text: str) -> str:
+    """The default, in brackets at the end, as `penstock worker --help` shows it."""
+    body, bracket, default = text.rpartition(" [")
+    return f"{body} [dim]\\[{default}[/]" if bracket else text
+
+
+def _setting_options(names: list[str], panel: str) -> list[Any]:
+    return [
+        option(
+            name,
+            str,
+            flag(name),
+            help=f"{Settings.model_fields[name].description} [dim]\\[{default_text(Settings.model_fields[name])}][/]",
+            metavar="TEXT",
+            rich_help_panel=panel,
+        )
+        for name in names
+    ]
+
+
+@app.command(epilog=_LENGTHS_NOTE)
+@gathers("flags", _setting_options(_ENGINE, "Engine settings"), lambda given: given)
+@gathers("load", _load_options("vocab_size"), lambda given: given)
+def engine(
+    *, flags: dict[str, str], load: dict[str, Any], repeats: Repeats = 1, json: Json = None, plot: Plot = None
+) -> None:
+    """Measure an engine by itself: no Redis, no worker, one process.
+
+    --model may also be random:tiny or random:qwen06: random weights of that size (31M, 474M parameters), in --dtype
+    float32 or bfloat16.
+    """
+    require_worker_extra()
+    _require_plotting(plot)
+    from worker.cli.bench_model import bench_engine  # loads jax
+    from worker.cli.bench_run import Output
+
+    bench_engine(flags, load, Output(repeats, json, plot))
+
+
+@app.command(epilog=_LENGTHS_NOTE)
+@gathers(
+    "flags",
+    [
+        *_setting_options(["redis_url", "queue"], "Redis settings"),
+        *_setting_options(_ENGINE, "Engine settings, for the worker of --embedded"),
+    ],
+    lambda given: given,
+)
+@gathers("load", _load_options(), lambda given: given)
+def serve(
+    *,
+    flags: dict[str, str],
+    load: dict[str, Any],
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="Start a Redis server and a worker with --model, and stop them.")
+    ] = False,
+    clients: Annotated[int, typer.Option(help="Clients that share the requests.", metavar="NUMBER")] = 1,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds after which a reply counts as failed.", metavar="NUMBER")
+    ] = None,
+    repeats: Repeats = 1,
+    json: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Measure the workers of a queue: requests go through Redis, and replies are streamed back.
+
+    Without --embedded, workers must be running; the figures are those of all of them together.
+    """
+    if embedded:
+        require_worker_extra()
+    if importlib.util.find_spec("numpy") is None:
+        raise CommandFailed("numpy is not installed; install it with: pip install 'penstock[bench]'")
+    _require_plotting(plot)
+    from worker.cli.bench_run import Output, bench_service
+
+    bench_service(flags, load, Output(repeats, json, plot), embedded=embedded, num_clients=clients, timeout_s=timeout)
+
+
+def _require_plotting(plot: Path | None) -> None:
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise CommandFailed("--plot needs matplotlib, which is not installed: pip install 'penstock[bench]'")

@@ -1,0 +1,181 @@
+"""What `penstock bench` runs: options into a load, a load into figures, figures to where they are wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from worker.bench.errors import ImpossibleLoad
+from worker.bench.load import Load, Progress
+from worker.bench.local_worker import WorkerEnded, local_worker
+from worker.bench.machine import describe_machine
+from worker.bench.on_service import run_on_service
+from worker.bench.options import LoadOptions
+from worker.bench.recorder import Recorder
+from worker.bench.report import Report
+from worker.bench.summary import Summary
+from worker.cli.errors import CommandFailed
+from worker.cli.progress import shown
+from worker.embedded import EmbeddedServer, EmbeddedServerError
+from worker.logs import configure_logs
+from worker.settings import Settings, flag, group_of, load_settings
+
+DEFAULT_VOCAB_SIZE = 1024
+USAGE = 2  # exit status
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How often to measure, and where figures go besides the terminal."""
+
+    repeats: int
+    json: Path | None
+    plot: Path | None
+
+    def check(self) -> None:
+        """Raises CommandFailed if a file could not be written after minutes of measuring."""
+        for option, path in (("--json", self.json), ("--plot", self.plot)):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise CommandFailed(f"{option} {path}: there is no folder {path.absolute().parent}", USAGE)
+
+    def write(self, report: Report) -> None:
+        Console().print(report.tables())
+        if self.json is not None:
+            report.write_json(self.json)
+        if self.plot is not None:
+            from worker.bench.plot import write_plot  # needs matplotlib
+
+            write_plot(report, self.plot)
+
+
+def bench_service(
+    flags: Mapping[str, str],
+    load_flags: Mapping[str, Any],
+    output: Output,
+    *,
+    embedded: bool,
+    num_clients: int,
+    timeout_s: float | None,
+) -> None:
+    """Sends a load through Redis and measures the replies.
+
+    Raises:
+        CommandFailed: an option is impossible, every request failed, or what `embedded` starts did not.
+        SettingsError: a setting is impossible.
+        PenstockError: Redis can't be reached.
+    """
+    options = load_options(load_flags)
+    output.check()
+    configure_logs("info", "auto", sys.stderr)
+    strangers = ("redis_url",) if embedded else tuple(name for name in flags if name not in ("redis_url", "queue"))
+    for name in strangers:
+        if name in flags:
+            raise CommandFailed(f"{flag(name)} means nothing {'with' if embedded else 'without'} --embedded", USAGE)
+    settings = load_settings(flags)
+    client = _Client(options, output, num_clients, timeout_s)
+    if not embedded:
+        asyncio.run(client.measure(settings.redis_url, settings.queue, options.vocab_size or DEFAULT_VOCAB_SIZE, {}))
+        return
+    from worker.cli.bench_model import resolved  # loads jax
+
+    settings, vocab_size, name = resolved(settings)
+    try:
+        with EmbeddedServer() as server:
+            asyncio.run(_with_worker(server.url, settings, client, options.vocab_size or vocab_size, name))
+    except (EmbeddedServerError, WorkerEnded) as error:
+        raise CommandFailed(str(error)) from error
+
+
+async def _with_worker(url: str, settings: Settings, client: _Client, vocab_size: int, model_name: str) -> None:
+    values = {
+        **engine_settings(settings), "model": settings.model, "queue": settings.queue,
+        "name": f"bench-{secrets.token_hex(4)}", "compile_cache_dir": settings.compile_cache_dir,
+        "health_port": None, "log_level": "warning", "drain_timeout_s": 1,
+    }  # fmt: skip
+    async with AsyncExitStack() as stack:
+        with shown("starting a worker"):
+            await stack.enter_async_context(local_worker(url, values))
+        await client.measure(url, settings.queue, vocab_size, {"model": model_name, **engine_settings(settings)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    options: LoadOptions
+    output: Output
+    num_clients: int
+    timeout_s: float | None
+
+    def __post_init__(self) -> None:
+        if self.num_clients < 1:
+            raise CommandFailed(f"--clients must be 1 or more, not {self.num_clients}", USAGE)
+        if self.timeout_s is not None and self.timeout_s <= 0:
+            raise CommandFailed(f"--timeout must be above 0, not {self.timeout_s:g}", USAGE)
+
+    async def measure(self, url: str, queue: str, vocab_size: int, described: dict[str, Any]) -> None:
+        async def measure(load: Load, progress: Progress) -> Recorder:
+            return await run_on_service(
+                url, queue, load, progress, num_clients=self.num_clients, timeout_s=self.timeout_s
+            )
+
+        loads = drawn(self.options, vocab_size, self.output.repeats)
+        described = {**described, "clients": self.num_clients, **self.options.given()}
+        await measure_runs(
+            f"service, {described.get('model', 'queue ' + queue)}", described, loads, self.output, measure
+        )
+
+
+async def measure_runs(
+    what: str,
+    described: dict[str, Any],
+    loads: Sequence[Load],
+    output: Output,
+    measure: Callable[[Load, Progress], Awaitable[Recorder]],
+) -> None:
+    """Measures each of `loads` and reports.
+
+    Raises:
+        CommandFailed: not one request succeeded.
+    """
+    machine = describe_machine()
+    runs = []
+    for place, load in enumerate(loads, start=1):
+        with shown(f"measuring, {place} of {len(loads)}") as report:
+            before_s = time.process_time()
+            recorder = await measure(load, report)
+            cpu_s = time.process_time() - before_s
+        runs.append((Summary.of(recorder, load.target), recorder, cpu_s))
+    title = f"{what}, {len(loads[0].requests)} requests, {loads[0].arrivals}"
+    result = Report.of(title, described, runs, machine)
+    output.write(result)
+    if all(summary.num_failed == summary.num_requests for summary in result.runs):
+        raise CommandFailed(f"every request failed: {result.to_json()['errors'][0]}")
+
+
+def engine_settings(settings: Settings) -> dict[str, Any]:
+    """Those that a figure depends on."""
+    names = [name for name, field in Settings.model_fields.items() if group_of(field) == "Engine"]
+    return {name: getattr(settings, name) for name in names if name not in ("model", "compile_cache_dir")}
+
+
+def load_options(given: Mapping[str, Any]) -> LoadOptions:
+    try:
+        return LoadOptions(**given)
+    except ImpossibleLoad as error:
+        raise CommandFailed(str(error), USAGE) from error
+
+
+def drawn(options: LoadOptions, vocab_size: int, count: int) -> list[Load]:
+    """`count` loads that are alike."""
+    try:
+        return [options.load(vocab_size, turn) for turn in range(count)]
+    except ImpossibleLoad as error:
+        raise CommandFailed(str(error), USAGE) from error

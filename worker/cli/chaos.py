@@ -1,0 +1,78 @@
+"""`penstock chaos`: proves the delivery promises where it runs. What it does is in `worker/chaos/`."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import sys
+from typing import Annotated, Literal
+
+import typer
+from redis.exceptions import RedisError
+from rich.console import Console
+
+from worker.cli.errors import CommandFailed, require_worker_extra
+from worker.cli.progress import shown
+from worker.embedded import EmbeddedServerError
+from worker.logs import configure_logs
+
+
+def chaos(
+    *,
+    requests: Annotated[int, typer.Option(help="Requests to send.")] = 500,
+    kills: Annotated[int, typer.Option(help="Workers to kill with SIGKILL.")] = 20,
+    zombies: Annotated[int, typer.Option(help="Workers to freeze for longer than their heartbeat lasts.")] = 10,
+    restarts: Annotated[
+        int | None,
+        typer.Option(help="Server restarts; with --redis-url there are none. [dim]\\[2][/]", metavar="NUMBER"),
+    ] = None,
+    losses: Annotated[int, typer.Option(help="Commands and answers that are lost or late.")] = 20,
+    workers: Annotated[int, typer.Option(help="Workers that run at once.")] = 4,
+    engine: Annotated[
+        Literal["fake", "model"], typer.Option(help="fake: fast, thousands of requests. model: the real one.")
+    ] = "fake",
+    model: Annotated[str, typer.Option(help="A checkpoint's folder, or demo.")] = "demo",
+    seed: Annotated[
+        int | None, typer.Option(help="Replays the run of this seed. [dim]\\[random][/]", metavar="NUMBER")
+    ] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(help="A deployment to use; otherwise a server is started.", metavar="TEXT")
+    ] = None,
+) -> None:
+    """Kill, freeze and cut off workers while clients check that no token is lost, doubled, out of order or wrong.
+
+    Prints what happened and what was found. Workers, proxies and clients are started here, in a queue of their own, and
+    stopped at the end.
+
+    Exit status: 0 all promises were kept; 1 one was broken, or the run failed; 2 wrong usage; 130 interrupted.
+    """
+    require_worker_extra()
+    from worker.chaos.command import run_command  # loads jax, which --help does without
+    from worker.chaos.plan import ChaosOptions
+    from worker.chaos.report import as_text
+
+    if redis_url is not None and restarts:
+        raise typer.BadParameter(
+            f"the server at --redis-url is not restarted, leave out {restarts}", param_hint="--restarts"
+        )
+    if restarts is None:
+        restarts = 0 if redis_url is not None else min(2, requests)
+    configure_logs("info", "auto", sys.stderr)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console = Console(highlight=False, soft_wrap=True)
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    try:
+        options = ChaosOptions(seed, requests, kills, zombies, restarts, losses, workers, engine)
+        console.print(f"seed {seed}")
+        with shown("running requests") as report:
+            outcome = run_command(options, redis_url=redis_url, model=model, progress=report)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    except (EmbeddedServerError, RedisError) as error:
+        raise CommandFailed(str(error)) from error
+    console.print(as_text(outcome), markup=False)
+    if not outcome.verdict.is_kept:
+        raise CommandFailed(
+            f"{len(outcome.verdict.problems)} broken promises; the workers' logs are in {outcome.logs}; "
+            f"the same again: --seed {seed}"
+        )

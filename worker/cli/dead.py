@@ -1,0 +1,256 @@
+"""`penstock dead`: requests that were given up. Needs the light client only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from producer import keys
+from producer.connection import RedisClient
+from worker import dead as letters
+from worker.cli.errors import CommandFailed
+from worker.cli.options import takes_settings
+from worker.cli.redis import connected, visible
+from worker.dead import Letter
+from worker.settings import Settings
+
+dead = typer.Typer(
+    name="dead",
+    help="Look at requests that were given up, send them again, or remove them.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+_Names = Annotated[
+    list[str] | None,
+    typer.Argument(help="Ids of letters, as `penstock dead list` shows them, or of requests.", metavar="LETTER"),
+]
+_All = Annotated[bool, typer.Option("--all", help="All letters (that the other options leave).")]
+_Code = Annotated[str | None, typer.Option(help="Only letters with this error code.", metavar="CODE")]
+_Json = Annotated[bool, typer.Option("--json", help="One JSON object per letter.")]
+
+
+@dead.command("list")
+@takes_settings(["redis_url", "queue"])
+def list_letters(
+    *,
+    settings: Settings,
+    code: _Code = None,
+    limit: Annotated[int, typer.Option(help="Letters to list at most.", metavar="NUMBER", min=1)] = 50,
+    as_json: _Json = False,
+) -> None:
+    """List requests that were given up, the newest first."""
+    found, num_all = asyncio.run(_newest(settings, code, limit))
+    if as_json:
+        for letter in found:
+            typer.echo(json.dumps(_document(letter)))
+        return
+    if not found:
+        typer.echo(f"queue {settings.queue} has {num_all} dead letters" + (f", none with code {code}" if code else ""))
+        return
+    table = Table(box=None, header_style="bold")
+    for title in ("letter", "given up", "request", "code", "crashes"):
+        table.add_column(title, overflow="fold", no_wrap=title != "request")
+    for letter in found:
+        crashes = str(letter.counts.get("crashes", ""))
+        cells = (letter.id, _time(letter.given_up_ms), letter.request_id, letter.code, crashes)
+        table.add_row(*(Text(visible(cell)) for cell in cells))
+    Console(highlight=False).print(table)
+    if num_all > len(found):
+        typer.echo(f"{len(found)} of {num_all}; --limit shows more")
+
+
+@dead.command()
+@takes_settings(["redis_url", "queue"])
+def show(
+    *,
+    settings: Settings,
+    name: Annotated[str, typer.Argument(help="Id of a letter, or of a request.", metavar="LETTER")],
+    as_json: _Json = False,
+) -> None:
+    """Show why a request was given up, its history, and the request itself."""
+    for letter, owners in asyncio.run(_with_owners(settings, name)):
+        document = {**_document(letter), "claims": [{"epoch": epoch, "worker": worker} for epoch, worker in owners]}
+        document["request"] = letter.request() if letter.fields else None
+        if as_json:
+            typer.echo(json.dumps(document))
+        else:
+            _print(document)
+
+
+@dead.command()
+@takes_settings(["redis_url", "queue"])
+def replay(
+    *,
+    settings: Settings,
+    names: _Names = None,
+    everything: _All = False,
+    code: _Code = None,
+) -> None:
+    """Send requests again, under new ids, and print these.
+
+    The old reply keeps its end: whoever waits for the request must read the reply of the new id. Replaying a letter
+    twice sends its request once.
+
+    Exit status: 0 all were sent, 1 some could not be.
+    """
+    _check_selection(names, everything, code is not None)
+    failed = asyncio.run(_replay(settings, _Selection(tuple(names or ()), code)))
+    if failed:
+        raise CommandFailed("; ".join(failed))
+
+
+@dead.command()
+@takes_settings(["redis_url", "queue"])
+def purge(
+    *,
+    settings: Settings,
+    names: _Names = None,
+    everything: _All = False,
+    code: _Code = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Only letters older than this, such as 90m, 12h or 7d.", metavar="AGE")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove letters for good, after asking."""
+    _check_selection(names, everything, code is not None or older_than is not None)
+    min_age_s = None if older_than is None else _seconds(older_than)
+    ids = asyncio.run(_ids(settings, _Selection(tuple(names or ()), code, min_age_s)))
+    if not ids:
+        typer.echo("nothing to remove")
+        return
+    if not yes:
+        typer.confirm(f"remove {len(ids)} dead letters of queue {settings.queue}?", abort=True)
+    typer.echo(f"removed {asyncio.run(_remove(settings, ids))}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """Letters by name, or all; of these, those that the rest leaves."""
+
+    names: tuple[str, ...] = ()
+    code: str | None = None
+    min_age_s: float | None = None
+
+    async def read(self, redis: RedisClient, queue: str) -> AsyncIterator[Letter]:
+        """Oldest first.
+
+        Raises:
+            CommandFailed: a name fits no letter.
+        """
+        before_ms = None
+        if self.min_age_s is not None:
+            before_ms = await letters.server_ms(redis, queue) - self.min_age_s * 1000
+        async for letter in self._named(redis, queue) if self.names else letters.read_letters(redis, queue):
+            if self.code not in (None, letter.code) or (before_ms is not None and letter.given_up_ms > before_ms):
+                continue
+            yield letter
+
+    async def _named(self, redis: RedisClient, queue: str) -> AsyncIterator[Letter]:
+        for name in self.names:
+            for letter in await _find(redis, queue, name):
+                yield letter
+
+
+def _check_selection(names: list[str] | None, everything: bool, is_narrowed: bool) -> None:
+    if names and everything:
+        raise typer.BadParameter("give either letters or --all", param_hint="LETTER")
+    if not (names or everything or is_narrowed):
+        raise typer.BadParameter("say which letters, or --all", param_hint="LETTER")
+
+
+async def _newest(settings: Settings, code: str | None, limit: int) -> tuple[list[Letter], int]:
+    found: list[Letter] = []
+    async with connected(settings.redis_url) as redis:
+        num_all = int(await redis.xlen(keys.dead(settings.queue)))
+        async for letter in letters.read_letters(redis, settings.queue, newest_first=True):
+            if code in (None, letter.code):
+                found.append(letter)
+            if len(found) == limit:
+                break
+    return found, num_all
+
+
+async def _with_owners(settings: Settings, name: str) -> list[tuple[Letter, list[tuple[int, str]]]]:
+    async with connected(settings.redis_url) as redis:
+        found = await _find(redis, settings.queue, name)
+        return [(letter, await letters.owners(redis, letter.request_id)) for letter in found]
+
+
+async def _find(redis: RedisClient, queue: str, name: str) -> list[Letter]:
+    found = await letters.find_letters(redis, queue, name)
+    if not found:
+        raise CommandFailed(f"queue {queue!r} has no dead letter {name!r}, and none about a request of this id")
+    return found
+
+
+async def _replay(settings: Settings, selection: _Selection) -> list[str]:
+    """Prints as it goes, so that an interruption leaves no doubt about what was sent; returns what failed."""
+    failed = []
+    async with connected(settings.redis_url) as redis:
+        async for letter in selection.read(redis, settings.queue):
+            try:
+                new_id = await letters.replay(redis, settings.queue, letter)
+            except letters.NotReplayable as error:
+                failed.append(str(error))
+                continue
+            if new_id is not None:
+                typer.echo(new_id)
+    return failed
+
+
+async def _ids(settings: Settings, selection: _Selection) -> list[str]:
+    async with connected(settings.redis_url) as redis:
+        return [letter.id async for letter in selection.read(redis, settings.queue)]
+
+
+async def _remove(settings: Settings, ids: list[str]) -> int:
+    async with connected(settings.redis_url) as redis:
+        return await letters.remove(redis, settings.queue, ids)
+
+
+def _document(letter: Letter) -> dict[str, Any]:
+    return {
+        "letter": letter.id,
+        "given_up_at": _time(letter.given_up_ms),
+        "request_id": letter.request_id,
+        "enqueued_at": _time(letter.enqueued_ms),
+        "code": letter.code,
+        "message": letter.message,
+        "worker": letter.worker,
+        **letter.counts,
+    }
+
+
+def _print(document: dict[str, Any]) -> None:
+    request, claims = document.pop("request"), document.pop("claims")
+    for name, value in document.items():
+        typer.echo(f"{name + ':':14}{visible(str(value))}")
+    for claim in claims:
+        typer.echo(f"{'claim:':14}{claim['epoch']} by {visible(claim['worker'])}")
+    shown = "not kept, it was over the size limit" if request is None else json.dumps(request, indent=2)
+    typer.echo(f"{'request:':14}{shown}")
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _seconds(age: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", age)
+    if match is None:
+        raise typer.BadParameter(f"{age!r} is no age such as 90m, 12h or 7d", param_hint="--older-than")
+    return float(match[1]) * _SECONDS[match[2]]

@@ -1,0 +1,31 @@
+"""How a subcommand talks to Redis by itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from producer.address import parse_url
+from producer.connection import RedisClient, connect, redis_errors
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[RedisClient]:
+    """A client that does not decode, while the block lasts.
+
+    Raises:
+        ConnectionLost: the server can't be reached or does not answer.
+        ServerRefused: the server answered with an error.
+    """
+    address = parse_url(url)
+    client = connect(address, decode=False, name="penstock-cli")
+    try:
+        with redis_errors(address):
+            yield client
+    finally:
+        await client.aclose()
+
+
+def visible(text: str) -> str:
+    """What a stranger sent, fit for a terminal: nothing in it moves the cursor or changes colours."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)

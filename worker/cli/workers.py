@@ -1,0 +1,55 @@
+"""`penstock workers`: who serves a queue. Needs the light client only."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from producer import keys
+from worker.cli.options import takes_settings
+from worker.cli.redis import connected
+from worker.fleet import Member, members
+from worker.settings import Settings
+
+
+@takes_settings(["redis_url", "queue"])
+def workers(
+    *,
+    settings: Settings,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per worker.")] = False,
+) -> None:
+    """List the workers of a queue, and how many requests each has taken.
+
+    A worker is lost when its heartbeat is gone; the others take its requests within seconds.
+    """
+    found = asyncio.run(_members(settings))
+    if as_json:
+        for member in found:
+            typer.echo(json.dumps({**dataclasses.asdict(member), "state": _state(member)}))
+        return
+    table = Table("worker", "state", "requests", "heartbeat expires in", box=None, header_style="bold")
+    for member in found:
+        left_ms = member.heartbeat_left_ms
+        table.add_row(
+            member.name, _state(member), str(member.num_taken), "" if left_ms is None else f"{left_ms / 1000:.1f} s"
+        )
+    Console(highlight=False).print(table if found else f"queue {settings.queue} has no workers")
+
+
+async def _members(settings: Settings) -> list[Member]:
+    async with connected(settings.redis_url) as redis:
+        return await members(redis, settings.queue)
+
+
+def _state(member: Member) -> str:
+    if member.name == keys.UNOWNED:
+        return "waiting for a worker"
+    if not member.is_live:
+        return "lost"
+    return "draining" if member.is_draining else "live"

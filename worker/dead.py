@@ -1,0 +1,188 @@
+"""The dead-letter stream of a queue: requests that were given up, to be looked at, sent again or removed.
+
+A request that is sent again gets a new id, and so a new reply. The old reply has had its one `end`, which its reader
+may have acted on; writing on after it would break the promise that an end is final. The new id says where it comes
+from, `<old id>.replay-<letter>`: it is as hard to guess as the old one was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from producer import keys
+from producer.connection import RedisClient, read_range
+from producer.scripts import Script
+
+PAGE = 50  # letters read at a time; each may hold a whole request
+REMOVE_PAGE = 500
+SEEN_TTL_S = 86_400  # as of any other enqueue
+MAX_OLD_ID_CHARS = 80  # of a replayed request's id, which has at most 128
+COUNTS = ("attempts", "crashes", "strikes", "handbacks")
+
+_REPLAYED = re.compile(r"\.replay-\d+-\d+$")
+
+
+class NotReplayable(ValueError):
+    """The letter does not hold the request it is about, as that was over the size limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One request that was given up."""
+
+    id: str  # of the entry on the dead-letter stream; its first half is when the request was given up
+    request_id: str
+    entry_id: str  # of the queue entry; its first half is when the request was enqueued
+    code: str
+    message: str
+    worker: str  # which gave it up
+    counts: Mapping[str, int]  # of COUNTS; empty if no worker ever claimed it
+    fields: Mapping[bytes, bytes]  # of the queue entry; empty if that was over the size limit
+
+    @property
+    def given_up_ms(self) -> int:
+        """Server time."""
+        return int(self.id.partition("-")[0])
+
+    @property
+    def enqueued_ms(self) -> int:
+        """Server time."""
+        return int(self.entry_id.partition("-")[0])
+
+    @property
+    def replay_id(self) -> str:
+        """The id that the request gets when it is sent again: always the same one for the same letter."""
+        origin = _REPLAYED.sub("", self.request_id)[:MAX_OLD_ID_CHARS]
+        return f"{origin}.replay-{self.id}"
+
+    def request(self) -> dict[str, Any]:
+        """The original request: its JSON document, or its flat fields as text."""
+        document = self._document()
+        if document is not None:
+            return document
+        return {_text(name): _text(value) for name, value in self.fields.items()}
+
+    def replay_fields(self) -> list[bytes]:
+        """The fields of the new queue entry: those of the old one under the new id.
+
+        Raises:
+            NotReplayable: they were not kept.
+        """
+        if not self.fields:
+            raise NotReplayable(f"letter {self.id} holds no request to send again, only why it was given up")
+        fields = {**self.fields, b"id": self.replay_id.encode()}
+        document = self._document()
+        if document is not None:
+            fields[b"request"] = json.dumps({**document, "id": self.replay_id}).encode()
+        return [part for field in fields.items() for part in field]
+
+    def _document(self) -> dict[str, Any] | None:
+        try:
+            document = json.loads(self.fields.get(b"request", b""))
+        except (ValueError, RecursionError):
+            return None
+        return document if isinstance(document, dict) else None
+
+
+async def read_letters(redis: RedisClient, queue: str, *, newest_first: bool = False) -> AsyncIterator[Letter]:
+    """All letters of a queue, for a client that does not decode."""
+    key, bound = keys.dead(queue), "+" if newest_first else "-"
+    while True:
+        if newest_first:
+            page: Any = await redis.xrevrange(key, max=bound, count=PAGE)
+        else:
+            page = await redis.xrange(key, min=bound, count=PAGE)
+        for letter_id, fields in page:
+            yield _letter(letter_id.decode(), fields)
+        if len(page) < PAGE:
+            return
+        bound = "(" + page[-1][0].decode()
+
+
+async def find_letters(redis: RedisClient, queue: str, name: str) -> list[Letter]:
+    """The letter with this id, or else those about the request with this id, oldest first."""
+    if re.fullmatch(r"\d+-\d+", name):
+        page: Any = await redis.xrange(keys.dead(queue), min=name, max=name)
+        if page:
+            return [_letter(name, page[0][1])]
+    return [letter async for letter in read_letters(redis, queue) if letter.request_id == name]
+
+
+async def replay(redis: RedisClient, queue: str, letter: Letter) -> str | None:
+    """Moves a request back into its queue, in one step on the server; returns its new id, None if the letter is gone.
+
+    Repeated, also by others at the same time, it sends the request once. Its deadline counts from now, its place is at
+    the end of the queue, and no limit on the queue's length is looked at.
+
+    Raises:
+        NotReplayable: the letter does not hold the request.
+    """
+    key_names = [keys.dead(queue), keys.requests(queue), keys.seen(queue, letter.replay_id)]
+    arguments: list[Any] = [letter.id, SEEN_TTL_S, keys.GROUP, *letter.replay_fields()]
+    return letter.replay_id if await _REPLAY(redis, key_names, arguments) is not None else None
+
+
+async def remove(redis: RedisClient, queue: str, letter_ids: Sequence[str]) -> int:
+    """Deletes letters; returns how many of them were still there."""
+    removed = 0
+    for start in range(0, len(letter_ids), REMOVE_PAGE):
+        removed += int(await redis.xdel(keys.dead(queue), *letter_ids[start : start + REMOVE_PAGE]))
+    return removed
+
+
+async def server_ms(redis: RedisClient, queue: str) -> int:
+    """The clock that letters of `queue` are dated by."""
+    seconds, micros = await _TIME(redis, [keys.dead(queue)], [])
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+async def owners(redis: RedisClient, request_id: str) -> list[tuple[int, str]]:
+    """(epoch, worker) of each claim of a request, as far as its reply is still kept."""
+    found = []
+    bound = "-"
+    while page := await read_range(redis, keys.reply(request_id), bound, count=1):
+        ((entry_id, fields),) = page
+        epoch = int(entry_id.partition("-")[0])
+        if fields.get(b"type") == b"own":
+            found.append((epoch, _text(fields.get(b"worker", b""))))
+        bound = f"{epoch + 1}-0"  # what lies between is the claim's chunks
+    return found
+
+
+def _letter(letter_id: str, fields: Mapping[bytes, bytes]) -> Letter:
+    return Letter(
+        id=letter_id,
+        request_id=_text(fields.get(b"id", b"")),
+        entry_id=_text(fields.get(b"entry", b"")),
+        code=_text(fields.get(b"code", b"")),
+        message=_text(fields.get(b"message", b"")),
+        worker=_text(fields.get(b"worker", b"")),
+        counts={name: int(fields[name.encode()]) for name in COUNTS if name.encode() in fields},
+        fields={name.removeprefix(b"field:"): value for name, value in fields.items() if name.startswith(b"field:")},
+    )
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="backslashreplace")
+
+
+_REPLAY = Script(
+    """
+    local entry = redis.call('GET', KEYS[3])
+    if entry then return entry end
+    if #redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1]) == 0 then return false end
+    if redis.call('EXISTS', KEYS[2]) == 0 then
+        redis.call('XGROUP', 'CREATE', KEYS[2], ARGV[3], '0', 'MKSTREAM')
+    end
+    entry = redis.call('XADD', KEYS[2], '*', unpack(ARGV, 4))
+    redis.call('SET', KEYS[3], entry, 'EX', ARGV[2])
+    redis.call('XDEL', KEYS[1], ARGV[1])
+    return entry
+    """
+)
+
+_TIME = Script("return redis.call('TIME')")
