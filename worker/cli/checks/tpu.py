@@ -41,14 +41,19 @@ def lie_of(deployment: Deployment, config: EngineConfig, hbm_bytes: int) -> list
         max_num_seqs=config.max_num_seqs, max_model_len=deployment.max_model_len, page_size=deployment.page_size
     )
     why = "as set" if config.page_size else "the smallest from 64 whose table of pages fits scalar memory"
-    detail = f"{deployment.page_size} tokens: {why}; the table takes {table} of {SMEM_BYTES - SMEM_RESERVED_BYTES} bytes"
+    detail = (
+        f"{deployment.page_size} tokens: {why}; the table takes {table} of {SMEM_BYTES - SMEM_RESERVED_BYTES} bytes"
+    )
     model, tensor = deployment.model, config.tensor_parallel
     tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
     weights = (model.num_layers * layer_parameters(model) + tables) * 2 // tensor
     pages = max(0, int((hbm_bytes - weights) * 0.9)) // deployment.page_bytes
-    fits = f"weights {weights / _GIB:.2f} GiB per device, then {pages} pages: {pages * deployment.page_size} tokens at once"
+    tokens = pages * deployment.page_size
+    fits = f"weights {weights / _GIB:.2f} GiB per device, then {pages} pages: {tokens} tokens at once"
     memory = Finding("TPU memory", "ok", fits)
     if pages < 2:
         memory = Finding("TPU memory", "fail", fits, "raise --tensor-parallel, or take a larger slice")
-    attention = Finding("TPU attention", "ok", f"{deployment.attention.name}, {tensor} devices for one copy of the model")
+    attention = Finding(
+        "TPU attention", "ok", f"{deployment.attention.name}, {tensor} devices for one copy of the model"
+    )
     return [Finding("TPU page size", "ok", detail), memory, attention]
