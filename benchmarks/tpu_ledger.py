@@ -108,8 +108,9 @@ _HEAD = """# TPU ledger
 
 Everything here was compiled ahead of time by libtpu for the topology named, on a machine with no TPU, with abstract
 weights; `make tpu-ledger` makes the page anew. Nothing was run, so no time on a TPU is claimed: seconds are of
-compiling, on 2 shared cores. Settings: max_num_seqs {max_num_seqs}, max_batch_tokens {max_batch_tokens}, max_model_len
-{max_model_len}, bfloat16. What compiles also fits: running out of HBM, VMEM or SMEM is a compile error.
+processor time that compiling took, threads added up, on 2 cores that others used too. bfloat16, max_num_seqs
+{max_num_seqs}, max_batch_tokens {max_batch_tokens}, max_model_len {max_model_len}. What compiles also fits: running
+out of HBM, VMEM or SMEM is a compile error.
 
 How bytes are counted: `engine/planning/hlo.py` reads the optimised HLO and adds, for each instruction as often as it
 runs, the operands it reads and the results it writes that lie in HBM, of slices and updates in place only their own
@@ -124,7 +125,7 @@ _BYTES = """## Bytes of a decode step over the ideal, per device
 
 | model, slice, split, attention | batch 1 | batch 32 | batch 128 | at most 1.10 |
 | --- | --- | --- | --- | --- |"""
-_SECONDS = """## Seconds of compiling
+_SECONDS = """## Processor seconds of compiling
 
 A case without all buckets was compiled for steps of 16, 32 and 128 tokens only.
 
@@ -157,10 +158,10 @@ def _decode(name: str, figures: dict[str, Any]) -> str:
 
 def _seconds(name: str, figures: dict[str, Any]) -> str:
     def of(kind: str) -> str:
-        return ", ".join(f"{b['size']}: {b['compile_s']:.0f}" for b in figures["buckets"] if b["kind"] == kind)
+        return ", ".join(f"{b['size']}: {b['compile_cpu_s']:.0f}" for b in figures["buckets"] if b["kind"] == kind)
 
     kinds = [of(kind) for kind in ("backbone", "head", ALL_OPTIONS)]
-    return f"| {name} | {len(figures['buckets'])} | {' | '.join(kinds)} | {figures['compile_s']:.0f} |"
+    return f"| {name} | {len(figures['buckets'])} | {' | '.join(kinds)} | {figures['compile_cpu_s']:.0f} |"
 
 
 def _counts(kinds: dict[str, int]) -> str:

@@ -38,6 +38,7 @@ class Bucket:
     kind: str  # backbone, head, or ALL_OPTIONS: the head with all sampling options
     size: int  # tokens, or sampled rows
     compile_s: float
+    compile_cpu_s: float  # of all threads: what does not change when others use the machine
     temporary_bytes: int
     aliased_bytes: int
     traffic: Traffic
@@ -81,6 +82,10 @@ class Plan:
     @property
     def compile_s(self) -> float:
         return sum(bucket.compile_s for bucket in self.buckets)
+
+    @property
+    def compile_cpu_s(self) -> float:
+        return sum(bucket.compile_cpu_s for bucket in self.buckets)
 
     @property
     def cache_is_aliased(self) -> bool:
@@ -172,14 +177,14 @@ def _kinds(geometry: Geometry, only: frozenset[int] | None) -> list[tuple[str, i
 def _bucket(
     kind: str, size: int, lower: Callable[[str, int], jax.stages.Lowered], cache_bytes: int, chip: Chip
 ) -> Bucket:
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     try:
         compiled = lower(kind, size).compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise ConfigError(f"the {kind} of {size} does not fit a {chip.name} device: {str(error)[:400]}") from error
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     memory: Any = compiled.memory_analysis()
     # libtpu cannot print what the sort of all options became, and nothing here is made of it.
     program = None if kind == ALL_OPTIONS else Program(compiled.as_text() or "")
@@ -188,6 +193,7 @@ def _bucket(
         kind=kind,
         size=size,
         compile_s=seconds,
+        compile_cpu_s=cpu_seconds,
         temporary_bytes=memory.temp_size_in_bytes,
         aliased_bytes=memory.alias_size_in_bytes,
         traffic=program.traffic(cache_bytes) if program else Traffic(),

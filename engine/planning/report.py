@@ -36,6 +36,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "aliased_and_never_copied": plan.cache_is_aliased,
         },
         "compile_s": plan.compile_s,
+        "compile_cpu_s": plan.compile_cpu_s,
         "buckets": [dataclasses.asdict(bucket) for bucket in plan.buckets],
         "decode": [_step(step) for step in plan.decode],
         "prefill": {**_step(plan.prefill), "time_to_first_token_s": plan.prefill.seconds},

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
 
@@ -139,14 +140,14 @@ def lanes_of(head_dim: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim"),
-    [(4, 2, 64), (8, 1, 128), (6, 3, 96), (2, 2, 256), (5, 1, 128), (10, 2, 80)],
+    [(4, 2, 64), (6, 3, 96), (2, 2, 256), (5, 1, 128)],
 )
 def test_mixed_batches_equal_the_reference(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
     ours, reference = run(MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
     np.testing.assert_allclose(ours, reference, atol=2e-5)
 
 
-@pytest.mark.parametrize("lengths", [[(1, 1)], [(1, 90), (1, 8), (1, 9)], [(32, 32)], [(30, 90)]])
+@pytest.mark.parametrize("lengths", [[(1, 1)], [(1, 90), (1, 8), (1, 9)], [(30, 90)]])
 def test_pure_batches_equal_the_reference(lengths: list[tuple[int, int]]) -> None:
     ours, reference = run(lengths)
     np.testing.assert_allclose(ours, reference, atol=2e-5)
@@ -154,7 +155,7 @@ def test_pure_batches_equal_the_reference(lengths: list[tuple[int, int]]) -> Non
 
 @pytest.mark.parametrize(
     "options",
-    [{"sliding_window": 1}, {"sliding_window": 5}, {"sliding_window": 24, "soft_cap": 2.0}, {"scale": 0.3}],
+    [{"sliding_window": 1}, {"sliding_window": 24, "soft_cap": 2.0}, {"scale": 0.3}],
     ids=str,
 )
 def test_windows_caps_and_scales_equal_the_reference(options: dict[str, Any]) -> None:
@@ -170,18 +171,27 @@ def test_quantised_pages_equal_the_reference(kv_dtype: str, scales: tuple[float,
     np.testing.assert_allclose(ours, reference, atol=2e-5)
 
 
+def test_no_transfer_races_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = pltpu.InterpretParams(dma_execution_mode="on_wait", detect_races=True)
+    monkeypatch.setattr(f"{__name__}.INTERPRETED", checked)
+    ours, reference = run(MIXED)
+    assert interpreter.races is not None
+    assert not interpreter.races.races_found
+    np.testing.assert_allclose(ours, reference, atol=2e-5)
+
+
 def test_bfloat16_is_as_close_as_its_precision() -> None:
     ours, reference = run(MIXED, dtype="bfloat16", head_dim=128, page_size=16)
     np.testing.assert_allclose(ours, reference, atol=3e-2)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_batches_equal_the_reference(seed: int) -> None:
     rng = np.random.default_rng(seed)
     kv_lens = rng.integers(1, MAX_LEN, rng.integers(1, MAX_SEQS + 1))
     lengths = [(int(min(rng.integers(1, 20), kv_len)) if rng.random() < 0.5 else 1, int(kv_len)) for kv_len in kv_lens]
     options: dict[str, Any] = {"sliding_window": 20} if seed == 1 else {}
-    ours, reference = run(lengths, num_tokens=128, max_keys=[16, 32, 96][seed], seed=seed, **options)
+    ours, reference = run(lengths, num_tokens=128, max_keys=[16, 32][seed], seed=seed, **options)
     np.testing.assert_allclose(ours, reference, atol=2e-5)
 
 

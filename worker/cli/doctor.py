@@ -49,7 +49,16 @@ def _engine(settings: Settings) -> list[Finding]:
         return [check_devices(), Finding("model", "warn", "none is set, and penstock worker needs one", mend)]
     from worker.cli.checks.model import check_model  # loads the engine, which a light install does without
 
-    return [check_devices(), *check_model(settings.model, settings.dtype)]
+    devices = check_devices()
+    found = [devices, *check_model(settings.model, settings.dtype)]
+    return [*found, *_tpu(settings)] if devices.detail.partition(" x ")[2].startswith("tpu") else found
+
+
+def _tpu(settings: Settings) -> list[Finding]:
+    from worker.cli.checks.tpu import check_tpu
+    from worker.cli.serve import engine_config
+
+    return check_tpu(settings.model or "", engine_config(settings))
 
 
 def _show(findings: list[Finding]) -> None:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 LANES = 128
 _SLOT_BYTES = 2 * 2**20  # of one of the two buffers for keys and values
+_MAX_KEYS_AT_ONCE = 256
 _MAX_ROWS = 512  # query rows per KV head of a block
 
 
@@ -53,6 +54,7 @@ class Blocks:
     decode_rows: int  # query heads of a KV head, padded to whole tiles
     pages: int  # per block of keys
     keys: int
+    keys_at_once: int  # of a block, that prefill attends to: what it takes to compile grows with it
     heads_at_once: int  # KV heads that decode side by side
     tile_rows: int  # of the part of a page that a decoded token is written back with
 
@@ -72,6 +74,7 @@ def blocks_for(
     itemsize = jnp.dtype(kv_dtype).itemsize
     keys = min(max_keys, _SLOT_BYTES // (num_kv_heads * width * itemsize))
     pages = max(1, min(keys // page_size, pages_per_seq))
+    most = max(page_size, _MAX_KEYS_AT_ONCE)
     num_queries = max_queries
     while num_queries > 16 and (num_queries * group > _MAX_ROWS or num_queries > num_tokens):
         num_queries //= 2
@@ -80,6 +83,7 @@ def blocks_for(
         decode_rows=-(-group // 16) * 16,
         pages=pages,
         keys=pages * page_size,
+        keys_at_once=page_size * max(n for n in range(1, pages + 1) if pages % n == 0 and n * page_size <= most),
         heads_at_once=max(n for n in range(1, 9) if num_kv_heads % n == 0),
         tile_rows=tile_rows(kv_dtype),
     )

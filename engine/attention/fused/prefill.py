@@ -6,6 +6,7 @@ two sequences meet is worked on twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from engine.attention.fused.pages import PageBlocks, Tables
-from engine.attention.fused.softmax import Int, Ref, Softmax, each_head, place_rows
+from engine.attention.fused.softmax import Int, Ref, Softmax, aligned, each_head, place_rows
 
 Carry = tuple[Int, Int, Int, Int, Int]
 """Place in the list of prefilling sequences, block of queries, block of keys, buffer, block of queries in VMEM."""
@@ -146,39 +147,59 @@ class Prefill:
 
     def _take_in(self, span: Span, j: Int, block: Int, slot: Int) -> None:
         """Puts the new tokens that fall into this block of keys there, and writes their pages back."""
-        num_keys, num_queries = self.kv.blocks.keys, self.kv.blocks.num_queries
+        num_keys = self.kv.blocks.keys
         shift = span.shift - block * num_keys  # from tokens to rows of the buffer
+        first_row, end_row = span.first + shift, span.end + shift
 
-        @pl.when((span.end + shift > 0) & (span.first + shift < num_keys))
+        @pl.when((end_row > 0) & (first_row < num_keys))
         def _() -> None:
-            row = lax.broadcasted_iota(jnp.int32, (num_keys, num_queries), 0)
-            token = j * num_queries + lax.broadcasted_iota(jnp.int32, (num_keys, num_queries), 1)
-            is_here = (token + shift == row) & (token >= span.first) & (token < span.end)
-            place = jnp.where(is_here, 1.0, 0.0).astype(self.vmem.new.dtype)
-            row = lax.broadcasted_iota(jnp.int32, (num_keys, self.vmem.new.shape[2]), 0)
-            is_new = (row >= span.first + shift) & (row < span.end + shift)
+            self._each_part(first_row, end_row, lambda part: self._merge(span, j, slot, part, shift))
+            self.kv.write_pages(span.seq, block, slot, first_row, end_row)
 
-            def merge(head: Int) -> None:
-                rows = self.kv.buffer.at[slot, head]
-                merged = jnp.where(is_new, place_rows(place, self.vmem.new[head]), rows[...].astype(jnp.float32))
-                rows[...] = merged.astype(self.kv.buffer.dtype)
+    def _merge(self, span: Span, j: Int, slot: Int, part: Int, shift: Int) -> None:
+        """Of a part of the buffer: each token to its row, by a product with a matrix of ones and zeros."""
+        num_rows, num_queries = self.kv.blocks.keys_at_once, self.kv.blocks.num_queries
+        row = part + lax.broadcasted_iota(jnp.int32, (num_rows, num_queries), 0)
+        token = j * num_queries + lax.broadcasted_iota(jnp.int32, (num_rows, num_queries), 1)
+        is_here = (token + shift == row) & (token >= span.first) & (token < span.end)
+        place = jnp.where(is_here, 1.0, 0.0).astype(self.vmem.new.dtype)
+        row = part + lax.broadcasted_iota(jnp.int32, (num_rows, self.vmem.new.shape[2]), 0)
+        is_new = (row >= span.first + shift) & (row < span.end + shift)
 
-            each_head(self._num_heads, 1, merge)
-            self.kv.write_pages(span.seq, block, slot, span.first + shift, span.end + shift)
+        def merge(head: Int) -> None:
+            rows = self.kv.buffer.at[slot, head, pl.ds(part, num_rows), :]
+            merged = jnp.where(is_new, place_rows(place, self.vmem.new[head]), rows[...].astype(jnp.float32))
+            rows[...] = merged.astype(self.kv.buffer.dtype)
+
+        each_head(self._num_heads, 1, merge)
 
     def _attend(self, span: Span, j: Int, block: Int, slot: Int) -> None:
-        num_queries, num_keys = self.kv.blocks.num_queries, self.kv.blocks.keys
+        num_queries, num_keys = self.kv.blocks.num_queries, self.kv.blocks.keys_at_once
+        window, start = self.tables.info[3], block * self.kv.blocks.keys
         shape = (num_queries * self.group, num_keys)
         token = j * num_queries + lax.broadcasted_iota(jnp.int32, shape, 0) // self.group
-        key = block * num_keys + lax.broadcasted_iota(jnp.int32, shape, 1)
         position = token + span.shift
-        visible = (key <= position) & (key > position - self.tables.info[3])
-        visible &= (token >= span.first) & (token < span.end)
+        is_own = (token >= span.first) & (token < span.end)
 
-        def attend(head: Int) -> None:
-            self.state.take(head, self.vmem.q[head], self.kv.buffer.at[slot, head], visible)
+        def attend_to(part: Int) -> None:
+            key = start + part + lax.broadcasted_iota(jnp.int32, shape, 1)
+            visible = is_own & (key <= position) & (key > position - window)
 
-        each_head(self._num_heads, 1, attend)
+            def attend(head: Int) -> None:
+                kv = self.kv.buffer.at[slot, head, pl.ds(part, num_keys), :]
+                self.state.take(head, self.vmem.q[head], kv, visible)
+
+            each_head(self._num_heads, 1, attend)
+
+        oldest = span.first + span.shift - window + 1  # that any of the queries sees
+        self._each_part(oldest - start, span.end + span.shift - start, attend_to)
+
+    def _each_part(self, first_row: Int, end_row: Int, work: Callable[[Int], None]) -> None:
+        """Runs `work` with the first row of each part of the buffer that holds any of these rows."""
+        rows = self.kv.blocks.keys_at_once
+        first = jnp.maximum(first_row, 0) // rows
+        end = pl.cdiv(jnp.minimum(end_row, self.kv.blocks.keys), rows)
+        lax.fori_loop(first, end, lambda i, _: work(aligned(i * rows, rows)), None)
 
     def _finish(self, span: Span, j: Int) -> None:
         """Puts the sequence's rows among those of the others that meet in this block of queries."""

@@ -1,0 +1,90 @@
+"""The TPU kernels compiled for real topologies by libtpu, with no TPU: geometries that are not the usual one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from engine.attention import AttentionBackend, KVCacheSpec, RaggedBatch
+from engine.attention.fused import FusedAttention
+from engine.attention.ragged import RaggedKernelAttention
+from engine.models import StackedCache
+from engine.planning import has_libtpu
+from engine.planning.topology import devices_of
+
+pytestmark = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: pip install 'penstock[tpu]'")
+
+
+def compiled(
+    attention: AttentionBackend,
+    topology: str,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_dtype: str = "bfloat16",
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> tuple[jax.stages.Compiled, int]:
+    """One layer's attention on each device of a slice, and the bytes of its pages."""
+    mesh = Mesh(np.array(devices_of(topology)), ("all",))
+    whole = NamedSharding(mesh, PartitionSpec())
+    spec = KVCacheSpec(2, 64, 64, num_kv_heads, head_dim, kv_dtype)
+    array = attention.cache_arrays(spec)[0]
+
+    def shape(*dims: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=whole)
+
+    q, k = (shape(64, heads, head_dim, dtype="bfloat16") for heads in (num_heads, num_kv_heads))
+    cache = StackedCache(shape(*array.shape, dtype=kv_dtype), shape())
+    batch = RaggedBatch(shape(64), shape(64), shape(64, 32), shape(65), shape(1))
+    attend = jax.shard_map(
+        partial(attention, sliding_window=sliding_window, soft_cap=soft_cap),
+        mesh=mesh,
+        in_specs=(PartitionSpec(),) * 5,
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    return jax.jit(attend, donate_argnums=3).lower(q, k, k, cache, batch).compile(), array.num_bytes
+
+
+@pytest.mark.parametrize(
+    ("topology", "num_heads", "num_kv_heads", "head_dim"),
+    [("v5e:4x4", 4, 1, 64), ("v6e:2x4", 6, 3, 96), ("v5e:2x2", 2, 1, 256), ("v6e:2x2", 40, 8, 128)],
+)
+def test_our_kernel_takes_any_heads_and_updates_the_pages_in_place(
+    topology: str, num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    step, page_bytes = compiled(
+        FusedAttention(), topology, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
+    )
+    assert step.memory_analysis().alias_size_in_bytes >= page_bytes
+    assert step.memory_analysis().temp_size_in_bytes < page_bytes
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3fn"])
+def test_our_kernel_takes_quantised_pages_windows_and_caps(kv_dtype: str) -> None:
+    attention = FusedAttention(kv_dtype=kv_dtype, k_scale=0.1, v_scale=0.1)
+    step, page_bytes = compiled(
+        attention,
+        "v5e:2x2",
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=128,
+        kv_dtype=kv_dtype,
+        sliding_window=100,
+        soft_cap=30.0,
+    )
+    assert step.memory_analysis().alias_size_in_bytes >= page_bytes
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 1, 64), (6, 3, 96), (40, 8, 128)])
+def test_the_kernel_of_jax_is_padded_to_what_it_takes(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    step, page_bytes = compiled(
+        RaggedKernelAttention(), "v6e:2x2", num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
+    )
+    assert step.memory_analysis().alias_size_in_bytes >= page_bytes

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from engine.config import EngineConfig
+from engine.deployment import deploy
+from engine.planning import preset
+from worker.cli.checks.tpu import check_tpu, lie_of
+
+GIB = 2**30
+
+
+def test_a_layout_is_told_with_its_numbers_and_what_does_not_fit_fails() -> None:
+    model = preset("Llama-3.1-8B", "float32")
+    assert model is not None
+    config = EngineConfig(max_num_seqs=64, max_model_len=8192, attention="xla")
+    deployment = deploy(config, model)  # of the CPU, whose pages are smaller than a TPU's would be
+    page_size, memory, attention = lie_of(deployment, config, 16 * GIB)
+    assert "32 tokens: the smallest from 64" in page_size.detail
+    assert memory.status == "ok"
+    assert "weights 14.96 GiB per device" in memory.detail
+    assert attention.detail == "xla, 1 devices for one copy of the model"
+    assert lie_of(deployment, config, 14 * GIB)[1].status == "fail"
+
+
+def test_without_a_tpu_nothing_is_said_of_one() -> None:
+    assert check_tpu("demo", EngineConfig()) == []

@@ -1,0 +1,59 @@
+"""On a TPU: what it has, and how a model would lie on it. Nothing is compiled: `penstock plan` does that."""
+
+from __future__ import annotations
+
+import jax
+
+from engine.attention import check_page_table
+from engine.attention.choice import SMEM_BYTES, SMEM_RESERVED_BYTES, page_table_bytes
+from engine.config import EngineConfig
+from engine.demo import MODEL_DIR
+from engine.deployment import Deployment, deploy
+from engine.errors import EngineError
+from engine.planning.models import planned_model
+from engine.planning.roofline import layer_parameters
+from worker.cli.checks import Finding
+from worker.settings import DEMO_MODEL
+
+_GIB = 2**30
+
+
+def check_tpu(model: str, config: EngineConfig) -> list[Finding]:
+    """HBM, the rule of scalar memory, the page size and why, and how much of the KV cache fits; none without a TPU."""
+    device = jax.devices()[0]
+    if device.platform != "tpu":
+        return []
+    limit = (device.memory_stats() or {}).get("bytes_limit", 0)
+    found = [Finding("TPU", "ok", f"{device.device_kind}, {limit / _GIB:.2f} GiB of HBM per device")]
+    try:
+        path = str(MODEL_DIR) if model == DEMO_MODEL else model
+        deployment = deploy(config, planned_model(path, config.dtype))
+        return [*found, *lie_of(deployment, config, limit)]
+    except EngineError as error:
+        return [*found, Finding("TPU layout", "fail", str(error), "change the setting that the message names")]
+
+
+def lie_of(deployment: Deployment, config: EngineConfig, hbm_bytes: int) -> list[Finding]:
+    """Of a model on devices with that much memory each."""
+    pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
+    table = page_table_bytes(config.max_num_seqs, pages_per_seq)
+    check_page_table(
+        max_num_seqs=config.max_num_seqs, max_model_len=deployment.max_model_len, page_size=deployment.page_size
+    )
+    why = "as set" if config.page_size else "the smallest from 64 whose table of pages fits scalar memory"
+    detail = (
+        f"{deployment.page_size} tokens: {why}; the table takes {table} of {SMEM_BYTES - SMEM_RESERVED_BYTES} bytes"
+    )
+    model, tensor = deployment.model, config.tensor_parallel
+    tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
+    weights = (model.num_layers * layer_parameters(model) + tables) * 2 // tensor
+    pages = max(0, int((hbm_bytes - weights) * 0.9)) // deployment.page_bytes
+    tokens = pages * deployment.page_size
+    fits = f"weights {weights / _GIB:.2f} GiB per device, then {pages} pages: {tokens} tokens at once"
+    memory = Finding("TPU memory", "ok", fits)
+    if pages < 2:
+        memory = Finding("TPU memory", "fail", fits, "raise --tensor-parallel, or take a larger slice")
+    attention = Finding(
+        "TPU attention", "ok", f"{deployment.attention.name}, {tensor} devices for one copy of the model"
+    )
+    return [Finding("TPU page size", "ok", detail), memory, attention]
