@@ -7,7 +7,6 @@ import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from rich.console import Console
 
 from worker.bench.errors import ImpossibleLoad
 from worker.bench.load import Load, Progress
-from worker.bench.local_worker import WorkerEnded, local_worker
 from worker.bench.machine import describe_machine
 from worker.bench.on_service import run_on_service
 from worker.bench.options import LoadOptions
@@ -26,6 +24,7 @@ from worker.bench.summary import Summary
 from worker.cli.errors import CommandFailed
 from worker.cli.progress import shown
 from worker.embedded import EmbeddedServer, EmbeddedServerError
+from worker.local_worker import WorkerEnded, local_worker, wait_joined
 from worker.logs import configure_logs
 from worker.settings import Settings, flag, group_of, load_settings
 
@@ -96,14 +95,15 @@ def bench_service(
 
 
 async def _with_worker(url: str, settings: Settings, client: _Client, vocab_size: int, model_name: str) -> None:
+    name = f"bench-{secrets.token_hex(4)}"
     values = {
-        **engine_settings(settings), "model": settings.model, "queue": settings.queue,
-        "name": f"bench-{secrets.token_hex(4)}", "compile_cache_dir": settings.compile_cache_dir,
+        **engine_settings(settings), "model": settings.model, "queue": settings.queue, "name": name,
+        "compile_cache_dir": settings.compile_cache_dir,
         "health_port": None, "log_level": "warning", "drain_timeout_s": 1,
     }  # fmt: skip
-    async with AsyncExitStack() as stack:
+    async with local_worker(url, values) as process:
         with shown("starting a worker"):
-            await stack.enter_async_context(local_worker(url, values))
+            await wait_joined(process, url, settings.queue, name)
         await client.measure(url, settings.queue, vocab_size, {"model": model_name, **engine_settings(settings)})
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -17,8 +15,9 @@ from rich.markup import escape
 from producer import AsyncClient, Reply, keys
 from worker.cli.errors import CommandFailed, require_worker_extra
 from worker.cli.options import takes_settings
-from worker.embedded import EmbeddedServer, EmbeddedServerError, dies_with_parent
-from worker.settings import DEMO_MODEL, Settings, flag
+from worker.embedded import EmbeddedServer, EmbeddedServerError
+from worker.local_worker import local_worker
+from worker.settings import DEMO_MODEL, Settings
 
 PROMPTS = (
     "What is 347 + 85?",
@@ -27,12 +26,11 @@ PROMPTS = (
     "Which month is 10 months before August?",
     "Tell me a short story about a turtle.",
 )
-STOP_TIMEOUT_S = 20.0
 
 _Result = TypeVar("_Result")
 
 # Small, so that there is little to compile: a first start takes seconds.
-_WORKER_FLAGS = {
+_WORKER_SETTINGS = {
     "queue": "default", "model": DEMO_MODEL, "max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520,
     "health_port": 0, "drain_timeout_s": 5, "log_level": "warning",
 }  # fmt: skip
@@ -69,7 +67,8 @@ def demo(
 async def _run(
     console: Console, server: EmbeddedServer, settings: Settings, started: float, stay: bool, max_tokens: int
 ) -> None:
-    async with _running_worker(server.url, settings) as worker:
+    values = {**_WORKER_SETTINGS, "compile_cache_dir": settings.compile_cache_dir}
+    async with local_worker(server.url, values) as worker:
         async with AsyncClient(server.url) as client:
             for prompt in PROMPTS:
                 reply = await _unless_ended(worker, _ask(console, client, prompt, started, max_tokens))
@@ -107,37 +106,6 @@ def _show_ways_in(console: Console, server: EmbeddedServer) -> None:
     console.print("\nThe same from any language; while the demo runs (--stay), with redis-cli:")
     console.print(f"  {enqueue}\n  {follow}", markup=False)
     console.print(f"  penstock send --redis-url {server.url} 'What is 12 + 30?'")
-
-
-@contextlib.asynccontextmanager
-async def _running_worker(url: str, settings: Settings) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A worker of its own process, as in production. It ends with this one, even if this one is killed."""
-    values = {**_WORKER_FLAGS, "redis_url": url, "compile_cache_dir": settings.compile_cache_dir}
-    flags = [part for name, value in values.items() for part in (flag(name), "none" if value is None else str(value))]
-    process = await asyncio.create_subprocess_exec(
-        *dies_with_parent(),
-        sys.executable,
-        "-m",
-        "worker",
-        "worker",
-        *flags,
-        stdin=asyncio.subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for this process, which then stops the worker
-    )
-    try:
-        yield process
-    finally:
-        await _stop(process)
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
 
 
 async def _unless_ended(worker: asyncio.subprocess.Process, work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -1,4 +1,4 @@
-"""A worker as a process of its own, for measuring with nothing set up before."""
+"""A worker as a process of its own on this machine, for trying and measuring with nothing set up before."""
 
 from __future__ import annotations
 
@@ -25,13 +25,7 @@ class WorkerEnded(Exception):
 
 @contextlib.asynccontextmanager
 async def local_worker(url: str, settings: Mapping[str, Any]) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Runs `penstock worker` with `settings`, which name its `queue` and `name`, from when it has joined its queue.
-
-    It ends with the block, and with this process, even one that was killed.
-
-    Raises:
-        WorkerEnded: it did not get as far as joining.
-    """
+    """Runs `penstock worker` with `settings`. It ends with the block, or if this process is killed."""
     values = {**settings, "redis_url": url}
     flags = [part for name, value in values.items() for part in (flag(name), "none" if value is None else str(value))]
     process = await asyncio.create_subprocess_exec(
@@ -45,14 +39,18 @@ async def local_worker(url: str, settings: Mapping[str, Any]) -> AsyncIterator[a
         start_new_session=True,  # Ctrl-C is for this process, which then stops the worker
     )
     try:
-        await _joined(process, url, keys.heartbeat(str(values["queue"]), str(values["name"])))
         yield process
     finally:
         await _stop(process)
 
 
-async def _joined(process: asyncio.subprocess.Process, url: str, heartbeat: str) -> None:
-    """Its heartbeat starts when its model is loaded and warmed up."""
+async def wait_joined(process: asyncio.subprocess.Process, url: str, queue: str, name: str) -> None:
+    """Waits until the worker serves its queue: its heartbeat starts when its model is loaded and warmed up.
+
+    Raises:
+        WorkerEnded: it did not get so far.
+    """
+    heartbeat = keys.heartbeat(queue, name)
     redis = connect(url, decode=False)
     try:
         while process.returncode is None:
