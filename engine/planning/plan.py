@@ -118,7 +118,7 @@ def plan(
     deployment = deploy(config, model, devices)
     placement, attention = deployment.placement, deployment.attention
     if placement is None or not isinstance(attention, ShardedAttention):
-        raise ConfigError(f"topology {topology} has one device; plan for a slice of several, with tensor_parallel 1")
+        raise TypeError("a deployment on given devices has a placement")  # deploy promises it
     abstract = abstract_model(deployment.model, placement, stacked=attention.is_stacked)
     weight_bytes = sum(_share(leaf) for leaf in jax.tree.leaves(abstract))
     free = int((chip.hbm_bytes - weight_bytes) * SHARE_OF_FREE_MEMORY)
