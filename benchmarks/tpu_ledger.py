@@ -115,7 +115,8 @@ out of HBM, VMEM or SMEM is a compile error.
 How bytes are counted: `engine/planning/hlo.py` reads the optimised HLO and adds, for each instruction as often as it
 runs, the operands it reads and the results it writes that lie in HBM, of slices and updates in place only their own
 size. The KV that the attention kernel moves is added: whole pages of {context} tokens per sequence, and what is written
-for a new token. The ideal is all weights once, live KV once, the new KV once. Sampling is greedy.
+for a new token. The ideal is all weights once, live KV once, the new KV once. Sampling is greedy. The kernel that ships
+in JAX (`ragged`) reads whole blocks, here of 1,024 keys, so at this context it reads a second one for the new token.
 """
 _FITS = """## Does it fit
 
