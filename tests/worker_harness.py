@@ -19,7 +19,7 @@ from worker.service import WorkerService
 
 QUICK = {
     "queue": "q",
-    "heartbeat_ttl_s": 0.6,
+    "heartbeat_ttl_s": 1.0,
     "reclaim_interval_s": 0.1,
     "block_ms": 100,
     "cancel_poll_ms": 20,

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 from redis import Redis as BlockingRedis
+from servers import SERVERS
 
-from worker.embedded import EmbeddedServer, find_servers
-
-SERVERS = find_servers()
+from worker.embedded import EmbeddedServer
 
 
 @pytest.fixture(scope="module", params=list(SERVERS) or ["none"])

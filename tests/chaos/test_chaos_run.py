@@ -16,5 +16,7 @@ async def test_short_run(lasting_server: EmbeddedServer, tmp_path: Path) -> None
     outcome = await run_chaos(options, Site(lasting_server), model="", logs=tmp_path, progress=lambda *_: None)
     assert outcome.verdict.problems == []
     rows = dict(table(outcome))
-    assert (rows["requests"], rows["kills"], rows["zombies"], rows["server restarts"]) == ("150", "9", "5", "1")
+    assert int(rows["requests"]) >= options.requests  # and one more for each fault that came too late the first time
+    done = sum(int(rows[name]) for name in ("kills", "zombies", "server restarts"))
+    assert done + int(rows["missed faults"]) >= options.kills + options.zombies + options.restarts
     assert all(int(rows[name]) > 0 for name in ("resumed", "fenced writes", "absorbed retries", "dropped replies"))

@@ -10,11 +10,11 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from conftest import SERVERS
 from redis import Redis as BlockingRedis
 from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from servers import SERVERS
 from worker_harness import eventually, running_worker
 
 from producer import AsyncClient, RequestRefused, ServerRefused, keys

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import SERVERS
 from redis_proxy import RedisProxy
+from servers import SERVERS
 from worker_harness import eventually, is_queue_empty, read_reply, running_worker
 from worker_process import WorkerProcess
 

@@ -13,8 +13,8 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from conftest import SERVERS
 from redis_proxy import RedisProxy
+from servers import SERVERS
 from worker_harness import Running, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from producer import AsyncClient, keys

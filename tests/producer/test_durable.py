@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from conftest import SERVERS, cluster_arguments, form_cluster
 from fakes import LossyProxy, ScriptedWorker
+from servers import SERVERS, cluster_arguments, form_cluster
 
 from producer import AsyncClient, Client, NotDurable, ServerRefused, durable, keys
 from producer.connection import RedisClient, connect

@@ -1,7 +1,7 @@
 """`penstock chaos`: workers that are killed, frozen and cut off while clients write down every entry they see.
 
 plan.py         requests and faults, all from one seed
-server.py       the embedded server, or the deployment that was named
+site.py         the server: an embedded one, or the one that was named
 fleet.py        worker processes that come back when they are killed
 process.py      one worker process, with the fake engine or the real one
 fake_engine.py  an engine whose every token is known from the request alone
@@ -12,4 +12,5 @@ history.py      what was seen and done
 checker.py      decides from the history alone whether the promises were kept
 run.py          the run as a whole
 report.py       the table
+command.py      the run with a server of its own
 """
