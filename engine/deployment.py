@@ -73,13 +73,14 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
         ConfigError: the model cannot be split so, there are too few devices, or the page table is too large.
     """
     tensor = config.tensor_parallel
+    is_abstract = devices is not None  # arrays without memory need a place that says whose they would be
     if devices is None:
         devices = _first(jax.devices(), tensor)
     platform = devices[0].platform
     model = split_model(model, tensor)
     build_dir = (config.compile_cache_dir or DEFAULT_BUILD_DIR) / "native"
     attention = attention_for(config.attention, platform, model.dtype, build_dir, head_dim=model.head_dim)
-    placement = place(model, devices, tensor) if len(devices) > 1 else None
+    placement = place(model, devices, tensor) if is_abstract or len(devices) > 1 else None
     if placement is not None:
         attention = ShardedAttention(attention, placement)
     max_model_len = config.max_model_len or model.max_position

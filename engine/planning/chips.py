@@ -24,6 +24,6 @@ class Chip:
 _GIB = 2**30
 CHIPS = {
     "v5e": Chip("v5e", int(15.75 * _GIB), 8.19e11, 1.97e14, 4.5e10),
-    "v6e": Chip("v6e", int(31.25 * _GIB), 1.64e12, 9.18e14, 9.0e10),
-    "tpu7x": Chip("tpu7x", int(94.75 * _GIB), 3.69e12, 1.1535e15, 1.0e11),
+    "v6e": Chip("v6e", int(31.24 * _GIB), 1.64e12, 9.18e14, 9.0e10),
+    "tpu7x": Chip("tpu7x", int(94.74 * _GIB), 3.69e12, 1.1535e15, 1.0e11),
 }

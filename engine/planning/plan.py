@@ -118,7 +118,7 @@ def plan(
     deployment = deploy(config, model, devices)
     placement, attention = deployment.placement, deployment.attention
     if placement is None or not isinstance(attention, ShardedAttention):
-        raise ConfigError(f"topology {topology} has one device; plan for a slice of several, with tensor_parallel 1")
+        raise TypeError("a deployment on given devices has a placement")  # deploy promises it
     abstract = abstract_model(deployment.model, placement, stacked=attention.is_stacked)
     weight_bytes = sum(_share(leaf) for leaf in jax.tree.leaves(abstract))
     free = int((chip.hbm_bytes - weight_bytes) * SHARE_OF_FREE_MEMORY)
@@ -186,8 +186,8 @@ def _bucket(
         raise ConfigError(f"the {kind} of {size} does not fit a {chip.name} device: {str(error)[:400]}") from error
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     memory: Any = compiled.memory_analysis()
-    # libtpu cannot print what the sort of all options became, and nothing here is made of it.
-    program = None if kind == ALL_OPTIONS else Program(compiled.as_text() or "")
+    text = "" if kind == ALL_OPTIONS else _text(compiled)  # nothing here is made of all options
+    program = Program(text) if text else None
     turns = program.loop_traffic(cache_bytes) if program and kind == "backbone" else []
     return Bucket(
         kind=kind,
@@ -199,6 +199,14 @@ def _bucket(
         traffic=program.traffic(cache_bytes) if program else Traffic(),
         layer_collectives=max((turn.collectives for turn in turns), key=lambda c: sum(c.values()), default={}),
     )
+
+
+def _text(compiled: jax.stages.Compiled) -> str:
+    """Empty where libtpu cannot print what it compiled, as on TPU7x: bytes and collectives then stay uncounted."""
+    try:
+        return compiled.as_text() or ""
+    except jax.errors.JaxRuntimeError:
+        return ""
 
 
 def _decode_steps(
@@ -213,7 +221,7 @@ def _decode_steps(
         size = max(16, 1 << (batch - 1).bit_length())
         backbone = found.get(("backbone", size))
         head = found.get(("head", min((h for h in heads if h >= size), default=0)))
-        if backbone is not None and head is not None:
+        if backbone is not None and head is not None and backbone.traffic.hbm_bytes:
             steps.append(decode_step(deployment, chip, batch, context, backbone.traffic, head.traffic))
     return tuple(steps)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +37,7 @@ def run(settings: Settings, topology: str, tensor: int | None, context: int, *, 
     if as_json:
         typer.echo(json.dumps(as_dict(made), indent=2))
     else:
-        _show(Console(highlight=False), made)
+        _show(Console(highlight=False, width=None if sys.stdout.isatty() else 120), made)
 
 
 def _plan(settings: Settings, topology: str, tensor: int | None, context: int) -> Plan:

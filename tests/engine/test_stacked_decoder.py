@@ -1,0 +1,66 @@
+"""The decoder's second form, one loop over stacked layers, as TPUs run it: here with our kernel interpreted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engines import drive, write_model
+from flax import nnx
+from jax.experimental.pallas import tpu as pltpu
+
+from engine import Engine, EngineConfig, Request, SamplingParams
+from engine.attention.fused import FusedAttention
+from engine.checkpoint import load_model, read_model_config
+from engine.models import LayerRun, layer_runs
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three layers, the first of which sees everything and the others a window."""
+    return write_model(
+        tmp_path_factory.mktemp("mixed"),
+        "qwen2",
+        num_hidden_layers=3,
+        use_sliding_window=True,
+        sliding_window=8,
+        max_window_layers=1,
+    )
+
+
+def test_layers_that_are_alike_become_one_run_and_are_stacked_from_the_file(mixed: Path) -> None:
+    config = read_model_config(mixed)
+    assert layer_runs(config) == (LayerRun(0, 1, None), LayerRun(1, 2, 8))
+    single, stacked = load_model(mixed, config), load_model(mixed, config, stacked=True)
+    assert len(stacked.blocks) == 2
+    for run, block in zip(layer_runs(config), stacked.blocks, strict=True):
+        layers = [nnx.to_flat_state(nnx.state(b)) for b in single.blocks[run.first : run.first + run.count]]
+        for (path, leaf), *others in zip(nnx.to_flat_state(nnx.state(block)), *layers, strict=True):
+            assert all(other[0] == path for other in others)
+            np.testing.assert_array_equal(leaf[...], np.stack([other[1][...] for other in others]))
+
+
+def test_stacked_layers_and_our_kernel_give_the_same_tokens(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(
+        max_num_seqs=4,
+        max_batch_tokens=16,
+        page_size=8,
+        num_pages=32,
+        max_model_len=64,
+        attention="xla",
+        decode_steps=1,
+    )
+    requests = [
+        Request(str(i), tuple(range(7, 7 + length)), SamplingParams(max_tokens=5, temperature=0.0))
+        for i, length in enumerate((21, 2))
+    ]
+    expected = drive(Engine.from_checkpoint(mixed, config), requests)
+    interpreted = FusedAttention(interpret=pltpu.InterpretParams(dma_execution_mode="eager"))
+    monkeypatch.setattr("engine.deployment.attention_for", lambda *_, **__: interpreted)
+    engine = Engine.from_checkpoint(mixed, replace(config, attention="auto"))
+    results = drive(engine, requests)
+    assert {key: result.token_ids for key, result in results.items()} == {
+        key: result.token_ids for key, result in expected.items()
+    }
