@@ -34,7 +34,8 @@ class Deployment:
 
     async def stop_replication(self) -> None:
         """After the replica has got everything so far."""
-        assert await self.primary.wait(1, 5000) == 1
+        offset = await _offset(self.primary)  # WAIT would only speak of what this connection wrote
+        await eventually(lambda: _has_reached(self.replica, offset))
         await self.link.stop()
 
     async def fail_over(self) -> None:
@@ -70,6 +71,14 @@ async def _deployment(primary_url: str, replica_url: str) -> AsyncIterator[Deplo
 
 async def _is_in_sync(replica: RedisClient) -> bool:
     return bool((await replica.info("replication"))["master_link_status"] == "up")
+
+
+async def _offset(redis: RedisClient) -> int:
+    return int((await redis.info("replication"))["master_repl_offset"])
+
+
+async def _has_reached(replica: RedisClient, offset: int) -> bool:
+    return await _offset(replica) >= offset
 
 
 async def _length(redis: RedisClient, handle: Handle) -> int:
