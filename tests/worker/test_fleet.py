@@ -111,15 +111,15 @@ async def test_a_mark_is_for_one_process_and_not_for_the_next_of_its_name(redis_
     with pytest.raises(UnknownWorker, match="no live worker 'w'"):
         await tell_to_drain(raw, "q", "w")
     await raw.set(keys.drain("q", "w"), "an earlier process")
-    async with running_worker(redis_url, name="w", heartbeat_ttl_s=0.3) as worker:
-        late = await raw.pttl(keys.heartbeat("q", "w"))
-        await eventually(lambda: _beat_since(raw, late))
+    async with running_worker(redis_url, name="w", heartbeat_ttl_s=0.6) as worker:
+        await eventually(lambda: _has_left(raw, 1, 550))
+        await eventually(lambda: _has_left(raw, 551, 600))  # so it has beaten since
         assert worker.service.readiness.is_ready
         assert await raw.get(keys.drain("q", "w")) == b"an earlier process"
 
 
-async def _beat_since(raw: RedisClient, left_ms: int) -> bool:
-    return int(await raw.pttl(keys.heartbeat("q", "w"))) > left_ms
+async def _has_left(raw: RedisClient, least_ms: int, most_ms: int) -> bool:
+    return least_ms <= int(await raw.pttl(keys.heartbeat("q", "w"))) <= most_ms
 
 
 async def test_a_worker_that_dies_while_draining_is_reported(
