@@ -7,6 +7,8 @@ from pathlib import Path
 
 from engine.errors import ConfigError
 
+MATMUL_CHOICES = ("auto", "xla", "native")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -27,6 +29,7 @@ class EngineConfig:
     decode_steps: int | None = None  # decode steps in one dispatch; None: what warm-up measures to be quicker
     tensor_parallel: int = 1  # devices that the model is split over
     attention: str = "auto"  # auto, xla, native (C++ built on this machine, for CPU), ragged or fused (for TPU)
+    matmul: str = "auto"  # auto, xla or native (C++ built on this machine, with packed weights, for CPU)
     compile_cache_dir: Path | None = None  # persistent compilation cache; None keeps none
 
     def __post_init__(self) -> None:
@@ -43,6 +46,8 @@ class EngineConfig:
             raise ConfigError(f"max_batch_tokens must be a power of two from 16, not {self.max_batch_tokens}")
         if self.decode_steps is not None and not 1 <= self.decode_steps <= 64:
             raise ConfigError(f"decode_steps must be 1 to 64, not {self.decode_steps}")
+        if self.matmul not in MATMUL_CHOICES:
+            raise ConfigError(f"matmul must be one of {', '.join(MATMUL_CHOICES)}, not {self.matmul!r}")
         if self.max_num_seqs > self.max_batch_tokens:
             raise ConfigError(
                 f"max_num_seqs {self.max_num_seqs} is above max_batch_tokens {self.max_batch_tokens}: "

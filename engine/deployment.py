@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from engine.batch import Geometry
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models import ModelConfig
+from engine.models.packed import can_pack
+from engine.native import NativeUnavailableError, load_library
 from engine.sharding import Placement, place, split_model
 
 DEFAULT_BUILD_DIR = Path.home() / ".cache" / "penstock"
@@ -37,6 +40,7 @@ class Deployment:
     page_size: int
     max_model_len: int
     kv_dtype: str
+    matmul_library: ctypes.CDLL | None  # the kernels that weights are packed for; None leaves products to XLA
 
     def cache_spec(self, num_pages: int) -> KVCacheSpec:
         return KVCacheSpec(
@@ -90,7 +94,26 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
     if platform == "tpu" and attention.is_stacked:
         check_page_table(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, page_size=page_size)
     kv_dtype = attention.cache_dtype(model.dtype)
-    return Deployment(platform, model, attention, placement, page_size, max_model_len, kv_dtype)
+    library = _matmul_library(config.matmul, platform, model, tensor, build_dir)
+    return Deployment(platform, model, attention, placement, page_size, max_model_len, kv_dtype, library)
+
+
+def _matmul_library(choice: str, platform: str, model: ModelConfig, tensor: int, build_dir: Path) -> ctypes.CDLL | None:
+    features = (model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
+    fits = platform == "cpu" and tensor == 1 and can_pack(features, model.dtype)
+    if choice == "xla" or (choice == "auto" and not fits):
+        return None
+    if not fits:
+        raise ConfigError(
+            f"matmul 'native' is for one CPU device and float32, or bfloat16 with even sizes; not for {model.dtype} on "
+            f"{tensor} {platform} device(s)"
+        )
+    try:
+        return load_library(build_dir)
+    except NativeUnavailableError as error:
+        if choice == "native":
+            raise ConfigError(f"matmul 'native' cannot be built: {error}") from error
+        return None
 
 
 def with_pages(deployment: Deployment, config: EngineConfig, free_bytes: int) -> KVCacheSpec:

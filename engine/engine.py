@@ -18,6 +18,7 @@ from engine.driver import EngineStats
 from engine.errors import ConfigError, InvalidRequest, PromptTooLong
 from engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from engine.models import Decoder
+from engine.models.packed import pack_weights
 from engine.page_pool import PagePool
 from engine.request import MAX_STOP_TOKENS, FinishReason, Output, Request, TokenLogprob
 from engine.runner import InFlight, Progress, Runner
@@ -103,6 +104,8 @@ class Engine:
             placement=deployment.placement,
             stacked=deployment.attention.is_stacked,
         )
+        if deployment.matmul_library is not None:
+            pack_weights(loaded, deployment.matmul_library)
         return cls(loaded, tokenizer, defaults, config)
 
     def warm_up(self, progress: Progress | None = None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ NOT_A_TOKEN = -1
 """Sampled where the logits are not finite: the model's numbers broke down for that row."""
 
 NEVER = -1e30  # a logit that softmax turns into exactly 0, and that stays finite when shifted
+
+_ARGMAX_BLOCK = 64
 
 
 @jax.tree_util.register_dataclass
@@ -70,10 +73,23 @@ def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     a filter's edge all are kept; of equal maxima greedy takes the first. A row with a NaN or without a finite maximum
     gives NOT_A_TOKEN.
     """
-    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    greedy = jax.lax.platform_dependent(logits, cpu=_argmax_on_cpu, default=partial(jnp.argmax, axis=-1))
+    greedy = greedy.astype(jnp.int32)
     drawn = jax.lax.cond(jnp.any(rows.temperature > 0), _draw, lambda *_: greedy, logits, rows)
     sampled = jnp.where(rows.temperature > 0, drawn, greedy)
     return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), sampled, NOT_A_TOKEN)
+
+
+def _argmax_on_cpu(logits: jax.Array) -> jax.Array:
+    """The first maximum of each row: that of block maxima, then that within the block.
+
+    XLA on CPU finds a maximum many times faster than where it is.
+    """
+    blocks = jnp.pad(logits, ((0, 0), (0, -logits.shape[1] % _ARGMAX_BLOCK)), constant_values=-jnp.inf)
+    blocks = blocks.reshape(logits.shape[0], -1, _ARGMAX_BLOCK)
+    best = jnp.argmax(jnp.max(blocks, axis=-1), axis=-1)
+    within = jnp.argmax(jnp.take_along_axis(blocks, best[:, None, None], axis=1)[:, 0], axis=-1)
+    return best * _ARGMAX_BLOCK + within
 
 
 def extend(logits: jax.Array, rows: ExtendedRows) -> jax.Array:

@@ -97,6 +97,11 @@ class Settings(BaseSettings):
         "How attention is computed: auto, xla, native (C++ built on this machine, for CPU), fused or ragged (for TPU).",
         "auto",
     )
+    matmul: str = _setting(
+        "Engine",
+        "How products with weights are computed: auto, xla, native (C++ built on this machine, for CPU).",
+        "auto",
+    )
     compile_cache_dir: Annotated[Path | None, _OrNone] = Field(
         default_factory=_cache_dir,
         description="Where compiled programs are kept, so that the next start is quick; none: nowhere.",

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from engine.attention.contract import AttentionBackend
 from engine.attention.fused import FusedAttention
-from engine.attention.native import NativeAttention, NativeUnavailableError
+from engine.attention.native import NativeAttention
 from engine.attention.ragged import RaggedKernelAttention
 from engine.attention.xla import XlaAttention
 from engine.errors import ConfigError
+from engine.native import NativeUnavailableError
 
 ATTENTION_CHOICES = ("auto", "native", "xla", "ragged", "fused")
 _NATIVE_DTYPES = ("float32", "bfloat16")

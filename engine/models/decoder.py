@@ -64,14 +64,16 @@ class Attention(nnx.Module):
         sliding_window: int | None,
     ) -> tuple[jax.Array, LayerCache]:
         num_tokens = x.shape[0]
-        q = self.q(x).reshape(num_tokens, -1, self.head_dim)
-        k = self.k(x).reshape(num_tokens, -1, self.head_dim)
-        v = self.v(x).reshape(num_tokens, -1, self.head_dim)
+        q, k, v = (part.reshape(num_tokens, -1, self.head_dim) for part in self.project(x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, *rotary), rotate(k, *rotary)
         attended, cache = attend(q, k, v, cache, sliding_window=sliding_window)
         return self.out(attended.reshape(num_tokens, -1)), cache
+
+    def project(self, x: jax.Array) -> Sequence[jax.Array]:
+        """Queries, keys and values, each `[num_tokens, heads * head_dim]`."""
+        return self.q(x), self.k(x), self.v(x)
 
 
 class Block(nnx.Module):
@@ -187,7 +189,7 @@ class Decoder(nnx.Module):
     def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab]
         if self.head is None:
             return jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
-        return jnp.dot(hidden, self.head.kernel[...], preferred_element_type=jnp.float32)
+        return self.head.wide(hidden)
 
 
 def _stack(blocks: Sequence[Block]) -> Block:

@@ -32,10 +32,12 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((out_features,), dtype)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:  # [num_tokens, in] -> [num_tokens, out]
+        return self.wide(x).astype(x.dtype)
+
+    def wide(self, x: jax.Array) -> jax.Array:
+        """The product in f32, as it was summed."""
         y = jnp.dot(x, self.kernel[...], preferred_element_type=jnp.float32)
-        if self.bias is not None:
-            y = y + self.bias[...].astype(jnp.float32)
-        return y.astype(x.dtype)
+        return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
 
 
 class RMSNorm(nnx.Module):

@@ -22,7 +22,14 @@ def rotary_tables(positions: jax.Array, rope: RopeConfig, head_dim: int) -> tupl
     """Cosines and sines for `positions`, each f32 `[num_tokens, head_dim // 2]`."""
     inv_freq, scale = rotary_frequencies(rope, head_dim)
     angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(inv_freq)[None, :]
-    return jnp.cos(angles) * scale, jnp.sin(angles) * scale
+    cos, sin = jax.lax.platform_dependent(angles, cpu=_waves_on_cpu, default=lambda x: (jnp.cos(x), jnp.sin(x)))
+    return cos * scale, sin * scale
+
+
+def _waves_on_cpu(angles: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """In a loop, whose results are kept: XLA on CPU would compute cosines anew for every head of every layer."""
+    cos, sin = jax.lax.map(lambda i: jax.lax.switch(i, (jnp.cos, jnp.sin), angles), jnp.arange(2))
+    return cos, sin
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

@@ -1,0 +1,63 @@
+"""Ragged paged attention for CPUs in C++; the kernel is `engine/native/attention.cc`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from engine.errors import ConfigError
+from engine.models.decoder import LayerCache
+from engine.native import ATTENTION, load_library
+
+
+class NativeAttention(AttentionBackend):
+    """Keys are `[pages, num_kv_heads, head_dim, page_size]`, values `[pages, num_kv_heads, page_size, head_dim]`,
+    of the model's own type: f32 or bf16.
+    """
+
+    name = "native"
+    is_stacked = False
+
+    def __init__(self, build_dir: Path) -> None:
+        """Builds what is not built yet.
+
+        Raises:
+            NativeUnavailableError: there is no compiler, or it failed.
+        """
+        load_library(build_dir)
+
+    def cache_dtype(self, dtype: str) -> str:
+        return dtype
+
+    def cache_arrays(self, spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
+        k_shape = (spec.num_pages, spec.num_kv_heads, spec.head_dim, spec.page_size)
+        v_shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
+        keys, values = (CacheArray(s, spec.dtype, (None, "kv_heads", None, None)) for s in (k_shape, v_shape))
+        return ((keys, values),) * spec.num_layers
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cache: LayerCache,
+        batch: RaggedBatch,
+        *,
+        sliding_window: int | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+    ) -> tuple[jax.Array, LayerCache]:
+        if soft_cap is not None:
+            raise ConfigError(f"attention 'native' has no soft cap, and the model's is {soft_cap}; set xla")
+        keys, values = cache
+        out_types = [jax.typeof(array) for array in (q, keys, values)]
+        call = jax.ffi.ffi_call(ATTENTION, out_types, input_output_aliases={3: 1, 4: 2})
+        out, keys, values = call(
+            q, k, v, keys, values, batch.slots, batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs,
+            scale=np.float32(q.shape[-1] ** -0.5 if scale is None else scale),
+            window=np.int64(sliding_window or 0),
+        )  # fmt: skip
+        return out, (keys, values)

@@ -1,0 +1,128 @@
+"""A decoder whose products go to the CPU kernel of `engine.native`, with weights that are laid out for it once."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from engine.models.decoder import Attention, Block, Decoder
+from engine.models.layers import GatedMLP, Linear
+from engine.native import MATMUL, panel_width
+
+
+def pack_weights(model: Decoder, library: ctypes.CDLL) -> None:
+    """Replaces the linear layers of `model`, which is not stacked, one after the other: each gives its memory back.
+
+    Queries, keys and values become one product, gate and up another one, with SiLU in it where that is the activation.
+    """
+    width = panel_width(library)
+    for block in model.blocks:
+        _pack_block(block, width)
+    tied = [(model.embedding[...].T, None)]
+    head = PackedLinear(tied, width) if model.head is None else PackedLinear.of(width, model.head)
+    model.head = nnx.data(head)  # where it was None, nnx took the attribute for a constant
+
+
+def can_pack(in_features: Sequence[int], dtype: str) -> bool:
+    """The kernel takes f32 and, with an even number of features, bf16."""
+    return dtype == "float32" or (dtype == "bfloat16" and all(features % 2 == 0 for features in in_features))
+
+
+class PackedLinear(Linear):
+    """`x @ kernel + bias` like Linear, for one or several kernels side by side.
+
+    `gated`, of two kernels of the same shape, it gives `silu(x @ first) * (x @ second)`.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[jax.Array, jax.Array | None]],  # kernels [in, out] and biases [out]
+        width: int,
+        *,
+        gated: bool = False,
+    ) -> None:
+        kernels = [kernel for kernel, _ in parts]
+        self.splits = tuple(kernel.shape[1] for kernel in kernels)
+        self.is_gated = gated
+        self.weights = nnx.Param(_pack(_columns(kernels, width, gated=gated), width))
+        biases = [jnp.zeros(kernel.shape[1]) if bias is None else bias for kernel, bias in parts]
+        row = _columns([bias.astype(jnp.float32)[None] for bias in biases], width, gated=gated)[0]
+        self.bias = nnx.Param(row) if any(bias is not None for _, bias in parts) else None
+
+    @classmethod
+    def of(cls, width: int, *layers: Linear, gated: bool = False) -> PackedLinear:
+        parts = [(layer.kernel[...], None if layer.bias is None else layer.bias[...]) for layer in layers]
+        return cls(parts, width, gated=gated)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self._multiply(x, x.dtype)
+
+    def wide(self, x: jax.Array) -> jax.Array:
+        """The product in f32, as it was summed."""
+        return self._multiply(x, jnp.dtype(jnp.float32))
+
+    def _multiply(self, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+        num_columns = self.splits[0] if self.is_gated else sum(self.splits)
+        result = jax.ShapeDtypeStruct((x.shape[0], num_columns), dtype)  # type: ignore[no-untyped-call]
+        bias = jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...]
+        product: jax.Array = jax.ffi.ffi_call(MATMUL, result)(x, self.weights[...], bias, is_gated=self.is_gated)
+        return product
+
+
+class PackedAttention(Attention):
+    """Attention with one product for queries, keys and values."""
+
+    def __init__(self, attention: Attention, width: int) -> None:
+        self.qkv = PackedLinear.of(width, attention.q, attention.k, attention.v)
+        self.out = PackedLinear.of(width, attention.out)
+        self.q_norm, self.k_norm, self.head_dim = attention.q_norm, attention.k_norm, attention.head_dim
+
+    def project(self, x: jax.Array) -> Sequence[jax.Array]:
+        ends = [sum(self.qkv.splits[: i + 1]) for i in range(2)]
+        return jnp.split(self.qkv(x), ends, axis=1)
+
+
+class PackedMLP(GatedMLP):
+    """`down(silu(gate(x)) * up(x))` in two products."""
+
+    def __init__(self, mlp: GatedMLP, width: int) -> None:
+        self.gate_up = PackedLinear.of(width, mlp.gate, mlp.up, gated=True)
+        self.down = PackedLinear.of(width, mlp.down)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down(self.gate_up(x))
+
+
+def _pack_block(block: Block, width: int) -> None:
+    block.attention = PackedAttention(block.attention, width)
+    if block.mlp.activation in ("silu", "swish"):
+        block.mlp = PackedMLP(block.mlp, width)
+    else:
+        for name in ("gate", "up", "down"):
+            setattr(block.mlp, name, PackedLinear.of(width, getattr(block.mlp, name)))
+
+
+def _columns(parts: Sequence[jax.Array], width: int, *, gated: bool) -> jax.Array:
+    """The columns of all parts, behind one another; or, gated, half a panel of each part in turn."""
+    if not gated:
+        return _padded(jnp.concatenate(parts, axis=1), width)
+    halves = [_padded(part, width // 2) for part in parts]
+    depth = halves[0].shape[0]
+    return jnp.stack([half.reshape(depth, -1, width // 2) for half in halves], axis=2).reshape(depth, -1)
+
+
+def _padded(columns: jax.Array, width: int) -> jax.Array:
+    return jnp.pad(columns, ((0, 0), (0, -columns.shape[1] % width)))
+
+
+def _pack(kernel: jax.Array, width: int) -> jax.Array:
+    """[in, out] -> [panels, in, width], of bf16 with pairs of rows interleaved: [panels, in / 2, width, 2]."""
+    depth = kernel.shape[0]
+    panels = kernel.reshape(depth, -1, width).transpose(1, 0, 2)
+    if kernel.dtype != jnp.bfloat16:
+        return panels
+    return panels.reshape(panels.shape[0], depth // 2, 2, width).swapaxes(2, 3)

@@ -1,0 +1,8 @@
+"""Kernels for CPUs in C++, built by the machine's own compiler when they are first used.
+
+Nothing needs a compiler to install or to run: where there is none, XLA does the work.
+"""
+
+from engine.native.library import ATTENTION, MATMUL, NativeUnavailableError, load_library, panel_width
+
+__all__ = ["ATTENTION", "MATMUL", "NativeUnavailableError", "load_library", "panel_width"]

@@ -1,0 +1,89 @@
+"""Builds the C++ sources into one shared library, and makes its kernels known to XLA."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import jax
+
+ATTENTION, MATMUL = "penstock_ragged_attention", "penstock_packed_matmul"
+"""What the kernels are called in `jax.ffi.ffi_call`, once `load_library` has been called."""
+
+_SOURCES = tuple(Path(__file__).parent / name for name in ("attention.cc", "matmul.cc"))
+_HEADERS = (Path(__file__).parent / "kernels.h",)
+_FLAGS = (
+    "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-w",
+    # What vectorising sums needs of -ffast-math, without what would lose a NaN.
+    "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno",
+)  # fmt: skip
+_BUILD_TIMEOUT_S = 120
+
+
+class NativeUnavailableError(Exception):
+    """The kernels cannot be had on this machine; the message says why."""
+
+
+@cache
+def load_library(build_dir: Path) -> ctypes.CDLL:
+    """Builds what is not built yet, in `build_dir`.
+
+    Raises:
+        NativeUnavailableError: there is no compiler, or it failed.
+    """
+    library = ctypes.CDLL(str(_build(build_dir)))
+    for target, handler in ((ATTENTION, library.PenstockRaggedAttention), (MATMUL, library.PenstockPackedMatmul)):
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")  # type: ignore[no-untyped-call]
+    return library
+
+
+def panel_width(library: ctypes.CDLL) -> int:
+    """Columns of a panel of packed weights, which depends on the processor."""
+    library.PenstockPanelWidth.restype = ctypes.c_int64
+    return int(library.PenstockPanelWidth())
+
+
+def _build(build_dir: Path) -> Path:
+    """The shared library for these sources, these flags, this processor and this jaxlib."""
+    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise NativeUnavailableError("there is no C++ compiler (c++, g++ or clang++) on PATH")
+    texts = [file.read_text() for file in (*_SOURCES, *_HEADERS)]
+    parts = (*texts, " ".join(_FLAGS), jax.__version__, _processor())
+    library = build_dir / f"kernels-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    build_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=build_dir, suffix=".so") as unfinished:
+        sources = [str(source) for source in _SOURCES]
+        command = [compiler, *_FLAGS, f"-I{jax.ffi.include_dir()}", *sources, "-o", unfinished.name]
+        try:
+            result = subprocess.run(  # noqa: S603 - our own sources and flags
+                command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NativeUnavailableError(f"{compiler} could not be run: {error}") from error
+        if result.returncode:
+            raise NativeUnavailableError(f"{compiler} failed: {result.stderr.strip()[-2000:]}")
+        with suppress(FileExistsError):  # another process was faster
+            os.link(unfinished.name, library)
+    return library
+
+
+def _processor() -> str:
+    """What `-march=native` depends on."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return platform.processor()
+    lines = cpuinfo.read_text(errors="replace").splitlines()
+    return "|".join(
+        sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    )

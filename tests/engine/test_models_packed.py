@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines import SMALL, drive, write_model
+from flax import nnx
+
+from engine import Engine, EngineConfig, Request, SamplingParams
+from engine.errors import ConfigError
+from engine.models.layers import GatedMLP, Linear
+from engine.models.packed import PackedLinear, PackedMLP
+from engine.native import load_library, panel_width
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler"
+)
+TOLERANCE = {"float32": 1e-5, "bfloat16": 8e-3}
+
+
+@cache
+def width() -> int:
+    return panel_width(load_library(Path.home() / ".cache" / "penstock" / "native"))
+
+
+def linear(in_features: int, out_features: int, dtype: str, *, bias: bool = False, seed: int = 0) -> Linear:
+    layer = Linear(in_features, out_features, bias=bias, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed))
+    if layer.bias is not None:
+        layer.bias[...] = jax.random.normal(jax.random.key(seed), (out_features,), dtype)
+    return layer
+
+
+def tokens(num_tokens: int, features: int, dtype: str) -> jax.Array:
+    return jax.random.normal(jax.random.key(9), (num_tokens, features), dtype)
+
+
+def assert_close(got: jax.Array, expected: jax.Array, dtype: str) -> None:
+    assert got.dtype == expected.dtype
+    scale = float(jnp.max(jnp.abs(expected.astype(jnp.float32)))) or 1.0
+    error = float(jnp.max(jnp.abs(got.astype(jnp.float32) - expected.astype(jnp.float32))))
+    assert error <= TOLERANCE[dtype] * scale
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("num_tokens", [1, 5, 6, 17, 97, 200])
+def test_a_packed_product_is_the_product(num_tokens: int, dtype: str) -> None:
+    layer, x = linear(600, 130, dtype, bias=True), tokens(num_tokens, 600, dtype)
+    assert_close(jax.jit(PackedLinear.of(width(), layer))(x), layer(x), dtype)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_several_layers_in_one_product_stand_side_by_side(dtype: str) -> None:
+    layers = [linear(64, size, dtype, bias=size == 24, seed=size) for size in (96, 24, 8)]
+    x = tokens(7, 64, dtype)
+    expected = jnp.concatenate([layer(x) for layer in layers], axis=1)
+    assert_close(PackedLinear.of(width(), *layers)(x), expected, dtype)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_gated_product_is_the_feed_forward(dtype: str, bias: bool) -> None:
+    mlp = GatedMLP(48, 100, "silu", bias=bias, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(1))
+    for layer in (mlp.gate, mlp.up, mlp.down):
+        layer.kernel[...] = layer.kernel[...] * 20  # so that SiLU is far from a line
+        if layer.bias is not None:
+            layer.bias[...] = jnp.linspace(-2, 2, layer.bias.shape[0], dtype=dtype)
+    x = tokens(11, 48, dtype)
+    assert_close(PackedMLP(mlp, width())(x), mlp(x), dtype)
+
+
+@needs_compiler
+def test_logits_are_not_rounded_to_the_type_of_the_weights() -> None:
+    layer, x = linear(64, 80, "bfloat16"), tokens(3, 64, "bfloat16")
+    wide = PackedLinear.of(width(), layer).wide(x)
+    assert wide.dtype == jnp.float32
+    np.testing.assert_allclose(wide, layer.wide(x), atol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_row_does_not_depend_on_the_other_rows(dtype: str) -> None:
+    layer, x = PackedLinear.of(width(), linear(256, 70, dtype)), tokens(100, 256, dtype)
+    together = np.asarray(layer(x), np.float32)
+    for start, end in ((0, 1), (3, 8), (90, 100)):
+        np.testing.assert_array_equal(np.asarray(layer(x[start:end]), np.float32), together[start:end])
+
+
+@needs_compiler
+def test_a_nan_or_an_infinity_stays_in_its_row() -> None:
+    gated = PackedMLP(GatedMLP(32, 64, "silu", bias=False, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0)), width())
+    out = gated(tokens(4, 32, "float32").at[1, 3].set(jnp.nan).at[2, 0].set(jnp.inf))
+    assert not jnp.isfinite(out[1]).any()
+    assert not jnp.isfinite(out[2]).any()
+    assert jnp.isfinite(out[jnp.array([0, 3])]).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("qwen2", {}),  # biases of queries, keys and values
+        ("qwen3", {"tie_word_embeddings": True}),
+        ("llama", {"hidden_act": "gelu", "mlp_bias": True, "attention_bias": True}),
+    ],
+)
+def test_an_engine_gives_the_same_tokens_with_and_without(family: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    model = write_model(tmp_path, family, **fields)
+    requests = [
+        Request(str(i), tuple(range(3 + i, 20 + 3 * i)), SamplingParams(temperature=0, max_tokens=12)) for i in range(3)
+    ]
+    run = partial(run_engine, model, requests)
+    assert run(matmul="native") == run(matmul="xla", attention="xla")
+
+
+def run_engine(model: Path, requests: list[Request], **choices: str) -> list[list[int]]:
+    results = drive(Engine.from_checkpoint(model, replace(SMALL, **choices)), requests)  # type: ignore[arg-type]
+    return [result.token_ids for result in results.values()]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"matmul": "onednn"}, "matmul must be one of auto, xla, native, not 'onednn'"),
+        ({"matmul": "native", "dtype": "float16"}, "not for float16 on 1 cpu"),
+    ],
+)
+def test_a_kernel_that_cannot_be_had_is_refused(config: dict[str, Any], message: str, tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Engine.from_checkpoint(tiny_model, EngineConfig(**config))
+
+
+def test_without_a_compiler_auto_leaves_products_to_xla_and_native_says_why(
+    monkeypatch: pytest.MonkeyPatch, tiny_model: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = replace(SMALL, compile_cache_dir=tmp_path / "compiled")
+    monkeypatch.setattr("engine.engine.keep_compilations", lambda directory: None)  # it would change this process
+    request = Request("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=3))
+    assert drive(Engine.from_checkpoint(tiny_model, config), [request])["a", 0].finish_reason == "length"
+    with pytest.raises(ConfigError, match="matmul 'native' cannot be built: there is no C\\+\\+ compiler"):
+        Engine.from_checkpoint(tiny_model, replace(config, matmul="native"))
