@@ -36,6 +36,7 @@ def loaded_engine(arguments: argparse.Namespace) -> tuple[Engine, float]:
         max_batch_tokens=arguments.max_batch_tokens,
         page_size=arguments.page_size,
         max_model_len=1024,
+        kv_cache_bytes=3 * 2**30,
         prefix_caching=False,
         compile_cache_dir=COMPILE_CACHE,
     )

@@ -13,7 +13,7 @@ import numpy as np
 import openvino  # type: ignore[import-not-found]
 import openvino_genai as genai  # type: ignore[import-not-found]
 
-from benchmarks.peers.protocol import Clock, Got, Run, Wanted, serve
+from benchmarks.peers.protocol import KV_CACHE_GIB, Clock, Got, Run, Wanted, serve
 
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
@@ -22,7 +22,7 @@ def load(model: Path, dtype: str) -> Run:
     scheduler = genai.SchedulerConfig()
     scheduler.max_num_batched_tokens = 512
     scheduler.max_num_seqs = 64
-    scheduler.cache_size = 3
+    scheduler.cache_size = KV_CACHE_GIB
     scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = False
     precision = PRECISIONS[dtype]

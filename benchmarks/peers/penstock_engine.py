@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.engine import COMPILE_CACHE
-from benchmarks.peers.protocol import Clock, Got, Run, Wanted, serve
+from benchmarks.peers.protocol import KV_CACHE_GIB, Clock, Got, Run, Wanted, serve
 from engine import Engine, EngineConfig, Request, SamplingParams
 from worker import garbage
 
@@ -16,6 +16,7 @@ def load(model: Path, dtype: str) -> Run:
         max_num_seqs=64,
         max_batch_tokens=512,
         max_model_len=1024,
+        kv_cache_bytes=KV_CACHE_GIB * 2**30,
         prefix_caching=False,
         compile_cache_dir=COMPILE_CACHE,
     )

@@ -37,6 +37,9 @@ class Got:
         self.stamps_s += [now_s] * len(tokens)
 
 
+KV_CACHE_GIB = 3
+"""What each engine may use for keys and values."""
+
 Run: TypeAlias = Callable[[list[Wanted]], list[Got]]
 
 

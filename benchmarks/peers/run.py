@@ -28,6 +28,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.engine import RESULTS
+from benchmarks.peers.protocol import KV_CACHE_GIB
 from worker.bench.arrivals import Arrivals
 from worker.bench.datasets import random_requests
 from worker.bench.presets import GEOMETRIES, preset_dir, preset_root
@@ -50,7 +51,7 @@ BUSY = 1.5  # load per core, of which the engine's own threads are 1
 ENVIRONMENT = {
     "OMP_NUM_THREADS": str(len(CORES)), "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, CORES)),
     "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "3",
+    "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
 }  # fmt: skip
 
 
