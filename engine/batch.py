@@ -51,21 +51,21 @@ class Geometry:
     max_model_len: int
     page_size: int
     vocab_size: int
-    few_shapes: bool = False  # where compiling is slow, rows with extended sampling have one shape, the largest
+    few_shapes: bool = False  # where compiling is slow
 
     @property
     def token_buckets(self) -> tuple[int, ...]:
-        """Powers of two: a step is padded to the next one."""
-        return _powers_of_two(self.max_batch_tokens)
+        """A step is padded to the next one."""
+        return _buckets(self.max_batch_tokens, few=self.few_shapes)
 
     @property
     def row_buckets(self) -> tuple[int, ...]:
-        """Powers of two of sampled rows."""
-        return _powers_of_two(self.max_num_seqs)
+        """Of sampled rows."""
+        return _buckets(self.max_num_seqs, few=self.few_shapes)
 
     @property
     def extended_row_buckets(self) -> tuple[int, ...]:
-        """Of steps in which a row asks for extended sampling."""
+        """Of steps in which a row asks for extended sampling: with few shapes, the largest alone."""
         return self.row_buckets[-1:] if self.few_shapes else self.row_buckets
 
     @property
@@ -357,10 +357,14 @@ def _bucket(count: int, buckets: tuple[int, ...]) -> int:
     return next(bucket for bucket in buckets if bucket >= count)
 
 
-def _powers_of_two(at_least: int) -> tuple[int, ...]:
+def _buckets(at_least: int, *, few: bool) -> tuple[int, ...]:
+    """Powers of two, and unless there are to be few, from 32 on a number between two of them."""
     buckets = [MIN_BUCKET]
     while buckets[-1] < at_least:
-        buckets.append(2 * buckets[-1])
+        last = buckets[-1]
+        is_power = last & (last - 1) == 0
+        step = last // 2 if is_power else last // 3
+        buckets.append(2 * last if few or last == MIN_BUCKET else last + step)
     return tuple(buckets)
 
 

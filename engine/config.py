@@ -27,6 +27,9 @@ class EngineConfig:
     kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
     prefix_caching: bool = True
     decode_steps: int | None = None  # decode steps in one dispatch; None: what warm-up measures to be quicker
+    max_prefill_slowdown: float | None = (
+        1.7  # of a step in which sequences decode, by prompts beside them; None: no limit
+    )
     tensor_parallel: int = 1  # devices that the model is split over
     attention: str = "auto"  # auto, xla, native (C++ built on this machine, for CPU), ragged or fused (for TPU)
     matmul: str = "auto"  # auto, xla or native (C++ built on this machine, with packed weights, for CPU)
@@ -46,6 +49,8 @@ class EngineConfig:
             raise ConfigError(f"max_batch_tokens must be a power of two from 16, not {self.max_batch_tokens}")
         if self.decode_steps is not None and not 1 <= self.decode_steps <= 64:
             raise ConfigError(f"decode_steps must be 1 to 64, not {self.decode_steps}")
+        if self.max_prefill_slowdown is not None and not self.max_prefill_slowdown >= 1:
+            raise ConfigError(f"max_prefill_slowdown must be 1 or more, not {self.max_prefill_slowdown}")
         if self.matmul not in MATMUL_CHOICES:
             raise ConfigError(f"matmul must be one of {', '.join(MATMUL_CHOICES)}, not {self.matmul!r}")
         if self.max_num_seqs > self.max_batch_tokens:

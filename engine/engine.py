@@ -19,6 +19,7 @@ from engine.errors import ConfigError, InvalidRequest, PromptTooLong
 from engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from engine.models import Decoder
 from engine.models.packed import pack_weights
+from engine.pace import Pace
 from engine.page_pool import PagePool
 from engine.request import MAX_STOP_TOKENS, FinishReason, Output, Request, TokenLogprob
 from engine.runner import InFlight, Progress, Runner
@@ -27,6 +28,7 @@ from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
 from engine.text.stream import TextStream
 from engine.text.tokenizer import Tokenizer
+from engine.warm_up import warm_up
 
 _DEFAULT_KV_CACHE_BYTES = 2**30
 _SHARE_OF_FREE_MEMORY = 0.9
@@ -71,7 +73,7 @@ class Engine:
         )
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
         self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
-        self._decode_steps = config.decode_steps or 1
+        self._pace = Pace(decode_steps=dict.fromkeys(geometry.row_buckets, config.decode_steps or 1))
         self._choices: dict[Sequence, _Choice] = {}  # unfinished
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
         self._arrivals = itertools.count()
@@ -109,8 +111,11 @@ class Engine:
         return cls(loaded, tokenizer, defaults, config)
 
     def warm_up(self, progress: Progress | None = None) -> None:
-        """Compiles all shapes. Without it, each compiles when it is first met."""
-        self._decode_steps = self._runner.warm_up(progress, decode_steps=self._config.decode_steps)
+        """Compiles all shapes and measures them. Without it, each compiles when it is first met."""
+        config = self._config
+        self._pace = warm_up(
+            self._runner, progress, decode_steps=config.decode_steps, max_slowdown=config.max_prefill_slowdown
+        )
 
     @property
     def max_num_seqs(self) -> int:
@@ -182,7 +187,7 @@ class Engine:
     def step(self) -> list[Output]:
         """Plans and dispatches the next step, then commits the one before it."""
         outputs, self._early_outputs = self._early_outputs, []
-        plan = self._scheduler.plan(self._decode_steps)
+        plan = self._scheduler.plan(self._pace)
         last, self._in_flight = self._in_flight, None
         failed: tuple[Plan, Exception] | None = None
         if plan is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
@@ -19,17 +18,11 @@ from engine.batch import NUM_SAMPLING_WORDS, Batch, Geometry, unpack_extended, u
 from engine.compilation import CompileWatch
 from engine.decode_loop import decode_loop
 from engine.models.decoder import Decoder, LayerCache
-from engine.sampling import NOT_A_TOKEN, Logprobs, extend, logprobs_of, sample
+from engine.sampling import Logprobs, extend, logprobs_of, sample
 from engine.sharding import Placement
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what comes next)."""
-
-LOOP_STEPS = 8
-"""Decode steps in one dispatch, where that pays."""
-
-LONGEST_LOOP_S = 0.03
-"""A longer dispatch would show in the stream, and make a new request wait."""
 
 Cache = tuple[LayerCache, ...]
 Params = list[jax.Array]
@@ -92,7 +85,7 @@ class Runner:
 
     @property
     def compiles_after_warmup(self) -> int:
-        """Compilations, of anything in this process, since `warm_up` returned."""
+        """Compilations, of anything in this process, since `start_watch`."""
         return self._watch.count
 
     def reset_cache(self) -> None:
@@ -102,12 +95,12 @@ class Runner:
         if self._placement is not None:
             self._last_tokens = jax.device_put(self._last_tokens, self._placement.sharding())
 
-    def warm_up(self, progress: Progress | None = None, *, decode_steps: int | None = 1) -> int:
-        """Compiles every step there is, several at a time, and runs each once on padding.
+    @property
+    def geometry(self) -> Geometry:
+        return self._geometry
 
-        Returns how many decode steps a dispatch is to hold: `decode_steps`, or where that is None, what was measured to
-        be quicker.
-        """
+    def compile_steps(self, progress: Progress | None = None) -> None:
+        """Compiles every step there is, several at a time."""
         geometry = self._geometry
         jobs: dict[str, Callable[[], Any]] = {
             f"{num_tokens} tokens": partial(self._backbone, num_tokens) for num_tokens in geometry.token_buckets
@@ -117,55 +110,15 @@ class Runner:
                 name = f"{num_rows} sampled rows{', all options' if extended else ''}"
                 jobs[name] = partial(self._head, num_rows, extended)
         _run_side_by_side(jobs, progress)
-        self._run_all_on_padding()
-        num_steps = self._choose_decode_steps() if decode_steps is None else decode_steps
-        if num_steps > 1:
-            loops = {f"{n} rows, {num_steps} steps": partial(self._loop, n, num_steps) for n in geometry.row_buckets}
-            _run_side_by_side(loops, progress)
-            for num_rows in geometry.row_buckets:
-                self._decode_alone(num_rows, num_steps)
+
+    def compile_loops(self, steps_by_rows: Mapping[int, int], progress: Progress | None = None) -> None:
+        """Compiles dispatches of several decode steps."""
+        jobs = {f"{n} rows, {steps} steps": partial(self._loop, n, steps) for n, steps in steps_by_rows.items()}
+        _run_side_by_side(jobs, progress)
+
+    def start_watch(self) -> None:
+        """From here on, every compilation is counted."""
         self._watch.start()
-        return num_steps
-
-    def _run_all_on_padding(self) -> None:
-        """What a first run sets up is then set up before the first request."""
-        geometry = self._geometry
-        for num_tokens in geometry.token_buckets:
-            rows, sampling = self._run_backbone(geometry.step_layout(num_tokens).empty()[0], num_tokens)
-        for num_rows in geometry.row_buckets:
-            self._run_head(rows, sampling, num_rows, None)
-        for num_rows in geometry.extended_row_buckets:
-            self._run_head(rows, sampling, num_rows, geometry.extended_layout(num_rows).empty()[0])
-        self._last_tokens.block_until_ready()
-
-    def _choose_decode_steps(self) -> int:
-        """Several in one dispatch, if steps are short and a lone sequence then decodes a tenth faster at least."""
-        num_rows = self._geometry.row_buckets[0]
-        single_s = min(self._time_decoding(num_rows, 1) for _ in range(3))
-        if single_s > LONGEST_LOOP_S:
-            return 1
-        self._decode_alone(num_rows, LOOP_STEPS)
-        loop_s = min(self._time_decoding(num_rows, LOOP_STEPS) for _ in range(3))
-        return LOOP_STEPS if loop_s < 0.9 * single_s else 1
-
-    def _time_decoding(self, num_rows: int, num_steps: int) -> float:
-        """Seconds that one sequence takes for LOOP_STEPS tokens, in dispatches of `num_steps`."""
-        start = time.perf_counter()
-        for _ in range(LOOP_STEPS // num_steps):
-            self._decode_alone(num_rows, num_steps)
-        self._last_tokens.block_until_ready()
-        return time.perf_counter() - start
-
-    def _decode_alone(self, num_rows: int, num_steps: int) -> None:
-        """A first token, decoded greedily in the sink page, in a batch of one."""
-        flat, parts = self._geometry.step_layout(num_rows).empty()
-        parts["cu_q_lens"][1:] = parts["kv_lens"][0] = parts["num_seqs"][0] = 1
-        if num_steps == 1:
-            self._run_head(*self._run_backbone(flat, num_rows), num_rows, None)
-            return
-        stops, ends = self._geometry.stops_layout(num_rows).empty()
-        ends["stop_ids"][:], ends["limits"][0] = NOT_A_TOKEN, num_steps
-        self._run_loop(flat, stops, num_rows, num_steps)
 
     def dispatch(self, batch: Batch, num_sampled: int) -> InFlight:
         """Starts a step and returns at once. Steps run on the device in the order of these calls."""
@@ -219,6 +172,8 @@ class Runner:
 
 def _run_side_by_side(jobs: Mapping[str, Callable[[], Any]], progress: Progress | None) -> None:
     """Compiling leaves Python's lock to others most of the time."""
+    if not jobs:
+        return
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
         running = {threads.submit(job): name for name, job in jobs.items()}
         for done, future in enumerate(as_completed(running)):

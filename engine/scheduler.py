@@ -7,11 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from engine.pace import Pace, PromptRoom
 from engine.page_pool import PagePool, root_hash
 from engine.sequence import Sequence
 
 LOOKAHEAD_PAGES = 4
 """A sequence is admitted only if every running one could still grow by this many pages: fewer preempt it at once."""
+
+
+UNPACED = Pace()
 
 
 class Row(NamedTuple):
@@ -85,19 +89,19 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
 
-    def plan(self, max_steps: int = 1) -> Plan | None:
+    def plan(self, pace: Pace = UNPACED) -> Plan | None:
         """The next step, or None if there is nothing to compute. Counts its tokens as computed.
 
-        Where all do nothing but decode, and nobody waits, it is `max_steps` steps in one.
+        Where all do nothing but decode, and nobody waits, it is as many steps in one as `pace` allows.
         """
         chosen = {}
         if self._suspects:
-            chosen = self._choose(min(self._suspects, key=_rank))
+            chosen = self._choose(min(self._suspects, key=_rank), pace)
         if not chosen:
-            chosen = self._choose(None)
+            chosen = self._choose(None, pace)
         if not chosen:
             return None
-        num_steps = self._num_steps(chosen, max_steps)
+        num_steps = self._num_steps(chosen, pace.max_steps(len(chosen)))
         rows = tuple(
             _row(sequence, count, self._num_sampled(sequence, num_steps)) for sequence, count in chosen.items()
         )
@@ -156,7 +160,7 @@ class Scheduler:
         if len(self._running) > self._max_num_seqs:
             raise AssertionError(f"{len(self._running)} sequences run, the limit is {self._max_num_seqs}")
 
-    def _choose(self, suspect: Sequence | None) -> dict[Sequence, int]:
+    def _choose(self, suspect: Sequence | None, pace: Pace) -> dict[Sequence, int]:
         """How many tokens each chosen sequence computes; pages for them are held when this returns."""
         if suspect is not None:
             running, waiting = ([suspect], []) if suspect.pages else ([], [suspect])
@@ -166,16 +170,19 @@ class Scheduler:
         wanting = [sequence for sequence in running if self._wants_token(sequence)]
         decoding = [sequence for sequence in wanting if sequence.num_pending == 1]
         prefilling = [sequence for sequence in wanting if sequence.num_pending > 1]
+        room = pace.room((sequence.num_tokens for sequence in decoding), len(prefilling) + len(waiting))
         chosen: dict[Sequence, int] = {}
         budget = self._max_batch_tokens
         for sequence in decoding + prefilling:
             count = min(sequence.num_pending, budget)
+            if sequence.num_pending > 1:
+                count = _chunk(sequence, budget, room)
             if sequence.pages and count:  # without pages it was preempted a moment ago
                 budget += self._make_room(sequence, sequence.num_computed + count, chosen)
                 if sequence.pages:
                     chosen[sequence] = count
                     budget -= count
-        self._admit(waiting, chosen, budget)
+        self._admit(waiting, chosen, budget, room)
         return chosen
 
     def _num_steps(self, chosen: dict[Sequence, int], max_steps: int) -> int:
@@ -222,16 +229,16 @@ class Scheduler:
             sequence.pages += self._pool.allocate(needed)
         return returned
 
-    def _admit(self, waiting: list[Sequence], chosen: dict[Sequence, int], budget: int) -> None:
+    def _admit(self, waiting: list[Sequence], chosen: dict[Sequence, int], budget: int, room: PromptRoom) -> None:
         """Starts waiting sequences, in order, while budget, rows and pages last."""
         for sequence in waiting:
             if not budget or len(self._running) >= self._max_num_seqs or sequence.num_in_flight:
                 return
             cached, hashes = self._pool.find_prefix(sequence.token_ids, sequence.request.cache_salt)
-            if not self._fits(sequence, cached):
+            if not self._fits(sequence, cached) or room.tokens(len(cached) * self._pool.page_size) == 0:
                 return
             self._start(sequence, cached, hashes)
-            count = min(sequence.num_pending, budget)
+            count = _chunk(sequence, budget, room)
             sequence.pages += self._pool.allocate(self._pool.pages_for(sequence.num_computed + count) - len(cached))
             chosen[sequence] = count
             budget -= count
@@ -286,6 +293,15 @@ class Scheduler:
             parent = sequence.page_hashes[-1] if i else root_hash(sequence.request.cache_salt)
             tokens = sequence.token_ids[i * size : (i + 1) * size]
             sequence.page_hashes.append(self._pool.index(sequence.pages[i], parent, tokens))
+
+
+def _chunk(sequence: Sequence, budget: int, room: PromptRoom) -> int:
+    """How many of a prompt's tokens the step takes; 0 if there is no room."""
+    context = sequence.num_computed
+    limit = room.tokens(context)
+    count = min(sequence.num_pending, budget if limit is None else min(budget, limit))
+    room.take(count, context)
+    return count
 
 
 def _row(sequence: Sequence, num_tokens: int, num_sampled: int) -> Row:

@@ -91,6 +91,11 @@ class Settings(BaseSettings):
         None,
     )
     prefix_caching: bool = _setting("Engine", "Keep the pages of finished prompts for prompts that begin alike.", True)
+    max_prefill_slowdown: Annotated[float | None, _OrNone] = _setting(
+        "Engine",
+        "How many times as long a step may take because a prompt is computed beside running sequences; none: no limit.",
+        1.7,
+    )
     tensor_parallel: int = _setting("Engine", "Devices that one copy of the model is split over.", 1)
     attention: str = _setting(
         "Engine",

@@ -1,0 +1,107 @@
+"""What a long prompt does to streams that run: their longest gap while it is computed, against their usual one.
+
+    python -m benchmarks.stalls --model tiny --dtype bfloat16 --streams 32 --prompt 900
+
+In turn, in one run: with prompts in chunks as the engine paces them, and without that limit. Prints a table and appends it
+to `benchmarks/results/stalls.jsonl`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.engine import RESULTS, engine_arguments, loaded_engine
+from engine import Engine, Request, SamplingParams
+from worker.bench.presets import GEOMETRIES
+from worker.bench.report import append_result
+
+_BEFORE, _BETWEEN = 40, 40  # steps that streams run alone
+
+
+def main() -> None:
+    parser = engine_arguments(__doc__)
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--prompt", type=int, default=900, help="tokens of the prompts that come later")
+    parser.add_argument("--prompts", type=int, default=4, help="how many come, one after the other")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    engine, _ = loaded_engine(arguments)
+    paced = engine._pace
+    paces = {f"{paced.max_slowdown}": paced, "none": dataclasses.replace(paced, max_slowdown=None)}
+    rows = []
+    for number in range(arguments.rounds):
+        for name, pace in paces.items():
+            engine._pace = pace
+            rows.append({"round": number + 1, "max_prefill_slowdown": name, **measure(engine, arguments, number)})
+    Console().print(table(f"{arguments.model} {arguments.dtype}, {arguments.streams} streams", rows))
+    append_result(RESULTS / "stalls.jsonl", {"options": vars(arguments), "rows": rows})
+
+
+def measure(engine: Engine, arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """Gaps of the streams, and how long the prompts took, in milliseconds."""
+    vocab = GEOMETRIES[arguments.model][0]
+    endless = SamplingParams(temperature=0.0, max_tokens=900, ignore_eos=True)
+    short = dataclasses.replace(endless, max_tokens=1)
+    for place in range(arguments.streams):
+        engine.add(Request(f"s{place}", tuple((place * 31 + i * 7) % vocab for i in range(16)), endless))
+    for _ in range(_BEFORE):
+        engine.step()
+    usual_ms, waits_ms, stalls_ms = _gaps_ms(engine, _BETWEEN), [], []
+    for place in range(arguments.prompts):
+        prompt = tuple((seed * 977 + place * 131 + i * 13) % vocab for i in range(arguments.prompt))
+        engine.add(Request(f"p{place}", prompt, short))
+        start = time.perf_counter()
+        stalls_ms += _gaps_until(engine, f"p{place}")
+        waits_ms.append((time.perf_counter() - start) * 1e3)
+        usual_ms += _gaps_ms(engine, _BETWEEN)
+    for place in range(arguments.streams):
+        engine.abort(f"s{place}")
+    while engine.has_work():
+        engine.step()
+    median_ms = statistics.median(usual_ms)
+    return {
+        "usual gap p50, ms": round(median_ms, 2),
+        "longest usual gap, times": round(max(usual_ms) / median_ms, 2),
+        "gap while prompts come p50, times": round(statistics.median(stalls_ms) / median_ms, 2),
+        "longest, times": round(max(stalls_ms) / median_ms, 2),
+        "prompt's TTFT p50, ms": round(statistics.median(waits_ms), 1),
+    }
+
+
+def _gaps_ms(engine: Engine, count: int) -> list[float]:
+    stamps = [time.perf_counter()]
+    for _ in range(count):
+        engine.step()
+        stamps.append(time.perf_counter())
+    return [(after - before) * 1e3 for before, after in zip(stamps, stamps[1:], strict=False)]
+
+
+def _gaps_until(engine: Engine, request_id: str) -> list[float]:
+    """Between steps, until the request has its token."""
+    gaps_ms = []
+    is_there = False
+    while not is_there:
+        start = time.perf_counter()
+        is_there = any(output.request_id == request_id for output in engine.step())
+        gaps_ms.append((time.perf_counter() - start) * 1e3)
+    return gaps_ms
+
+
+def table(title: str, rows: list[dict[str, Any]]) -> Table:
+    found = Table(title=title, title_justify="left")
+    for name in rows[0]:
+        found.add_column(name, justify="right")
+    for row in rows:
+        found.add_row(*map(str, row.values()))
+    return found
+
+
+if __name__ == "__main__":
+    main()
