@@ -70,7 +70,8 @@ class Engine:
         )
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
         self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
-        self._decode_steps = config.decode_steps or 1
+        self._set_decode_steps = deployment.decode_steps(config)  # None: to be measured
+        self._decode_steps = self._set_decode_steps or 1
         self._choices: dict[Sequence, _Choice] = {}  # unfinished
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
         self._arrivals = itertools.count()
@@ -107,7 +108,7 @@ class Engine:
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compiles all shapes. Without it, each compiles when it is first met."""
-        self._decode_steps = self._runner.warm_up(progress, decode_steps=self._config.decode_steps)
+        self._decode_steps = self._runner.warm_up(progress, decode_steps=self._set_decode_steps)
 
     @property
     def max_num_seqs(self) -> int:

@@ -20,7 +20,7 @@ from engine.compilation import CompileWatch
 from engine.decode_loop import decode_loop
 from engine.models.decoder import Decoder, LayerCache
 from engine.sampling import NOT_A_TOKEN, Logprobs, extend, logprobs_of, sample
-from engine.sharding import Placement
+from engine.sharding import Placement, gathered
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what comes next)."""
@@ -270,7 +270,7 @@ class Steps:
 
     def loop(self, num_rows: int, num_steps: int, cache: Cache) -> jax.stages.Lowered:
         """Several decode steps of a row bucket; `cache` is donated."""
-        step = partial(_decode, self._rebuild, self._attention, self._geometry, num_rows, num_steps)
+        step = partial(_decode, self._rebuild, self._attention, self._geometry, num_rows, num_steps, self._placement)
         shardings = None
         if self._sharding is not None:
             shardings = (self._sharding, self._sharding, jax.tree.map(lambda array: array.sharding, cache))
@@ -320,10 +320,7 @@ def _sample_rows(
     extended: jax.Array | None,  # i32, packed
 ) -> tuple[jax.Array, Logprobs | None]:
     """Samples the first `num_rows` rows. Tokens are i32 `[max_rows]`, so that the next step has one shape for all."""
-    logits = rebuild(params).logits(rows[:num_rows])
-    if placement is not None:  # each device makes a part of them, then all get all: sampling in parts would talk more
-        for axes in ((None, "vocab"), ()):
-            logits = jax.lax.with_sharding_constraint(logits, placement.sharding(axes))  # type: ignore[no-untyped-call]
+    logits = gathered(rebuild(params).logits(rows[:num_rows]), placement)
     if extended is not None:
         logits = extend(logits, unpack_extended(geometry.extended_layout(num_rows), extended, last_tokens))
     token_ids = sample(logits, unpack_sampling(sampling[:num_rows]))
@@ -337,10 +334,12 @@ def _decode(
     geometry: Geometry,
     num_rows: int,
     num_steps: int,
+    placement: Placement | None,
     params: Params,
     cache: Cache,
     last_tokens: jax.Array,
     flat: jax.Array,
     stops: jax.Array,
 ) -> tuple[jax.Array, jax.Array, Cache]:
-    return decode_loop(rebuild(params), attention, geometry, num_rows, num_steps, cache, last_tokens, flat, stops)
+    model = rebuild(params)
+    return decode_loop(model, attention, geometry, num_rows, num_steps, placement, cache, last_tokens, flat, stops)

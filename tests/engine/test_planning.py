@@ -160,6 +160,24 @@ def test_a_small_plan_holds_what_the_ledger_says(attention: str) -> None:
 
 
 @needs_libtpu
+def test_several_decode_steps_and_8_bit_pages_are_planned_and_copy_no_cache() -> None:
+    model = replace(llama_8b(), vocab_size=1024, intermediate_size=4096, num_layers=4, sliding_windows=(None,) * 4)
+    config = EngineConfig(
+        max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, tensor_parallel=4, num_pages=65, decode_steps=4
+    )
+    wide = plan(model, "v6e:2x2", config)
+    narrow = plan(model, "v6e:2x2", replace(config, kv_cache_dtype="float8_e4m3fn"))
+    assert wide.page_bytes == 2 * narrow.page_bytes
+    for made in (wide, narrow):
+        assert made.cache_is_aliased
+        loop = next(bucket for bucket in made.buckets if bucket.kind == "loop")
+        assert loop.layer_collectives == {"all-reduce": 2}
+        assert loop.traffic.collectives == {"all-reduce": 4 * (2 * model.num_layers + 1), "all-gather": 4}
+        assert not loop.traffic.host_transfers
+        assert made.decode[0].overhead < 1.10
+
+
+@needs_libtpu
 def test_what_does_not_fit_is_refused_with_its_numbers() -> None:
     model = preset("Qwen3-32B")
     assert model is not None

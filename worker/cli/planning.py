@@ -49,7 +49,8 @@ def _plan(settings: Settings, topology: str, tensor: int | None, context: int) -
 
 def _show(console: Console, made: Plan) -> None:
     kinds = f"{made.tensor} devices for one copy of the model, {made.replicas} copies"
-    console.print(f"[bold]{made.topology}[/]: {kinds}; attention {made.attention}, page size {made.page_size} tokens")
+    pages = f"pages of {made.page_size} tokens in {made.kv_dtype}"
+    console.print(f"[bold]{made.topology}[/]: {kinds}; attention {made.attention}, {pages}")
     console.print(_memory(made))
     held = f"{made.num_tokens:,} tokens at once in {made.num_pages - 1:,} pages"
     console.print(f"Pages hold {held}: {made.num_tokens // made.max_model_len} sequences of {made.max_model_len:,}.")
