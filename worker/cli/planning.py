@@ -19,6 +19,7 @@ from engine.planning.topology import devices_of
 from worker.cli.errors import CommandFailed
 from worker.cli.progress import shown
 from worker.cli.serve import engine_config
+from worker.logs import configure_logs
 from worker.settings import DEMO_MODEL, Settings
 
 _GIB = 2**30
@@ -30,6 +31,7 @@ def run(settings: Settings, topology: str, tensor: int | None, context: int, *, 
     Raises:
         CommandFailed: libtpu is missing, or the model is unknown, cannot be split so, or does not fit.
     """
+    configure_logs(settings.log_level, settings.log_format, sys.stderr)  # the plan alone goes to stdout
     try:
         made = _plan(settings, topology, tensor, context)
     except EngineError as error:
