@@ -7,6 +7,13 @@ from pathlib import Path
 import jax
 from jax import monitoring
 
+_OPTIONS = {
+    # On TPU7x libtpu's compiler likes 16-bit weights in tiles of 16 x 128, and arrays come in tiles of 8 x 128: it would
+    # convert the weights of all layers before the loop over them, in each step, into a copy as large as they are.
+    "TPU7x": {"xla_tpu_control_large_2nd_minor_layout_for_x16": False},
+}
+"""By kind of device."""
+
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
@@ -20,6 +27,17 @@ def keep_compilations(directory: Path) -> None:
     }
     for name, value in settings.items():
         jax.config.update(name, value)  # type: ignore[no-untyped-call]
+
+
+def compiled(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
+    """With the options that are right for this kind of device, as far as its compiler knows them."""
+    options = _OPTIONS.get(device.device_kind)
+    try:
+        return lowered.compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError as error:
+        if options is None or "No such compile option" not in str(error):
+            raise
+        return lowered.compile()
 
 
 class CompileWatch:

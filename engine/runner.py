@@ -16,7 +16,7 @@ from flax import nnx
 
 from engine.attention import AttentionBackend, KVCacheSpec
 from engine.batch import NUM_SAMPLING_WORDS, Batch, Geometry, unpack_extended, unpack_sampling, unpack_step
-from engine.compilation import CompileWatch
+from engine.compilation import CompileWatch, compiled
 from engine.decode_loop import decode_loop
 from engine.models.decoder import Decoder, LayerCache
 from engine.sampling import NOT_A_TOKEN, Logprobs, extend, logprobs_of, sample
@@ -180,7 +180,7 @@ class Runner:
 
     def compile_backbone(self, num_tokens: int) -> jax.stages.Compiled:
         """The step of a token bucket, compiled: also for looking at what it became."""
-        return self._steps.backbone(num_tokens, self._cache).compile()
+        return self._steps.compile(self._steps.backbone(num_tokens, self._cache))
 
     def _backbone(self, num_tokens: int) -> Any:
         if num_tokens not in self._backbones:
@@ -189,12 +189,14 @@ class Runner:
 
     def _head(self, num_rows: int, extended: bool) -> Any:
         if (num_rows, extended) not in self._heads:
-            self._heads[num_rows, extended] = self._steps.head(num_rows, is_extended=extended).compile()
+            lowered = self._steps.head(num_rows, is_extended=extended)
+            self._heads[num_rows, extended] = self._steps.compile(lowered)
         return self._heads[num_rows, extended]
 
     def _loop(self, num_rows: int, num_steps: int) -> Any:
         if (num_rows, num_steps) not in self._loops:
-            self._loops[num_rows, num_steps] = self._steps.loop(num_rows, num_steps, self._cache).compile()
+            lowered = self._steps.loop(num_rows, num_steps, self._cache)
+            self._loops[num_rows, num_steps] = self._steps.compile(lowered)
         return self._loops[num_rows, num_steps]
 
     def _run_loop(self, flat: np.ndarray, stops: np.ndarray, num_rows: int, num_steps: int) -> jax.Array:
@@ -241,6 +243,7 @@ class Steps:
         self._geometry = geometry
         self._placement = placement
         self._sharding = None if placement is None else placement.sharding()
+        self._device = jax.devices()[0] if placement is None else placement.mesh.devices.flat[0]
 
     def backbone(self, num_tokens: int, cache: Cache) -> jax.stages.Lowered:
         """Of a token bucket; `cache` is donated."""
@@ -250,8 +253,8 @@ class Steps:
         shardings = None
         if self._sharding is not None:
             shardings = (self._sharding, self._sharding, jax.tree.map(lambda array: array.sharding, cache))
-        compiled = jax.jit(step, donate_argnames=("cache",), out_shardings=shardings)
-        return compiled.lower(self.params, cache, last_tokens, flat)
+        jitted = jax.jit(step, donate_argnames=("cache",), out_shardings=shardings)
+        return jitted.lower(self.params, cache, last_tokens, flat)
 
     def head(self, num_rows: int, *, is_extended: bool) -> jax.stages.Lowered:
         """Of a row bucket, with all sampling options or only those that every step has."""
@@ -281,6 +284,9 @@ class Steps:
             self._shape(self._geometry.step_layout(num_rows).size),
             self._shape(self._geometry.stops_layout(num_rows).size),
         )
+
+    def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        return compiled(lowered, self._device)
 
     def _shape(self, *shape: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding)  # type: ignore[no-untyped-call]

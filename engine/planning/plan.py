@@ -166,7 +166,7 @@ class _Layout:
         """Compiles one function, and looks at what it became."""
         start, cpu_start = time.perf_counter(), time.process_time()
         try:
-            compiled = self._lower(kind, size).compile()
+            compiled = self.steps.compile(self._lower(kind, size))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -240,7 +240,7 @@ def _kinds(geometry: Geometry, decode_steps: int, only: frozenset[int] | None) -
 
 
 def _text(compiled: jax.stages.Compiled) -> str:
-    """Empty where libtpu cannot print what it compiled, as on TPU7x: bytes and collectives then stay uncounted."""
+    """Empty where libtpu cannot print what it compiled: bytes and collectives then stay uncounted."""
     try:
         return compiled.as_text() or ""
     except jax.errors.JaxRuntimeError:
