@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import jax
 from jax import monitoring
 
-_OPTIONS = {
-    # On TPU7x libtpu's compiler likes 16-bit weights in tiles of 16 x 128, and arrays come in tiles of 8 x 128: it would
-    # convert the weights of all layers before the loop over them, in each step, into a copy as large as they are.
+_OPTIONS: dict[str, dict[str, str | bool]] = {
+    # On TPU7x libtpu's compiler likes 16-bit weights in tiles of 16 x 128, and arrays come in tiles of 8 x 128: before
+    # the loop over layers it would, in each step, convert the weights of all of them into a copy as large as they are.
     "TPU7x": {"xla_tpu_control_large_2nd_minor_layout_for_x16": False},
 }
 """By kind of device."""
+
+_PRINTABLE: dict[str, dict[str, str | bool]] = {
+    # libtpu cannot print a program that gives these to SparseCores.
+    "TPU7x": {
+        "xla_tpu_enable_sparse_core_collective_offload_all_reduce": False,
+        "xla_tpu_enable_sparse_core_collective_offload_all_gather": False,
+        "xla_tpu_enable_offloading_copy_to_sparsecore": False,
+    },
+}
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -38,6 +48,20 @@ def compiled(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Comp
         if options is None or "No such compile option" not in str(error):
             raise
         return lowered.compile()
+
+
+def printed(lowered: jax.stages.Lowered, done: jax.stages.Compiled, device: jax.Device) -> str:
+    """The optimised HLO of what `lowered` was compiled to.
+
+    Where the compiler cannot print it, as on TPU7x with several devices, the text is of the same with nothing given
+    to SparseCores; empty if that does not help.
+    """
+    kind = device.device_kind
+    with suppress(jax.errors.JaxRuntimeError):
+        return done.as_text() or ""
+    with suppress(jax.errors.JaxRuntimeError):
+        return lowered.compile(compiler_options=_OPTIONS.get(kind, {}) | _PRINTABLE.get(kind, {})).as_text() or ""
+    return ""
 
 
 class CompileWatch:

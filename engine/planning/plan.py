@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from engine.attention import KVCacheSpec, ShardedAttention
 from engine.batch import Geometry
 from engine.checkpoint import abstract_model
+from engine.compilation import printed
 from engine.config import EngineConfig
 from engine.deployment import Deployment, deploy, with_pages
 from engine.errors import ConfigError
@@ -154,6 +155,7 @@ class _Layout:
     """A deployment with its pages, ready to be compiled."""
 
     chip: Chip
+    device: jax.Device  # one of them
     spec: KVCacheSpec
     geometry: Geometry
     steps: Steps
@@ -166,7 +168,8 @@ class _Layout:
         """Compiles one function, and looks at what it became."""
         start, cpu_start = time.perf_counter(), time.process_time()
         try:
-            compiled = self.steps.compile(self._lower(kind, size))
+            lowered = self._lower(kind, size)
+            compiled = self.steps.compile(lowered)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -174,7 +177,8 @@ class _Layout:
             raise ConfigError(message) from error
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
         memory: Any = compiled.memory_analysis()
-        text = "" if kind == ALL_OPTIONS else _text(compiled)  # nothing here is made of all options
+        # Nothing here is made of all options.
+        text = "" if kind == ALL_OPTIONS else printed(lowered, compiled, self.device)
         program = Program(text) if text else None
         return Bucket(
             kind=kind,
@@ -218,6 +222,7 @@ def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layou
     geometry = deployment.geometry(config, min(deployment.max_model_len, (spec.num_pages - 1) * spec.page_size))
     return _Layout(
         chip=chip,
+        device=placement.mesh.devices.flat[0],
         spec=spec,
         geometry=geometry,
         steps=Steps(abstract, attention, geometry, placement),
@@ -239,14 +244,6 @@ def _kinds(geometry: Geometry, decode_steps: int, only: frozenset[int] | None) -
     return [(kind, size) for kind, buckets in sizes for size in buckets if only is None or size in only]
 
 
-def _text(compiled: jax.stages.Compiled) -> str:
-    """Empty where libtpu cannot print what it compiled: bytes and collectives then stay uncounted."""
-    try:
-        return compiled.as_text() or ""
-    except jax.errors.JaxRuntimeError:
-        return ""
-
-
 def _decode_steps(
     deployment: Deployment, buckets: tuple[Bucket, ...], chip: Chip, context: int, config: EngineConfig
 ) -> tuple[Step, ...]:
@@ -259,7 +256,9 @@ def _decode_steps(
         size = max(16, 1 << (batch - 1).bit_length())
         backbone = found.get(("backbone", size))
         head = found.get(("head", min((h for h in heads if h >= size), default=0)))
-        if backbone is not None and head is not None and backbone.traffic.hbm_bytes:
+        if backbone is None or head is None:
+            continue
+        if backbone.traffic.hbm_bytes and head.traffic.hbm_bytes:
             steps.append(decode_step(deployment, chip, batch, context, backbone.traffic, head.traffic))
     return tuple(steps)
 
