@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 
 ATTENTION_CHOICES = ("auto", "native", "xla", "ragged", "fused")
 _NATIVE_DTYPES = ("float32", "bfloat16")
+_TPU_DTYPES = ("bfloat16", "float32")
 
 SMEM_BYTES = 2**20  # scalar memory of a TPU core
 SMEM_RESERVED_BYTES = 8 * 2**10  # the compiler's own
@@ -44,13 +45,17 @@ def attention_for(
     if choice == "xla":
         return XlaAttention(platform, kv_dtype=kv_dtype)
     if choice in ("ragged", "fused") or (choice == "auto" and platform == "tpu"):
-        return _for_tpu(choice, platform, head_dim, kv_dtype)
+        return _for_tpu(choice, platform, dtype, head_dim, kv_dtype)
     return _native(choice, platform, dtype, build_dir, kv_dtype)
 
 
-def _for_tpu(choice: str, platform: str, head_dim: int, kv_dtype: str | None) -> AttentionBackend:
+def _for_tpu(choice: str, platform: str, dtype: str, head_dim: int, kv_dtype: str | None) -> AttentionBackend:
     if platform != "tpu":
         raise ConfigError(f"attention {choice!r} is for TPU, not {platform}; set auto or xla")
+    if dtype not in _TPU_DTYPES:
+        raise ConfigError(
+            f"the TPU kernels take a dtype of {' or '.join(_TPU_DTYPES)}, not {dtype}; set dtype, or attention xla"
+        )
     if choice != "ragged":
         return FusedAttention(kv_dtype=kv_dtype)
     if head_dim > RaggedKernelAttention.max_head_dim:

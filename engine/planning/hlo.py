@@ -31,7 +31,7 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computat
 _FREE = {
     "parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all", "partition-id", "replica-id",
     "opt-barrier", "copy-done", "async-done", "async-update", "all-reduce-done", "all-gather-done",
-    "collective-permute-done", "iota", "domain", "custom-call-done",
+    "collective-permute-done", "slice-done", "iota", "domain", "custom-call-done",
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
 _VIEWS = {"bitcast", "reshape", "get-tuple-element"}
@@ -176,6 +176,8 @@ class Program:
 
     def _taken(self, instruction: Instruction, place: int, full: int) -> int:
         """How many bytes an instruction reads of the operand at `place`."""
+        if instruction.opcode == "slice-start":  # its results: the operand, the slice, a flag
+            return instruction.results[1].num_bytes
         if instruction.opcode in _SLICES:
             return instruction.result_bytes if place == 0 else full
         if instruction.opcode in _IN_PLACE:

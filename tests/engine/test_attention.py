@@ -173,6 +173,7 @@ def test_a_nan_spoils_its_own_sequence_but_not_the_next_holder_of_its_pages(name
         ("flash", "cpu", "float32", "one of auto, native, xla, ragged, fused, not 'flash'"),
         ("native", "tpu", "bfloat16", "not bfloat16 on tpu"),
         ("native", "cpu", "float16", "not float16 on cpu"),
+        ("auto", "tpu", "float16", "bfloat16 or float32, not float16; set dtype, or attention xla"),
     ],
 )
 def test_an_implementation_that_cannot_be_had_is_refused(

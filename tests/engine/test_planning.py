@@ -96,6 +96,18 @@ def test_bytes_are_counted_from_hbm_operands_as_often_as_they_move() -> None:
     assert Program(HLO).loop_traffic(cache)[0].collectives == {"all-reduce": 1}
 
 
+def test_a_slice_that_is_prefetched_is_read_once() -> None:
+    text = """ENTRY %main (a: f32[4,1024]) -> f32[1,1024] {
+  %a = f32[4,1024]{1,0} parameter(0)
+  %slice-start = ((f32[4,1024]{1,0}), f32[1,1024]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%a), slice={[0:1], [0:1024]}
+  %slice-done = f32[1,1024]{1,0:S(1)} slice-done(%slice-start)
+  ROOT %out = f32[1,1024]{1,0} negate(%slice-done)
+}
+"""
+    traffic = Program(text).traffic(cache_bytes=0)
+    assert (traffic.read_bytes, traffic.written_bytes) == (4096, 4096)
+
+
 def test_presets_have_the_published_numbers_of_parameters() -> None:
     billions = {}
     for name in PRESETS:
