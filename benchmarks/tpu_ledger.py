@@ -21,6 +21,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.planning import ALL_OPTIONS, as_dict, has_libtpu, plan, preset
+from engine.planning.plan import WRITING
 
 RESULTS = Path(__file__).parent / "results" / "tpu_aot.md"
 CONTEXT = 1024
@@ -33,17 +34,23 @@ class Case:
     topology: str
     tensor: int
     attention: str = "fused"
-    all_buckets: bool = False  # or only those of the decode batches
+    kv_cache_dtype: str = "auto"
+    decode_steps: int = 1
 
     @property
     def name(self) -> str:
-        return f"{self.model}, {self.topology}, tensor {self.tensor}, {self.attention}"
+        parts = [self.model, self.topology, f"tensor {self.tensor}", self.attention]
+        parts += [self.kv_cache_dtype] if self.kv_cache_dtype != "auto" else []
+        parts += [f"{self.decode_steps} decode steps"] if self.decode_steps > 1 else []
+        return ", ".join(parts)
 
 
 CASES = (
     Case("Qwen3-0.6B", "v5e:2x2", 1),
     Case("Qwen3-0.6B", "v6e:2x2", 1),
-    Case("Llama-3.1-8B", "v6e:2x2", 4, all_buckets=True),
+    Case("Qwen3-0.6B", "v6e:2x2", 1, decode_steps=4),
+    Case("Llama-3.1-8B", "v6e:2x2", 4),
+    Case("Llama-3.1-8B", "v6e:2x2", 4, kv_cache_dtype="float8_e4m3fn"),
     Case("Llama-3.1-8B", "v6e:2x2", 4, "ragged"),
     Case("Llama-3.1-8B", "v5e:2x4", 8),
     Case("Llama-3.1-8B", "tpu7x:2x2x1", 1),
@@ -52,8 +59,7 @@ CASES = (
     Case("Llama-3.3-70B", "v5e:4x4", 16),
     Case("Llama-3.3-70B", "tpu7x:2x2x1", 8),
 )
-CONFIG = {"max_num_seqs": 128, "max_batch_tokens": 512, "max_model_len": 8192}
-BUCKETS = frozenset({16, 32, 128})
+CONFIG: dict[str, int] = {"max_num_seqs": 128, "max_batch_tokens": 512, "max_model_len": 8192}
 
 
 def main() -> None:
@@ -77,9 +83,14 @@ def measure(case: Case) -> dict[str, Any]:
     model = preset(case.model)
     if model is None:
         raise ValueError(f"{case.model} is no preset")
-    config = EngineConfig(tensor_parallel=case.tensor, attention=case.attention, **CONFIG)  # type: ignore[arg-type]
-    only = None if case.all_buckets else BUCKETS
-    return as_dict(plan(model, case.topology, config, context=CONTEXT, only=only))
+    config = EngineConfig(
+        tensor_parallel=case.tensor,
+        attention=case.attention,
+        kv_cache_dtype=case.kv_cache_dtype,
+        decode_steps=case.decode_steps,
+        **CONFIG,  # type: ignore[arg-type]
+    )
+    return as_dict(plan(model, case.topology, config, context=CONTEXT))
 
 
 def keep(case: Case, figures: dict[str, Any]) -> None:
@@ -115,16 +126,16 @@ def write() -> None:
 _HEAD = """# TPU ledger
 
 Everything here was compiled ahead of time by libtpu for the topology named, on a machine with no TPU, with abstract
-weights; `make tpu-ledger` makes the page anew. Nothing was run, so no time on a TPU is claimed: seconds are of
-processor time that compiling took, threads added up, on 2 cores that others used too. bfloat16, max_num_seqs
-{max_num_seqs}, max_batch_tokens {max_batch_tokens}, max_model_len {max_model_len}. What compiles also fits: running
-out of HBM, VMEM or SMEM is a compile error.
+weights; `make tpu-ledger` makes the page anew. Nothing was run, so no time on a TPU is claimed. bfloat16, max_num_seqs
+{max_num_seqs}, max_batch_tokens {max_batch_tokens}, max_model_len {max_model_len}; every function that a worker
+compiles at its start with these settings. What compiles also fits: running out of HBM, VMEM or SMEM is a compile error.
 
 How bytes are counted: `engine/planning/hlo.py` reads the optimised HLO and adds, for each instruction as often as it
 runs, the operands it reads and the results it writes that lie in HBM, of slices and updates in place only their own
 size. The KV that the attention kernel moves is added: whole pages of {context} tokens per sequence, and what is written
 for a new token. The ideal is all weights once, live KV once, the new KV once. Sampling is greedy. The kernel that ships
-in JAX (`ragged`) reads whole blocks, here of 1,024 keys, so at this context it reads a second one for the new token.
+in JAX (`ragged`) reads whole blocks, here of 1,024 keys, so at this context it reads a second one for the new token. On
+TPU7x the counted text is of the same program with nothing given to SparseCores: libtpu cannot print the other.
 """
 _FITS = """## Does it fit
 
@@ -134,17 +145,18 @@ _BYTES = """## Bytes of a decode step over the ideal, per device
 
 | model, slice, split, attention | batch 1 | batch 32 | batch 128 | at most 1.10 |
 | --- | --- | --- | --- | --- |"""
-_SECONDS = """## Processor seconds of compiling
+_SECONDS = """## Seconds of compiling
 
-A case without all buckets was compiled for steps of 16, 32 and 128 tokens only.
+On 2 cores, functions one after the other, which a worker compiles side by side. Seconds are of processor time, threads
+added up; the last column is of the clock, and a start with an empty compile cache waits for no more than that.
 
-| model, slice, split, attention | functions | steps, by tokens | heads, by rows | all options | sum |
-| --- | --- | --- | --- | --- | --- |"""
+| model, slice, split, attention | functions | steps, by tokens | heads, by rows | all options | loops | sum | clock |
+| --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
 def _fit(name: str, figures: dict[str, Any]) -> str:
     hbm, pages = figures["hbm"], figures["pages"]
-    steps = [bucket for bucket in figures["buckets"] if bucket["kind"] == "backbone"]
+    steps = [bucket for bucket in figures["buckets"] if bucket["kind"] in WRITING]
     is_counted = any(bucket["traffic"]["read_bytes"] for bucket in steps)  # or libtpu could not print its HLO
     layers = {_counts(bucket["layer_collectives"]) if is_counted else "not counted" for bucket in steps}
     in_place = "yes" if is_counted else "aliased; copies not counted"
@@ -173,8 +185,9 @@ def _seconds(name: str, figures: dict[str, Any]) -> str:
     def of(kind: str) -> str:
         return ", ".join(f"{b['size']}: {b['compile_cpu_s']:.0f}" for b in figures["buckets"] if b["kind"] == kind)
 
-    kinds = [of(kind) for kind in ("backbone", "head", ALL_OPTIONS)]
-    return f"| {name} | {len(figures['buckets'])} | {' | '.join(kinds)} | {figures['compile_cpu_s']:.0f} |"
+    kinds = [of(kind) for kind in ("backbone", "head", ALL_OPTIONS, "loop")]
+    sums = [f"{figures[kind]:.0f}" for kind in ("compile_cpu_s", "compile_s")]
+    return f"| {' | '.join([name, str(len(figures['buckets'])), *kinds, *sums])} |"
 
 
 def _counts(kinds: dict[str, int]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from engine.errors import ConfigError
 
 MATMUL_CHOICES = ("auto", "xla", "native")
+KV_CACHE_DTYPES = ("auto", "float8_e4m3fn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,10 @@ class EngineConfig:
     page_size: int | None = None  # tokens per KV page; None: what suits the platform
     num_pages: int | None = None  # page 0 included; None: as many as `kv_cache_bytes` holds
     kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
+    kv_cache_dtype: str = "auto"  # of keys and values: auto (as the model's, or what suits the device), float8_e4m3fn
     prefix_caching: bool = True
-    decode_steps: int | None = None  # decode steps in one dispatch; None: what warm-up measures to be quicker
-    max_prefill_slowdown: float | None = (
-        1.7  # of a step in which sequences decode, by prompts beside them; None: no limit
-    )
+    decode_steps: int | None = None  # in one dispatch; None: 1 on TPU, else what warm-up measures to be quicker
+    max_prefill_slowdown: float | None = 1.5  # of a step in which sequences decode, by a prompt; None: no limit
     tensor_parallel: int = 1  # devices that the model is split over
     attention: str = "auto"  # auto, xla, native (C++ built on this machine, for CPU), ragged or fused (for TPU)
     matmul: str = "auto"  # auto, xla or native (C++ built on this machine, with packed weights, for CPU)
@@ -45,6 +45,8 @@ class EngineConfig:
             raise ConfigError(f"num_pages must be 2 or more (page 0 only takes padding), not {self.num_pages}")
         if self.num_pages is not None and self.kv_cache_bytes is not None:
             raise ConfigError("num_pages and kv_cache_bytes both say how large the KV cache is: give one")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ConfigError(_refusal(self.kv_cache_dtype))
         if self.max_batch_tokens < 16 or self.max_batch_tokens & (self.max_batch_tokens - 1):
             raise ConfigError(f"max_batch_tokens must be a power of two from 16, not {self.max_batch_tokens}")
         if self.decode_steps is not None and not 1 <= self.decode_steps <= 64:
@@ -58,6 +60,13 @@ class EngineConfig:
                 f"max_num_seqs {self.max_num_seqs} is above max_batch_tokens {self.max_batch_tokens}: "
                 "a step could not give every running sequence its token"
             )
+
+
+def _refusal(kv_cache_dtype: str) -> str:
+    message = f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, not {kv_cache_dtype!r}"
+    if kv_cache_dtype != "int8":
+        return message
+    return f"{message}: whole numbers need a scale per model, which would have to be measured; float8_e4m3fn needs none"
 
 
 def _require_positive(name: str, value: int) -> None:

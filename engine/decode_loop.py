@@ -16,6 +16,7 @@ from engine.attention import AttentionBackend
 from engine.batch import Geometry, unpack_sampling, unpack_step
 from engine.models.decoder import Decoder
 from engine.sampling import NOT_A_TOKEN, sample
+from engine.sharding import Placement, gathered
 
 
 def decode_loop(
@@ -24,6 +25,7 @@ def decode_loop(
     geometry: Geometry,
     num_rows: int,
     num_steps: int,
+    placement: Placement | None,
     cache: Any,
     last_tokens: jax.Array,  # i32 [max_rows]: what the step before sampled
     flat: jax.Array,  # i32: the packed first step, whose sequences have one token each
@@ -56,7 +58,8 @@ def decode_loop(
             kv_lens=jnp.where(is_real, positions + 1, 0),
         )
         hidden, cache = model(token_ids, positions, cache, partial(attention, batch=ragged))
-        sampled = sample(model.logits(hidden), replace(sampling, output_index=sampling.output_index + step))
+        logits = gathered(model.logits(hidden), placement)
+        sampled = sample(logits, replace(sampling, output_index=sampling.output_index + step))
         has_ended = jnp.any(sampled[:, None] == ends["stop_ids"], axis=-1) | (sampled == NOT_A_TOKEN)
         has_ended |= step + 1 >= ends["limits"]
         return step + 1, is_active & ~has_ended, sampled, tokens.at[step, :num_rows].set(sampled), cache

@@ -59,6 +59,14 @@ class Deployment:
         split = 1 if self.placement is None else self.placement.tensor
         return sum(array.num_bytes for array in arrays) // split
 
+    def decode_steps(self, config: EngineConfig) -> int | None:
+        """In one dispatch; None where warm-up is to measure what is quicker.
+
+        On TPU one unless set: the next step is dispatched while one runs, so the device does not wait for the host, and
+        each shape of several steps takes long to compile.
+        """
+        return 1 if config.decode_steps is None and self.platform == "tpu" else config.decode_steps
+
     def geometry(self, config: EngineConfig, max_model_len: int) -> Geometry:
         return Geometry(
             max_num_seqs=config.max_num_seqs,
@@ -83,7 +91,14 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
     platform = devices[0].platform
     model = split_model(model, tensor)
     build_dir = (config.compile_cache_dir or DEFAULT_BUILD_DIR) / "native"
-    attention = attention_for(config.attention, platform, model.dtype, build_dir, head_dim=model.head_dim)
+    attention = attention_for(
+        config.attention,
+        platform,
+        model.dtype,
+        build_dir,
+        head_dim=model.head_dim,
+        kv_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+    )
     placement = place(model, devices, tensor) if is_abstract or len(devices) > 1 else None
     if placement is not None:
         attention = ShardedAttention(attention, placement)

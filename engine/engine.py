@@ -73,7 +73,8 @@ class Engine:
         )
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
         self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
-        self._pace = Pace(decode_steps=dict.fromkeys(geometry.row_buckets, config.decode_steps or 1))
+        self._decode_steps = deployment.decode_steps(config)  # None: to be measured
+        self._pace = Pace(decode_steps=dict.fromkeys(geometry.row_buckets, self._decode_steps or 1))
         self._choices: dict[Sequence, _Choice] = {}  # unfinished
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
         self._arrivals = itertools.count()
@@ -112,9 +113,8 @@ class Engine:
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compiles all shapes and measures them. Without it, each compiles when it is first met."""
-        config = self._config
         self._pace = warm_up(
-            self._runner, progress, decode_steps=config.decode_steps, max_slowdown=config.max_prefill_slowdown
+            self._runner, progress, decode_steps=self._decode_steps, max_slowdown=self._config.max_prefill_slowdown
         )
 
     @property

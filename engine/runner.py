@@ -15,11 +15,11 @@ from flax import nnx
 
 from engine.attention import AttentionBackend, KVCacheSpec
 from engine.batch import NUM_SAMPLING_WORDS, Batch, Geometry, unpack_extended, unpack_sampling, unpack_step
-from engine.compilation import CompileWatch
+from engine.compilation import CompileWatch, compiled
 from engine.decode_loop import decode_loop
 from engine.models.decoder import Decoder, LayerCache
 from engine.sampling import Logprobs, extend, logprobs_of, sample
-from engine.sharding import Placement
+from engine.sharding import Placement, gathered
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what comes next)."""
@@ -133,7 +133,7 @@ class Runner:
 
     def compile_backbone(self, num_tokens: int) -> jax.stages.Compiled:
         """The step of a token bucket, compiled: also for looking at what it became."""
-        return self._steps.backbone(num_tokens, self._cache).compile()
+        return self._steps.compile(self._steps.backbone(num_tokens, self._cache))
 
     def _backbone(self, num_tokens: int) -> Any:
         if num_tokens not in self._backbones:
@@ -142,12 +142,14 @@ class Runner:
 
     def _head(self, num_rows: int, extended: bool) -> Any:
         if (num_rows, extended) not in self._heads:
-            self._heads[num_rows, extended] = self._steps.head(num_rows, is_extended=extended).compile()
+            lowered = self._steps.head(num_rows, is_extended=extended)
+            self._heads[num_rows, extended] = self._steps.compile(lowered)
         return self._heads[num_rows, extended]
 
     def _loop(self, num_rows: int, num_steps: int) -> Any:
         if (num_rows, num_steps) not in self._loops:
-            self._loops[num_rows, num_steps] = self._steps.loop(num_rows, num_steps, self._cache).compile()
+            lowered = self._steps.loop(num_rows, num_steps, self._cache)
+            self._loops[num_rows, num_steps] = self._steps.compile(lowered)
         return self._loops[num_rows, num_steps]
 
     def _run_loop(self, flat: np.ndarray, stops: np.ndarray, num_rows: int, num_steps: int) -> jax.Array:
@@ -196,6 +198,7 @@ class Steps:
         self._geometry = geometry
         self._placement = placement
         self._sharding = None if placement is None else placement.sharding()
+        self._device = jax.devices()[0] if placement is None else placement.mesh.devices.flat[0]
 
     def backbone(self, num_tokens: int, cache: Cache) -> jax.stages.Lowered:
         """Of a token bucket; `cache` is donated."""
@@ -205,8 +208,8 @@ class Steps:
         shardings = None
         if self._sharding is not None:
             shardings = (self._sharding, self._sharding, jax.tree.map(lambda array: array.sharding, cache))
-        compiled = jax.jit(step, donate_argnames=("cache",), out_shardings=shardings)
-        return compiled.lower(self.params, cache, last_tokens, flat)
+        jitted = jax.jit(step, donate_argnames=("cache",), out_shardings=shardings)
+        return jitted.lower(self.params, cache, last_tokens, flat)
 
     def head(self, num_rows: int, *, is_extended: bool) -> jax.stages.Lowered:
         """Of a row bucket, with all sampling options or only those that every step has."""
@@ -225,7 +228,7 @@ class Steps:
 
     def loop(self, num_rows: int, num_steps: int, cache: Cache) -> jax.stages.Lowered:
         """Several decode steps of a row bucket; `cache` is donated."""
-        step = partial(_decode, self._rebuild, self._attention, self._geometry, num_rows, num_steps)
+        step = partial(_decode, self._rebuild, self._attention, self._geometry, num_rows, num_steps, self._placement)
         shardings = None
         if self._sharding is not None:
             shardings = (self._sharding, self._sharding, jax.tree.map(lambda array: array.sharding, cache))
@@ -236,6 +239,9 @@ class Steps:
             self._shape(self._geometry.step_layout(num_rows).size),
             self._shape(self._geometry.stops_layout(num_rows).size),
         )
+
+    def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        return compiled(lowered, self._device)
 
     def _shape(self, *shape: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding)  # type: ignore[no-untyped-call]
@@ -275,10 +281,7 @@ def _sample_rows(
     extended: jax.Array | None,  # i32, packed
 ) -> tuple[jax.Array, Logprobs | None]:
     """Samples the first `num_rows` rows. Tokens are i32 `[max_rows]`, so that the next step has one shape for all."""
-    logits = rebuild(params).logits(rows[:num_rows])
-    if placement is not None:  # each device makes a part of them, then all get all: sampling in parts would talk more
-        for axes in ((None, "vocab"), ()):
-            logits = jax.lax.with_sharding_constraint(logits, placement.sharding(axes))  # type: ignore[no-untyped-call]
+    logits = gathered(rebuild(params).logits(rows[:num_rows]), placement)
     if extended is not None:
         logits = extend(logits, unpack_extended(geometry.extended_layout(num_rows), extended, last_tokens))
     token_ids = sample(logits, unpack_sampling(sampling[:num_rows]))
@@ -292,10 +295,12 @@ def _decode(
     geometry: Geometry,
     num_rows: int,
     num_steps: int,
+    placement: Placement | None,
     params: Params,
     cache: Cache,
     last_tokens: jax.Array,
     flat: jax.Array,
     stops: jax.Array,
 ) -> tuple[jax.Array, jax.Array, Cache]:
-    return decode_loop(rebuild(params), attention, geometry, num_rows, num_steps, cache, last_tokens, flat, stops)
+    model = rebuild(params)
+    return decode_loop(model, attention, geometry, num_rows, num_steps, placement, cache, last_tokens, flat, stops)

@@ -63,6 +63,15 @@ def place(model: ModelConfig, devices: Sequence[jax.Device], tensor: int) -> Pla
     return Placement(mesh, MappingProxyType(rules))
 
 
+def gathered(logits: jax.Array, placement: Placement | None) -> jax.Array:
+    """`[num_rows, vocab]`, of which each device makes a part, whole on all: sampling in parts would talk more."""
+    if placement is None:
+        return logits
+    for axes in ((None, "vocab"), ()):
+        logits = jax.lax.with_sharding_constraint(logits, placement.sharding(axes))  # type: ignore[no-untyped-call]
+    return logits
+
+
 def split_model(model: ModelConfig, tensor: int) -> ModelConfig:
     """`model` as it is laid out over `tensor` devices: with each KV head held several times if there are too few.
 

@@ -85,16 +85,23 @@ class Settings(BaseSettings):
         "Size of the KV cache, such as 512MiB; none: a share of the device's free memory, 1 GiB where that is unknown.",
         None,
     )
+    kv_cache_dtype: str = _setting(
+        "Engine",
+        "Type of keys and values in the KV cache: auto (what suits model and device) or float8_e4m3fn, with a scale of "
+        "1, for TPU or attention xla.",
+        "auto",
+    )
     decode_steps: Annotated[int | None, _OrNone] = _setting(
         "Engine",
-        "Decode steps in one dispatch while nobody waits; none: what warm-up measures to be quicker, 1 or 8.",
+        "Decode steps in one dispatch while nobody waits; none: 1 on TPU, elsewhere 1 or 8, whichever warm-up measures "
+        "to be quicker.",
         None,
     )
     prefix_caching: bool = _setting("Engine", "Keep the pages of finished prompts for prompts that begin alike.", True)
     max_prefill_slowdown: Annotated[float | None, _OrNone] = _setting(
         "Engine",
         "How many times as long a step may take because a prompt is computed beside running sequences; none: no limit.",
-        1.7,
+        1.5,
     )
     tensor_parallel: int = _setting("Engine", "Devices that one copy of the model is split over.", 1)
     attention: str = _setting(

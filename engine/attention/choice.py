@@ -14,6 +14,7 @@ from engine.native import NativeUnavailableError
 
 ATTENTION_CHOICES = ("auto", "native", "xla", "ragged", "fused")
 _NATIVE_DTYPES = ("float32", "bfloat16")
+_TPU_DTYPES = ("bfloat16", "float32")
 
 SMEM_BYTES = 2**20  # scalar memory of a TPU core
 SMEM_RESERVED_BYTES = 8 * 2**10  # the compiler's own
@@ -23,7 +24,15 @@ _TPU_PAGE_SIZE = 64
 _TPU_MAX_PAGE_SIZE = 512
 
 
-def attention_for(choice: str, platform: str, dtype: str, build_dir: Path, *, head_dim: int = 128) -> AttentionBackend:
+def attention_for(
+    choice: str,
+    platform: str,
+    dtype: str,
+    build_dir: Path,
+    *,
+    head_dim: int = 128,
+    kv_dtype: str | None = None,  # of the pages; None: what the implementation takes for the model's type
+) -> AttentionBackend:
     """The implementation for a device platform (`cpu`, `gpu`, `tpu`), a model's type and the size of its heads.
 
     `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships in JAX (docs/tpu.md); on CPU the
@@ -35,27 +44,33 @@ def attention_for(choice: str, platform: str, dtype: str, build_dir: Path, *, he
     if choice not in ATTENTION_CHOICES:
         raise ConfigError(f"attention must be one of {', '.join(ATTENTION_CHOICES)}, not {choice!r}")
     if choice == "xla":
-        return XlaAttention(platform)
+        return XlaAttention(platform, kv_dtype=kv_dtype)
     if choice in ("ragged", "fused") or (choice == "auto" and platform == "tpu"):
-        return _for_tpu(choice, platform, head_dim)
-    return _native(choice, platform, dtype, build_dir)
+        return _for_tpu(choice, platform, dtype, head_dim, kv_dtype)
+    return _native(choice, platform, dtype, build_dir, kv_dtype)
 
 
-def _for_tpu(choice: str, platform: str, head_dim: int) -> AttentionBackend:
+def _for_tpu(choice: str, platform: str, dtype: str, head_dim: int, kv_dtype: str | None) -> AttentionBackend:
     if platform != "tpu":
         raise ConfigError(f"attention {choice!r} is for TPU, not {platform}; set auto or xla")
+    if dtype not in _TPU_DTYPES:
+        raise ConfigError(
+            f"the TPU kernels take a dtype of {' or '.join(_TPU_DTYPES)}, not {dtype}; set dtype, or attention xla"
+        )
     if choice != "ragged":
-        return FusedAttention()
+        return FusedAttention(kv_dtype=kv_dtype)
     if head_dim > RaggedKernelAttention.max_head_dim:
         limit = f"takes a head_dim of up to {RaggedKernelAttention.max_head_dim}, not {head_dim}"
         raise ConfigError(f"attention 'ragged' {limit}; set auto, fused or xla")
-    return RaggedKernelAttention()
+    return RaggedKernelAttention(kv_dtype=kv_dtype)
 
 
-def _native(choice: str, platform: str, dtype: str, build_dir: Path) -> AttentionBackend:
+def _native(choice: str, platform: str, dtype: str, build_dir: Path, kv_dtype: str | None) -> AttentionBackend:
     fits = platform == "cpu" and dtype in _NATIVE_DTYPES
-    if choice == "auto" and not fits:
-        return XlaAttention(platform)
+    if choice == "auto" and (kv_dtype is not None or not fits):
+        return XlaAttention(platform, kv_dtype=kv_dtype)
+    if kv_dtype is not None:
+        raise ConfigError(f"attention 'native' has no kv_cache_dtype {kv_dtype}; set attention xla, or auto for both")
     if not fits:
         limit = f"for {' and '.join(_NATIVE_DTYPES)} on CPU"
         raise ConfigError(f"attention 'native' is {limit}, not {dtype} on {platform}")

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
 from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from engine.attention.narrow import is_narrow, stored
 from engine.models.decoder import StackedCache
 
 _LANES = 128
@@ -31,8 +33,11 @@ class RaggedKernelAttention(AttentionBackend):
     is_stacked = True
     max_head_dim = _LANES
 
+    def __init__(self, *, kv_dtype: str | None = None) -> None:
+        self._kv_dtype = kv_dtype  # None: the model's own
+
     def cache_dtype(self, dtype: str) -> str:
-        return dtype
+        return self._kv_dtype or dtype
 
     def rows_moved(self, context: int, spec: KVCacheSpec, pages_per_seq: int) -> tuple[int, int]:
         _, page_size, combined, dim = self.cache_arrays(spec)[0].shape
@@ -70,9 +75,10 @@ class RaggedKernelAttention(AttentionBackend):
         pages_per_seq = batch.page_indices.shape[1]
         # A step of padding alone still needs one sequence with one query: the kernel waits for its keys.
         is_empty = batch.num_seqs[0] == 0
+        scale_of_narrow = 1.0 if is_narrow(pages.dtype) else None  # with one, the kernel widens what it reads
         attended = ragged_paged_attention(
             padded.reshape(num_tokens, (num_kv_heads + extra) * group, dim),
-            pages,
+            pltpu.with_memory_space_constraint(pages, pltpu.HBM),  # or XLA copies a small cache into VMEM
             jnp.where(is_empty, 1, batch.kv_lens),
             batch.page_indices + cache.first_page,
             batch.cu_q_lens.at[1].add(is_empty.astype(jnp.int32)),
@@ -80,6 +86,8 @@ class RaggedKernelAttention(AttentionBackend):
             sm_scale=head_dim**-0.5 if scale is None else scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
+            k_scale=scale_of_narrow,
+            v_scale=scale_of_narrow,
             num_kv_pages_per_block=_pages_per_block(page_size, combined * dim * pages.dtype.itemsize, pages_per_seq),
             num_queries_per_block=min(_QUERIES_PER_BLOCK, num_tokens),
             vmem_limit_bytes=_VMEM_BYTES,
@@ -94,7 +102,7 @@ def _write(cache: StackedCache, k: jax.Array, v: jax.Array, batch: RaggedBatch) 
     both = jnp.stack([k, jnp.nan_to_num(v)], axis=2).reshape(k.shape[0], -1, k.shape[2])
     both = jnp.pad(both, ((0, 0), (0, combined - both.shape[1]), (0, dim - both.shape[2])))
     slots = batch.slots + cache.first_page * page_size
-    flat = cache.pages.reshape(num_pages * page_size, combined, dim).at[slots].set(both.astype(cache.pages.dtype))
+    flat = cache.pages.reshape(num_pages * page_size, combined, dim).at[slots].set(stored(both, cache.pages.dtype))
     return flat.reshape(cache.pages.shape)
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from engine.attention.narrow import stored, widened
 from engine.models.decoder import LayerCache
 
 Carry = tuple[jax.Array, jax.Array, jax.Array]  # running maximum, running sum, running weighted values
@@ -29,11 +30,14 @@ class XlaAttention(AttentionBackend):
     name = "xla"
     is_stacked = False
 
-    def __init__(self, platform: str | None = None) -> None:
-        """For devices of `platform`, by default this process's."""
+    def __init__(self, platform: str | None = None, *, kv_dtype: str | None = None) -> None:
+        """For devices of `platform`, by default this process's, and pages of `kv_dtype`, by default what suits it."""
         self._platform = platform or jax.default_backend()
+        self._kv_dtype = kv_dtype
 
     def cache_dtype(self, dtype: str) -> str:
+        if self._kv_dtype is not None:
+            return self._kv_dtype
         # XLA on CPU reads bfloat16 element-wise at a tenth of the speed of float32, which outweighs twice the bytes.
         return "float32" if self._platform == "cpu" else dtype
 
@@ -60,8 +64,8 @@ class XlaAttention(AttentionBackend):
         pages, places = batch.slots // page_size, batch.slots % page_size
         # What an earlier holder left in a page is masked: a NaN among its keys by replacing the score, but one among
         # its values would outlast a weight of 0. In the own sequence the keys alone pass a NaN on, to be noticed.
-        keys = keys.at[pages, :, :, places].set(k.astype(keys.dtype))
-        values = values.at[pages, :, places, :].set(jnp.nan_to_num(v).astype(values.dtype))
+        keys = keys.at[pages, :, :, places].set(stored(k, keys.dtype))
+        values = values.at[pages, :, places, :].set(stored(jnp.nan_to_num(v), values.dtype))
 
         num_kv_heads, head_dim = k.shape[1:]
         grouped = q.reshape(q.shape[0], num_kv_heads, -1, head_dim) * (head_dim**-0.5 if scale is None else scale)
@@ -92,7 +96,7 @@ def _attend_decoding(
         page = jax.lax.dynamic_index_in_dim(batch.page_indices, i, axis=1, keepdims=False)  # [max_seqs]
         key = i * page_size + jnp.arange(page_size)
         visible = (key[None] < kv_lens[:, None]) & (key[None] >= first_key[:, None])  # [max_seqs, page_size]
-        k, v = keys[page], values[page]
+        k, v = (widened(held[page], rows.dtype) for held in (keys, values))
         scores = jnp.sum(rows[..., None] * k[:, :, None], axis=3, dtype=jnp.float32)  # [..., group, page_size]
         weights, correction, new_top, new_total = _soften(_capped(scores, soft_cap), visible[:, None, None], *carry[:2])
         update = jnp.sum(weights[..., None] * v[:, :, None], axis=3, dtype=jnp.float32)
@@ -143,6 +147,7 @@ def _attend_prefilling(
             page = jax.lax.dynamic_slice(padded_pages, (seq, j * pages_per_chunk), (1, pages_per_chunk))[0]
             k = keys[page].transpose(1, 2, 0, 3).reshape(num_kv_heads, head_dim, chunk)
             v = values[page].transpose(1, 0, 2, 3).reshape(num_kv_heads, chunk, head_dim)
+            v = widened(v, rows.dtype)
             key = j * chunk + jnp.arange(chunk)
             scores = jnp.einsum("hqd,hdk->hqk", rows, k.astype(rows.dtype), preferred_element_type=jnp.float32)
             visible = key[None] <= position[:, None]

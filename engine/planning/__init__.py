@@ -8,4 +8,15 @@ from engine.planning.presets import PRESETS, preset
 from engine.planning.report import as_dict
 from engine.planning.topology import has_libtpu
 
-__all__ = ["ALL_OPTIONS", "PRESETS", "Bucket", "Plan", "as_dict", "has_libtpu", "plan", "planned_model", "preset"]
+__all__ = [
+    "ALL_OPTIONS",
+    "PRESETS",
+    "WRITING",
+    "Bucket",
+    "Plan",
+    "as_dict",
+    "has_libtpu",
+    "plan",
+    "planned_model",
+    "preset",
+]

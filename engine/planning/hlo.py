@@ -31,7 +31,7 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computat
 _FREE = {
     "parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all", "partition-id", "replica-id",
     "opt-barrier", "copy-done", "async-done", "async-update", "all-reduce-done", "all-gather-done",
-    "collective-permute-done", "iota", "domain", "custom-call-done",
+    "collective-permute-done", "slice-done", "iota", "domain", "custom-call-done",
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
 _VIEWS = {"bitcast", "reshape", "get-tuple-element"}
@@ -128,16 +128,13 @@ class Program:
         """`cache_bytes` is the size of the KV cache's array on one device."""
         return self._of(self._computations[self._entry], cache_bytes)
 
-    def loop_trips(self) -> tuple[int, ...]:
-        """How often each loop of the entry computation runs."""
-        entry = self._computations[self._entry]
-        return tuple(self._trips(i) for i in entry.instructions.values() if i.opcode == "while")
-
-    def loop_traffic(self, cache_bytes: int) -> list[Traffic]:
-        """Of one turn of each loop of the entry computation: of one layer, in a stacked model."""
-        entry = self._computations[self._entry]
-        bodies = [i.called["body"] for i in entry.instructions.values() if i.opcode == "while"]
-        return [self._of(self._computations[body], cache_bytes) for body in bodies]
+    def loop_traffic(self, cache_bytes: int, depth: int = 1) -> list[Traffic]:
+        """Of one turn of each loop that is nested so deep: at 1 one layer of a step, at 2 one of a loop of steps."""
+        computations = [self._computations[self._entry]]
+        for _ in range(depth):
+            loops = [i for one in computations for i in one.instructions.values() if i.opcode == "while"]
+            computations = [self._computations[loop.called["body"]] for loop in loops]
+        return [self._of(body, cache_bytes) for body in computations]
 
     def _of(self, computation: Computation, cache_bytes: int) -> Traffic:
         total = Traffic()
@@ -179,6 +176,8 @@ class Program:
 
     def _taken(self, instruction: Instruction, place: int, full: int) -> int:
         """How many bytes an instruction reads of the operand at `place`."""
+        if instruction.opcode == "slice-start":  # its results: the operand, the slice, a flag
+            return instruction.results[1].num_bytes
         if instruction.opcode in _SLICES:
             return instruction.result_bytes if place == 0 else full
         if instruction.opcode in _IN_PLACE:

@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from engine.attention import ShardedAttention
+from engine.attention import KVCacheSpec, ShardedAttention
 from engine.batch import Geometry
 from engine.checkpoint import abstract_model
+from engine.compilation import printed
 from engine.config import EngineConfig
 from engine.deployment import Deployment, deploy, with_pages
 from engine.errors import ConfigError
@@ -27,6 +28,8 @@ from engine.runner import Steps
 SHARE_OF_FREE_MEMORY = 0.9  # that the engine gives to pages, too
 
 ALL_OPTIONS = "head, all options"
+WRITING = ("backbone", "loop")
+"""Kinds of functions that take the KV cache and give it back."""
 
 Progress = Callable[[int, int, str], None]
 
@@ -35,7 +38,7 @@ Progress = Callable[[int, int, str], None]
 class Bucket:
     """One compiled function of a step."""
 
-    kind: str  # backbone, head, or ALL_OPTIONS: the head with all sampling options
+    kind: str  # backbone, head, ALL_OPTIONS (the head with all sampling options), or loop: several decode steps
     size: int  # tokens, or sampled rows
     compile_s: float
     compile_cpu_s: float  # of all threads: what does not change when others use the machine
@@ -55,6 +58,8 @@ class Plan:
     chip: Chip
     attention: str
     model: ModelConfig
+    kv_dtype: str  # of the pages
+    decode_steps: int  # in one dispatch
     page_size: int
     page_bytes: int
     num_pages: int
@@ -90,7 +95,7 @@ class Plan:
     @property
     def cache_is_aliased(self) -> bool:
         """In every step, and copied in none."""
-        steps = [bucket for bucket in self.buckets if bucket.kind == "backbone"]
+        steps = [bucket for bucket in self.buckets if bucket.kind in WRITING]
         return all(b.aliased_bytes >= self.cache_bytes and b.traffic.cache_copies == 0 for b in steps)
 
 
@@ -116,6 +121,92 @@ def plan(
     if len(devices) % tensor:
         raise ConfigError(f"tensor_parallel = {tensor} does not divide the {len(devices)} devices of {topology}")
     deployment = deploy(config, model, devices)
+    layout = _lay_out(deployment, config, chip)
+    kinds = _kinds(layout.geometry, layout.decode_steps, only)
+    buckets = []
+    for done, (kind, size) in enumerate(kinds):
+        if progress is not None:
+            progress(done, len(kinds), f"{kind} of {size}")
+        buckets.append(layout.bucket(kind, size))
+    return Plan(
+        topology=topology,
+        tensor=tensor,
+        replicas=len(devices) // tensor,
+        chip=chip,
+        attention=deployment.attention.name,
+        model=deployment.model,
+        kv_dtype=deployment.kv_dtype,
+        decode_steps=layout.decode_steps,
+        page_size=layout.spec.page_size,
+        page_bytes=deployment.page_bytes,
+        num_pages=layout.spec.num_pages,
+        max_pages=config.max_num_seqs * layout.geometry.pages_per_seq + 1,
+        max_model_len=layout.geometry.max_model_len,
+        cache_bytes=layout.cache_bytes,
+        weight_bytes=layout.weight_bytes,
+        buckets=tuple(buckets),
+        decode=_decode_steps(deployment, tuple(buckets), chip, context, config),
+        prefill=prefill_step(deployment, chip, max(layout.geometry.token_buckets)),
+    )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A deployment with its pages, ready to be compiled."""
+
+    chip: Chip
+    device: jax.Device  # one of them
+    spec: KVCacheSpec
+    geometry: Geometry
+    steps: Steps
+    cache: Any  # abstract
+    cache_bytes: int  # on each device
+    weight_bytes: int  # likewise
+    decode_steps: int
+
+    def bucket(self, kind: str, size: int) -> Bucket:
+        """Compiles one function, and looks at what it became."""
+        start, cpu_start = time.perf_counter(), time.process_time()
+        try:
+            lowered = self._lower(kind, size)
+            compiled = self.steps.compile(lowered)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            message = f"the {kind} of {size} does not fit a {self.chip.name} device: {str(error)[:400]}"
+            raise ConfigError(message) from error
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        memory: Any = compiled.memory_analysis()
+        # Nothing here is made of all options.
+        text = "" if kind == ALL_OPTIONS else printed(lowered, compiled, self.device)
+        program = Program(text) if text else None
+        return Bucket(
+            kind=kind,
+            size=size,
+            compile_s=seconds,
+            compile_cpu_s=cpu_seconds,
+            temporary_bytes=memory.temp_size_in_bytes,
+            aliased_bytes=memory.alias_size_in_bytes,
+            traffic=program.traffic(self.cache_bytes) if program else Traffic(),
+            layer_collectives=self._layer_collectives(kind, program) if program else {},
+        )
+
+    def _lower(self, kind: str, size: int) -> jax.stages.Lowered:
+        if kind == "backbone":
+            return self.steps.backbone(size, self.cache)
+        if kind == "loop":
+            return self.steps.loop(size, self.decode_steps, self.cache)
+        return self.steps.head(size, is_extended=kind != "head")
+
+    def _layer_collectives(self, kind: str, program: Program) -> dict[str, int]:
+        if kind not in WRITING:
+            return {}
+        turns = program.loop_traffic(self.cache_bytes, depth=1 if kind == "backbone" else 2)  # steps, then layers
+        return max((turn.collectives for turn in turns), key=lambda counts: sum(counts.values()), default={})
+
+
+def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layout:
+    """Raises ConfigError if weights and pages do not fit."""
     placement, attention = deployment.placement, deployment.attention
     if placement is None or not isinstance(attention, ShardedAttention):
         raise TypeError("a deployment on given devices has a placement")  # deploy promises it
@@ -125,88 +216,32 @@ def plan(
     if free < 2 * deployment.page_bytes:
         raise ConfigError(
             f"the weights take {weight_bytes} bytes of the {chip.hbm_bytes} that a {chip.name} device has, which "
-            f"leaves no room for pages: raise tensor_parallel above {tensor}, or take a larger slice"
+            f"leaves no room for pages: raise tensor_parallel above {config.tensor_parallel}, or take a larger slice"
         )
     spec = with_pages(deployment, config, free)
     geometry = deployment.geometry(config, min(deployment.max_model_len, (spec.num_pages - 1) * spec.page_size))
-    steps = Steps(abstract, attention, geometry, placement)
-    cache = attention.abstract_cache(spec)
-    cache_bytes = spec.num_pages * deployment.page_bytes
-
-    def lower(kind: str, size: int) -> jax.stages.Lowered:
-        if kind == "backbone":
-            return steps.backbone(size, cache)
-        return steps.head(size, is_extended=kind != "head")
-
-    kinds = _kinds(geometry, only)
-    buckets = []
-    for done, (kind, size) in enumerate(kinds):
-        if progress is not None:
-            progress(done, len(kinds), f"{kind} of {size}")
-        buckets.append(_bucket(kind, size, lower, cache_bytes, chip))
-    return Plan(
-        topology=topology,
-        tensor=tensor,
-        replicas=len(devices) // tensor,
+    return _Layout(
         chip=chip,
-        attention=attention.name,
-        model=deployment.model,
-        page_size=spec.page_size,
-        page_bytes=deployment.page_bytes,
-        num_pages=spec.num_pages,
-        max_pages=config.max_num_seqs * geometry.pages_per_seq + 1,
-        max_model_len=geometry.max_model_len,
-        cache_bytes=cache_bytes,
+        device=placement.mesh.devices.flat[0],
+        spec=spec,
+        geometry=geometry,
+        steps=Steps(abstract, attention, geometry, placement),
+        cache=attention.abstract_cache(spec),
+        cache_bytes=spec.num_pages * deployment.page_bytes,
         weight_bytes=weight_bytes,
-        buckets=tuple(buckets),
-        decode=_decode_steps(deployment, tuple(buckets), chip, context, config),
-        prefill=prefill_step(deployment.model, tensor, chip, max(geometry.token_buckets)),
+        decode_steps=deployment.decode_steps(config) or 1,
     )
 
 
-def _kinds(geometry: Geometry, only: frozenset[int] | None) -> list[tuple[str, int]]:
+def _kinds(geometry: Geometry, decode_steps: int, only: frozenset[int] | None) -> list[tuple[str, int]]:
     """What a worker compiles when it starts."""
     sizes = [
         ("backbone", geometry.token_buckets),
         ("head", geometry.row_buckets),
         (ALL_OPTIONS, geometry.extended_row_buckets),
+        ("loop", geometry.row_buckets if decode_steps > 1 else ()),
     ]
     return [(kind, size) for kind, buckets in sizes for size in buckets if only is None or size in only]
-
-
-def _bucket(
-    kind: str, size: int, lower: Callable[[str, int], jax.stages.Lowered], cache_bytes: int, chip: Chip
-) -> Bucket:
-    start, cpu_start = time.perf_counter(), time.process_time()
-    try:
-        compiled = lower(kind, size).compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise ConfigError(f"the {kind} of {size} does not fit a {chip.name} device: {str(error)[:400]}") from error
-    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-    memory: Any = compiled.memory_analysis()
-    text = "" if kind == ALL_OPTIONS else _text(compiled)  # nothing here is made of all options
-    program = Program(text) if text else None
-    turns = program.loop_traffic(cache_bytes) if program and kind == "backbone" else []
-    return Bucket(
-        kind=kind,
-        size=size,
-        compile_s=seconds,
-        compile_cpu_s=cpu_seconds,
-        temporary_bytes=memory.temp_size_in_bytes,
-        aliased_bytes=memory.alias_size_in_bytes,
-        traffic=program.traffic(cache_bytes) if program else Traffic(),
-        layer_collectives=max((turn.collectives for turn in turns), key=lambda c: sum(c.values()), default={}),
-    )
-
-
-def _text(compiled: jax.stages.Compiled) -> str:
-    """Empty where libtpu cannot print what it compiled, as on TPU7x: bytes and collectives then stay uncounted."""
-    try:
-        return compiled.as_text() or ""
-    except jax.errors.JaxRuntimeError:
-        return ""
 
 
 def _decode_steps(
@@ -221,7 +256,9 @@ def _decode_steps(
         size = max(16, 1 << (batch - 1).bit_length())
         backbone = found.get(("backbone", size))
         head = found.get(("head", min((h for h in heads if h >= size), default=0)))
-        if backbone is not None and head is not None and backbone.traffic.hbm_bytes:
+        if backbone is None or head is None:
+            continue
+        if backbone.traffic.hbm_bytes and head.traffic.hbm_bytes:
             steps.append(decode_step(deployment, chip, batch, context, backbone.traffic, head.traffic))
     return tuple(steps)
 

@@ -20,6 +20,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "chip": {**dataclasses.asdict(plan.chip), "source": SOURCE},
         "model": dataclasses.asdict(plan.model),
         "max_model_len": plan.max_model_len,
+        "decode_steps": plan.decode_steps,
         "hbm": {
             "weights": plan.weight_bytes,
             "pages": plan.cache_bytes,
@@ -30,6 +31,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "pages": {
             "size_tokens": plan.page_size,
             "size_bytes": plan.page_bytes,
+            "dtype": plan.kv_dtype,
             "count": plan.num_pages,
             "useful_at_most": plan.max_pages,
             "tokens_at_once": plan.num_tokens,

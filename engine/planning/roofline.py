@@ -73,10 +73,11 @@ def decode_step(deployment: Deployment, chip: Chip, batch: int, context: int, ba
     )
 
 
-def prefill_step(model: ModelConfig, tensor: int, chip: Chip, num_tokens: int) -> Step:
+def prefill_step(deployment: Deployment, chip: Chip, num_tokens: int) -> Step:
     """One prompt of `num_tokens` in one step: at best the time to its first token, with nothing else to do."""
+    model, tensor = deployment.model, _tensor(deployment)
     weights = step_weight_bytes(model, num_tokens, tensor)
-    kv_bytes = num_tokens * kv_token_bytes(model, model.dtype) // tensor
+    kv_bytes = num_tokens * kv_token_bytes(model, deployment.kv_dtype) // tensor
     flops = step_flops(model, num_tokens, 1, num_tokens * (num_tokens + 1) // 2) / tensor
     return Step(
         num_tokens=num_tokens,

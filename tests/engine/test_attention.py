@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -172,6 +173,7 @@ def test_a_nan_spoils_its_own_sequence_but_not_the_next_holder_of_its_pages(name
         ("flash", "cpu", "float32", "one of auto, native, xla, ragged, fused, not 'flash'"),
         ("native", "tpu", "bfloat16", "not bfloat16 on tpu"),
         ("native", "cpu", "float16", "not float16 on cpu"),
+        ("auto", "tpu", "float16", "bfloat16 or float32, not float16; set dtype, or attention xla"),
     ],
 )
 def test_an_implementation_that_cannot_be_had_is_refused(
@@ -179,6 +181,38 @@ def test_an_implementation_that_cannot_be_had_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=names):
         attention_for(choice, platform, dtype, tmp_path)
+
+
+def test_8_bit_pages_are_for_the_xla_form_and_native_refuses_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="attention 'native' has no kv_cache_dtype float8_e4m3fn; set attention xla"):
+        attention_for("native", "cpu", "float32", tmp_path, kv_dtype="float8_e4m3fn")
+    chosen = attention_for("auto", "cpu", "float32", tmp_path, kv_dtype="float8_e4m3fn")
+    assert (chosen.name, chosen.cache_dtype("float32")) == ("xla", "float8_e4m3fn")
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5])
+def test_8_bit_pages_hold_what_their_precision_allows(num_tokens: int) -> None:
+    """Three bits of mantissa: a key or value is at most 1/16 off, and one beyond the type's range is its largest."""
+    attention = attention_for("xla", "cpu", "float32", Path(), kv_dtype="float8_e4m3fn")
+    spec = KVCacheSpec(num_layers=1, num_pages=3, page_size=8, num_kv_heads=2, head_dim=16, dtype="float8_e4m3fn")
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(num_tokens, heads, 16)), jnp.float32) for heads in (4, 2, 2))
+    v = v.at[0, 0, 0].set(1e4)
+    batch = RaggedBatch(
+        slots=jnp.arange(8, 8 + num_tokens),
+        kv_lens=jnp.asarray([num_tokens]),
+        page_indices=jnp.asarray([[1, 2]]),
+        cu_q_lens=jnp.asarray([0, num_tokens]),
+        num_seqs=jnp.asarray([1]),
+    )
+    out, (_, values) = jax.jit(attention)(q, k, v, attention.init_cache(spec)[0], batch)
+    exact = attention_for("xla", "cpu", "float32", Path())
+    cut = v.at[0, 0, 0].set(448.0)
+    expected, _ = jax.jit(exact)(q, k, cut, exact.init_cache(replace(spec, dtype="float32"))[0], batch)
+    assert values.dtype == "float8_e4m3fn"
+    assert float(values[1, 0, 0, 0].astype(jnp.float32)) == 448.0
+    np.testing.assert_allclose(out, expected, rtol=0.2, atol=0.2)
+    assert not np.allclose(out, expected, atol=1e-4)
 
 
 def test_without_a_compiler_auto_falls_back_and_native_says_why(

@@ -216,3 +216,21 @@ def test_a_sequence_whose_tokens_go_to_the_sink_leaves_its_pages_alone(num_queri
     out, cache = jax.jit(attention)(x, x, x, StackedCache(jnp.full(shape, 3.0), jnp.int32(0)), batch)
     np.testing.assert_array_equal(cache.pages[1:], 3.0)
     assert np.isfinite(out[:num_queries]).all()
+
+
+def test_a_nan_spoils_its_own_sequence_and_no_other_of_its_block() -> None:
+    """Two prompts that meet in one block of queries; the first one's second key is broken."""
+    attention = FusedAttention(interpret=INTERPRETED)
+    shape = attention.cache_arrays(KVCacheSpec(1, 3, 8, 1, 64, "float32"))[0].shape
+    x = jnp.ones((16, 1, 64)).at[1].set(jnp.nan)
+    batch = RaggedBatch(
+        slots=jnp.asarray([8, 9, 10, 16, 17, *[0] * 11], jnp.int32),
+        kv_lens=jnp.asarray([3, 2]),
+        page_indices=jnp.asarray([[1], [2]]),
+        cu_q_lens=jnp.asarray([0, 3, 5]),
+        num_seqs=jnp.asarray([2]),
+    )
+    out, cache = jax.jit(attention)(x, x, x, StackedCache(jnp.zeros(shape), jnp.int32(0)), batch)
+    assert np.isnan(out[1:3]).all()
+    np.testing.assert_allclose(out[3:5], 1.0)
+    assert np.isfinite(cache.pages[2]).all()

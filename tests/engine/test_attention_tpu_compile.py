@@ -82,9 +82,19 @@ def test_our_kernel_takes_quantised_pages_windows_and_caps(kv_dtype: str) -> Non
     assert step.memory_analysis().alias_size_in_bytes >= page_bytes
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 1, 64), (6, 3, 96), (40, 8, 128)])
-def test_the_kernel_of_jax_is_padded_to_what_it_takes(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "kv_dtype"),
+    [(4, 1, 64, "bfloat16"), (6, 3, 96, "float8_e4m3fn"), (40, 8, 128, "bfloat16")],
+)
+def test_the_kernel_of_jax_is_padded_to_what_it_takes(
+    num_heads: int, num_kv_heads: int, head_dim: int, kv_dtype: str
+) -> None:
     step, page_bytes = compiled(
-        RaggedKernelAttention(), "v6e:2x2", num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
+        RaggedKernelAttention(kv_dtype=kv_dtype),
+        "v6e:2x2",
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        kv_dtype=kv_dtype,
     )
     assert step.memory_analysis().alias_size_in_bytes >= page_bytes

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from engine.attention import check_page_table, page_size_for
 from engine.attention.choice import SMEM_BYTES, page_table_bytes
+from engine.compilation import compiled
 from engine.config import EngineConfig
+from engine.deployment import deploy
 from engine.errors import ConfigError
 from engine.models import ModelConfig
 from engine.planning import PRESETS, as_dict, has_libtpu, plan, planned_model, preset
@@ -90,6 +96,18 @@ def test_bytes_are_counted_from_hbm_operands_as_often_as_they_move() -> None:
     assert Program(HLO).loop_traffic(cache)[0].collectives == {"all-reduce": 1}
 
 
+def test_a_slice_that_is_prefetched_is_read_once() -> None:
+    text = """ENTRY %main (a: f32[4,1024]) -> f32[1,1024] {
+  %a = f32[4,1024]{1,0} parameter(0)
+  %slice-start = ((f32[4,1024]{1,0}), f32[1,1024]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%a), slice={[0:1], [0:1024]}
+  %slice-done = f32[1,1024]{1,0:S(1)} slice-done(%slice-start)
+  ROOT %out = f32[1,1024]{1,0} negate(%slice-done)
+}
+"""
+    traffic = Program(text).traffic(cache_bytes=0)
+    assert (traffic.read_bytes, traffic.written_bytes) == (4096, 4096)
+
+
 def test_presets_have_the_published_numbers_of_parameters() -> None:
     billions = {}
     for name in PRESETS:
@@ -122,6 +140,20 @@ def test_page_tables_follow_the_rule_of_scalar_memory() -> None:
     size = page_size_for("tpu", max_num_seqs=256, max_model_len=131072)
     check_page_table(max_num_seqs=256, max_model_len=131072, page_size=size)
     assert size == 256
+
+
+def test_on_tpu_a_dispatch_holds_one_step_unless_set() -> None:
+    here = deploy(EngineConfig(), llama_8b())
+    on_tpu = replace(here, platform="tpu")
+    assert here.decode_steps(EngineConfig()) is None
+    assert on_tpu.decode_steps(EngineConfig()) == 1
+    assert on_tpu.decode_steps(EngineConfig(decode_steps=4)) == 4
+
+
+def test_a_compiler_that_does_not_know_our_options_compiles_without_them() -> None:
+    lowered = jax.jit(lambda x: x + 1).lower(jnp.int32(1))
+    device: Any = SimpleNamespace(platform="tpu", device_kind="TPU7x")  # whose options the CPU's compiler refuses
+    assert compiled(lowered, device)(jnp.int32(1)) == 2
 
 
 def test_a_model_is_planned_from_a_config_alone_and_unknown_ones_are_refused(tmp_path: Path) -> None:
@@ -157,6 +189,54 @@ def test_a_small_plan_holds_what_the_ledger_says(attention: str) -> None:
     assert made.used_bytes < made.chip.hbm_bytes
     assert made.decode[0].overhead < 1.10
     assert json.loads(json.dumps(as_dict(made)))["pages"]["aliased_and_never_copied"] is True
+
+
+@needs_libtpu
+def test_several_decode_steps_and_8_bit_pages_are_planned_and_copy_no_cache() -> None:
+    model = replace(llama_8b(), vocab_size=1024, intermediate_size=4096, num_layers=4, sliding_windows=(None,) * 4)
+    config = EngineConfig(
+        max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, tensor_parallel=4, num_pages=65, decode_steps=4
+    )
+    wide = plan(model, "v6e:2x2", config)
+    narrow = plan(model, "v6e:2x2", replace(config, kv_cache_dtype="float8_e4m3fn"))
+    assert wide.page_bytes == 2 * narrow.page_bytes
+    for made in (wide, narrow):
+        assert made.cache_is_aliased
+        loop = next(bucket for bucket in made.buckets if bucket.kind == "loop")
+        assert loop.layer_collectives == {"all-reduce": 2}
+        assert loop.traffic.collectives == {"all-reduce": 4 * (2 * model.num_layers + 1), "all-gather": 4}
+        assert not loop.traffic.host_transfers
+        assert made.decode[0].overhead < 1.10
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("topology", "tensor", "fields"),
+    [
+        ("v5e:4x4", 16, {"num_attention_heads": 16, "num_key_value_heads": 1, "head_dim": 64}),
+        ("v6e:2x4", 4, {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 96}),
+        ("v5e:2x4", 2, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}),
+        ("v6e:2x2", 4, {"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128}),
+        ("tpu7x:2x2x1", 8, {"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128}),
+    ],
+    ids=str,
+)
+def test_unusual_geometries_hold_it_too(topology: str, tensor: int, fields: dict[str, int], tmp_path: Path) -> None:
+    """Among them one KV head on 16 devices, and vocabularies and caches so small that they would fit VMEM."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 2560, "num_hidden_layers": 3, "vocab_size": 8192}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**PRESETS["Llama-3.1-8B"], **sizes, **fields}))
+    config = EngineConfig(
+        max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, tensor_parallel=tensor, num_pages=33
+    )
+    made = plan(planned_model(str(path)), topology, config, only=frozenset({16}))
+    step = made.buckets[0]
+    assert made.cache_is_aliased
+    assert step.layer_collectives == {"all-reduce": 2}
+    assert step.traffic.collectives == {"all-reduce": 7}
+    assert step.temporary_bytes < made.weight_bytes / 4  # no second copy of the weights
+    assert not any(bucket.traffic.host_transfers for bucket in made.buckets)
+    assert made.decode[0].overhead < 1.10
 
 
 @needs_libtpu

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from engine.config import EngineConfig
 from engine.deployment import deploy
 from engine.planning import preset
@@ -19,6 +21,18 @@ def test_a_layout_is_told_with_its_numbers_and_what_does_not_fit_fails() -> None
     assert "weights 14.96 GiB per device" in memory.detail
     assert attention.detail == "xla, 1 devices for one copy of the model"
     assert lie_of(deployment, config, 14 * GIB)[1].status == "fail"
+
+
+def test_8_bit_pages_hold_four_times_the_tokens_of_full_precision() -> None:
+    model = preset("Llama-3.1-8B", "float32")
+    assert model is not None
+    tokens = []
+    for dtype in ("auto", "float8_e4m3fn"):
+        config = EngineConfig(max_num_seqs=64, max_model_len=8192, attention="xla", kv_cache_dtype=dtype)
+        detail = lie_of(deploy(config, model), config, 16 * GIB)[1].detail
+        tokens.append(int(detail.rpartition(": ")[2].split()[0]))
+    assert "pages of float8_e4m3fn" in detail
+    assert tokens[1] // 32 == pytest.approx(4 * tokens[0] // 32, abs=4)
 
 
 def test_without_a_tpu_nothing_is_said_of_one() -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from engine.planning import has_libtpu
 from worker.cli import run
@@ -14,6 +16,12 @@ TINY = {
     "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 SMALL = ["--max-num-seqs", "16", "--max-batch-tokens", "16"]
+
+
+@pytest.fixture(autouse=True)
+def _logs_of_each_test_to_itself() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture
@@ -44,8 +52,10 @@ def test_without_libtpu_it_says_what_to_install(tiny: str, capsys: pytest.Captur
 
 @pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: pip install 'penstock[tpu]'")
 def test_a_plan_is_printed_as_json(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "--model", tiny, "--topology", "v5e:2x2", "--tensor", "4", "--json", *SMALL]) == 0
+    more = ["--kv-cache-dtype", "float8_e4m3fn", "--decode-steps", "2"]
+    assert run(["plan", "--model", tiny, "--topology", "v5e:2x2", "--tensor", "4", "--json", *SMALL, *more]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["attention"] == "fused"
     assert document["pages"]["aliased_and_never_copied"] is True
-    assert {bucket["kind"] for bucket in document["buckets"]} == {"backbone", "head", "head, all options"}
+    assert document["pages"]["dtype"] == "float8_e4m3fn"
+    assert {bucket["kind"] for bucket in document["buckets"]} == {"backbone", "head", "head, all options", "loop"}

@@ -11,10 +11,13 @@ from worker.cli.errors import require_worker_extra
 from worker.cli.options import takes_settings
 from worker.settings import Settings, SettingsError, flag
 
+_SETTINGS = (
+    "model", "dtype", "max_model_len", "max_num_seqs", "max_batch_tokens", "page_size", "num_pages", "kv_cache_dtype",
+    "decode_steps", "attention",
+)  # fmt: skip
 
-@takes_settings(
-    ["model", "dtype", "max_model_len", "max_num_seqs", "max_batch_tokens", "page_size", "num_pages", "attention"]
-)
+
+@takes_settings(_SETTINGS)
 def plan(
     *,
     settings: Settings,

@@ -19,6 +19,7 @@ from engine.planning.topology import devices_of
 from worker.cli.errors import CommandFailed
 from worker.cli.progress import shown
 from worker.cli.serve import engine_config
+from worker.logs import configure_logs
 from worker.settings import DEMO_MODEL, Settings
 
 _GIB = 2**30
@@ -30,6 +31,7 @@ def run(settings: Settings, topology: str, tensor: int | None, context: int, *, 
     Raises:
         CommandFailed: libtpu is missing, or the model is unknown, cannot be split so, or does not fit.
     """
+    configure_logs(settings.log_level, settings.log_format, sys.stderr)  # the plan alone goes to stdout
     try:
         made = _plan(settings, topology, tensor, context)
     except EngineError as error:
@@ -49,7 +51,8 @@ def _plan(settings: Settings, topology: str, tensor: int | None, context: int) -
 
 def _show(console: Console, made: Plan) -> None:
     kinds = f"{made.tensor} devices for one copy of the model, {made.replicas} copies"
-    console.print(f"[bold]{made.topology}[/]: {kinds}; attention {made.attention}, page size {made.page_size} tokens")
+    pages = f"pages of {made.page_size} tokens in {made.kv_dtype}"
+    console.print(f"[bold]{made.topology}[/]: {kinds}; attention {made.attention}, {pages}")
     console.print(_memory(made))
     held = f"{made.num_tokens:,} tokens at once in {made.num_pages - 1:,} pages"
     console.print(f"Pages hold {held}: {made.num_tokens // made.max_model_len} sequences of {made.max_model_len:,}.")

@@ -14,6 +14,7 @@ from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec,
 from engine.attention.fused.kernel import attend_kernel, scratch
 from engine.attention.fused.plan import Blocks, HeadLayout, blocks_for, tile_rows
 from engine.attention.fused.softmax import Scores
+from engine.attention.narrow import is_narrow, narrowed
 from engine.errors import ConfigError
 from engine.models.decoder import StackedCache
 
@@ -79,50 +80,35 @@ class FusedAttention(AttentionBackend):
     ) -> tuple[jax.Array, StackedCache]:
         num_tokens, num_heads, head_dim = q.shape
         num_kv_heads, page_size, width = cache.pages.shape[1:]
-        pages_per_seq = batch.page_indices.shape[1]
         layout, group = HeadLayout(head_dim), num_heads // num_kv_heads
         blocks = blocks_for(
             num_tokens=num_tokens,
             group=group,
             num_kv_heads=num_kv_heads,
             page_size=page_size,
-            pages_per_seq=pages_per_seq,
+            pages_per_seq=batch.page_indices.shape[1],
             kv_dtype=cache.pages.dtype.name,
             width=width,
             max_keys=self._max_keys,
             max_queries=self._max_queries,
         )
         starts = jnp.minimum(batch.cu_q_lens[:-1], num_tokens - 1)
-        # The kernel writes where a sequence's pages say, and the pages of one that is over are others'.
-        is_over = batch.slots[starts] < page_size
-        page_indices = jnp.where(is_over[:, None], 0, batch.page_indices)
-        q_lens = jnp.diff(batch.cu_q_lens)
-        is_real = jnp.arange(q_lens.shape[0]) < batch.num_seqs[0]
-        decoding, prefilling = is_real & (q_lens == 1), is_real & (q_lens > 1)
-        info = [jnp.sum(decoding), jnp.sum(prefilling), cache.first_page, sliding_window or _NO_WINDOW]
-        tables = (
-            batch.kv_lens,
-            batch.cu_q_lens,
-            page_indices.reshape(-1),
-            _first_those(decoding),
-            _first_those(prefilling),
-            jnp.stack([jnp.asarray(word, jnp.int32) for word in info]),
-        )
+        decoding = _is_real(batch) & (jnp.diff(batch.cu_q_lens) == 1)
         new = self._stored(k, v, layout, cache.pages.dtype)
         grouped = _grouped(q, layout, num_kv_heads)
         scores = Scores((head_dim**-0.5 if scale is None else scale) * self._k_scale, soft_cap, self._v_scale)
         attend = self._kernel(q, new, cache.pages, batch.page_indices.shape, layout, blocks, scores)
         out_decode, out_prefill, pages = attend(
-            *tables,
+            *_tables(batch, starts, page_size, cache.first_page, sliding_window),
             jnp.pad(grouped[starts], ((0, 0), (0, 0), (0, blocks.decode_rows - group), (0, 0))),
             new[starts].astype(jnp.float32),
             _blocked(grouped, blocks.num_queries),
             _blocked(new[:, :, None], blocks.num_queries),
-            cache.pages,
+            pltpu.with_memory_space_constraint(cache.pages, pltpu.HBM),  # or XLA copies a small cache into VMEM
         )
-        attended = _unblocked(out_prefill, num_tokens, group)
         seq = jnp.searchsorted(batch.cu_q_lens, jnp.arange(num_tokens), side="right") - 1
-        seq = jnp.clip(seq, 0, q_lens.shape[0] - 1)
+        seq = jnp.clip(seq, 0, decoding.shape[0] - 1)
+        attended = _unblocked(out_prefill, num_tokens, group)
         attended = jnp.where(decoding[seq][:, None, None, None], out_decode[seq, :, :group], attended)
         attended = attended[..., layout.result_start : layout.result_start + head_dim]
         return attended.reshape(q.shape), StackedCache(pages, cache.first_page)
@@ -165,7 +151,7 @@ class FusedAttention(AttentionBackend):
             out_shape=[
                 _shape(decode, q.dtype),
                 _shape(prefill, q.dtype),
-                _shape(pages.shape, pages.dtype),
+                pltpu.HBM(pages.shape, pages.dtype),
             ],
             input_output_aliases={10: 2},
             compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_VMEM_BYTES),
@@ -176,8 +162,9 @@ class FusedAttention(AttentionBackend):
     def _stored(self, k: jax.Array, v: jax.Array, layout: HeadLayout, dtype: jnp.dtype) -> jax.Array:
         """Keys and values as they will lie in a page, [num_tokens, num_kv_heads, width], not yet of the page's type."""
         v = jnp.nan_to_num(v)  # a NaN would outlast a weight of 0, and its sequence
-        if dtype.itemsize == 1:
-            k, v = (_quantised(x, factor, dtype) for x, factor in ((k, self._k_scale), (v, self._v_scale)))
+        if is_narrow(dtype):  # in values that the type has exactly
+            scaled = ((k, self._k_scale), (v, self._v_scale))
+            k, v = (narrowed(x, dtype, scale).astype(jnp.float32) for x, scale in scaled)
         room = ((0, 0), (0, 0), (0, layout.half - k.shape[2]))
         both = jnp.concatenate([jnp.pad(k, room), jnp.pad(v, room)], axis=2)
         return both.astype(jnp.float32 if dtype == jnp.float32 else jnp.bfloat16)
@@ -187,14 +174,28 @@ def _shape(shape: tuple[int, ...], dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
-def _quantised(x: jax.Array, factor: float, dtype: jnp.dtype) -> jax.Array:
-    """Values that `dtype` has exactly, in f32."""
-    x = x.astype(jnp.float32) / factor
-    if jnp.issubdtype(dtype, jnp.integer):
-        limits: Any = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
-        return jnp.clip(jnp.round(x), limits.min, limits.max)
-    top = float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
-    return jnp.clip(x, -top, top).astype(dtype).astype(jnp.float32)
+def _is_real(batch: RaggedBatch) -> jax.Array:
+    return jnp.arange(batch.kv_lens.shape[0]) < batch.num_seqs[0]
+
+
+def _tables(
+    batch: RaggedBatch, starts: jax.Array, page_size: int, first_page: jax.Array, sliding_window: int | None
+) -> tuple[jax.Array, ...]:
+    """What the kernel's `Tables` hold; `starts` are the sequences' first tokens."""
+    # The kernel writes where a sequence's pages say, and the pages of one that is over are others'.
+    is_over = batch.slots[starts] < page_size
+    page_indices = jnp.where(is_over[:, None], 0, batch.page_indices)
+    q_lens, is_real = jnp.diff(batch.cu_q_lens), _is_real(batch)
+    decoding, prefilling = is_real & (q_lens == 1), is_real & (q_lens > 1)
+    info = [jnp.sum(decoding), jnp.sum(prefilling), first_page, sliding_window or _NO_WINDOW]
+    return (
+        batch.kv_lens,
+        batch.cu_q_lens,
+        page_indices.reshape(-1),
+        _first_those(decoding),
+        _first_those(prefilling),
+        jnp.stack([jnp.asarray(word, jnp.int32) for word in info]),
+    )
 
 
 def _first_those(is_meant: jax.Array) -> jax.Array:

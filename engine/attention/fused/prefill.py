@@ -165,10 +165,14 @@ class Prefill:
         place = jnp.where(is_here, 1.0, 0.0).astype(self.vmem.new.dtype)
         row = part + lax.broadcasted_iota(jnp.int32, (num_rows, self.vmem.new.shape[2]), 0)
         is_new = (row >= span.first + shift) & (row < span.end + shift)
+        token = j * num_queries + lax.broadcasted_iota(jnp.int32, self.vmem.new.shape[1:], 0)
+        is_own = (token >= span.first) & (token < span.end)  # a NaN of another sequence would outlast its zeros
 
         def merge(head: Int) -> None:
             rows = self.kv.buffer.at[slot, head, pl.ds(part, num_rows), :]
-            merged = jnp.where(is_new, place_rows(place, self.vmem.new[head]), rows[...].astype(jnp.float32))
+            new = self.vmem.new[head]
+            new = jnp.where(is_own, new, jnp.zeros_like(new))
+            merged = jnp.where(is_new, place_rows(place, new), rows[...].astype(jnp.float32))
             rows[...] = merged.astype(self.kv.buffer.dtype)
 
         each_head(self._num_heads, 1, merge)

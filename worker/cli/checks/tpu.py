@@ -49,7 +49,8 @@ def lie_of(deployment: Deployment, config: EngineConfig, hbm_bytes: int) -> list
     weights = (model.num_layers * layer_parameters(model) + tables) * 2 // tensor
     pages = max(0, int((hbm_bytes - weights) * 0.9)) // deployment.page_bytes
     tokens = pages * deployment.page_size
-    fits = f"weights {weights / _GIB:.2f} GiB per device, then {pages} pages: {tokens} tokens at once"
+    kept = f"{pages} pages of {deployment.kv_dtype}"
+    fits = f"weights {weights / _GIB:.2f} GiB per device, then {kept}: {tokens} tokens at once"
     memory = Finding("TPU memory", "ok", fits)
     if pages < 2:
         memory = Finding("TPU memory", "fail", fits, "raise --tensor-parallel, or take a larger slice")
