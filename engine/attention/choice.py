@@ -8,16 +8,18 @@ from engine.attention.contract import AttentionBackend
 from engine.attention.fused import FusedAttention
 from engine.attention.native import NativeAttention, NativeUnavailableError
 from engine.attention.ragged import RaggedKernelAttention
+from engine.attention.triton import TritonAttention
 from engine.attention.xla import XlaAttention
 from engine.errors import ConfigError
 
-ATTENTION_CHOICES = ("auto", "native", "xla", "ragged", "fused")
+ATTENTION_CHOICES = ("auto", "native", "xla", "triton", "ragged", "fused")
 _NATIVE_DTYPES = ("float32", "bfloat16")
 
 SMEM_BYTES = 2**20  # scalar memory of a TPU core
 SMEM_RESERVED_BYTES = 8 * 2**10  # the compiler's own
 
 _CPU_PAGE_SIZE = 32
+_GPU_PAGE_SIZE = 64  # a block of keys, in half precision with a head_dim of up to 128
 _TPU_PAGE_SIZE = 64
 _TPU_MAX_PAGE_SIZE = 512
 
@@ -25,8 +27,8 @@ _TPU_MAX_PAGE_SIZE = 512
 def attention_for(choice: str, platform: str, dtype: str, build_dir: Path, *, head_dim: int = 128) -> AttentionBackend:
     """The implementation for a device platform (`cpu`, `gpu`, `tpu`), a model's type and the size of its heads.
 
-    `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships in JAX (docs/tpu.md); on CPU the
-    native form where a C++ compiler is at hand; and otherwise the XLA form.
+    `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships in JAX (docs/tpu.md); our kernels on
+    GPU (docs/gpu.md); on CPU the native form where a C++ compiler is at hand; and otherwise the XLA form.
 
     Raises:
         ConfigError: `choice` cannot be had here; the message says why.
@@ -37,6 +39,8 @@ def attention_for(choice: str, platform: str, dtype: str, build_dir: Path, *, he
         return XlaAttention(platform)
     if choice in ("ragged", "fused") or (choice == "auto" and platform == "tpu"):
         return _for_tpu(choice, platform, head_dim)
+    if choice == "triton" or (choice == "auto" and platform == "gpu"):
+        return _for_gpu(platform)
     return _native(choice, platform, dtype, build_dir)
 
 
@@ -49,6 +53,12 @@ def _for_tpu(choice: str, platform: str, head_dim: int) -> AttentionBackend:
         limit = f"takes a head_dim of up to {RaggedKernelAttention.max_head_dim}, not {head_dim}"
         raise ConfigError(f"attention 'ragged' {limit}; set auto, fused or xla")
     return RaggedKernelAttention()
+
+
+def _for_gpu(platform: str) -> AttentionBackend:
+    if platform != "gpu":
+        raise ConfigError(f"attention 'triton' is for GPU, not {platform}; set auto or xla")
+    return TritonAttention()
 
 
 def _native(choice: str, platform: str, dtype: str, build_dir: Path) -> AttentionBackend:
@@ -73,7 +83,7 @@ def page_size_for(platform: str, *, max_num_seqs: int, max_model_len: int) -> in
     fits into scalar memory.
     """
     if platform != "tpu":
-        return _CPU_PAGE_SIZE
+        return _GPU_PAGE_SIZE if platform == "gpu" else _CPU_PAGE_SIZE
     page_size = _TPU_PAGE_SIZE
     while page_size < _TPU_MAX_PAGE_SIZE and not _fits(max_num_seqs, -(-max_model_len // page_size)):
         page_size *= 2
