@@ -26,7 +26,7 @@ class EngineConfig:
     prefix_caching: bool = True
     decode_steps: int | None = None  # decode steps in one dispatch; None: what warm-up measures to be quicker
     tensor_parallel: int = 1  # devices that the model is split over
-    attention: str = "auto"  # auto, xla, native (C++ built on this machine, for CPU), ragged or fused (for TPU)
+    attention: str = "auto"  # auto, xla, native (C++, for CPU), triton (for GPU), ragged or fused (for TPU)
     compile_cache_dir: Path | None = None  # persistent compilation cache; None keeps none
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from engine.attention import KVCacheSpec, RaggedBatch, attention_for
 from engine.errors import ConfigError
 from engine.models import LayerCache
 
+
 @pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED)
 def test_ragged_batches_equal_the_reference(lengths: list[tuple[int, int]]) -> None:
     compare(lengths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import h100
@@ -18,13 +19,13 @@ from engine.attention.triton import TritonAttention
 from engine.batch import Geometry
 from engine.checkpoint import abstract_model
 from engine.config import EngineConfig
-from engine.deployment import deploy, with_pages
+from engine.deployment import Deployment, deploy, with_pages
 from engine.models import ModelConfig
 from engine.planning import preset
 from engine.runner import Steps, _compute_hidden
 from engine.sharding import place
 
-needs_plugin = pytest.mark.skipif(not h100.devices(), reason="JAX's plugin for CUDA is missing: pip install 'jax[cuda13]'")
+needs_plugin = pytest.mark.skipif(not h100.devices(), reason="JAX's plugin for CUDA is not at hand (docs/gpu.md)")
 
 GEOMETRIES = [(32, 8, 128, 64), (4, 1, 64, 16), (6, 3, 96, 48), (40, 8, 128, 64), (7, 1, 256, 64)]
 """Heads, KV heads, head_dim and page size."""
@@ -98,22 +99,53 @@ def test_a_step_copies_no_pages_and_leaves_the_device_never(tensor: int, num_tok
     deployment = deploy(config, llama(num_layers=2), h100.devices(tensor))
     assert deployment.attention.name == "triton"
     assert deployment.page_size == 64
-    assert deployment.placement is not None
-    assert isinstance(deployment.attention, ShardedAttention)
     spec = with_pages(deployment, config, 0)
-    steps = Steps(
-        abstract_model(deployment.model, deployment.placement, stacked=False),
-        deployment.attention,
-        deployment.geometry(config, deployment.max_model_len),
-        deployment.placement,
-    )
-    compiled = steps.backbone(num_tokens, deployment.attention.abstract_cache(spec)).compile()
+    steps, cache = abstract_steps(config, deployment)
+    compiled = steps.backbone(num_tokens, cache).compile()
     text = compiled.as_text()
     assert compiled.memory_analysis().alias_size_in_bytes >= spec.num_pages * deployment.page_bytes
     assert not copies_of(text, (spec.num_pages, spec.num_kv_heads // tensor, spec.page_size, spec.head_dim))
     # A branch or a loop of XLA's own would wait for the host, which reads what it depends on.
     assert not re.findall(r" (?:while|conditional|infeed|outfeed|send|recv)\(", text)
     assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == (0 if tensor == 1 else 2 * 2 + 1)
+
+
+@needs_plugin
+@pytest.mark.parametrize("part", ["backbone", "head", "head, all options"])
+def test_a_step_is_one_graph_for_each_of_its_parts(part: str, tmp_path: Path) -> None:
+    config = EngineConfig(max_num_seqs=64, max_model_len=8192, num_pages=1000)
+    steps, cache = abstract_steps(config, deploy(config, llama(num_layers=2), h100.devices()))
+    lowered = steps.backbone(512, cache) if part == "backbone" else steps.head(16, is_extended=part != "head")
+    lowered.compile({"xla_dump_to": str(tmp_path)})
+    (thunks,) = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
+    launches = thunks.read_text().splitlines()
+    assert [line.split()[1] for line in launches if not line.startswith(" ")] == ["kCommandBuffer"]
+    assert not any("kWhile" in line for line in launches)
+    if part != "backbone":
+        return
+    assert sum("ragged_paged_attention" in line for line in launches) == 4 * 2
+    kernels = {name: text for text in map(Path.read_text, tmp_path.glob("*.ptx")) for name in kernel_names(text)}
+    for name in ("decode", "prefill"):
+        assert "cp.async.wait_group \t2;" in kernels[name], "the next block's keys and values are not on their way"
+    assert "mma.sync" in kernels["decode"]
+    assert "wgmma.mma_async" in kernels["prefill"]
+
+
+def abstract_steps(config: EngineConfig, deployment: Deployment) -> tuple[Steps, Any]:
+    """Of a deployment on devices that are not there, with its cache."""
+    assert deployment.placement is not None
+    assert isinstance(deployment.attention, ShardedAttention)
+    steps = Steps(
+        abstract_model(deployment.model, deployment.placement, stacked=False),
+        deployment.attention,
+        deployment.geometry(config, deployment.max_model_len),
+        deployment.placement,
+    )
+    return steps, deployment.attention.abstract_cache(with_pages(deployment, config, 0))
+
+
+def kernel_names(ptx: str) -> list[str]:
+    return re.findall(r"entry ragged_paged_attention_(\w+)", ptx)
 
 
 def copies_of(text: str, shape: tuple[int, ...]) -> list[str]:

@@ -101,9 +101,9 @@ def test_blocks_keep_to_shared_memory(head_dim: int, dtype: str) -> None:
     token_bytes = 2 * heads.width * jnp.dtype(dtype).itemsize
     decoding = decode_tiles(heads, dtype, 264, 64, 4096)
     prefilling = prefill_tiles(heads, dtype, 2048, 64)
-    assert 2 * (2 * decoding.keys * token_bytes) < 227 * 1024  # two programs, each with two blocks
+    assert 2 * (2 * decoding.keys * token_bytes) < 227 * 1024  # two programs, with two blocks each
     q_bytes = prefilling.rows * heads.width * jnp.dtype(dtype).itemsize
-    assert q_bytes + 2 * prefilling.keys * token_bytes < 227 * 1024
+    assert q_bytes + 3 * prefilling.keys * token_bytes < 227 * 1024
 
 
 def test_a_sequence_whose_tokens_go_to_the_sink_leaves_its_pages_alone() -> None:

@@ -72,7 +72,7 @@ def decode_kernel(
     seq = shares[number, 0]
 
     @pl.when(seq >= 0)
-    def _() -> None:
+    def attend_share() -> None:
         token, first, count, share = (work[seq, i] for i in range(4))
         begin = first + shares[number, 1] * share
         end = jnp.minimum(begin + share, first + count)
@@ -96,11 +96,11 @@ def decode_kernel(
         _, carry = lax.fori_loop(begin, end, attend, state)
 
         @pl.when(share >= count)
-        def _() -> None:
+        def finish() -> None:
             plgpu.store(out.at[token, head[:, None], lane], result(carry).astype(out.dtype), mask=mask)
 
         @pl.when(share < count)
-        def _() -> None:
+        def leave_to_join() -> None:
             plgpu.store(parts.at[number, head[:, None], lane], result(carry), mask=mask)
             plgpu.store(weights.at[number, head], log_weight(carry), mask=is_own)
 
@@ -120,7 +120,7 @@ def join_kernel(
     token, _, count, share, number = (work[seq, i] for i in range(5))
 
     @pl.when(share < count)
-    def _() -> None:
+    def join() -> None:
         num_splits = lax.div(count + share - 1, share)
         every = jnp.arange(tiles.max_splits, dtype=jnp.int32)
         found = plgpu.load(weights.at[number + every, head], mask=every < num_splits, other=-jnp.inf)

@@ -32,11 +32,13 @@ class PageBlocks:
     def pages(self, block: Int, end: Int) -> jax.Array:
         """Where a block lies: one page that has all of it, or the page of each of its tokens [size, 1].
 
-        For positions from `end` on, page 0.
+        For positions from `end` on it is a page all the same. Loops carry this from one turn to the next: Triton would
+        load keys only one block later, and so wait for each, if their address were loaded in the same turn.
         """
         page_size = self.keys.shape[2]
         if page_size % self.size == 0:
-            return self.table[self.seq, lax.div(jnp.minimum(block * self.size, end - 1), page_size)]
+            page: jax.Array = self.table[self.seq, lax.div(jnp.minimum(block * self.size, end - 1), page_size)]
+            return page
         key = self._positions(block)
         numbers = self.table.at[self.seq, lax.div(key, page_size)]
         return plgpu.load(numbers, mask=key < end, other=0)[:, None]

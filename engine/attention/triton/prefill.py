@@ -1,7 +1,7 @@
 """Sequences with more queries than one: blocks of queries, each over the keys of its own sequence.
 
-As in FlashAttention-2 (Dao, arXiv 2307.08691), but that the query heads of a KV head share a block: its rows are queries times
-heads. Only blocks of keys at the edges of what a block of queries sees are masked.
+As in FlashAttention-2 (Dao, arXiv 2307.08691), but that the query heads of a KV head share a block: its rows are
+queries times heads. Only blocks of keys at the edges of what a block of queries sees are masked.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def prefill_kernel(
     seq, offset = blocks[block, 0], blocks[block, 1]
 
     @pl.when(seq >= 0)
-    def _() -> None:
+    def attend_block() -> None:
         start, kv_len = cu_q_lens[seq], kv_lens[seq]
         q_len = cu_q_lens[seq + 1] - start
         row = jnp.arange(tiles.rows, dtype=jnp.int32)
