@@ -6,7 +6,7 @@
 BIN := .venv/bin
 CONSTRAINTS := $(wildcard constraints/py*.txt)
 
-.PHONY: help demo test test-slow lint format types chaos bench bench-peers tpu-ledger docs constraints clean distclean
+.PHONY: help demo test test-slow lint format types chaos bench bench-peers bench-gpu tpu-ledger docs constraints clean distclean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,10 @@ bench: .venv/dev.stamp  ## measure engine, host and service; BENCH="--model qwen
 
 bench-peers: .venv/dev.stamp  ## the engine beside others, from the environments in PEERS_HOME (docs/performance.md)
 	@$(BIN)/python -m benchmarks.peers.run $(BENCH)
+
+bench-gpu: .venv/dev.stamp  ## on a GPU: the engine's steps against what the card can do, and beside transformers (docs/gpu.md)
+	@$(BIN)/python -m benchmarks.gpu $(BENCH)
+	@$(BIN)/python -m benchmarks.gpu peers
 
 tpu-ledger: .venv/dev.stamp  ## compile the presets for TPU slices and write benchmarks/results/tpu_aot.md
 	@$(BIN)/python -m pip install --quiet 'jax[tpu]' || echo "libtpu cannot be installed here"

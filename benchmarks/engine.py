@@ -28,7 +28,7 @@ RESULTS = Path(__file__).parent / "results"
 COMPILE_CACHE = preset_root().parent / "compile"
 
 
-def loaded_engine(arguments: argparse.Namespace) -> tuple[Engine, float]:
+def loaded_engine(arguments: argparse.Namespace, **options: Any) -> tuple[Engine, float]:
     """A warmed-up engine with random weights, and the seconds its warm-up took. Prompts are not cached."""
     settings = EngineConfig(
         dtype=arguments.dtype,
@@ -39,6 +39,7 @@ def loaded_engine(arguments: argparse.Namespace) -> tuple[Engine, float]:
         kv_cache_bytes=3 * 2**30,
         prefix_caching=False,
         compile_cache_dir=COMPILE_CACHE,
+        **options,
     )
     engine = Engine.from_checkpoint(preset_dir(arguments.model, arguments.dtype, preset_root()), settings)
     start = time.perf_counter()

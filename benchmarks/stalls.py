@@ -2,8 +2,8 @@
 
     python -m benchmarks.stalls --model tiny --dtype bfloat16 --streams 32 --prompt 900
 
-In turn, in one run: with prompts in chunks as the engine paces them, and without that limit. Prints a table and appends it
-to `benchmarks/results/stalls.jsonl`.
+In turn, in one run: an engine that paces prompts, and one that does not. Prints a table and appends it to
+`benchmarks/results/stalls.jsonl`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engine import RESULTS, engine_arguments, loaded_engine
-from engine import Engine, Request, SamplingParams
+from engine import Engine, EngineConfig, Request, SamplingParams
 from worker.bench.presets import GEOMETRIES
 from worker.bench.report import append_result
 
@@ -32,14 +32,12 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4, help="how many come, one after the other")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    engine, _ = loaded_engine(arguments)
-    paced = engine._pace
-    paces = {f"{paced.max_slowdown}": paced, "none": dataclasses.replace(paced, max_slowdown=None)}
+    limits = (EngineConfig().max_prefill_slowdown, None)
+    engines = {limit: loaded_engine(arguments, max_prefill_slowdown=limit)[0] for limit in limits}
     rows = []
     for number in range(arguments.rounds):
-        for name, pace in paces.items():
-            engine._pace = pace
-            rows.append({"round": number + 1, "max_prefill_slowdown": name, **measure(engine, arguments, number)})
+        for limit, engine in engines.items():
+            rows.append({"round": number + 1, "max_prefill_slowdown": limit, **measure(engine, arguments, number)})
     Console().print(table(f"{arguments.model} {arguments.dtype}, {arguments.streams} streams", rows))
     append_result(RESULTS / "stalls.jsonl", {"options": vars(arguments), "rows": rows})
 
@@ -76,11 +74,12 @@ def measure(engine: Engine, arguments: argparse.Namespace, seed: int) -> dict[st
 
 
 def _gaps_ms(engine: Engine, count: int) -> list[float]:
-    stamps = [time.perf_counter()]
+    gaps_ms = []
     for _ in range(count):
+        start = time.perf_counter()
         engine.step()
-        stamps.append(time.perf_counter())
-    return [(after - before) * 1e3 for before, after in zip(stamps, stamps[1:], strict=False)]
+        gaps_ms.append((time.perf_counter() - start) * 1e3)
+    return gaps_ms
 
 
 def _gaps_until(engine: Engine, request_id: str) -> list[float]:

@@ -31,7 +31,7 @@ class EngineConfig:
     decode_steps: int | None = None  # in one dispatch; None: 1 on TPU, else what warm-up measures to be quicker
     max_prefill_slowdown: float | None = 1.5  # of a step in which sequences decode, by a prompt; None: no limit
     tensor_parallel: int = 1  # devices that the model is split over
-    attention: str = "auto"  # auto, xla, native (C++ built on this machine, for CPU), ragged or fused (for TPU)
+    attention: str = "auto"  # auto, xla, native (C++, for CPU), triton (for GPU), ragged or fused (for TPU)
     matmul: str = "auto"  # auto, xla or native (C++ built on this machine, with packed weights, for CPU)
     compile_cache_dir: Path | None = None  # persistent compilation cache; None keeps none
 

@@ -199,7 +199,9 @@ def _highest(holds: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.
     shape = (logits.shape[0], 1)
     low = jnp.full(shape, 0x007FFFFF, jnp.uint32)  # minus infinity
     high = jnp.full(shape, 0xFF800000, jnp.uint32)  # plus infinity
-    low, _ = jax.lax.fori_loop(0, 32, halve, (low, high))
+    found = partial(jax.lax.fori_loop, 0, 32, halve)
+    # A CUDA graph takes in branches, but no loops: with one, the host would have to look where each step branches.
+    low, _ = jax.lax.platform_dependent((low, high), cuda=partial(found, unroll=True), default=found)
     return _ordered_to_float(low)
 
 

@@ -106,7 +106,8 @@ class Settings(BaseSettings):
     tensor_parallel: int = _setting("Engine", "Devices that one copy of the model is split over.", 1)
     attention: str = _setting(
         "Engine",
-        "How attention is computed: auto, xla, native (C++ built on this machine, for CPU), fused or ragged (for TPU).",
+        "How attention is computed: auto, xla, native (C++ built on this machine, for CPU), triton (for GPU), fused or "
+        "ragged (for TPU).",
         "auto",
     )
     matmul: str = _setting(

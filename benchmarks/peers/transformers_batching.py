@@ -21,6 +21,7 @@ def load(model: Path, dtype: str) -> Run:
     loaded = AutoModelForCausalLM.from_pretrained(
         model, dtype=getattr(torch, dtype), attn_implementation="paged|sdpa"
     ).eval()  # type: ignore[no-untyped-call]
+    loaded.to("cuda" if torch.cuda.is_available() else "cpu")
     run(loaded, [Wanted([5] * 20, 4, 0.0)])
     return lambda wanted: run(loaded, wanted)
 

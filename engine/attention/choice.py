@@ -8,11 +8,12 @@ from engine.attention.contract import AttentionBackend
 from engine.attention.fused import FusedAttention
 from engine.attention.native import NativeAttention
 from engine.attention.ragged import RaggedKernelAttention
+from engine.attention.triton import TritonAttention
 from engine.attention.xla import XlaAttention
 from engine.errors import ConfigError
 from engine.native import NativeUnavailableError
 
-ATTENTION_CHOICES = ("auto", "native", "xla", "ragged", "fused")
+ATTENTION_CHOICES = ("auto", "native", "xla", "triton", "ragged", "fused")
 _NATIVE_DTYPES = ("float32", "bfloat16")
 _TPU_DTYPES = ("bfloat16", "float32")
 
@@ -20,6 +21,7 @@ SMEM_BYTES = 2**20  # scalar memory of a TPU core
 SMEM_RESERVED_BYTES = 8 * 2**10  # the compiler's own
 
 _CPU_PAGE_SIZE = 32
+_GPU_PAGE_SIZE = 64  # a block of keys, in half precision with a head_dim of up to 128
 _TPU_PAGE_SIZE = 64
 _TPU_MAX_PAGE_SIZE = 512
 
@@ -35,8 +37,8 @@ def attention_for(
 ) -> AttentionBackend:
     """The implementation for a device platform (`cpu`, `gpu`, `tpu`), a model's type and the size of its heads.
 
-    `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships in JAX (docs/tpu.md); on CPU the
-    native form where a C++ compiler is at hand; and otherwise the XLA form.
+    `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships in JAX (docs/tpu.md); our kernels on
+    GPU (docs/gpu.md); on CPU the native form where a C++ compiler is at hand; and otherwise the XLA form.
 
     Raises:
         ConfigError: `choice` cannot be had here; the message says why.
@@ -47,6 +49,8 @@ def attention_for(
         return XlaAttention(platform, kv_dtype=kv_dtype)
     if choice in ("ragged", "fused") or (choice == "auto" and platform == "tpu"):
         return _for_tpu(choice, platform, dtype, head_dim, kv_dtype)
+    if choice == "triton" or (choice == "auto" and platform == "gpu"):
+        return _for_gpu(choice, platform, kv_dtype)
     return _native(choice, platform, dtype, build_dir, kv_dtype)
 
 
@@ -63,6 +67,16 @@ def _for_tpu(choice: str, platform: str, dtype: str, head_dim: int, kv_dtype: st
         limit = f"takes a head_dim of up to {RaggedKernelAttention.max_head_dim}, not {head_dim}"
         raise ConfigError(f"attention 'ragged' {limit}; set auto, fused or xla")
     return RaggedKernelAttention(kv_dtype=kv_dtype)
+
+
+def _for_gpu(choice: str, platform: str, kv_dtype: str | None) -> AttentionBackend:
+    if platform != "gpu":
+        raise ConfigError(f"attention 'triton' is for GPU, not {platform}; set auto or xla")
+    if kv_dtype is None:
+        return TritonAttention()
+    if choice == "auto":
+        return XlaAttention(platform, kv_dtype=kv_dtype)
+    raise ConfigError(f"attention 'triton' has no kv_cache_dtype {kv_dtype}; set attention xla, or auto for both")
 
 
 def _native(choice: str, platform: str, dtype: str, build_dir: Path, kv_dtype: str | None) -> AttentionBackend:
@@ -89,7 +103,7 @@ def page_size_for(platform: str, *, max_num_seqs: int, max_model_len: int) -> in
     fits into scalar memory.
     """
     if platform != "tpu":
-        return _CPU_PAGE_SIZE
+        return _GPU_PAGE_SIZE if platform == "gpu" else _CPU_PAGE_SIZE
     page_size = _TPU_PAGE_SIZE
     while page_size < _TPU_MAX_PAGE_SIZE and not _fits(max_num_seqs, -(-max_model_len // page_size)):
         page_size *= 2

@@ -13,13 +13,14 @@ PACKAGES = ("penstock", "jax", "jaxlib", "numpy", "redis", "hiredis", "transform
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, cores, memory, versions, and how busy it was before: one JSON object."""
+    """Processor, cores, memory, GPUs, versions, and how busy it was before: one JSON object."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": platform.machine(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": _memory_gib(),
+        "gpus": _gpus(),
         "system": f"{platform.system()} {platform.release()}",
         "load_before": round(os.getloadavg()[0], 2),
         "versions": {"python": platform.python_version(), **_versions()},
@@ -41,6 +42,13 @@ def _processor() -> str:
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+def _gpus() -> list[str]:
+    """As NVIDIA's driver names them; none without it."""
+    infos = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    lines = [line for info in infos for line in info.read_text().splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
 
 
 def _memory_gib() -> float | None:

@@ -28,6 +28,7 @@ GEOMETRIES = {
     "nano": (512, 32, 64, 2, 2, 1, 16, True),  # to try a benchmark itself out
     "tiny": (8192, 384, 2304, 8, 6, 2, 64, False),  # 31M parameters
     "qwen06": (32768, 1024, 3072, 28, 16, 8, 128, True),  # 474M
+    "llama8": (128256, 4096, 14336, 32, 32, 8, 128, False),  # 8.0G, the sizes of Llama-3.1-8B: for accelerators
 }
 _MAX_POSITION = 2048
 _DEVIATION = 0.02

@@ -83,8 +83,8 @@ def engine(
 ) -> None:
     """Measure an engine by itself: no Redis, no worker, one process.
 
-    --model may also be random:tiny or random:qwen06: random weights of that size (31M, 474M parameters), in --dtype
-    float32 or bfloat16.
+    --model may also be random:tiny, random:qwen06 or random:llama8: random weights of that size (31M, 474M, 8G), in
+    --dtype float32 or bfloat16.
     """
     require_worker_extra()
     _require_plotting(plot)

@@ -1,0 +1,7 @@
+"""Ragged paged attention for NVIDIA GPUs: Pallas kernels that Triton compiles."""
+
+from __future__ import annotations
+
+from engine.attention.triton.backend import TritonAttention
+
+__all__ = ["TritonAttention"]

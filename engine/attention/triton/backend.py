@@ -1,0 +1,173 @@
+"""The kernels behind the contract: what XLA prepares for them, and in which order they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from engine.attention.triton.decode import decode_kernel, join_kernel, split_work
+from engine.attention.triton.pages import write_kernel
+from engine.attention.triton.prefill import prefill_kernel, query_blocks
+from engine.attention.triton.softmax import Scores
+from engine.attention.triton.tiles import NUM_PROGRAMS, STAGES, Heads, decode_tiles, prefill_tiles
+from engine.models.decoder import LayerCache
+
+
+class TritonAttention(AttentionBackend):
+    """Keys and values of a layer are `[num_pages, num_kv_heads, page_size, head_dim]`, each an array of its own.
+
+    Any head_dim, any number of KV heads, any page size; best where a page holds whole blocks of keys
+    (`tiles.DecodeTiles`). Four kernels: one writes the step's keys and values into the pages, two decode, one prefills.
+    Which sequences have work for which, the kernels read from the device; a program without work leaves at once.
+    """
+
+    name = "triton"
+    # Layers in a loop would have each layer's weights copied out of the stack before they are used. Unrolled, what is
+    # reckoned from the batch is also the same expression in all layers, which XLA then computes once.
+    is_stacked = False
+
+    def __init__(self, *, num_programs: int = NUM_PROGRAMS, interpret: bool = False) -> None:
+        """`num_programs` keep the card busy: what fewer sequences decode is split so that there are as many.
+
+        With `interpret` it runs on any device, slowly: for tests.
+        """
+        self._num_programs = num_programs
+        self._interpret = interpret
+
+    def cache_dtype(self, dtype: str) -> str:
+        return dtype
+
+    def rows_moved(self, context: int, spec: KVCacheSpec, pages_per_seq: int) -> tuple[int, int]:
+        del spec, pages_per_seq
+        return context + 1, 1  # what lies behind the last token is masked, not read
+
+    def cache_arrays(self, spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
+        shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
+        array = CacheArray(shape, spec.dtype, (None, "kv_heads", None, None))
+        return ((array, array),) * spec.num_layers
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cache: LayerCache,
+        batch: RaggedBatch,
+        *,
+        sliding_window: int | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+    ) -> tuple[jax.Array, LayerCache]:
+        heads = Heads(q.shape[1], k.shape[1], q.shape[2])
+        scores = Scores(heads.head_dim**-0.5 if scale is None else scale, soft_cap, sliding_window)
+        keys, values = self._write(k, v, cache, batch, heads)
+        attended = self._decode(q, keys, values, batch, heads, scores)
+        return self._prefill(attended, q, keys, values, batch, heads, scores), (keys, values)
+
+    def _write(
+        self, k: jax.Array, v: jax.Array, cache: LayerCache, batch: RaggedBatch, heads: Heads
+    ) -> tuple[jax.Array, jax.Array]:
+        """The pages with this step's keys and values in them."""
+        write = self._call(
+            partial(write_kernel, heads=heads),
+            "write_kv",
+            grid=(k.shape[0],),
+            out=cache,
+            aliases={3: 0, 4: 1},
+            num_stages=1,
+        )
+        keys, values = write(k, v, batch.slots, *cache)
+        return keys, values
+
+    def _decode(
+        self,
+        q: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        batch: RaggedBatch,
+        heads: Heads,
+        scores: Scores,
+    ) -> jax.Array:
+        """Attended values, as `q`, in the rows of sequences with one query; the others hold anything."""
+        max_seqs, pages_per_seq = batch.page_indices.shape
+        tiles = decode_tiles(heads, keys.dtype.name, self._num_programs, max_seqs, pages_per_seq * keys.shape[2])
+        work, shares = split_work(batch, tiles, heads, scores.sliding_window)
+        part = (tiles.num_shares, heads.num_heads)
+        parts, weights = _shape((*part, heads.head_dim), jnp.float32), _shape(part, jnp.float32)
+        attend = self._call(
+            partial(decode_kernel, heads=heads, tiles=tiles, scores=scores),
+            "decode",
+            grid=(heads.num_kv_heads, tiles.num_shares),
+            out=(q, parts, weights),
+            num_warps=tiles.num_warps,
+        )
+        out, *found = attend(q, keys, values, batch.page_indices, batch.kv_lens, work, shares)
+        if tiles.max_splits == 1:
+            return out
+        join = self._call(
+            partial(join_kernel, heads=heads, tiles=tiles),
+            "join",
+            grid=(heads.num_heads, max_seqs),
+            out=(q,),
+            aliases={3: 0},
+            num_stages=1,
+        )
+        (joined,) = join(*found, work, out)
+        return joined
+
+    def _prefill(
+        self,
+        attended: jax.Array,  # as q: overwritten in the rows of sequences with more queries than one
+        q: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        batch: RaggedBatch,
+        heads: Heads,
+        scores: Scores,
+    ) -> jax.Array:
+        tiles = prefill_tiles(heads, keys.dtype.name, q.shape[0], batch.kv_lens.shape[0])
+        attend = self._call(
+            partial(prefill_kernel, heads=heads, tiles=tiles, scores=scores),
+            "prefill",
+            grid=(heads.num_kv_heads, tiles.num_blocks),
+            out=(q,),
+            aliases={7: 0},
+            num_warps=tiles.num_warps,
+        )
+        blocks = query_blocks(batch, tiles)
+        (filled,) = attend(q, keys, values, batch.page_indices, batch.kv_lens, batch.cu_q_lens, blocks, attended)
+        return filled
+
+    def _call(
+        self,
+        kernel: Callable[..., None],
+        name: str,
+        *,
+        grid: tuple[int, ...],
+        out: tuple[Any, ...],  # arrays of the shapes that come out
+        aliases: dict[int, int] | None = None,
+        num_warps: int = 4,
+        num_stages: int = STAGES,
+    ) -> Callable[..., list[jax.Array]]:
+        """`kernel` over `grid`; its references are whole arrays in device memory."""
+        run: Callable[..., list[jax.Array]] = pl.pallas_call(
+            kernel,
+            grid=grid,
+            out_shape=[_shape(array.shape, array.dtype) for array in out],
+            input_output_aliases=aliases or {},
+            compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=num_stages),
+            interpret=self._interpret,
+            name=f"ragged_paged_attention_{name}",
+        )
+        return run
+
+
+def _shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]

@@ -1,0 +1,87 @@
+"""Online softmax over blocks of keys (Milakov and Gimelshein, arXiv 1805.02867), in powers of two."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Carry = tuple[jax.Array, jax.Array, jax.Array]  # running maximum [rows], sum [rows], weighted values [rows, width]
+
+_NEVER = -1e30  # finite: a row that sees nothing stays free of NaN
+_LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How a product of query and key becomes a score, and which keys a query sees."""
+
+    scale: float
+    soft_cap: float | None
+    sliding_window: int | None
+
+    def of(self, products: jax.Array) -> jax.Array:
+        """Times log2(e), so that weights are powers of two: the hardware has an instruction for those."""
+        if self.soft_cap is None:
+            return products * (self.scale * _LOG2_E)
+        return jnp.tanh(products * (self.scale / self.soft_cap)) * (self.soft_cap * _LOG2_E)
+
+    def sees(self, position: jax.Array, key: jax.Array) -> jax.Array:
+        visible = key <= position
+        if self.sliding_window is not None:
+            visible &= key > position - self.sliding_window
+        return visible
+
+
+def empty_softmax(rows: int, width: int) -> Carry:
+    return (
+        jnp.full((rows,), _NEVER, jnp.float32),
+        jnp.zeros((rows,), jnp.float32),
+        jnp.zeros((rows, width), jnp.float32),
+    )
+
+
+def take_keys(
+    carry: Carry,
+    q: jax.Array,  # [rows, width]
+    k: jax.Array,  # [keys, width]
+    v: jax.Array,  # [keys, width]
+    scores: Scores,
+    visible: jax.Array | None,  # [rows, keys]; None: all
+) -> Carry:
+    """Adds a block of keys.
+
+    A row that has seen nothing yet gathers values of what is hidden from it. They vanish with the first key that it
+    sees, because everything before is then multiplied with 2 ** -1e30.
+    """
+    top, total, values = carry
+    score = scores.of(_product(q, k, transpose=True))
+    if visible is not None:
+        score = jnp.where(visible, score, _NEVER)
+    new_top = jnp.maximum(top, jnp.max(score, axis=1))
+    weights = jnp.exp2(score - new_top[:, None])
+    correction = jnp.exp2(top - new_top)
+    new_total = total * correction + jnp.sum(weights, axis=1)
+    return new_top, new_total, values * correction[:, None] + _product(weights.astype(v.dtype), v)
+
+
+def result(carry: Carry) -> jax.Array:
+    """f32 [rows, width]."""
+    _, total, values = carry
+    return values / jnp.maximum(total, 1e-30)[:, None]
+
+
+def log_weight(carry: Carry) -> jax.Array:
+    """Base 2, [rows]: how much a result counts beside those over other keys."""
+    top, total, _ = carry
+    return top + jnp.log2(jnp.maximum(total, 1e-30))
+
+
+def _product(a: jax.Array, b: jax.Array, *, transpose: bool = False) -> jax.Array:
+    """In f32; with `transpose`, of `a` and `b` transposed."""
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    dimensions = (((1,), (1 if transpose else 0,)), ((), ()))
+    return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)

@@ -1,0 +1,123 @@
+"""Random ragged batches, on which attention implementations are held to the reference that JAX publishes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from functools import cache, partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
+
+from engine.attention import AttentionBackend, RaggedBatch, attention_for
+from engine.attention.triton import TritonAttention
+from engine.models import LayerCache
+
+MIXED = "mixed, decodes and chunks in any order"
+# (tokens of this step, tokens in all) of each sequence
+RAGGED = {
+    "decode only": [(1, 1), (1, 17), (1, 40), (1, 8)],
+    "prefill only": [(5, 5), (13, 13)],
+    "chunk behind earlier tokens": [(7, 30), (9, 9)],
+    MIXED: [(1, 33), (6, 21), (1, 2), (3, 3), (1, 16)],
+    "more queries than a block holds": [(90, 100), (1, 50)],
+    "one token": [(1, 1)],
+}
+
+IMPLEMENTATIONS = ["xla", *(["native"] if any(map(shutil.which, ("c++", "g++", "clang++"))) else [])]
+TRITON = "triton"  # interpreted
+MAX_LEN, MAX_SEQS = 160, 10
+_BY_HEAD = (0, 2, 1, 3)
+AXES = {"xla": ((0, 2, 3, 1), _BY_HEAD), "native": ((0, 2, 3, 1), _BY_HEAD), TRITON: (_BY_HEAD, _BY_HEAD)}
+"""How keys and values of each implementation lie, from [pages, page_size, kv_heads, head_dim]."""
+
+
+@cache
+def implementation(name: str) -> AttentionBackend:
+    if name == TRITON:
+        return TritonAttention(num_programs=16, interpret=True)
+    return attention_for(name, "cpu", "float32", Path.home() / ".cache" / "penstock" / "native")
+
+
+@partial(jax.jit, static_argnums=(0, 6, 7), donate_argnums=4)
+def run_attention(
+    name: str,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cache: LayerCache,
+    batch: RaggedBatch,
+    sliding_window: int | None,
+    soft_cap: float | None = None,
+) -> tuple[jax.Array, LayerCache]:
+    return implementation(name)(q, k, v, cache, batch, sliding_window=sliding_window, soft_cap=soft_cap)
+
+
+def compare(
+    lengths: list[tuple[int, int]],
+    *,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 16,
+    page_size: int = 8,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    dtype: str = "float32",
+    seed: int = 0,
+    atol: float = 2e-5,
+    names: Sequence[str] = IMPLEMENTATIONS,
+) -> None:
+    """Holds implementations to the reference on one random batch: what is attended, and what is in the pages."""
+    rng = np.random.default_rng(seed)
+    pages_per_seq = -(-MAX_LEN // page_size)
+    num_pages = MAX_SEQS * pages_per_seq + 1
+    free = rng.permutation(np.arange(1, num_pages))
+    num_real = sum(q_len for q_len, _ in lengths)
+    num_tokens = 128 if num_real > 32 else 32
+
+    pages = np.full((num_pages, page_size, 2 * num_kv_heads, head_dim), 9.0, np.float32)  # stale
+    page_indices = np.zeros((MAX_SEQS, pages_per_seq), np.int32)
+    slots = np.arange(num_tokens, dtype=np.int32) % page_size
+    q = rng.normal(size=(num_tokens, num_heads, head_dim)).astype(dtype)
+    k = rng.normal(size=(num_tokens, num_kv_heads, head_dim)).astype(dtype)
+    v = rng.normal(size=(num_tokens, num_kv_heads, head_dim)).astype(dtype)
+    start = 0
+    with_new = pages.copy()
+    for i, (q_len, kv_len) in enumerate(lengths):
+        used = -(-kv_len // page_size)
+        page_indices[i, :used], free = free[:used], free[used:]
+        slot = page_indices[i, np.arange(kv_len) // page_size] * page_size + np.arange(kv_len) % page_size
+        old = kv_len - q_len
+        before = rng.normal(size=(old, 2 * num_kv_heads, head_dim)).astype(dtype)
+        slots[start : start + q_len] = slot[old:]
+        for flat in (pages, with_new):
+            flat.reshape(-1, 2 * num_kv_heads, head_dim)[slot[:old]] = before
+        new = with_new.reshape(-1, 2 * num_kv_heads, head_dim)
+        new[slot[old:], 0::2], new[slot[old:], 1::2] = k[start : start + q_len], v[start : start + q_len]
+        start += q_len
+    cu_q_lens = np.full(MAX_SEQS + 1, num_real, np.int32)
+    cu_q_lens[: len(lengths) + 1] = np.cumsum([0, *(q_len for q_len, _ in lengths)])
+    kv_lens = np.zeros(MAX_SEQS, np.int32)
+    kv_lens[: len(lengths)] = [kv_len for _, kv_len in lengths]
+    count = np.array([len(lengths)], np.int32)
+
+    batch = RaggedBatch(*map(jnp.asarray, (slots, kv_lens, page_indices, cu_q_lens, count)))
+    reference = ref_ragged_paged_attention(
+        jnp.asarray(q),
+        jnp.asarray(with_new, dtype),
+        *map(jnp.asarray, (kv_lens, page_indices, cu_q_lens, count)),
+        sm_scale=head_dim**-0.5,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+    )
+    expected = np.asarray(reference, np.float32)[:num_real]
+    for name in names:
+        halves = (pages[:, :, 0::2], pages[:, :, 1::2])
+        cache = tuple(jnp.asarray(half.transpose(axes), dtype) for half, axes in zip(halves, AXES[name], strict=True))
+        out, new = run_attention(name, *map(jnp.asarray, (q, k, v)), cache, batch, sliding_window, soft_cap)
+        np.testing.assert_allclose(np.asarray(out, np.float32)[:num_real], expected, atol=atol, err_msg=name)
+        for part, half, axes in zip(new, (with_new[:, :, 0::2], with_new[:, :, 1::2]), AXES[name], strict=True):
+            np.testing.assert_array_equal(np.asarray(part, np.float32)[1:], half.transpose(axes)[1:], err_msg=name)
