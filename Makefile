@@ -38,6 +38,8 @@ chaos: .venv/worker.stamp  ## kill, freeze and cut off workers for minutes, and 
 
 bench: .venv/dev.stamp  ## measure engine, host and service; BENCH="--model qwen06 --dtype bfloat16" and the like are passed on
 	@$(BIN)/python -m benchmarks.engine $(BENCH)
+	@$(BIN)/python -m benchmarks.stalls $(BENCH)
+	@$(BIN)/python -m benchmarks.cpu_kernels
 	@$(BIN)/python -m benchmarks.host
 	@$(BIN)/python -m benchmarks.service $(BENCH)
 

@@ -33,6 +33,7 @@ from worker.scripts import Claim, NotClaimed
 _T = TypeVar("_T")
 
 TOKENIZER_THREADS = 2
+SMALL_BYTES = 4096  # an entry of this size is read and tokenised sooner than a thread has taken it on
 SUSPECT_STRIKES = 2  # from here on a request runs alone, so that the next crash tells who did it
 
 
@@ -93,7 +94,7 @@ class Claimer:
             RedisError: the server is in trouble; the entry stays pending, and admitting it again is safe.
             RedisRefused: the server will go on refusing.
         """
-        parsed = await self._in_thread(lambda: _parse(entry_id, fields, self._config.max_body_bytes))
+        parsed = await self._apart(fields, lambda: _parse(entry_id, fields, self._config.max_body_bytes))
         request_id = parsed.request_id if isinstance(parsed, WireError) else parsed.id or entry_id
         claim = await self._claim(request_id, entry_id, fields)
         if claim is None:
@@ -159,7 +160,7 @@ class Claimer:
             live.deadline_s = live.clock.monotonic_at(live.enqueued_ms + request.timeout_s * 1000)
         if self._ends_unrun(live, journal):
             return None
-        tokens = await self._in_thread(lambda: encode_prompt(request, self._text, self._config))
+        tokens = await self._apart(live.fields, lambda: encode_prompt(request, self._text, self._config))
         live.prompt_tokens = len(tokens)
         if live.outcome is not None:  # only the end is missing
             self._publisher.end(live, live.outcome)
@@ -225,7 +226,10 @@ class Claimer:
         entry = other.other_entry
         return not await self._redis.xrange(keys.requests(other.other_queue), min=entry, max=entry)
 
-    async def _in_thread(self, function: Callable[[], _T]) -> _T:
+    async def _apart(self, fields: Fields, function: Callable[[], _T]) -> _T:
+        """What `function` makes of a queue entry; in a thread, unless the entry is small."""
+        if sum(map(len, fields.values())) <= SMALL_BYTES:
+            return function()
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
 

@@ -84,7 +84,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         reference = expected_tokens(model, wanted[: arguments.checked], console)
         peers = []
-        for name in ADAPTERS:
+        for name in [PENSTOCK, *(peer for peer in arguments.peers if peer != PENSTOCK)]:
             python = python_of(name, console)
             if python is not None:
                 try:
@@ -110,6 +110,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, help="Poisson arrivals per second; all at once without it")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", nargs="+", choices=list(ADAPTERS), default=list(ADAPTERS), metavar="PEER")
     parser.add_argument("--checked", type=int, default=8, help="requests whose tokens are compared with transformers'")
     return parser.parse_args()
 

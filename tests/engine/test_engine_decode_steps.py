@@ -11,7 +11,6 @@ import pytest
 from engines import SMALL, VOCAB_SIZE, drive
 
 from engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
-from engine.runner import LOOP_STEPS
 
 STEPS = 4
 
@@ -113,21 +112,6 @@ def test_the_device_stops_early_when_every_row_has_ended(looping_engine: Engine)
         looping_engine._runner._run_loop = real  # type: ignore[method-assign]
     ended = next(tokens for tokens in seen if stop in tokens)
     assert not ended[list(ended).index(stop) + 1 :].any()
-
-
-def test_left_open_the_number_is_measured(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine.from_checkpoint(tiny_model, replace(SMALL, decode_steps=None))
-    runner = engine._runner
-    times = {1: 0.008, LOOP_STEPS: 0.004}
-    monkeypatch.setattr(runner, "_time_decoding", lambda num_rows, num_steps: times[num_steps])
-    assert runner._choose_decode_steps() == LOOP_STEPS
-    times[LOOP_STEPS] = 0.0079  # hardly faster
-    assert runner._choose_decode_steps() == 1
-    times |= {1: 1.0, LOOP_STEPS: 0.1}  # much faster, but new requests would wait
-    assert runner._choose_decode_steps() == 1
-    monkeypatch.undo()
-    assert runner._time_decoding(16, 1) > 0
-    assert runner._time_decoding(16, LOOP_STEPS) > 0
 
 
 @pytest.mark.parametrize("steps", [0, 128])

@@ -1,0 +1,126 @@
+"""The C++ kernels for CPU against XLA's own form, in turn: products with weights, and a layer's attention.
+
+    python -m benchmarks.cpu_kernels
+
+Prints tables and appends them to `benchmarks/results/cpu_kernels.jsonl`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.engine import RESULTS
+from engine.attention import KVCacheSpec, RaggedBatch, attention_for
+from engine.deployment import DEFAULT_BUILD_DIR
+from engine.models.layers import Linear
+from engine.models.packed import PackedLinear
+from engine.native import load_library, panel_width
+from worker.bench.report import append_result
+
+SHAPES = ((384, 2304), (2304, 384), (1024, 3072), (3072, 1024))  # features in and out, of `tiny` and `qwen06`
+GEOMETRIES = {"16 query, 8 KV heads, head_dim 128": (16, 8, 128), "6 query, 2 KV heads, head_dim 64": (6, 2, 64)}
+NUM_SEQS, LENGTH = 64, 256
+_BUILD_DIR = DEFAULT_BUILD_DIR / "native"
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    console = Console()
+    for title, rows in (("products with weights, us", products()), ("attention of one layer, ms", attention())):
+        table = Table(title=title, title_justify="left")
+        for name in rows[0]:
+            table.add_column(name, justify="right")
+        for row in rows:
+            table.add_row(*map(str, row.values()))
+        console.print(table)
+        append_result(RESULTS / "cpu_kernels.jsonl", {"title": title, "rows": rows})
+
+
+def products() -> list[dict[str, Any]]:
+    width = panel_width(load_library(_BUILD_DIR))
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        for features_in, features_out in SHAPES:
+            layer = Linear(features_in, features_out, bias=False, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
+            forms = {"XLA": jax.jit(layer), "C++": jax.jit(PackedLinear.of(width, layer))}
+            for num_tokens in (1, 16, 64, 512):
+                x = jax.random.normal(jax.random.key(1), (num_tokens, features_in), dtype)
+                seconds = {name: fastest_s(lambda form=form, x=x: form(x)) for name, form in forms.items()}
+                rows.append({
+                    "dtype": dtype, "weights": f"{features_in} x {features_out}", "tokens": num_tokens,
+                    **{name: round(s * 1e6, 1) for name, s in seconds.items()},
+                    "C++ GFLOP/s": round(2e-9 * num_tokens * features_in * features_out / seconds["C++"]),
+                    "times": round(seconds["XLA"] / seconds["C++"], 2),
+                })  # fmt: skip
+    return rows
+
+
+def attention() -> list[dict[str, Any]]:
+    """A decode step of sequences of one length; and a prompt of as many tokens, alone."""
+    rows = []
+    for title, heads in GEOMETRIES.items():
+        for dtype in ("float32", "bfloat16"):
+            row: dict[str, Any] = {"heads": title, "dtype": dtype}
+            for what, num_seqs, num_queries in (("decode", NUM_SEQS, 1), ("prefill", 1, LENGTH)):
+                for form in ("xla", "native"):
+                    seconds = _attention_s(form, dtype, heads, num_seqs, num_queries)
+                    row[f"{what}, {'C++' if form == 'native' else 'XLA'}"] = round(seconds * 1e3, 2)
+            rows.append(row)
+    return rows
+
+
+def _attention_s(form: str, dtype: str, heads: tuple[int, int, int], num_seqs: int, num_queries: int) -> float:
+    num_heads, num_kv_heads, head_dim = heads
+    page_size, rng = 32, np.random.default_rng(0)
+    pages_per_seq = LENGTH // page_size
+    backend = attention_for(form, "cpu", dtype, _BUILD_DIR)
+    num_pages = num_seqs * pages_per_seq + 1
+    spec = KVCacheSpec(1, num_pages, page_size, num_kv_heads, head_dim, backend.cache_dtype(dtype))
+    cache = [jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), backend.init_cache(spec)[0])]
+    page_indices = rng.permutation(np.arange(1, num_pages)).reshape(num_seqs, pages_per_seq).astype(np.int32)
+    positions = np.arange(LENGTH - num_queries, LENGTH)
+    slots = page_indices[:, positions // page_size] * page_size + positions % page_size
+    batch = RaggedBatch(
+        slots=jnp.asarray(slots.reshape(-1), jnp.int32),
+        kv_lens=jnp.full(num_seqs, LENGTH, jnp.int32),
+        page_indices=jnp.asarray(page_indices),
+        cu_q_lens=jnp.arange(num_seqs + 1, dtype=jnp.int32) * num_queries,
+        num_seqs=jnp.asarray([num_seqs], jnp.int32),
+    )
+    num_tokens = num_seqs * num_queries
+    q = jnp.asarray(rng.normal(size=(num_tokens, num_heads, head_dim)), dtype)
+    k = jnp.asarray(rng.normal(size=(num_tokens, num_kv_heads, head_dim)), dtype)
+    step = jax.jit(lambda cache: backend(q, k, k, cache, batch), donate_argnums=0)
+
+    def run() -> jax.Array:
+        out, cache[0] = step(cache[0])
+        return out
+
+    return fastest_s(run)
+
+
+def fastest_s(run: Callable[[], jax.Array], repeats: int = 8, calls: int = 5) -> float:
+    """Seconds of a call, of several behind one another, in the quickest of the repeats."""
+    run().block_until_ready()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(calls):
+            last = run()
+        last.block_until_ready()
+        seconds.append((time.perf_counter() - start) / calls)
+    return min(seconds)
+
+
+if __name__ == "__main__":
+    main()
