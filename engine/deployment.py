@@ -109,13 +109,16 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
     if platform == "tpu" and attention.is_stacked:
         check_page_table(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, page_size=page_size)
     kv_dtype = attention.cache_dtype(model.dtype)
-    library = _matmul_library(config.matmul, platform, model, tensor, build_dir)
+    library = _matmul_library(config, platform, model, build_dir, is_stacked=attention.is_stacked)
     return Deployment(platform, model, attention, placement, page_size, max_model_len, kv_dtype, library)
 
 
-def _matmul_library(choice: str, platform: str, model: ModelConfig, tensor: int, build_dir: Path) -> ctypes.CDLL | None:
+def _matmul_library(
+    config: EngineConfig, platform: str, model: ModelConfig, build_dir: Path, *, is_stacked: bool
+) -> ctypes.CDLL | None:
+    choice, tensor = config.matmul, config.tensor_parallel
     features = (model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
-    fits = platform == "cpu" and tensor == 1 and can_pack(features, model.dtype)
+    fits = platform == "cpu" and tensor == 1 and not is_stacked and can_pack(features, model.dtype)
     if choice == "xla" or (choice == "auto" and not fits):
         return None
     if not fits:

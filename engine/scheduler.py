@@ -174,9 +174,7 @@ class Scheduler:
         chosen: dict[Sequence, int] = {}
         budget = self._max_batch_tokens
         for sequence in decoding + prefilling:
-            count = min(sequence.num_pending, budget)
-            if sequence.num_pending > 1:
-                count = _chunk(sequence, budget, room)
+            count = _chunk(sequence, budget, room) if sequence.num_pending > 1 else min(1, budget)
             if sequence.pages and count:  # without pages it was preempted a moment ago
                 budget += self._make_room(sequence, sequence.num_computed + count, chosen)
                 if sequence.pages:

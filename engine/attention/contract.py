@@ -61,6 +61,14 @@ class CacheArray:
         return math.prod(self.shape) * int(jnp.dtype(self.dtype).itemsize)
 
 
+def turned_keys(spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
+    """By layer, keys `[pages, num_kv_heads, head_dim, page_size]` and values with the last two the other way round."""
+    k_shape = (spec.num_pages, spec.num_kv_heads, spec.head_dim, spec.page_size)
+    v_shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
+    keys, values = (CacheArray(shape, spec.dtype, (None, "kv_heads", None, None)) for shape in (k_shape, v_shape))
+    return ((keys, values),) * spec.num_layers
+
+
 class AttentionBackend(Protocol):
     """Writes a step's keys and values into the pages and attends over everything its sequences hold."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch, turned_keys
 from engine.errors import ConfigError
 from engine.models.decoder import LayerCache
 from engine.native import ATTENTION, load_library
@@ -33,10 +33,7 @@ class NativeAttention(AttentionBackend):
         return dtype
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
-        k_shape = (spec.num_pages, spec.num_kv_heads, spec.head_dim, spec.page_size)
-        v_shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
-        keys, values = (CacheArray(s, spec.dtype, (None, "kv_heads", None, None)) for s in (k_shape, v_shape))
-        return ((keys, values),) * spec.num_layers
+        return turned_keys(spec)
 
     def __call__(
         self,

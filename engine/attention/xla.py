@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch, turned_keys
 from engine.attention.narrow import stored, widened
 from engine.models.decoder import LayerCache
 
@@ -42,10 +42,7 @@ class XlaAttention(AttentionBackend):
         return "float32" if self._platform == "cpu" else dtype
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
-        k_shape = (spec.num_pages, spec.num_kv_heads, spec.head_dim, spec.page_size)
-        v_shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
-        keys, values = (CacheArray(s, spec.dtype, (None, "kv_heads", None, None)) for s in (k_shape, v_shape))
-        return ((keys, values),) * spec.num_layers
+        return turned_keys(spec)
 
     def __call__(
         self,
