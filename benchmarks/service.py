@@ -35,6 +35,7 @@ def main() -> None:
     parser = engine_arguments(__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--rounds", type=int, default=3, help="how often each side is measured, in turn")
+    parser.add_argument("--flush-interval-ms", type=int, default=30, help="of the worker, in the part `engine`")
     arguments = parser.parse_args()
     for name in arguments.parts:
         if name not in PARTS:

@@ -85,7 +85,8 @@ def _rounds(
             if side == "bare":
                 bare = _bare(engine, load)
             else:
-                service = asyncio.run(_service(server, engine, {**load_options(arguments), **arrivals}))
+                options = {**load_options(arguments), **arrivals}
+                service = asyncio.run(_service(server, engine, options, arguments.flush_interval_ms))
         found.append({"bare": bare, "service": service})
     return found
 
@@ -100,9 +101,12 @@ def _bare(engine: Engine, load: Load) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _service(server: EmbeddedServer, engine: Engine, options: dict[str, Any]) -> dict[str, Any]:
+async def _service(
+    server: EmbeddedServer, engine: Engine, options: dict[str, Any], flush_interval_ms: int
+) -> dict[str, Any]:
     timed, costs = TimedEngine(engine), ServerCosts(server)
-    async with worker_in_process(server.url, Model(timed, engine.tokenizer, engine.defaults)):
+    model = Model(timed, engine.tokenizer, engine.defaults)
+    async with worker_in_process(server.url, model, flush_interval_ms=flush_interval_ms):
         before_s = time.thread_time()
         run = await bench_client(server.url, **options)
         loop_cpu_s = time.thread_time() - before_s
