@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.engine import RESULTS
+from benchmarks.tables import table_of
 from engine.attention import KVCacheSpec, RaggedBatch, attention_for
 from engine.deployment import DEFAULT_BUILD_DIR
 from engine.models.layers import Linear
@@ -37,12 +37,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     console = Console()
     for title, rows in (("products with weights, us", products()), ("attention of one layer, ms", attention())):
-        table = Table(title=title, title_justify="left")
-        for name in rows[0]:
-            table.add_column(name, justify="right")
-        for row in rows:
-            table.add_row(*map(str, row.values()))
-        console.print(table)
+        console.print(table_of(title, rows))
         append_result(RESULTS / "cpu_kernels.jsonl", {"title": title, "rows": rows})
 
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import service_engine, service_publishing, service_readers
 from benchmarks.engine import RESULTS, engine_arguments
+from benchmarks.tables import table_of
 from worker import garbage
 from worker.bench.report import append_result
 from worker.logs import configure_logs
@@ -45,17 +44,8 @@ def main() -> None:
     for name in arguments.parts or PARTS:
         load = os.getloadavg()[0]
         rows = PARTS[name](arguments)
-        _show(f"{name} (load of the machine before: {load:.1f})", rows)
+        Console().print(table_of(f"{name} (load of the machine before: {load:.1f})", rows, digits=3))
         append_result(RESULTS / "service.jsonl", {"part": name, "options": vars(arguments), "rows": rows})
-
-
-def _show(title: str, rows: list[dict[str, Any]]) -> None:
-    table = Table(title=title, title_justify="left")
-    for name in rows[0]:
-        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
-    for row in rows:
-        table.add_row(*(f"{value:,.3f}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.engine import RESULTS, engine_arguments, loaded_engine
-from engine import Engine, EngineConfig, Request, SamplingParams
+from benchmarks.tables import table_of
+from engine import Engine, EngineConfig, Output, Request, SamplingParams
 from worker.bench.presets import GEOMETRIES
 from worker.bench.report import append_result
 
@@ -38,7 +38,7 @@ def main() -> None:
     for number in range(arguments.rounds):
         for limit, engine in engines.items():
             rows.append({"round": number + 1, "max_prefill_slowdown": limit, **measure(engine, arguments, number)})
-    Console().print(table(f"{arguments.model} {arguments.dtype}, {arguments.streams} streams", rows))
+    Console().print(table_of(f"{arguments.model} {arguments.dtype}, {arguments.streams} streams", rows))
     append_result(RESULTS / "stalls.jsonl", {"options": vars(arguments), "rows": rows})
 
 
@@ -74,12 +74,7 @@ def measure(engine: Engine, arguments: argparse.Namespace, seed: int) -> dict[st
 
 
 def _gaps_ms(engine: Engine, count: int) -> list[float]:
-    gaps_ms = []
-    for _ in range(count):
-        start = time.perf_counter()
-        engine.step()
-        gaps_ms.append((time.perf_counter() - start) * 1e3)
-    return gaps_ms
+    return [_timed_step(engine)[0] for _ in range(count)]
 
 
 def _gaps_until(engine: Engine, request_id: str) -> list[float]:
@@ -87,19 +82,16 @@ def _gaps_until(engine: Engine, request_id: str) -> list[float]:
     gaps_ms = []
     is_there = False
     while not is_there:
-        start = time.perf_counter()
-        is_there = any(output.request_id == request_id for output in engine.step())
-        gaps_ms.append((time.perf_counter() - start) * 1e3)
+        gap_ms, outputs = _timed_step(engine)
+        is_there = any(output.request_id == request_id for output in outputs)
+        gaps_ms.append(gap_ms)
     return gaps_ms
 
 
-def table(title: str, rows: list[dict[str, Any]]) -> Table:
-    found = Table(title=title, title_justify="left")
-    for name in rows[0]:
-        found.add_column(name, justify="right")
-    for row in rows:
-        found.add_row(*map(str, row.values()))
-    return found
+def _timed_step(engine: Engine) -> tuple[float, list[Output]]:
+    start = time.perf_counter()
+    outputs = engine.step()
+    return (time.perf_counter() - start) * 1e3, outputs
 
 
 if __name__ == "__main__":

@@ -49,11 +49,14 @@ class Pace:
         One prompt shall not be felt by those that decode. The more there are, the more their wait counts, too, and that
         large chunks are computed faster than small ones.
         """
-        lengths = list(decoding)
-        if not lengths or self.times is None or self.max_slowdown is None:
+        if not num_prompts or self.times is None or self.max_slowdown is None:
             return PromptRoom(None, 0.0, 0, 0)
-        usual_s = self.times.decoding_s(len(lengths), sum(lengths))
-        taken_s = self.times.sampling_s(len(lengths)) + sum(lengths) * self.times.pair_s
+        lengths = list(decoding)
+        if not lengths:
+            return PromptRoom(None, 0.0, 0, 0)
+        num_pairs = sum(lengths)
+        usual_s = self.times.decoding_s(len(lengths), num_pairs)
+        taken_s = self.times.sampling_s(len(lengths)) + num_pairs * self.times.pair_s
         return PromptRoom(self.times, usual_s * self.max_slowdown * num_prompts - taken_s, len(lengths), 0)
 
 

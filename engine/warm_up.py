@@ -47,7 +47,7 @@ def measure_steps(runner: Runner) -> StepTimes:
         runner.dispatch(_decode_batch(geometry, num_rows, extended=True), num_rows).token_ids()
     prompt_s = {bucket: _fastest(runner, _prompt_batch(geometry, bucket), 1) for bucket in geometry.token_buckets}
     decode_s = {bucket: _fastest(runner, _decode_batch(geometry, bucket), bucket) for bucket in geometry.row_buckets}
-    return StepTimes(prompt_s, decode_s, _pair_s(runner))
+    return StepTimes(prompt_s, decode_s, _pair_s(runner, prompt_s[geometry.token_buckets[0]]))
 
 
 def choose_decode_steps(runner: Runner, times: StepTimes) -> dict[int, int]:
@@ -71,15 +71,15 @@ def time_decoding(runner: Runner, num_rows: int, num_steps: int) -> float:
     return time.perf_counter() - start
 
 
-def _pair_s(runner: Runner) -> float:
-    """What a step of prompt tokens behind as many others as there can be takes longer, per query and key."""
+def _pair_s(runner: Runner, alone_s: float) -> float:
+    """What the smallest bucket of a prompt takes longer than `alone_s`, per query and key, as late as there can be."""
     geometry = runner.geometry
     count = geometry.token_buckets[0]
     context = geometry.max_model_len - count
     if context <= 0:
         return 0.0
     longer_s = _fastest(runner, _prompt_batch(geometry, count, context), 1)
-    return max(0.0, longer_s - _fastest(runner, _prompt_batch(geometry, count), 1)) / (count * context)
+    return max(0.0, longer_s - alone_s) / (count * context)
 
 
 def _fastest(runner: Runner, batch: Batch, num_sampled: int) -> float:

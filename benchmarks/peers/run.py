@@ -25,10 +25,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.engine import RESULTS
 from benchmarks.peers.protocol import KV_CACHE_GIB
+from benchmarks.tables import table_of
 from worker.bench.arrivals import Arrivals
 from worker.bench.datasets import random_requests
 from worker.bench.presets import GEOMETRIES, preset_dir, preset_root
@@ -98,7 +98,7 @@ def main() -> None:
     if is_busy:
         title += " (busy machine: no ranking)"
         console.print("[yellow]Others used the processor: engines whose threads wait for one another lost most.[/]")
-    console.print(table(title, rows))
+    console.print(table_of(title, rows))
     append_result(RESULTS / "peers.jsonl", {"title": title, "options": vars(arguments), "rows": rows})
 
 
@@ -245,15 +245,6 @@ def row(peer: Peer, runs: dict[str, list[dict[str, Any]]], reference: list[list[
         "tokens as reference": f"{same}/{len(reference)}" if reference else "not compared",
         "load": f"{min(run['load'] for run in own):.1f}-{max(run['load'] for run in own):.1f}",
     }
-
-
-def table(title: str, rows: list[dict[str, Any]]) -> Table:
-    found = Table(title=title, title_justify="left")
-    for name in rows[0]:
-        found.add_column(name, justify="left" if name == "engine" else "right")
-    for each in rows:
-        found.add_row(*(f"{value:,.2f}" if isinstance(value, float) else str(value) for value in each.values()))
-    return found
 
 
 if __name__ == "__main__":

@@ -1,0 +1,18 @@
+"""Rows of a measurement, as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+
+def table_of(title: str, rows: Sequence[Mapping[str, Any]], *, digits: int = 2) -> Table:
+    """Columns are those of the first row; text stands left, numbers right, fractions with so many digits."""
+    table = Table(title=title, title_justify="left")
+    for name, value in rows[0].items():
+        table.add_column(name, justify="left" if isinstance(value, str) else "right")
+    for row in rows:
+        table.add_row(*(f"{value:,.{digits}f}" if isinstance(value, float) else str(value) for value in row.values()))
+    return table
