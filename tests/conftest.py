@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from servers import SERVERS, cluster_arguments, form_cluster
 
 from producer.connection import RedisClient, connect
 from worker.embedded import EmbeddedServer
+
+# A shell that starts the suite in the background ignores SIGINT, and so would the processes that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more about what else the machine does than about the code.
 hypothesis.settings.register_profile("penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
