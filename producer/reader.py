@@ -22,6 +22,7 @@ from producer.connection import (
 )
 from producer.errors import ConnectionLost, PenstockError, ReplyCorrupt, ReplyGone, ServerRefused
 from producer.ids import new_id, slot_of
+from producer.pipeline import Batcher
 from producer.wire import ReplyEntry, WireError, decode_reply
 
 log = logging.getLogger(__name__)
@@ -51,9 +52,10 @@ class ReplyReader:
     Only when Redis stayed away for `give_up_after_s` do the waiting subscriptions fail, with `ConnectionLost`.
     """
 
-    def __init__(self, address: Address, commands: RedisClient, *, give_up_after_s: float) -> None:
+    def __init__(self, address: Address, commands: RedisClient, batcher: Batcher, *, give_up_after_s: float) -> None:
         self._address = address
         self._commands = commands
+        self._batcher = batcher
         self._give_up_after_s = give_up_after_s
         self._blocking = connect_blocking(address, decode=False, block_s=BLOCK_S, name="penstock-reader")
         self._lines: dict[int, _Line] = {}
@@ -64,7 +66,7 @@ class ReplyReader:
         line = self._lines.get(slot)
         if line is None:
             wake_key = keys.wake(new_id(slot if self._address.kind == "cluster" else None))
-            line = _Line(self._address, self._blocking, self._commands, wake_key, self._give_up_after_s)
+            line = _Line(self._address, self._blocking, self._commands, self._batcher, wake_key, self._give_up_after_s)
             self._lines[slot] = line
         subscription = Subscription(line, request_id, position(after))
         line.add(subscription)
@@ -141,11 +143,18 @@ class _Line:
     """One blocking connection and the streams that are read over it, all of one hash slot under Redis Cluster."""
 
     def __init__(
-        self, address: Address, blocking: RedisClient, commands: RedisClient, wake_key: str, give_up_after_s: float
+        self,
+        address: Address,
+        blocking: RedisClient,
+        commands: RedisClient,
+        batcher: Batcher,
+        wake_key: str,
+        give_up_after_s: float,
     ) -> None:
         self._address = address
         self._blocking = blocking
         self._commands = commands
+        self._batcher = batcher
         self._wake_key = wake_key
         self._give_up_after_s = give_up_after_s
         self._followed: dict[str, set[Subscription]] = {}
@@ -234,11 +243,11 @@ class _Line:
     async def _wake(self, number: int) -> None:
         """Explicit ids make a repeated wake-up harmless, and leave no clock in it."""
         try:
-            async with self._commands.pipeline(transaction=False) as pipe:
-                pipe.xadd(self._wake_key, {"w": ""}, id=f"{number}-0", maxlen=1, approximate=False)
-                pipe.expire(self._wake_key, WAKE_TTL_S)
-                await pipe.execute(raise_on_error=False)
-        except UNREACHABLE as error:
+            await asyncio.gather(
+                self._batcher.execute("XADD", self._wake_key, "MAXLEN", 1, f"{number}-0", "w", ""),
+                self._batcher.execute("EXPIRE", self._wake_key, WAKE_TTL_S),
+            )
+        except (exceptions.RedisError, *UNREACHABLE) as error:
             log.debug("a wake-up was lost, the blocked read ends by itself within %g s: %s", BLOCK_S, error)
 
     async def _look_again(self) -> None:

@@ -7,14 +7,16 @@ command whose answer was lost.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from redis import exceptions
 
 from producer import keys
-from producer.connection import RedisClient
+
+Execute: TypeAlias = Callable[..., Awaitable[Any]]
+"""Sends one command, given as its parts: `execute_command` of a client, or `execute` of a `Batcher`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +41,15 @@ class Script:
         self._source = source
         self._sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
-    async def __call__(self, redis: RedisClient, script_keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
+    async def __call__(self, execute: Execute, script_keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
         try:
-            return await redis.evalsha(self._sha, len(script_keys), *script_keys, *arguments)
+            return await execute("EVALSHA", self._sha, len(script_keys), *script_keys, *arguments)
         except exceptions.NoScriptError:
-            return await redis.eval(self._source, len(script_keys), *script_keys, *arguments)
+            return await execute("EVAL", self._source, len(script_keys), *script_keys, *arguments)
 
 
 async def enqueue(
-    redis: RedisClient,
+    execute: Execute,
     queue: str,
     request_id: str,
     fields: Mapping[str, str],
@@ -62,7 +64,7 @@ async def enqueue(
     """
     pairs = [part for pair in fields.items() for part in pair]
     verdict, value = await _ENQUEUE(
-        redis,
+        execute,
         [keys.requests(queue), keys.seen(queue, request_id)],
         [max_length or 0, dedupe_window_s, keys.GROUP, *pairs],
     )

@@ -21,6 +21,7 @@ from producer.connection import (
 )
 from producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused
 from producer.ids import new_id, random_slot
+from producer.pipeline import Batcher
 from producer.reader import ENDED, ReplyReader, decode_fields, find_gone, position
 from producer.scripts import Full, enqueue
 from producer.wire import ID_PATTERN, GenerateRequest, ReplyEntry
@@ -60,11 +61,12 @@ class Transport:
         self._max_queue_length = max_queue_length
         self._dedupe_window_s = dedupe_window_s
         self._is_durable = is_durable
-        self._can_confirm = False
         self._commands = connect(self.address, decode=False, retries=COMMAND_RETRIES, name="penstock-client")
-        self.reader = ReplyReader(self.address, self._commands, give_up_after_s=reconnect_timeout_s)
+        self._batcher = Batcher(self._commands, retries=COMMAND_RETRIES)
+        self.reader = ReplyReader(self.address, self._commands, self._batcher, give_up_after_s=reconnect_timeout_s)
         self._slot = random_slot() if self.address.kind == "cluster" else None
-        self._has_group = False
+        self._setup = asyncio.Lock()
+        self._is_set_up = False
         self._gate = asyncio.Semaphore(MAX_COMMANDS_IN_FLIGHT)  # each command in flight holds a connection
         self._owned: set[str] = set()
         self._background: set[asyncio.Task[None]] = set()
@@ -80,15 +82,11 @@ class Transport:
             NotDurable: it was added, but is not known to be on disk.
         """
         assert request.id is not None  # noqa: S101  build_request has seen to it
-        async with self._redis() as redis:
-            if not self._has_group:
-                await ensure_group(redis, self.queue)
-                self._has_group = True
-            if self._is_durable and not self._can_confirm:
-                await durable.probe(redis, keys.requests(self.queue))
-                self._can_confirm = True
+        if not self._is_set_up:
+            await self._set_up()
+        with redis_errors(self.address):
             added = await enqueue(
-                redis,
+                self._batcher.execute,
                 self.queue,
                 request.id,
                 request.to_entry(),
@@ -180,7 +178,19 @@ class Transport:
             await asyncio.wait(cancels, timeout=CLOSE_TIMEOUT_S)
             await cancel_and_wait(*cancels)
         await self.reader.close()
+        await self._batcher.close()
         await self._commands.aclose()
+
+    async def _set_up(self) -> None:
+        """What comes before the first request of a client."""
+        async with self._setup:
+            if self._is_set_up:
+                return
+            async with self._redis() as redis:
+                await ensure_group(redis, self.queue)
+                if self._is_durable:
+                    await durable.probe(redis, keys.requests(self.queue))
+            self._is_set_up = True
 
     async def _confirm(self, request_id: str) -> None:
         async with self._redis() as redis:

@@ -9,6 +9,7 @@ from engine.driver import EngineDriver
 from engine.request import FinishReason
 from producer import keys
 from producer.connection import RedisClient
+from producer.pipeline import execute
 from worker.config import WorkerConfig
 from worker.heartbeat import survive
 from worker.live import LiveRequest, LiveTable
@@ -59,10 +60,10 @@ class CancelWatch:
         lives = [live for live in self._table if live.is_admitted and live.end is None]
         if not lives:
             return
-        pipeline = self._redis.pipeline(transaction=False)
-        for live in lives:
-            pipeline.exists(keys.cancel(live.id))
-        for live, is_cancelled in zip(lives, await pipeline.execute(), strict=True):
+        answers = await execute(self._redis, [("EXISTS", keys.cancel(live.id)) for live in lives])
+        for live, is_cancelled in zip(lives, answers, strict=True):
+            if isinstance(is_cancelled, Exception):
+                raise is_cancelled
             if is_cancelled:
                 self._end(live, "cancelled")
 

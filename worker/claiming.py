@@ -17,6 +17,7 @@ from engine.generation_defaults import GenerationDefaults
 from engine.request import Request
 from producer import keys
 from producer.connection import Fields, RedisClient
+from producer.pipeline import Batcher
 from producer.wire import GenerateRequest, WireError, parse_request
 from worker import faults, scripts
 from worker.admission import TextEncoder, check_limits, encode_prompt, to_engine_request
@@ -33,6 +34,7 @@ from worker.scripts import Claim, NotClaimed
 _T = TypeVar("_T")
 
 TOKENIZER_THREADS = 2
+MAX_JOURNAL_READS = 8  # each holds a connection
 SMALL_BYTES = 4096  # an entry of this size is read and tokenised sooner than a thread has taken it on
 SUSPECT_STRIKES = 2  # from here on a request runs alone, so that the next crash tells who did it
 
@@ -68,6 +70,8 @@ class Claimer:
         metrics: Metrics,
     ) -> None:
         self._redis = redis
+        self._batcher = Batcher(redis, retries=0)  # the entries that one read brings are claimed together
+        self._reads = asyncio.Semaphore(MAX_JOURNAL_READS)
         self._config = config
         self._instance = instance
         self._text = text
@@ -78,8 +82,9 @@ class Claimer:
         self._metrics = metrics
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="penstock-tokenizer")
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._batcher.close()
 
     async def admit(self, entry_id: str, fields: Fields, *, alone: bool = False) -> Admitted | None:
         """Claims the request of a queue entry. None: it needs no generation, and its end is on its way if it needs one.
@@ -154,7 +159,8 @@ class Claimer:
         check_limits(request, self._config)
         journal = Journal.empty(request.n)
         if live.claim.epoch > 1:
-            journal = await read_journal(self._redis, live.id, n=request.n)
+            async with self._reads:
+                journal = await read_journal(self._redis, live.id, n=request.n)
         live.resume(journal.choices())
         if request.timeout_s is not None:
             live.deadline_s = live.clock.monotonic_at(live.enqueued_ms + request.timeout_s * 1000)
@@ -219,7 +225,7 @@ class Claimer:
             ttl_ms=round(self._config.reply_ttl_s * 1000),
             gone_entry=gone_entry,
         )
-        return scripts.parse_claim(await self._redis.execute_command(*command))
+        return scripts.parse_claim(await self._batcher.execute(*command))
 
     async def _is_gone(self, other: NotClaimed) -> bool:
         """Whether the entry that the request was first claimed with was deleted by somebody, with no end written."""

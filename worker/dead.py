@@ -123,7 +123,7 @@ async def replay(redis: RedisClient, queue: str, letter: Letter) -> str | None:
     """
     key_names = [keys.dead(queue), keys.requests(queue), keys.seen(queue, letter.replay_id)]
     arguments: list[Any] = [letter.id, SEEN_TTL_S, keys.GROUP, *letter.replay_fields()]
-    return letter.replay_id if await _REPLAY(redis, key_names, arguments) is not None else None
+    return letter.replay_id if await _REPLAY(redis.execute_command, key_names, arguments) is not None else None
 
 
 async def remove(redis: RedisClient, queue: str, letter_ids: Sequence[str]) -> int:
@@ -136,7 +136,7 @@ async def remove(redis: RedisClient, queue: str, letter_ids: Sequence[str]) -> i
 
 async def server_ms(redis: RedisClient, queue: str) -> int:
     """The clock that letters of `queue` are dated by."""
-    seconds, micros = await _TIME(redis, [keys.dead(queue)], [])
+    seconds, micros = await _TIME(redis.execute_command, [keys.dead(queue)], [])
     return int(seconds) * 1000 + int(micros) // 1000
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,7 +24,6 @@ from worker.readiness import Readiness
 _log = structlog.get_logger(__name__)
 _PART = "intake"  # in readiness
 
-MAX_CONCURRENT_CLAIMS = 8  # so many connections may be in use at once
 RECOVERY_PAGE = 100
 
 Entry = tuple[str, Fields]
@@ -58,8 +58,8 @@ class Intake:
         self._readiness = readiness
         self._stopping = asyncio.Event()
         self._backoff = faults.Backoff()
+        self._adopt_at_s = 0.0
         self._must_recover = True  # a process of the same name may have died with entries pending
-        self._claims = asyncio.Semaphore(MAX_CONCURRENT_CLAIMS)
         self.parked: dict[str, Fields] = {}  # entries of suspects, pending here until they can run alone
 
     @property
@@ -95,8 +95,7 @@ class Intake:
         spare = await self._wait_for_room()
         if not spare or self._stopping.is_set():
             return
-        entries = await self._adopt(spare)
-        await self._take_on(entries or await self._read(spare))
+        await self._take_on(await self._adopt(spare) or await self._read(spare))
 
     async def _survive(self, error: exceptions.RedisError) -> None:
         self._must_recover = True
@@ -152,8 +151,14 @@ class Intake:
             await self._take_on([entry for entry in entries if entry[0] not in known])
 
     async def _adopt(self, spare: int) -> list[Entry]:
+        """Entries that nobody owns. While there are any it looks again at once, otherwise every `block_ms`."""
+        now_s = time.monotonic()
+        if now_s < self._adopt_at_s:
+            return []
         command = scripts.adopt(self._config.queue, worker=self._config.name, count=spare)
         answer = await self._redis.execute_command(*command)
+        if not answer:
+            self._adopt_at_s = now_s + self._config.block_ms / 1000
         return [(entry_id.decode(), _pairs(fields)) for entry_id, fields in answer]
 
     async def _read(self, spare: int) -> list[Entry]:
@@ -162,7 +167,7 @@ class Intake:
             self._config.name,
             {keys.requests(self._config.queue): ">"},
             count=spare,
-            block=self._config.block_ms,
+            block=max(1, round((self._adopt_at_s - time.monotonic()) * 1000)),
         )
         return _decode(stream_entries(answer))
 
@@ -180,8 +185,7 @@ class Intake:
             self._publisher.acknowledge(entry_id)
             return
         try:
-            async with self._claims:
-                admitted = await self._claimer.admit(entry_id, fields)
+            admitted = await self._claimer.admit(entry_id, fields)
         except Suspect:
             self.parked[entry_id] = fields
             return

@@ -10,7 +10,8 @@ from typing import Any
 
 from engine.request import FinishReason, Output, TokenLogprob
 from producer import keys
-from worker.scripts import Claim, Command
+from producer.pipeline import Command
+from worker.scripts import Claim
 
 # The reason of the whole, when choices ended differently, is the first of these that occurs.
 _GRAVITY: tuple[FinishReason, ...] = ("error", "cancelled", "expired", "length", "stop")

@@ -16,8 +16,8 @@ from redis.asyncio import Redis
 
 from producer import keys
 from producer.connection import RedisClient
+from producer.pipeline import Command
 from worker.live import LiveRequest
-from worker.scripts import Command
 
 Verdict = Literal["kept", "fenced", "gone", "rolled_back"]
 

@@ -11,6 +11,7 @@ import structlog
 
 from engine.request import FinishReason, Output
 from producer.connection import RedisClient
+from producer.pipeline import Command, Reconnected, execute
 from worker import faults, memory, scripts, writes
 from worker.config import WorkerConfig
 from worker.ending import dead_letter, end_entry, observe_end
@@ -18,9 +19,7 @@ from worker.errors import RedisRefused
 from worker.live import LiveRequest, LiveTable, Signal
 from worker.memory import Reconnects
 from worker.metrics import Metrics
-from worker.pipeline import Reconnected, execute
 from worker.readiness import Readiness
-from worker.scripts import Command
 from worker.writes import AsideWrite, ChunkWrite, FinishWrite, ProbeWrite, RefreshWrite, Write
 
 _log = structlog.get_logger(__name__)

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from producer import keys
+from producer.pipeline import Command
 
-Command: TypeAlias = tuple[str | bytes | int, ...]
 Fields: TypeAlias = Sequence[str]
 """Field, value, field, value, ..."""
 

@@ -203,7 +203,7 @@ class Shift:
         await self._try_goodbye(self._publisher.wait_idle())
         await end_tasks(self._tasks)
         await self._try_goodbye(self._heartbeat.stop())
-        self._claimer.close()
+        await self._claimer.close()
 
     async def _try_goodbye(self, part: Coroutine[Any, Any, None]) -> None:
         """As far as Redis is there: where it is not, the heartbeat's time to live does the rest."""

@@ -13,10 +13,10 @@ from typing import Literal, TypeAlias
 
 from engine.request import TokenLogprob
 from producer import keys
+from producer.pipeline import Command
 from producer.wire import EndEntry, encode_reply
 from worker import scripts
 from worker.live import Choice, LiveRequest
-from worker.scripts import Command
 
 
 @dataclass(slots=True)  # one per chunk: frozen, it would take three times as long to make

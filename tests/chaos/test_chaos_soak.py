@@ -82,7 +82,7 @@ async def has_room(redis: RedisClient) -> bool:
 
 async def send(redis: RedisClient, request_id: str) -> object:
     fields = GenerateRequest.model_validate({"id": request_id, "prompt": "hello there", "max_tokens": 8}).to_entry()
-    return await enqueue(redis, "soak", request_id, fields, max_length=1000, dedupe_window_s=1)
+    return await enqueue(redis.execute_command, "soak", request_id, fields, max_length=1000, dedupe_window_s=1)
 
 
 async def is_clean(redis: RedisClient) -> bool:

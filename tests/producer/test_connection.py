@@ -231,3 +231,20 @@ async def test_it_connects_over_tls(tmp_path: Path) -> None:
         ):
             await doubting.ping()
         await doubting.aclose()
+
+
+async def test_a_value_larger_than_a_socket_takes_arrives_whole(redis_server: EmbeddedServer, redis_url: str) -> None:
+    value = bytes(range(256)) * (1 << 16)
+    for url in (redis_url, redis_server.socket_url):
+        client = connect(url, decode=False)
+        await client.set("k", value)
+        assert await client.get("k") == value
+        await client.aclose()
+
+
+async def test_commands_of_two_words_and_all_kinds_of_arguments_are_packed(redis_url: str) -> None:
+    client = connect(redis_url, decode=True)
+    assert await client.execute_command("CONFIG GET", "maxmemory") == {"maxmemory": "0"}
+    await client.execute_command("RPUSH", "k", "ä", b"\x00\n", 7, 0.5)
+    assert await client.lrange("k", 0, -1) == ["ä", "\x00\n", "7", "0.5"]
+    await client.aclose()

@@ -18,7 +18,7 @@ STREAM = keys.requests("q")
 
 async def put(redis: RedisClient, request_id: str, *, limit: int | None = None, window_s: int = 60) -> Added | Full:
     fields = {"request": json.dumps({"prompt": request_id})}
-    return await enqueue(redis, "q", request_id, fields, max_length=limit, dedupe_window_s=window_s)
+    return await enqueue(redis.execute_command, "q", request_id, fields, max_length=limit, dedupe_window_s=window_s)
 
 
 async def test_a_request_is_added_once(redis: RedisClient) -> None:

@@ -17,6 +17,7 @@ from engine.request import Output
 from producer import keys
 from producer.connection import RedisClient, connect
 from worker import memory, scripts
+from worker.coalescing import Coalescing
 from worker.config import WorkerConfig
 from worker.live import LiveRequest, LiveTable, ServerClock
 from worker.metrics import Metrics
@@ -31,9 +32,8 @@ async def publishing(url: str) -> AsyncIterator[tuple[Publisher, LiveRequest, Re
     """A publisher and a request of epoch 1 with two chunks on its reply."""
     redis = connect(url, decode=False, retries=0)
     table = LiveTable()
-    publisher = Publisher(
-        redis, WorkerConfig(queue="q", name="w", flush_interval_ms=0), table, Metrics(), Readiness(), lambda _: None
-    )
+    config, at_once = WorkerConfig(queue="q", name="w"), Coalescing(0, 0, lambda _: None)
+    publisher = Publisher(redis, config, table, Metrics(), Readiness(), at_once, lambda _: None)
     task = asyncio.create_task(publisher.run())
     answer = await redis.execute_command(
         *scripts.claim("r", queue="q", entry_id="1-1", worker="w", instance="i", ttl_ms=10**6)

@@ -103,7 +103,9 @@ class Protocol(RuleBasedStateMachine):
     def enqueue(self, request_id: str) -> None:
         """Also again, by a client that retries."""
         answer = self.run(
-            enqueue(self.redis, QUEUE, request_id, {"id": request_id}, max_length=None, dedupe_window_s=9999)
+            enqueue(
+                self.redis.execute_command, QUEUE, request_id, {"id": request_id}, max_length=None, dedupe_window_s=9999
+            )
         )
         assert isinstance(answer, Added)
         assert answer.again == bool(self.entry_ids[request_id])

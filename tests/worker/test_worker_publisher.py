@@ -13,11 +13,11 @@ import structlog
 from engine.request import Output
 from producer import keys
 from producer.connection import RedisClient, connect
+from producer.pipeline import execute
 from worker import scripts
 from worker.config import WorkerConfig
 from worker.live import Choice, LiveRequest, LiveTable, ServerClock
 from worker.metrics import Metrics
-from worker.pipeline import execute
 from worker.publisher import Publisher
 from worker.readiness import Readiness
 from worker.scripts import Claim

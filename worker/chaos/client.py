@@ -112,7 +112,9 @@ class Clients:
             }
         ).to_entry()
         answer = await self._patiently(
-            lambda: enqueue(self._redis, self._queue, request.id, fields, max_length=None, dedupe_window_s=3600)
+            lambda: enqueue(
+                self._redis.execute_command, self._queue, request.id, fields, max_length=None, dedupe_window_s=3600
+            )
         )
         return answer.entry_id if isinstance(answer, Added) else ""
 

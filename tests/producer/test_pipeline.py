@@ -1,0 +1,145 @@
+"""Commands of many tasks that go to the server together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from redis import exceptions
+from redis_proxy import RedisProxy
+
+from producer import pipeline
+from producer.connection import UNREACHABLE, RedisClient, connect
+from producer.pipeline import MAX_PIPELINES, Batcher, Command
+
+
+class Counted:
+    """`pipeline.execute`, noting what it was given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.batches: list[list[Command]] = []
+        self._execute = pipeline.execute
+        monkeypatch.setattr(pipeline, "execute", self)
+
+    async def __call__(self, redis: RedisClient, commands: list[Command], *may_send: Any) -> list[Any]:
+        self.batches.append(commands)
+        return await self._execute(redis, commands, *may_send)
+
+
+@pytest.fixture
+async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
+    client = connect(redis_url, decode=False)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def proxy(redis_url: str) -> AsyncIterator[RedisProxy]:
+    async with RedisProxy(redis_url) as proxy:
+        yield proxy
+
+
+async def test_commands_of_one_turn_go_together_and_each_asker_gets_its_answer(
+    raw: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, batcher = Counted(monkeypatch), Batcher(raw, retries=0)
+    answers = await asyncio.gather(*(batcher.execute("SET", f"k{i}", i, "GET") for i in range(50)))
+    assert answers == [None] * 50
+    answers = await asyncio.gather(*(batcher.execute("GET", f"k{i}") for i in range(50)))
+    assert answers == [str(i).encode() for i in range(50)]
+    assert [len(batch) for batch in counted.batches] == [50, 50]
+
+
+async def test_an_error_is_raised_to_its_own_asker_alone(raw: RedisClient) -> None:
+    batcher = Batcher(raw, retries=0)
+    good, bad, none = await asyncio.gather(
+        batcher.execute("SET", "k", "v"), batcher.execute("LPUSH", "k", "v"), batcher.execute("GET", "none"),
+        return_exceptions=True,
+    )  # fmt: skip
+    assert good == b"OK"
+    assert isinstance(bad, exceptions.ResponseError)
+    assert none is None
+
+
+async def test_what_comes_while_pipelines_are_under_way_waits_and_goes_together(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with RedisProxy(redis_url) as proxy:
+        client = connect(proxy.url, decode=False)
+        await client.ping()
+        proxy.delay_s = 0.05
+        counted, batcher = Counted(monkeypatch), Batcher(client, retries=0)
+        askers = []
+        for i in range(MAX_PIPELINES + 5):
+            askers.append(asyncio.create_task(batcher.execute("INCR", "k")))
+            await asyncio.sleep(0.005 if i < MAX_PIPELINES else 0)
+        assert sorted(await asyncio.gather(*askers)) == list(range(1, MAX_PIPELINES + 6))
+        assert [len(batch) for batch in counted.batches] == [1] * MAX_PIPELINES + [5]
+        await client.aclose()
+
+
+async def test_large_commands_are_spread_over_pipelines(raw: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, batcher = Counted(monkeypatch), Batcher(raw, retries=0)
+    monkeypatch.setattr(pipeline, "BATCH_BYTES", 1000)
+    await asyncio.gather(*(batcher.execute("SET", f"k{i}", "x" * 600) for i in range(5)))
+    assert [len(batch) for batch in counted.batches] == [2, 2, 1]
+
+
+async def test_a_lost_answer_is_asked_for_again(raw: RedisClient, proxy: RedisProxy) -> None:
+    client = connect(proxy.url, decode=False)
+    batcher = Batcher(client, retries=8)
+    proxy.loss = 0.4
+    await asyncio.gather(*(batcher.execute("SET", f"k{i}", "v") for i in range(20)))
+    for i in range(20):
+        await batcher.execute("SET", f"l{i}", "v")
+    proxy.loss = 0.0
+    assert proxy.num_lost
+    assert await raw.dbsize() == 40
+    await client.aclose()
+
+
+async def test_without_retries_a_lost_answer_is_everybodys_error(proxy: RedisProxy) -> None:
+    client = connect(proxy.url, decode=False, retries=0)
+    await client.ping()
+    proxy.loss = 1.0
+    batcher = Batcher(client, retries=0)
+    errors = await asyncio.gather(*(batcher.execute("PING") for _ in range(3)), return_exceptions=True)
+    assert all(isinstance(error, UNREACHABLE) for error in errors)
+    assert proxy.num_lost == 1
+    proxy.loss = 0.0
+    assert await batcher.execute("PING") == b"PONG"
+    await client.aclose()
+
+
+async def test_an_asker_that_goes_takes_nobody_with_it(raw: RedisClient) -> None:
+    batcher = Batcher(raw, retries=0)
+    gone, stays = asyncio.create_task(batcher.execute("PING")), asyncio.create_task(batcher.execute("PING"))
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert await stays == b"PONG"
+    assert gone.cancelled()
+
+
+async def test_closing_cancels_who_waits(proxy: RedisProxy) -> None:
+    client = connect(proxy.url, decode=False)
+    await client.ping()
+    proxy.delay_s = 10.0
+    batcher = Batcher(client, retries=0)
+    asker = asyncio.create_task(batcher.execute("PING"))
+    await asyncio.sleep(0.05)
+    await batcher.close()
+    with pytest.raises(asyncio.CancelledError):
+        await asker
+    await client.aclose()
+
+
+async def test_a_cluster_gets_each_command_where_its_keys_are(redis_cluster_url: str) -> None:
+    client = connect(redis_cluster_url, decode=False)
+    batcher = Batcher(client, retries=0)
+    await asyncio.gather(*(batcher.execute("SET", f"k{i}", i) for i in range(20)))
+    assert await asyncio.gather(*(batcher.execute("GET", f"k{i}") for i in range(20))) == [
+        str(i).encode() for i in range(20)
+    ]
+    await client.aclose()
