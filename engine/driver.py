@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -66,7 +67,7 @@ class _Active:
 
 
 class EngineDriver:
-    """Feeds a `StepEngine` from an event loop and brings its outputs back, one hand-over per step.
+    """Feeds a `StepEngine` from an event loop and brings its outputs back, one hand-over per step or less.
 
     All methods belong to the event loop that `start` ran on. The thread sleeps while the engine has nothing to do.
     """
@@ -76,6 +77,8 @@ class EngineDriver:
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None asks the thread to end
         self._active: dict[str, _Active] = {}
         self._stats = engine.stats()
+        self._patience_s = 0.0
+        self._outputs: list[Output] = []  # of the thread: not handed over yet
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -100,6 +103,13 @@ class EngineDriver:
     async def wait_ended(self) -> None:
         """Returns when `stop` ended the thread; raises what ended it otherwise."""
         await asyncio.shield(self._running()[1])
+
+    def set_patience(self, seconds: float) -> None:
+        """How long outputs may wait to be handed over together, other than a request's first and last ones.
+
+        Waking the event loop takes longer than a step of some models takes on the host. At first they do not wait.
+        """
+        self._patience_s = seconds
 
     @property
     def stats(self) -> EngineStats:
@@ -143,6 +153,18 @@ class EngineDriver:
         """Whether the engine still holds anything of this request."""
         return request_id in self._active
 
+    async def hand_over(self) -> None:
+        """Brings what was generated so far. Returns after the step under way; at once if the thread is not running."""
+        loop, ended = self._running()
+        handed_over: asyncio.Future[None] = loop.create_future()
+
+        def hand_over() -> None:
+            self._hand_over()
+            self._on_loop(_settle, handed_over)
+
+        self._inbox.put(hand_over)
+        await asyncio.wait((handed_over, ended), return_when=asyncio.FIRST_COMPLETED)
+
     async def generate(self, request: Request) -> AsyncIterator[Output]:
         """Runs one request to its end. Closing the iterator early frees what the request holds.
 
@@ -181,13 +203,27 @@ class EngineDriver:
 
     def _run(self) -> None:
         failure: BaseException | None = None
+        due_s = 0.0
         try:
             while self._take_inbox():
-                outputs = self._engine.step()
-                self._on_loop(self._deliver, outputs, self._engine.stats())
+                new = self._engine.step()
+                self._stats = self._engine.stats()
+                self._outputs += new
+                now_s = time.monotonic()
+                is_due = now_s >= due_s
+                if is_due:
+                    due_s = now_s + self._patience_s
+                if is_due or any(map(_is_urgent, new)) or not self._engine.has_work():
+                    self._hand_over()
         except BaseException as error:  # whatever ends the thread is the caller's to know, through `wait_ended`
             failure = error
+        self._hand_over()
         self._on_loop(self._end, failure)
+
+    def _hand_over(self) -> None:
+        if self._outputs:
+            self._on_loop(self._deliver, self._outputs)
+            self._outputs = []
 
     def _take_inbox(self) -> bool:
         """Runs what the event loop asked for, sleeping while there is nothing to do; False once it asked to end."""
@@ -207,8 +243,7 @@ class EngineDriver:
         if not loop.is_closed():
             loop.call_soon_threadsafe(function, *args)
 
-    def _deliver(self, outputs: Sequence[Output], stats: EngineStats) -> None:
-        self._stats = stats
+    def _deliver(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
             active = self._active.get(output.request_id)
             if active is None:
@@ -225,6 +260,15 @@ class EngineDriver:
             ended.set_result(None)
         else:
             ended.set_exception(failure)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _is_urgent(output: Output) -> bool:
+    return output.offset == 0 or output.finish_reason is not None
 
 
 def _ignore(output: Output) -> None:

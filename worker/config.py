@@ -34,6 +34,7 @@ class WorkerConfig:
     reclaim_interval_s: float = 2.0  # between two looks for dead workers, give or take a quarter
     block_ms: int = 1000  # one blocking read: how long a drain may wait for it, and a handed-back entry for its taker
     flush_interval_ms: int = 30  # chunks of one reply are joined for this long; its first one is not held
+    max_flush_interval_ms: int = 100  # what that is stretched to while the engine is short of processors
     cancel_poll_ms: int = 200
     drain_timeout_s: float = 30.0
     max_attempts: int = 3  # workers that a request may take down in a row without getting any further
@@ -60,7 +61,13 @@ class WorkerConfig:
             "reply_ttl_after_end_s", "max_attempts", "max_dead_entries", "max_body_bytes", "max_n",
         ):  # fmt: skip
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
-        for name in ("flush_interval_ms", "drain_timeout_s", "max_stop_strings", "max_stop_chars"):
+        for name in (
+            "flush_interval_ms",
+            "max_flush_interval_ms",
+            "drain_timeout_s",
+            "max_stop_strings",
+            "max_stop_chars",
+        ):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         _require(self.max_prompt_tokens is None or self.max_prompt_tokens > 0, "max_prompt_tokens",
                  self.max_prompt_tokens, "above 0")  # fmt: skip

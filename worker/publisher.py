@@ -13,6 +13,7 @@ from engine.request import FinishReason, Output
 from producer.connection import RedisClient
 from producer.pipeline import Command, Reconnected, execute
 from worker import faults, memory, scripts, writes
+from worker.coalescing import Coalescing
 from worker.config import WorkerConfig
 from worker.ending import dead_letter, end_entry, observe_end
 from worker.errors import RedisRefused
@@ -27,7 +28,7 @@ _PART = "publisher"  # in readiness
 
 
 class Publisher:
-    """Collects outputs and writes them, first tokens and ends at once, the rest every `flush_interval_ms`.
+    """Collects outputs and writes them, first tokens and ends at once, the rest as often as `coalescing` says.
 
     Of each request at most one flush is under way: what comes meanwhile waits in the request itself, so that the
     buffer is bounded by what the running requests may generate. While writes fail, the intake takes no new ones.
@@ -40,6 +41,7 @@ class Publisher:
         table: LiveTable,
         metrics: Metrics,
         readiness: Readiness,
+        coalescing: Coalescing,
         abort: Callable[[str], None],
     ) -> None:
         self._redis = redis
@@ -53,6 +55,7 @@ class Publisher:
         self._acks: list[str] = []  # entry ids
         self._aside: list[Write] = []
         self._unsettled: list[Write] = []  # sent, or tried to; the server's answer is not known or was "not now"
+        self._coalescing = coalescing
         self._backoff = faults.Backoff()
         self._retry_at_s = 0.0
         self._flushed_at_s = 0.0
@@ -107,8 +110,9 @@ class Publisher:
 
     def acknowledge(self, entry_id: str) -> None:
         """Removes an entry from the queue with the next flush, if it is still this worker's."""
+        if not self._acks:
+            self._wake.set()
         self._acks.append(entry_id)
-        self._wake.set()
 
     def bury(self, letter: Command) -> None:
         """Moves an entry to the dead-letter stream (`worker.ending.dead_letter`) with the next flush."""
@@ -133,6 +137,7 @@ class Publisher:
         """
         while True:
             await self._wait_due()
+            self._coalescing.look()
             batch = self._collect(time.monotonic())
             self._is_writing = True
             try:
@@ -170,15 +175,15 @@ class Publisher:
         """When there is something to write (monotonic); None while there is nothing."""
         if self._unsettled:
             return self._retry_at_s  # whatever stands in their way would stop the others too
-        if self._urgent or self._acks or self._aside:
+        if self._urgent or self._aside:
             return 0.0
-        return self._flushed_at_s + self._config.flush_interval_ms / 1000 if self._dirty else None
+        return self._flushed_at_s + self._coalescing.interval_s if self._dirty or self._acks else None
 
     def _collect(self, now_s: float) -> list[Write]:
         batch, self._unsettled = self._unsettled, []
         lives = self._urgent
         self._urgent = {}
-        if now_s - self._flushed_at_s >= self._config.flush_interval_ms / 1000 or not self._dirty:
+        if now_s - self._flushed_at_s >= self._coalescing.interval_s or not self._dirty:
             lives |= self._dirty
             self._dirty = {}
             self._flushed_at_s = now_s

@@ -127,6 +127,11 @@ class Settings(BaseSettings):
     flush_interval_ms: int = _setting(
         "Worker", "How long tokens are gathered into one chunk; a reply's first chunk never waits.", 30
     )
+    max_flush_interval_ms: int = _setting(
+        "Worker",
+        "What that is stretched to while engine and worker together use up the processors; no longer than it: never.",
+        100,
+    )
     drain_timeout_s: float = _setting(
         "Worker", "How long running requests may go on after SIGTERM before they are handed to other workers.", 30.0
     )

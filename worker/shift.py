@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -18,6 +19,7 @@ from worker import faults, scripts
 from worker.admission import TextEncoder
 from worker.cancel import CancelWatch
 from worker.claiming import Claimer
+from worker.coalescing import Coalescing
 from worker.config import WorkerConfig
 from worker.errors import DrainIncomplete, EngineFailed, RedisRefused, TaskFailed, WorkerError
 from worker.heartbeat import Heartbeat, Reclaimer
@@ -31,6 +33,7 @@ from worker.tasks import end_tasks
 _log = structlog.get_logger(__name__)
 _PART = "service"  # in readiness
 
+HAND_OVER_TIMEOUT_S = 1.0
 HAND_BACK_TIMEOUT_S = 5.0  # after the grace period: for the last tokens and for giving requests back
 GOODBYE_TIMEOUT_S = 1.0
 
@@ -56,7 +59,10 @@ class Shift:
         self._metrics = metrics
         self._readiness = readiness
         self.table = LiveTable()
-        self._publisher = Publisher(redis, config, self.table, metrics, readiness, driver.abort)
+        coalescing = Coalescing(
+            config.flush_interval_ms / 1000, config.max_flush_interval_ms / 1000, driver.set_patience
+        )
+        self._publisher = Publisher(redis, config, self.table, metrics, readiness, coalescing, driver.abort)
         self._claimer = Claimer(redis, config, instance, text, defaults, driver, self.table, self._publisher, metrics)
         self._intake = Intake(redis, blocking, config, driver, self.table, self._publisher, self._claimer, readiness)
         self._heartbeat = Heartbeat(redis, config, instance, readiness)
@@ -140,11 +146,12 @@ class Shift:
         Raises:
             DrainIncomplete: Redis did not take it in time.
         """
-        for live in self.table:
-            self._driver.forget(live.id)
-            self._publisher.flush_soon(live)
         try:
             async with asyncio.timeout(HAND_BACK_TIMEOUT_S):
+                await self._while_working(self._take_over())
+                for live in self.table:
+                    self._driver.forget(live.id)
+                    self._publisher.flush_soon(live)
                 await self._while_working(self._publisher.wait_idle())
                 given_back = list(self.table)
                 await self._give_back(given_back)
@@ -157,6 +164,12 @@ class Shift:
             self.table.remove(live)
             live.log.info("request_handed_back", epoch=live.claim.epoch, completion_tokens=live.completion_tokens)
         self._metrics.handed_back.inc(len(given_back))
+
+    async def _take_over(self) -> None:
+        """What the engine has generated so far, unless its step takes too long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
+                await self._driver.hand_over()
 
     async def _give_back(self, lives: list[LiveRequest]) -> None:
         pipeline = self._redis.pipeline(transaction=False)

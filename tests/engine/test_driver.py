@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import pytest
 from engines import drive
@@ -94,3 +95,96 @@ async def test_what_ends_the_thread_reaches_whoever_waits() -> None:
         driver.submit(Request("r2", (1,), GREEDY), lambda output: None)
     assert broken.threads == {next(iter(broken.threads))} != {threading.get_ident()}
     await driver.stop()
+
+
+class ScriptedEngine:
+    """Each request gets a token per step; a step ends when the test says so."""
+
+    max_num_seqs = 4
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[int]] = {}  # tokens so far, tokens in all
+        self.steps = threading.Semaphore(0)
+
+    def check(self, request: Request) -> None: ...
+
+    def add(self, request: Request) -> None:
+        self.rows[request.id] = [0, request.sampling.max_tokens]
+
+    def abort(self, request_id: str, reason: FinishReason) -> None: ...
+
+    def step(self) -> list[Output]:
+        self.steps.acquire()
+        outputs = []
+        for request_id, row in list(self.rows.items()):
+            row[0] += 1
+            is_last = row[0] == row[1]
+            if is_last:
+                del self.rows[request_id]
+            outputs.append(
+                Output(request_id, 0, row[0] - 1, (row[0],), "", finish_reason="length" if is_last else None)
+            )
+        return outputs
+
+    def has_work(self) -> bool:
+        return bool(self.rows)
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110  nothing tells
+            await asyncio.sleep(0.001)
+
+
+async def test_with_patience_only_first_and_last_outputs_come_at_once() -> None:
+    engine = ScriptedEngine()
+    driver = EngineDriver(engine)
+    driver.set_patience(60.0)
+    await driver.start()
+    offsets: list[int] = []
+    driver.submit(Request("a", (1,), SamplingParams(max_tokens=7)), lambda output: offsets.append(output.offset))
+    engine.steps.release(6)
+    await asyncio.sleep(0.1)
+    assert offsets == [0]
+    engine.steps.release(1)
+    await until(lambda: not driver.is_active("a"))
+    assert offsets == list(range(7))
+    await driver.stop()
+
+
+async def test_patience_ends_by_itself() -> None:
+    engine = ScriptedEngine()
+    driver = EngineDriver(engine)
+    driver.set_patience(0.05)
+    await driver.start()
+    offsets: list[int] = []
+    driver.submit(Request("a", (1,), SamplingParams(max_tokens=90)), lambda output: offsets.append(output.offset))
+    engine.steps.release(3)
+    await asyncio.sleep(0.1)
+    assert offsets == [0]
+    engine.steps.release(1)
+    await until(lambda: len(offsets) == 4)
+    engine.steps.release(100)
+    await driver.stop()
+
+
+async def test_what_waits_is_handed_over_when_asked_for() -> None:
+    engine = ScriptedEngine()
+    driver = EngineDriver(engine)
+    driver.set_patience(60.0)
+    await driver.start()
+    offsets: list[int] = []
+    driver.submit(Request("a", (1,), SamplingParams(max_tokens=90)), lambda output: offsets.append(output.offset))
+    engine.steps.release(5)
+    await asyncio.sleep(0.1)
+    assert offsets == [0]
+    engine.steps.release(1)  # the step that is under way
+    await driver.hand_over()
+    assert offsets == list(range(len(offsets)))
+    assert len(offsets) >= 5
+    engine.steps.release(100)
+    await driver.stop()
+    await driver.hand_over()  # nothing to wait for

@@ -15,6 +15,7 @@ from producer import keys
 from producer.connection import RedisClient, connect
 from producer.pipeline import execute
 from worker import scripts
+from worker.coalescing import Coalescing
 from worker.config import WorkerConfig
 from worker.live import Choice, LiveRequest, LiveTable, ServerClock
 from worker.metrics import Metrics
@@ -47,11 +48,12 @@ class Desk:
 
 
 @asynccontextmanager
-async def publishing(redis_url: str, flush_interval_ms: int = 0) -> AsyncIterator[Desk]:
+async def publishing(redis_url: str, flush_interval_s: float = 0) -> AsyncIterator[Desk]:
     redis = connect(redis_url, decode=False, retries=0)
     metrics, aborted = Metrics(), []
-    config = WorkerConfig(queue="q", name="w", flush_interval_ms=flush_interval_ms)
-    publisher = Publisher(redis, config, LiveTable(), metrics, Readiness(), aborted.append)
+    config = WorkerConfig(queue="q", name="w")
+    coalescing = Coalescing(flush_interval_s, flush_interval_s, lambda _: None)
+    publisher = Publisher(redis, config, LiveTable(), metrics, Readiness(), coalescing, aborted.append)
     task = asyncio.create_task(publisher.run())
     yield Desk(publisher, redis, metrics, aborted)
     await end_tasks([task])
@@ -90,7 +92,7 @@ async def test_one_s_own_chunk_sent_again_is_absorbed_and_one_that_was_overtaken
 
 
 async def test_a_waiting_chunk_goes_with_the_end_and_the_end_is_written_once(redis_url: str) -> None:
-    async with publishing(redis_url, flush_interval_ms=20) as desk:
+    async with publishing(redis_url, flush_interval_s=0.02) as desk:
         live = await desk.claim("r")
         for output in (
             Output("r", 0, 0, (1,), " a"),

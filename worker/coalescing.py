@@ -1,0 +1,54 @@
+"""For how long chunks are joined: as configured, and for longer while publishing takes processors from the engine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+WINDOW_S = 0.25  # between two looks
+SHORT_SHARE = 0.75  # of all processors: a process that uses more has none to spare
+OWN_SHARE = 0.01  # of all processors: what the event loop may use of them then
+
+
+class Coalescing:
+    """Stretches the flush interval when the machine is short of processor time, as with an engine that computes on it.
+
+    Each chunk costs the worker, Redis and the client about as much as a step of a small model costs per token, so that
+    fewer chunks are more tokens. Where the engine has a device of its own, or waits for requests, there is processor
+    time to spare, and nothing is held back for longer than configured. Belongs to the event loop's thread, whose use of
+    the processor it measures.
+
+    Args:
+        shortest_s: the interval as configured; 0 is never stretched.
+        longest_s: the most it is stretched to.
+        pass_on: called with the interval, at once and after each look.
+    """
+
+    def __init__(self, shortest_s: float, longest_s: float, pass_on: Callable[[float], None]) -> None:
+        self.interval_s = shortest_s
+        self._shortest_s = shortest_s
+        self._longest_s = max(shortest_s, longest_s)
+        self._pass_on = pass_on
+        pass_on(shortest_s)
+        self._num_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._look()
+
+    def look(self) -> None:
+        """Adapts the interval every `WINDOW_S`; meant to be called at each flush."""
+        elapsed_s = time.monotonic() - self._looked_at_s
+        if elapsed_s < WINDOW_S:
+            return
+        process_s, thread_s = self._process_s, self._thread_s
+        self._look()
+        available_s = elapsed_s * self._num_processors
+        stretch = 0.0
+        if self._process_s - process_s > SHORT_SHARE * available_s:
+            stretch = (self._thread_s - thread_s) / (OWN_SHARE * available_s)
+        self.interval_s = min(self._longest_s, max(self._shortest_s, self.interval_s * stretch))
+        self._pass_on(self.interval_s)
+
+    def _look(self) -> None:
+        self._looked_at_s = time.monotonic()
+        self._process_s = time.process_time()
+        self._thread_s = time.thread_time()
