@@ -30,8 +30,8 @@ SLOWNESS = ((0.0, 1e9), (0.05, 1e9), (0.2, 1e9), (0.02, 200_000.0))  # seconds e
 def against_bare_engine(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Rounds of bare engine and service in turn, all requests at once, then at a rate that leaves room."""
     engine, _ = loaded_engine(arguments)
-    run_on_engine(engine, engine.tokenizer, shared_load(arguments.model, 8))
     with EmbeddedServer() as server:
+        _warm_up(engine, server, arguments)
         offline = _rounds(engine, server, arguments, {})
         rate = round(_ONLINE_SHARE * statistics.median(row["bare"]["requests_per_s"] for row in offline), 3)
         online = _rounds(engine, server, arguments, {"arrivals": "poisson", "rate": rate})
@@ -72,6 +72,13 @@ def with_slow_redis(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def load_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of `penstock bench serve` that make the same requests as `shared_load`."""
     return {"requests": arguments.requests, "vocab_size": GEOMETRIES[arguments.model][0]}
+
+
+def _warm_up(engine: Engine, server: EmbeddedServer, arguments: argparse.Namespace) -> None:
+    """What either side does for the first time, the client's process too, is in no round."""
+    run_on_engine(engine, engine.tokenizer, shared_load(arguments.model, 8))
+    few = {**load_options(arguments), "requests": 8}
+    asyncio.run(_service(server, engine, few, arguments.flush_interval_ms))
 
 
 def _rounds(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import select
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from worker.bench import punctual
 from worker.bench.arrivals import Arrivals
 from worker.bench.datasets import BenchRequest, random_requests
 from worker.bench.errors import ImpossibleLoad
@@ -154,3 +159,20 @@ def test_options_that_mean_nothing_to_a_file_are_named(tmp_path: Path) -> None:
 def test_a_tiny_vocabulary_is_refused() -> None:
     with pytest.raises(ImpossibleLoad, match="--vocab-size 8 is too small"):
         LoadOptions().load(8)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems' loops are punctual")
+def test_waits_are_not_rounded_to_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_s: list[float] = []
+
+    def wait(readable: list[int], writable: list[int], exceptional: list[int], timeout_s: float) -> object:
+        waits_s.append(timeout_s)
+        return select.select(readable, writable, exceptional, timeout_s)
+
+    async def main() -> str:
+        await asyncio.sleep(0.0105)
+        return await asyncio.to_thread(lambda: "woken by a thread")
+
+    monkeypatch.setattr(punctual, "select", SimpleNamespace(select=wait))
+    assert punctual.run(main()) == "woken by a thread"
+    assert 0.010 < max(waits_s) <= 0.0105

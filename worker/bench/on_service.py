@@ -15,8 +15,6 @@ from worker.bench.errors import ImpossibleLoad
 from worker.bench.load import Load, Progress, silent
 from worker.bench.recorder import Recorder, Timeline, end, fail, note
 
-_LATE_S = 0.003  # what timers of an event loop may be late by
-
 
 async def run_on_service(
     url: str,
@@ -63,7 +61,9 @@ class _Run:
         gate = asyncio.Semaphore(limit or len(requests))
         async with asyncio.TaskGroup() as group:
             for place, (request, time_s) in enumerate(zip(requests, self._load.times_s(), strict=True)):
-                await _sleep_until(self._recorder.start_s + time_s)
+                wait_s = self._recorder.start_s + time_s - time.perf_counter()
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
                 await gate.acquire()
                 timeline = self._recorder.arrive(None if limit is not None else time_s)
                 client = self._clients[place % len(self._clients)]
@@ -93,11 +93,3 @@ class _Run:
             gate.release()
             self._num_ended += 1
             self._progress(self._num_ended, len(self._load.requests), "replies")
-
-
-async def _sleep_until(time_s: float) -> None:
-    """Returns within some 0.1 ms of `time_s`. An event loop wakes up to a millisecond late, a thread does not."""
-    if (wait_s := time_s - time.perf_counter()) > _LATE_S:
-        await asyncio.sleep(wait_s - _LATE_S)
-    if (wait_s := time_s - time.perf_counter()) > 0:
-        await asyncio.to_thread(time.sleep, wait_s)

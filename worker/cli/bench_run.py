@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import sys
 import time
@@ -13,6 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
+from worker import garbage
+from worker.bench import punctual
 from worker.bench.errors import ImpossibleLoad
 from worker.bench.load import Load, Progress
 from worker.bench.machine import describe_machine
@@ -82,14 +83,14 @@ def bench_service(
     settings = load_settings(flags)
     client = _Client(options, output, num_clients, timeout_s)
     if not embedded:
-        asyncio.run(client.measure(settings.redis_url, settings.queue, options.vocab_size or DEFAULT_VOCAB_SIZE, {}))
+        punctual.run(client.measure(settings.redis_url, settings.queue, options.vocab_size or DEFAULT_VOCAB_SIZE, {}))
         return
     from worker.cli.bench_model import resolved  # loads jax
 
     settings, vocab_size, name = resolved(settings)
     try:
         with EmbeddedServer() as server:
-            asyncio.run(_with_worker(server.url, settings, client, options.vocab_size or vocab_size, name))
+            punctual.run(_with_worker(server.url, settings, client, options.vocab_size or vocab_size, name))
     except (EmbeddedServerError, WorkerEnded) as error:
         raise CommandFailed(str(error)) from error
 
@@ -147,6 +148,7 @@ async def measure_runs(
     """
     machine = describe_machine()
     runs = []
+    garbage.settle()  # a collection in here would be taken for a gap in the replies
     for place, load in enumerate(loads, start=1):
         with shown(f"measuring, {place} of {len(loads)}") as report:
             before_s = time.process_time()
