@@ -39,8 +39,8 @@ class ReplyStream:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Chunk:
-        return await anext(self._chunks)
+    def __anext__(self) -> Awaitable[Chunk]:
+        return anext(self._chunks)
 
     async def read_to_end(self) -> Reply:
         """Reads the rest and returns the whole reply."""
@@ -142,9 +142,11 @@ async def _attached(
     else:
         await deadline.bound(_skip_to(transport, request_id, assembler, after))
     subscription = transport.reader.follow(request_id, after or "0-0")
-    async with aclosing(_chunks(subscription, assembler, deadline)) as chunks:
-        async for chunk in chunks:
+    try:
+        while chunk := await _next_chunk(subscription, assembler, deadline):
             yield chunk
+    finally:
+        subscription.close()
 
 
 async def _skip_to(transport: Transport, request_id: str, assembler: Assembler, after: str) -> None:
@@ -172,23 +174,20 @@ async def _sent(
         except (QueueFull, ServerRefused):
             transport.disown(request_id, cancel=False)
             raise
-        async with aclosing(_chunks(subscription, assembler, deadline)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        while chunk := await _next_chunk(subscription, assembler, deadline):
+            yield chunk
     finally:
         subscription.close()
         transport.disown(request_id, cancel=not assembler.ended)
 
 
-async def _chunks(subscription: Subscription, assembler: Assembler, deadline: _Deadline) -> AsyncGenerator[Chunk, None]:
-    try:
-        while not assembler.ended:
-            entry_id, entry = await deadline.bound(subscription.next())
-            chunk = assembler.feed(entry_id, entry)
-            if chunk is not None:
-                yield chunk
-    finally:
-        subscription.close()
+async def _next_chunk(subscription: Subscription, assembler: Assembler, deadline: _Deadline) -> Chunk | None:
+    """What comes next of the reply; None at its end."""
+    while not assembler.ended:
+        chunk = assembler.feed(*await deadline.bound(subscription.next()))
+        if chunk is not None:
+            return chunk
+    return None
 
 
 class _Deadline:
@@ -199,11 +198,12 @@ class _Deadline:
         self._timeout_s = timeout_s
         self._when = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
 
-    async def bound(self, awaitable: Awaitable[T]) -> T:
-        if self._timeout_s is None:
-            return await awaitable
+    def bound(self, awaitable: Awaitable[T]) -> Awaitable[T]:
+        return awaitable if self._timeout_s is None else self._bound(awaitable, self._timeout_s)
+
+    async def _bound(self, awaitable: Awaitable[T], timeout_s: float) -> T:
         try:
             async with asyncio.timeout_at(self._when):
                 return await awaitable
         except TimeoutError:
-            raise ReplyTimeout(self._request_id, self._timeout_s) from None
+            raise ReplyTimeout(self._request_id, timeout_s) from None

@@ -26,7 +26,11 @@ class Reconnected(exceptions.ConnectionError):
 
 
 async def execute(
-    redis: RedisClient, commands: Sequence[Command], may_send: Callable[[], bool] = lambda: True
+    redis: RedisClient,
+    commands: Sequence[Command],
+    may_send: Callable[[], bool] = lambda: True,
+    *,
+    timeout_s: float = COMMAND_TIMEOUT_S,
 ) -> list[Any]:
     """Sends `commands` as one pipeline. An error that the server answers stands in the place of that command's answer.
 
@@ -37,6 +41,7 @@ async def execute(
         redis: where to.
         commands: what.
         may_send: asked once there is a connection.
+        timeout_s: for all answers together, on a single server.
 
     Raises:
         Reconnected: `may_send` said no.
@@ -56,7 +61,7 @@ async def execute(
         raise Reconnected
     try:
         await connection.send_packed_command(packed)
-        async with asyncio.timeout(COMMAND_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             return [await _read(connection) for _ in commands]
     except BaseException:  # answers that nobody read would be taken for those of the next commands
         await connection.disconnect(nowait=True)

@@ -7,22 +7,17 @@ import contextlib
 import logging
 import random
 import time
+from collections import deque
 
 from redis import exceptions
 
 from producer import keys
 from producer.address import Address
-from producer.connection import (
-    UNREACHABLE,
-    Fields,
-    RedisClient,
-    cancel_and_wait,
-    connect_blocking,
-    read_streams,
-)
+from producer.connection import UNREACHABLE, Fields, RedisClient, cancel_and_wait, connect_blocking
 from producer.errors import ConnectionLost, PenstockError, ReplyCorrupt, ReplyGone, ServerRefused
 from producer.ids import new_id, slot_of
 from producer.pipeline import Batcher
+from producer.streams import read_streams
 from producer.wire import ReplyEntry, WireError, decode_reply
 
 log = logging.getLogger(__name__)
@@ -92,10 +87,11 @@ class Subscription:
         self.rewound_at: float | None = None
         self._last: Fields | None = None
         self._line = line
-        self._arrived: asyncio.Queue[tuple[Position, Fields] | PenstockError] = asyncio.Queue()
+        self._arrived: deque[tuple[Position, Fields] | PenstockError] = deque()
+        self._waiter: asyncio.Future[None] | None = None
 
     async def next(self) -> tuple[str, ReplyEntry]:
-        """Waits for the next entry and its id. Cancelling the wait loses nothing.
+        """Waits for the next entry and its id. Cancelling the wait loses nothing. One task at a time may wait.
 
         Raises:
             ReplyGone: the reply expired before it was read to its end.
@@ -103,7 +99,10 @@ class Subscription:
             ConnectionLost: Redis stayed away for too long, or the client was closed.
             ServerRefused: Redis does not let this client read the reply.
         """
-        item = await self._arrived.get()
+        while not self._arrived:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        item = self._arrived.popleft()
         if isinstance(item, PenstockError):
             raise item
         return entry_id(item[0]), decode_fields(self.request_id, item[1])
@@ -119,7 +118,7 @@ class Subscription:
             self.quiet_since = time.monotonic()
             self.rewound_at = None
             self._last = fields
-            self._arrived.put_nowait((where, fields))
+            self._arrive((where, fields))
 
     def follows(self, entries: list[tuple[bytes, Fields]]) -> bool:
         """Whether `entries`, what the server has at the cursor now, is what was read there.
@@ -135,8 +134,13 @@ class Subscription:
         self.rewound_at = time.monotonic()
 
     def fail(self, error: PenstockError) -> None:
-        self._arrived.put_nowait(error)
+        self._arrive(error)
         self.close()
+
+    def _arrive(self, item: tuple[Position, Fields] | PenstockError) -> None:
+        self._arrived.append(item)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class _Line:
@@ -223,7 +227,7 @@ class _Line:
                 await asyncio.sleep(random.uniform(0.5, 1.0) * min(MAX_BACKOFF_S, 0.02 * 2 ** min(num_failures, 10)))
 
     async def _read_once(self) -> None:
-        asked = {key: min(sub.cursor for sub in subs) for key, subs in self._followed.items()}
+        asked = {key: _lowest(subscriptions) for key, subscriptions in self._followed.items()}
         cursors = {key: entry_id(cursor) for key, cursor in asked.items()}
         # Wake-ups up to this one were for streams that are in `asked` already.
         cursors[self._wake_key] = f"{self._num_wakes}-0"
@@ -232,9 +236,10 @@ class _Line:
             found = await read_streams(self._blocking, cursors, count=ENTRIES_PER_READ, block_s=BLOCK_S)
         finally:
             self._reading = None
-        for key, entries in found:
-            read_from = asked.get(key.decode())
-            for subscription in tuple(self._followed.get(key.decode(), ())):
+        for raw_key, entries in found:
+            key = raw_key.decode()
+            read_from = asked.get(key)
+            for subscription in tuple(self._followed.get(key, ())):
                 if read_from is None or subscription.cursor < read_from:
                     continue  # it joined meanwhile and needs earlier entries first
                 for raw_id, fields in entries:
@@ -327,6 +332,13 @@ async def find_gone(redis: RedisClient, readers: list[tuple[str, Position]]) -> 
         exists == 0 and ((isinstance(status, bytes) and status.decode() in ENDED) or cursor > (0, 0))
         for (_, cursor), status, exists in zip(readers, answers[::2], answers[1::2], strict=True)
     ]
+
+
+def _lowest(subscriptions: set[Subscription]) -> Position:
+    if len(subscriptions) == 1:  # nearly always, and this runs for each reply at each read
+        [subscription] = subscriptions
+        return subscription.cursor
+    return min(subscription.cursor for subscription in subscriptions)
 
 
 def _expired(sub: Subscription) -> ReplyGone:

@@ -10,20 +10,13 @@ from typing import Any, Literal
 
 from producer import durable, keys
 from producer.address import parse_url
-from producer.connection import (
-    RedisClient,
-    cancel_and_wait,
-    connect,
-    ensure_group,
-    read_newest,
-    read_range,
-    redis_errors,
-)
+from producer.connection import RedisClient, cancel_and_wait, connect, ensure_group, redis_errors
 from producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused
 from producer.ids import new_id, random_slot
 from producer.pipeline import Batcher
 from producer.reader import ENDED, ReplyReader, decode_fields, find_gone, position
 from producer.scripts import Full, enqueue
+from producer.streams import read_newest, read_range
 from producer.wire import ID_PATTERN, GenerateRequest, ReplyEntry
 
 State = Literal["queued", "running", "lost", "finished"]

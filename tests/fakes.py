@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from producer import keys
-from producer.connection import cancel_and_wait, connect, connect_blocking, ensure_group, stream_entries
+from producer.connection import cancel_and_wait, connect, connect_blocking, ensure_group
+from producer.streams import stream_entries
 from producer.wire import (
     ChunkEntry,
     EndEntry,

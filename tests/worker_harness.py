@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from producer import keys
-from producer.connection import RedisClient, stream_entries
+from producer.connection import RedisClient
+from producer.streams import stream_entries
 from producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
 from worker.chaos.fake_engine import FakeEngine, fake_model
 from worker.config import WorkerConfig

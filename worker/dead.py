@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from producer import keys
-from producer.connection import RedisClient, read_range
+from producer.connection import RedisClient
 from producer.scripts import Script
+from producer.streams import read_range
 
 PAGE = 50  # letters read at a time; each may hold a whole request
 REMOVE_PAGE = 500

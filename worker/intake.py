@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import structlog
 from redis import exceptions
 
 from engine.driver import EngineDriver
 from producer import keys
-from producer.connection import Fields, RedisClient, ensure_group, stream_entries
+from producer.connection import Fields, RedisClient, ensure_group
+from producer.streams import Streams, pairs, stream_entries
 from worker import faults, scripts
 from worker.claiming import Admitted, Claimer, Suspect
 from worker.config import WorkerConfig
@@ -159,7 +159,7 @@ class Intake:
         answer = await self._redis.execute_command(*command)
         if not answer:
             self._adopt_at_s = now_s + self._config.block_ms / 1000
-        return [(entry_id.decode(), _pairs(fields)) for entry_id, fields in answer]
+        return [(entry_id.decode(), pairs(fields)) for entry_id, fields in answer]
 
     async def _read(self, spare: int) -> list[Entry]:
         answer = await self._blocking.xreadgroup(
@@ -215,10 +215,5 @@ class Intake:
                 await self._table.changed.wait()
 
 
-def _decode(streams: Sequence[tuple[bytes, list[tuple[bytes, Fields]]]]) -> list[Entry]:
+def _decode(streams: Streams) -> list[Entry]:
     return [(entry_id.decode(), fields) for _, entries in streams for entry_id, fields in entries]
-
-
-def _pairs(flat: Sequence[Any]) -> Fields:
-    """The fields of an entry as a script answers them: name, value, name, value, ..."""
-    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -23,11 +23,10 @@ from producer.connection import (
     connect_blocking,
     ensure_group,
     parse_url,
-    read_streams,
     redis_errors,
-    stream_entries,
 )
 from producer.errors import ConnectionLost, ServerRefused
+from producer.streams import read_streams, stream_entries
 from worker.embedded import EmbeddedServer, dies_with_parent, find_servers
 
 SECRET = "s3cr3t"
@@ -122,7 +121,10 @@ async def test_a_blocking_read_may_last_as_long_as_was_said(redis_url: str, monk
     assert await read_streams(client, {"nothing": "0-0"}, count=1, block_s=0.5) == []
     assert time.monotonic() - started > 0.45
     with pytest.raises(exceptions.TimeoutError):
-        await read_streams(client, {"nothing": "0-0"}, count=1, block_s=1.5)
+        await client.xread({"nothing": "0-0"}, count=1, block=1500)
+    monkeypatch.setattr("producer.streams.COMMAND_TIMEOUT_S", -0.3)
+    with pytest.raises(TimeoutError):
+        await read_streams(client, {"nothing": "0-0"}, count=1, block_s=0.5)
     await client.aclose()
 
 

@@ -24,8 +24,9 @@ from hypothesis.stateful import (
 from redis import exceptions
 
 from producer import keys
-from producer.connection import RedisClient, connect, ensure_group, stream_entries
+from producer.connection import RedisClient, connect, ensure_group
 from producer.scripts import Added, enqueue
+from producer.streams import stream_entries
 from worker import scripts
 from worker.scripts import Claim, Command
 

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from redis import exceptions
 
 from producer import keys
-from producer.connection import RedisClient, stream_entries
+from producer.connection import RedisClient
 from producer.scripts import Added, enqueue
+from producer.streams import stream_entries
 from producer.wire import GenerateRequest
 from worker.chaos.history import History, Record, Seen
 from worker.chaos.plan import RequestPlan
