@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -78,7 +78,9 @@ class EngineDriver:
         self._active: dict[str, _Active] = {}
         self._stats = engine.stats()
         self._patience_s = 0.0
+        self._tell_room: Callable[[], None] = lambda: None
         self._outputs: list[Output] = []  # of the thread: not handed over yet
+        self._due_s = 0.0  # of the thread: when they are (monotonic)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -110,6 +112,10 @@ class EngineDriver:
         Waking the event loop takes longer than a step of some models takes on the host. At first they do not wait.
         """
         self._patience_s = seconds
+
+    def watch_room(self, tell: Callable[[], None]) -> None:
+        """`tell` is called after a step that started the last of the waiting requests: `spare` may be above 0 again."""
+        self._tell_room = tell
 
     @property
     def stats(self) -> EngineStats:
@@ -203,27 +209,39 @@ class EngineDriver:
 
     def _run(self) -> None:
         failure: BaseException | None = None
-        due_s = 0.0
         try:
             while self._take_inbox():
-                new = self._engine.step()
-                self._stats = self._engine.stats()
-                self._outputs += new
-                now_s = time.monotonic()
-                is_due = now_s >= due_s
-                if is_due:
-                    due_s = now_s + self._patience_s
-                if is_due or any(map(_is_urgent, new)) or not self._engine.has_work():
-                    self._hand_over()
+                outputs = self._engine.step()
+                self._note_stats()
+                self._pass_on(outputs)
         except BaseException as error:  # whatever ends the thread is the caller's to know, through `wait_ended`
             failure = error
         self._hand_over()
         self._on_loop(self._end, failure)
 
-    def _hand_over(self) -> None:
-        if self._outputs:
-            self._on_loop(self._deliver, self._outputs)
-            self._outputs = []
+    def _note_stats(self) -> None:
+        before, self._stats = self._stats, self._engine.stats()
+        if before.num_waiting and not self._stats.num_waiting:
+            self._on_loop(self._tell_room)
+
+    def _pass_on(self, outputs: Sequence[Output]) -> None:
+        self._outputs += outputs
+        now_s = time.monotonic()
+        if now_s >= self._due_s or not self._engine.has_work():
+            self._due_s = now_s + self._patience_s
+            self._hand_over()
+        elif urgent := {output.request_id for output in outputs if _is_urgent(output)}:
+            self._hand_over(urgent)
+            time.sleep(0)  # gives up the interpreter: the loop would get it only where this thread waits
+
+    def _hand_over(self, request_ids: Container[str] | None = None) -> None:
+        """All outputs, or those of some requests: the event loop would be busy with the others first."""
+        outputs, self._outputs = self._outputs, []
+        if request_ids is not None:
+            self._outputs = [output for output in outputs if output.request_id not in request_ids]
+            outputs = [output for output in outputs if output.request_id in request_ids]
+        if outputs:
+            self._on_loop(self._deliver, outputs)
 
     def _take_inbox(self) -> bool:
         """Runs what the event loop asked for, sleeping while there is nothing to do; False once it asked to end."""

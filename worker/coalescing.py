@@ -9,6 +9,7 @@ from collections.abc import Callable
 WINDOW_S = 0.25  # between two looks
 SHORT_SHARE = 0.75  # of all processors: a process that uses more has none to spare
 OWN_SHARE = 0.01  # of all processors: what the event loop may use of them then
+MAX_GROWTH = 2.0  # from one look to the next, so that no gap between chunks is much longer than those before
 
 
 class Coalescing:
@@ -34,6 +35,11 @@ class Coalescing:
         self._num_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._look()
 
+    @property
+    def is_stretched(self) -> bool:
+        """Whether processors are short."""
+        return self.interval_s > self._shortest_s
+
     def look(self) -> None:
         """Adapts the interval every `WINDOW_S`; meant to be called at each flush."""
         elapsed_s = time.monotonic() - self._looked_at_s
@@ -44,7 +50,7 @@ class Coalescing:
         available_s = elapsed_s * self._num_processors
         stretch = 0.0
         if self._process_s - process_s > SHORT_SHARE * available_s:
-            stretch = (self._thread_s - thread_s) / (OWN_SHARE * available_s)
+            stretch = min(MAX_GROWTH, (self._thread_s - thread_s) / (OWN_SHARE * available_s))
         self.interval_s = min(self._longest_s, max(self._shortest_s, self.interval_s * stretch))
         self._pass_on(self.interval_s)
 

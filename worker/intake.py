@@ -59,6 +59,7 @@ class Intake:
         self._stopping = asyncio.Event()
         self._backoff = faults.Backoff()
         self._adopt_at_s = 0.0
+        driver.watch_room(table.changed.fire)
         self._must_recover = True  # a process of the same name may have died with entries pending
         self.parked: dict[str, Fields] = {}  # entries of suspects, pending here until they can run alone
 

@@ -114,7 +114,7 @@ class LiveRequest:
         self.last_number = 0  # n of the last one that Redis has confirmed
         self.error: tuple[str, str] | None = None  # code and message
         self.end: FinishReason | None = None  # set once nothing more will be generated
-        self.urgent = True  # what comes next is not held back: the first token, or the end
+        self.urgent = True  # what comes next is not held back: the first token, mostly
         self.is_admitted = False  # ready for the engine
         self.is_submitted = False  # the engine has it
         self.dropped = False  # ended, or somebody else's now: nothing more may be written for it
@@ -141,7 +141,6 @@ class LiveRequest:
         if output.error is not None:
             self.error = ("engine_error", output.error)
         self.end = self.outcome
-        self.urgent |= self.end is not None
 
     @property
     def outcome(self) -> FinishReason | None:

@@ -28,7 +28,9 @@ _PART = "publisher"  # in readiness
 
 
 class Publisher:
-    """Collects outputs and writes them, first tokens and ends at once, the rest as often as `coalescing` says.
+    """Collects outputs and writes them, first tokens at once, the rest as often as `coalescing` says.
+
+    Ends do not wait either, unless processors are short: then they go with the chunks of what still runs.
 
     Of each request at most one flush is under way: what comes meanwhile waits in the request itself, so that the
     buffer is bounded by what the running requests may generate. While writes fail, the intake takes no new ones.
@@ -82,6 +84,8 @@ class Publisher:
         """The engine's sink for one request."""
         if not live.dropped:
             live.add(output)
+            if live.end is not None:
+                self._hurry_end(live)
             if live.urgent or live not in self._dirty:
                 self._schedule(live)
         self._table.changed.fire()
@@ -146,6 +150,13 @@ class Publisher:
                 self._is_writing = False
                 self.settled.fire()
 
+    def _hurry_end(self, live: LiveRequest) -> None:
+        if not self._coalescing.is_stretched:
+            live.urgent = True
+        elif all(other.end is not None for other in self._table):  # it leaves the engine nothing to do
+            self._flushed_at_s = 0.0
+            self._wake.set()
+
     def _schedule(self, live: LiveRequest) -> None:
         if live.num_unsettled or live.dropped:
             return  # `_release` comes back to it
@@ -153,7 +164,7 @@ class Publisher:
             self._dirty.pop(live, None)  # a request is in one of the two, or it would be taken twice
             self._urgent[live] = None
             self._wake.set()
-        elif writes.has_any_news(live):
+        elif live.end is not None or writes.has_any_news(live):
             if not self._dirty:
                 self._wake.set()
             self._dirty[live] = None

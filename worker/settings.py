@@ -129,8 +129,8 @@ class Settings(BaseSettings):
     )
     max_flush_interval_ms: int = _setting(
         "Worker",
-        "What that is stretched to while engine and worker together use up the processors; no longer than it: never.",
-        100,
+        "What flush_interval_ms grows to while engine and worker use up the processors; below it: does not grow.",
+        200,
     )
     drain_timeout_s: float = _setting(
         "Worker", "How long running requests may go on after SIGTERM before they are handed to other workers.", 30.0

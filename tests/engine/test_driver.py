@@ -104,6 +104,7 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.rows: dict[str, list[int]] = {}  # tokens so far, tokens in all
+        self.num_waiting = 0
         self.steps = threading.Semaphore(0)
 
     def check(self, request: Request) -> None: ...
@@ -130,7 +131,7 @@ class ScriptedEngine:
         return bool(self.rows)
 
     def stats(self) -> EngineStats:
-        return EngineStats()
+        return EngineStats(num_waiting=self.num_waiting)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -169,6 +170,29 @@ async def test_patience_ends_by_itself() -> None:
     await until(lambda: len(offsets) == 4)
     engine.steps.release(100)
     await driver.stop()
+
+
+async def test_room_is_told_of_when_the_last_waiting_request_has_started() -> None:
+    engine = ScriptedEngine()
+    driver = EngineDriver(engine)
+    driver.set_patience(60.0)
+    told: list[int] = []
+    driver.watch_room(lambda: told.append(driver.spare))
+    engine.num_waiting = 1
+    await driver.start()
+    offsets: list[int] = []
+    driver.submit(Request("a", (1,), SamplingParams(max_tokens=90)), lambda output: offsets.append(output.offset))
+    engine.steps.release(1)
+    await until(lambda: offsets == [0])
+    assert driver.spare == 0
+    assert told == []
+    engine.num_waiting = 0
+    engine.steps.release(2)
+    await until(lambda: told == [engine.max_num_seqs - 1])
+    assert offsets == [0]
+    engine.steps.release(100)
+    await driver.stop()
+    assert len(told) == 1
 
 
 async def test_what_waits_is_handed_over_when_asked_for() -> None:

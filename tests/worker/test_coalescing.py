@@ -49,20 +49,33 @@ def test_the_interval_follows_the_loops_share_while_processors_are_short(clocks:
     clocks.pass_(1, process=3.8, thread=0.04)  # and now just that
     subject.look()
     assert subject.interval_s == pytest.approx(0.06)
+    clocks.pass_(1, process=3.8, thread=0.06)
+    subject.look()
+    assert subject.interval_s == pytest.approx(0.09)
     clocks.pass_(1, process=3.8, thread=0.4)
     subject.look()
     assert subject.interval_s == pytest.approx(0.1)  # the longest
+    assert subject.is_stretched
     clocks.pass_(1, process=3.8, thread=0.001)
     subject.look()
     assert subject.interval_s == pytest.approx(0.03)  # the shortest
-    assert told == pytest.approx([0.03, 0.06, 0.06, 0.1, 0.03])
+    assert not subject.is_stretched
+    assert told == pytest.approx([0.03, 0.06, 0.06, 0.09, 0.1, 0.03])
+
+
+def test_it_grows_step_by_step(clocks: Clocks) -> None:
+    subject = Coalescing(0.03, 1.0, lambda _: None)
+    for expected_s in (0.06, 0.12, 0.24):
+        clocks.pass_(1, process=3.8, thread=3)
+        subject.look()
+        assert subject.interval_s == pytest.approx(expected_s)
 
 
 def test_nothing_is_held_back_while_processors_are_to_spare(clocks: Clocks) -> None:
     subject = Coalescing(0.03, 0.1, lambda _: None)
     clocks.pass_(1, process=3.8, thread=1)
     subject.look()
-    assert subject.interval_s == pytest.approx(0.1)
+    assert subject.interval_s == pytest.approx(0.06)
     clocks.pass_(1, process=1.1, thread=1)  # an engine with a device of its own, and a loop at full load
     subject.look()
     assert subject.interval_s == pytest.approx(0.03)
@@ -75,7 +88,7 @@ def test_it_does_not_look_at_every_flush(clocks: Clocks) -> None:
     assert subject.interval_s == pytest.approx(0.03)
     clocks.pass_(coalescing.WINDOW_S, process=4, thread=4)
     subject.look()
-    assert subject.interval_s == pytest.approx(0.1)
+    assert subject.interval_s == pytest.approx(0.06)
 
 
 @pytest.mark.parametrize(("shortest_s", "longest_s"), [(0.0, 0.1), (0.2, 0.1), (0.05, 0.0)])

@@ -31,6 +31,8 @@ class Desk:
     redis: RedisClient
     metrics: Metrics
     aborted: list[str]
+    table: LiveTable
+    coalescing: Coalescing
 
     async def claim(self, request_id: str, n: int = 1) -> LiveRequest:
         command = scripts.claim(request_id, queue="q", entry_id="1-1", worker="w", instance="i", ttl_ms=10**6)
@@ -39,6 +41,7 @@ class Desk:
         clock = ServerClock(claim.server_ms, time.monotonic())
         live = LiveRequest(request_id, "1-1", claim, clock, structlog.get_logger(), {})
         live.resume([Choice(index) for index in range(n)])
+        self.table.add(live)
         return live
 
     async def written(self, request_id: str) -> list[tuple[str, str]]:
@@ -50,12 +53,12 @@ class Desk:
 @asynccontextmanager
 async def publishing(redis_url: str, flush_interval_s: float = 0) -> AsyncIterator[Desk]:
     redis = connect(redis_url, decode=False, retries=0)
-    metrics, aborted = Metrics(), []
+    metrics, aborted, table = Metrics(), [], LiveTable()
     config = WorkerConfig(queue="q", name="w")
     coalescing = Coalescing(flush_interval_s, flush_interval_s, lambda _: None)
-    publisher = Publisher(redis, config, LiveTable(), metrics, Readiness(), coalescing, aborted.append)
+    publisher = Publisher(redis, config, table, metrics, Readiness(), coalescing, aborted.append)
     task = asyncio.create_task(publisher.run())
-    yield Desk(publisher, redis, metrics, aborted)
+    yield Desk(publisher, redis, metrics, aborted, table, coalescing)
     await end_tasks([task])
     await redis.aclose()
 
@@ -106,6 +109,35 @@ async def test_a_waiting_chunk_goes_with_the_end_and_the_end_is_written_once(red
         await desk.publisher.wait_idle()
         assert [tokens for _, tokens in await desk.written("r")] == ["1", "2,3"]
         assert desk.metrics.requests.labels(finish_reason="stop")._value.get() == 1
+
+
+async def test_an_end_does_not_wait_for_the_interval(redis_url: str) -> None:
+    async with publishing(redis_url, flush_interval_s=60) as desk:
+        live, _ = await desk.claim("r"), await desk.claim("still running")
+        for output in (Output("r", 0, 0, (1,), " a"), Output("r", 0, 1, (2,), " b", finish_reason="stop")):
+            desk.publisher.push(live, output)
+            await desk.publisher.settled.wait()
+        assert [tokens for _, tokens in await desk.written("r")] == ["1", "2"]
+
+
+async def test_while_processors_are_short_an_end_waits_with_the_chunks_of_what_still_runs(redis_url: str) -> None:
+    async with publishing(redis_url) as desk:
+        desk.coalescing.interval_s = 60
+        lives = [await desk.claim(f"r{i}") for i in range(3)]
+        for live in lives:
+            desk.publisher.push(live, Output(live.id, 0, 0, (1,), " a"))
+        await asyncio.sleep(0.1)
+        for live in lives[:2]:
+            desk.publisher.push(live, Output(live.id, 0, 1, (2,), " b", finish_reason="length"))
+        await asyncio.sleep(0.1)
+        assert [len(await desk.written(live.id)) for live in lives] == [1, 1, 1]
+        assert not desk.publisher.is_idle
+        desk.publisher.push(lives[2], Output("r2", 0, 1, (2,), " b", finish_reason="stop"))  # nothing runs any more
+        async with asyncio.timeout(5):
+            while len(desk.table):
+                await desk.table.changed.wait()
+        for live in lives:
+            assert [tokens for _, tokens in await desk.written(live.id)] == ["1", "2"]
 
 
 async def fence(desk: Desk) -> None:
