@@ -28,18 +28,19 @@ SLOWNESS = ((0.0, 1e9), (0.05, 1e9), (0.2, 1e9), (0.02, 200_000.0))  # seconds e
 
 
 def against_bare_engine(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rounds of bare engine and service in turn, all requests at once, then at a rate that leaves room."""
+    """Rounds of bare engine and service in turn: all requests at once, at a rate that leaves room, one at a time."""
     engine, _ = loaded_engine(arguments)
     with EmbeddedServer() as server:
         _warm_up(engine, server, arguments)
         offline = _rounds(engine, server, arguments, {})
         rate = round(_ONLINE_SHARE * statistics.median(row["bare"]["requests_per_s"] for row in offline), 3)
         online = _rounds(engine, server, arguments, {"arrivals": "poisson", "rate": rate})
+        few = argparse.Namespace(**{**vars(arguments), "requests": max(1, arguments.requests // 4)})
+        alone = _rounds(engine, server, few, {"arrivals": "closed", "concurrency": 1})
     return [
-        *(_throughput_row(place, row) for place, row in enumerate(offline, start=1)),
-        _throughput_median(offline),
-        *(_latency_row(place, row) for place, row in enumerate(online, start=1)),
-        _latency_median(online),
+        *_with_median("offline", "output tok/s", [_throughput(row) for row in offline]),
+        *_with_median("online", "median TTFT, ms", [_latency(row) for row in online]),
+        *_with_median("one at a time", "median TTFT, ms", [_latency(row) for row in alone]),
     ]
 
 
@@ -153,32 +154,29 @@ async def slow_proxy(port: int, delay_s: float, bytes_per_s: float) -> AsyncIter
             await process.wait()
 
 
-def _throughput_row(place: int, row: dict[str, Any]) -> dict[str, Any]:
+def _throughput(row: dict[str, Any]) -> dict[str, Any]:
     bare, service = row["bare"], row["service"]
     return {
-        "round": f"offline {place}, output tok/s",
         "bare": bare["output_tokens_per_s"], "service": service["output_tokens_per_s"],
         "ratio or difference": round(service["output_tokens_per_s"] / bare["output_tokens_per_s"], 3),
-        "engine's own rate, ratio": round(service["engine_rate"] / bare["engine_rate"], 3),
-        **_costs(service),
+        **_costs(bare, service),
     }  # fmt: skip
 
 
-def _latency_row(place: int, row: dict[str, Any]) -> dict[str, Any]:
+def _latency(row: dict[str, Any]) -> dict[str, Any]:
     bare, service = row["bare"], row["service"]
     return {
-        "round": f"online {place}, median TTFT, ms",
         "bare": bare["ttft_ms"], "service": service["ttft_ms"]["p50"],
         "ratio or difference": round(service["ttft_ms"]["p50"] - bare["ttft_ms"], 3),
-        "engine's own rate, ratio": round(service["engine_rate"] / bare["engine_rate"], 3),
-        **_costs(service),
+        **_costs(bare, service),
     }  # fmt: skip
 
 
-def _costs(service: dict[str, Any]) -> dict[str, Any]:
+def _costs(bare: dict[str, Any], service: dict[str, Any]) -> dict[str, Any]:
     """Processor time beside the engine, which a busy machine distorts little, and what it leaves of all cores."""
     num_tokens = service["output_tokens"]
     return {
+        "engine's own rate, ratio": round(service["engine_rate"] / bare["engine_rate"], 3),
         "tokens per chunk": round(num_tokens / max(1, service["num_chunks"]), 2),
         "CPU us/token: worker's loop": round(1e6 * service["loop_cpu_s"] / num_tokens, 1),
         "Redis": round(1e6 * service["redis_cpu_s"] / num_tokens, 1),
@@ -187,14 +185,7 @@ def _costs(service: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _throughput_median(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return _median([_throughput_row(0, row) for row in rows], "offline, medians, output tok/s")
-
-
-def _latency_median(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return _median([_latency_row(0, row) for row in rows], "online, medians, median TTFT, ms")
-
-
-def _median(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    numbers = {key: statistics.median(row[key] for row in rows) for key in rows[0] if key != "round"}
-    return {"round": name, **numbers}
+def _with_median(name: str, what: str, rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    median = {key: statistics.median(found[key] for found in rounds) for key in rounds[0]}
+    rows = [{"round": f"{name} {place}, {what}", **found} for place, found in enumerate(rounds, start=1)]
+    return [*rows, {"round": f"{name}, medians, {what}", **median}]
