@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
-WINDOW_S = 0.25  # between two looks
+WINDOW_S = 0.1  # between two looks
 SHORT_SHARE = 0.75  # of all processors: a process that uses more has none to spare
 OWN_SHARE = 0.01  # of all processors: what the event loop may use of them then
 MAX_GROWTH = 2.0  # from one look to the next, so that no gap between chunks is much longer than those before
