@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import hashlib
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -37,6 +39,9 @@ async def execute(
     The asyncio pipeline of redis-py does much in Python for each command and each answer, which costs more than all the
     rest; on a single server the same connection is used without it. Answers are as the server gives them.
 
+    A script (EVAL) is sent as its hash there, and whole only to a server that does not know it, after the other
+    commands: what follows a script in one pipeline must not depend on it.
+
     Args:
         redis: where to.
         commands: what.
@@ -54,20 +59,39 @@ async def execute(
         for command in commands:
             pipeline.execute_command(*command)
         return await pipeline.execute(raise_on_error=False)
-    packed = [b"".join([pack_command(cast("Any", command)) for command in commands])]
     connection: Any = await redis.connection_pool.get_connection()  # type: ignore[no-untyped-call]
     if not may_send():
         await redis.connection_pool.release(connection)
         raise Reconnected
     try:
-        await connection.send_packed_command(packed)
         async with asyncio.timeout(timeout_s):
-            return [await _read(connection) for _ in commands]
+            answers = await _exchange(connection, [_hashed(command) for command in commands])
+            unknown = [place for place, answer in enumerate(answers) if isinstance(answer, exceptions.NoScriptError)]
+            if unknown:
+                whole = await _exchange(connection, [commands[place] for place in unknown])
+                for place, answer in zip(unknown, whole, strict=True):
+                    answers[place] = answer
+            return answers
     except BaseException:  # answers that nobody read would be taken for those of the next commands
         await connection.disconnect(nowait=True)
         raise
     finally:
         await redis.connection_pool.release(connection)
+
+
+async def _exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
+    await connection.send_packed_command([b"".join([pack_command(cast("Any", command)) for command in commands])])
+    return [await _read(connection) for _ in commands]
+
+
+def _hashed(command: Command) -> Command:
+    return ("EVALSHA", script_hash(str(command[1])), *command[2:]) if command[0] == "EVAL" else command
+
+
+@functools.cache  # there are a dozen scripts
+def script_hash(source: str) -> str:
+    """By which EVALSHA names a script."""
+    return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
 async def _read(connection: Any) -> Any:

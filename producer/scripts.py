@@ -6,7 +6,6 @@ command whose answer was lost.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -14,6 +13,7 @@ from typing import Any, TypeAlias
 from redis import exceptions
 
 from producer import keys
+from producer.pipeline import script_hash
 
 Execute: TypeAlias = Callable[..., Awaitable[Any]]
 """Sends one command, given as its parts: `execute_command` of a client, or `execute` of a `Batcher`."""
@@ -39,11 +39,10 @@ class Script:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
     async def __call__(self, execute: Execute, script_keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
         try:
-            return await execute("EVALSHA", self._sha, len(script_keys), *script_keys, *arguments)
+            return await execute("EVALSHA", script_hash(self._source), len(script_keys), *script_keys, *arguments)
         except exceptions.NoScriptError:
             return await execute("EVAL", self._source, len(script_keys), *script_keys, *arguments)
 

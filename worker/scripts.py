@@ -1,7 +1,8 @@
 """The multi-key steps of the delivery protocol, as Lua scripts. Each touches keys of one hash slot only.
 
-Every function here returns one command, ready for `execute_command` or a pipeline. Scripts are sent whole (EVAL), so
-a restarted or failed-over server needs no reload; the path of tokens has no script at all.
+Every function here returns one command, ready for `execute_command` or a pipeline, that holds the whole script (EVAL),
+so that no server must be prepared; `producer.pipeline.execute` sends its hash to those that know it. The path of tokens
+has no script at all.
 
 On the state hash of a request:
     queue, entry      the queue entry this request came with; another entry with the same id is a duplicate

@@ -143,3 +143,18 @@ async def test_a_cluster_gets_each_command_where_its_keys_are(redis_cluster_url:
         str(i).encode() for i in range(20)
     ]
     await client.aclose()
+
+
+async def test_a_script_is_sent_whole_only_to_a_server_that_does_not_know_it(raw: RedisClient) -> None:
+    double, fail = "return 2 * ARGV[1]", "return redis.error_reply('no')"
+    commands: list[Command] = [("EVAL", double, 0, 21), ("SET", "k", "v"), ("EVAL", fail, 0), ("EVAL", double, 0, 4)]
+    await raw.script_flush()
+    await raw.config_resetstat()
+    for _ in range(2):
+        answers = await pipeline.execute(raw, commands)
+        assert [answers[0], answers[1], answers[3]] == [42, b"OK", 8]
+        assert isinstance(answers[2], exceptions.ResponseError)
+    stats = await raw.info("commandstats")
+    assert stats["cmdstat_eval"]["calls"] == 3
+    assert stats["cmdstat_evalsha"]["calls"] == 6
+    assert stats["cmdstat_set"]["calls"] == 2

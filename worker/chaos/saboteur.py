@@ -14,6 +14,7 @@ from typing import Any
 from hiredis import ReplyError
 
 from producer import keys
+from producer.pipeline import script_hash
 from worker import scripts
 from worker.chaos.fleet import Fleet, Slot
 from worker.chaos.history import Event, History, Wire
@@ -21,11 +22,11 @@ from worker.chaos.plan import Fault, Plan, RequestPlan, Side, Stage
 from worker.chaos.proxy import Action, Command
 from worker.chaos.site import Site
 
-_CLAIM = str(scripts.claim("", queue="", entry_id="", worker="", instance="", ttl_ms=1)[1]).encode()
-_FINISH = str(scripts.finish("", epoch=1, status="done", ttl_ms=1, entries=())[1]).encode()
-_ACK = str(scripts.ack("", worker="", entry_ids=())[1]).encode()
-_STAGES: dict[bytes, Stage] = {_CLAIM: "claim", _FINISH: "finish", _ACK: "ack"}
-_ACK_IDS_AT = 6  # EVAL, script, 1, key, group, worker, entry ids
+_CLAIM = script_hash(str(scripts.claim("", queue="", entry_id="", worker="", instance="", ttl_ms=1)[1]))
+_FINISH = script_hash(str(scripts.finish("", epoch=1, status="done", ttl_ms=1, entries=())[1]))
+_ACK = script_hash(str(scripts.ack("", worker="", entry_ids=())[1]))
+_STAGES: dict[str, Stage] = {_CLAIM: "claim", _FINISH: "finish", _ACK: "ack"}
+_ACK_IDS_AT = 6  # EVAL or EVALSHA, script, 1, key, group, worker, entry ids
 
 
 @dataclass(slots=True)
@@ -103,7 +104,9 @@ class Saboteur:
             return [("chunk", _request_id(command[1]))]
         if name == b"XREADGROUP" and side == "after":
             return [("read", request_id) for request_id in self._learn(answer)]
-        stage = _STAGES.get(command[1]) if name == b"EVAL" else None
+        stage = _STAGES.get(_script(command))
+        if isinstance(answer, ReplyError) and str(answer).startswith("NOSCRIPT"):  # it comes again, whole
+            return []
         if stage == "ack":
             known = (self._request_of.get(entry_id) for entry_id in command[_ACK_IDS_AT:])
             return [("ack", request_id) for request_id in known if request_id is not None]
@@ -174,9 +177,20 @@ class Saboteur:
                 same_epoch = answer[0][0].split(b"-")[0] == command[2].split(b"-")[0]
                 self._wire.absorbed += answer[0][0] == command[2]
                 self._wire.fenced += not same_epoch
-        elif command[0] == b"EVAL" and command[1] == _FINISH:
+        elif _script(command) == _FINISH:
             self._wire.fenced += answer == b"fenced"
             self._wire.absorbed += answer == b"already"
+
+
+def _script(command: Command) -> str:
+    """The hash of the script that a command runs, if it does."""
+    match command[0]:
+        case b"EVAL":
+            return script_hash(command[1].decode())
+        case b"EVALSHA":
+            return command[1].decode()
+        case _:
+            return ""
 
 
 @dataclass(frozen=True, slots=True)
