@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from engines import drive
@@ -140,75 +141,65 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_with_patience_only_first_and_last_outputs_come_at_once() -> None:
+@asynccontextmanager
+async def running(
+    patience_s: float, max_tokens: int = 90
+) -> AsyncIterator[tuple[ScriptedEngine, EngineDriver, list[int]]]:
+    """An engine that runs one request, and the offsets of the outputs that came."""
     engine = ScriptedEngine()
     driver = EngineDriver(engine)
-    driver.set_patience(60.0)
+    driver.set_patience(patience_s)
     await driver.start()
     offsets: list[int] = []
-    driver.submit(Request("a", (1,), SamplingParams(max_tokens=7)), lambda output: offsets.append(output.offset))
-    engine.steps.release(6)
-    await asyncio.sleep(0.1)
-    assert offsets == [0]
-    engine.steps.release(1)
-    await until(lambda: not driver.is_active("a"))
-    assert offsets == list(range(7))
+    request = Request("a", (1,), SamplingParams(max_tokens=max_tokens))
+    driver.submit(request, lambda output: offsets.append(output.offset))
+    yield engine, driver, offsets
+    engine.steps.release(max_tokens)
     await driver.stop()
+
+
+async def test_with_patience_only_first_and_last_outputs_come_at_once() -> None:
+    async with running(60.0, max_tokens=7) as (engine, driver, offsets):
+        engine.steps.release(6)
+        await asyncio.sleep(0.1)
+        assert offsets == [0]
+        engine.steps.release(1)
+        await until(lambda: not driver.is_active("a"))
+        assert offsets == list(range(7))
 
 
 async def test_patience_ends_by_itself() -> None:
-    engine = ScriptedEngine()
-    driver = EngineDriver(engine)
-    driver.set_patience(0.05)
-    await driver.start()
-    offsets: list[int] = []
-    driver.submit(Request("a", (1,), SamplingParams(max_tokens=90)), lambda output: offsets.append(output.offset))
-    engine.steps.release(3)
-    await asyncio.sleep(0.1)
-    assert offsets == [0]
-    engine.steps.release(1)
-    await until(lambda: len(offsets) == 4)
-    engine.steps.release(100)
-    await driver.stop()
+    async with running(1.0) as (engine, _, offsets):
+        engine.steps.release(3)
+        await asyncio.sleep(1.1)
+        assert offsets == [0]
+        engine.steps.release(1)
+        await until(lambda: len(offsets) == 4)
 
 
 async def test_room_is_told_of_when_the_last_waiting_request_has_started() -> None:
-    engine = ScriptedEngine()
-    driver = EngineDriver(engine)
-    driver.set_patience(60.0)
-    told: list[int] = []
-    driver.watch_room(lambda: told.append(driver.spare))
-    engine.num_waiting = 1
-    await driver.start()
-    offsets: list[int] = []
-    driver.submit(Request("a", (1,), SamplingParams(max_tokens=90)), lambda output: offsets.append(output.offset))
-    engine.steps.release(1)
-    await until(lambda: offsets == [0])
-    assert driver.spare == 0
-    assert told == []
-    engine.num_waiting = 0
-    engine.steps.release(2)
-    await until(lambda: told == [engine.max_num_seqs - 1])
-    assert offsets == [0]
-    engine.steps.release(100)
-    await driver.stop()
+    async with running(60.0) as (engine, driver, offsets):
+        told: list[int] = []
+        driver.watch_room(lambda: told.append(driver.spare))
+        engine.num_waiting = 1
+        engine.steps.release(1)
+        await until(lambda: offsets == [0])
+        assert driver.spare == 0
+        assert told == []
+        engine.num_waiting = 0
+        engine.steps.release(2)
+        await until(lambda: told == [engine.max_num_seqs - 1])
+        assert offsets == [0]
     assert len(told) == 1
 
 
 async def test_what_waits_is_handed_over_when_asked_for() -> None:
-    engine = ScriptedEngine()
-    driver = EngineDriver(engine)
-    driver.set_patience(60.0)
-    await driver.start()
-    offsets: list[int] = []
-    driver.submit(Request("a", (1,), SamplingParams(max_tokens=90)), lambda output: offsets.append(output.offset))
-    engine.steps.release(5)
-    await asyncio.sleep(0.1)
-    assert offsets == [0]
-    engine.steps.release(1)  # the step that is under way
-    await driver.hand_over()
-    assert offsets == list(range(len(offsets)))
-    assert len(offsets) >= 5
-    engine.steps.release(100)
-    await driver.stop()
+    async with running(60.0) as (engine, driver, offsets):
+        engine.steps.release(5)
+        await asyncio.sleep(0.1)
+        assert offsets == [0]
+        engine.steps.release(1)  # the step that is under way
+        await driver.hand_over()
+        assert offsets == list(range(len(offsets)))
+        assert len(offsets) >= 5
     await driver.hand_over()  # nothing to wait for
