@@ -24,7 +24,7 @@ async def test_lost_answers_double_and_lose_nothing(redis_url: str, redis: Redis
             running_worker(proxy.url, engines[1], heartbeat_ttl_s=30, name="b") as second,
         ):
             proxy.loss = 0.1
-            ids = [await send(redis, prompt=f"p{i}", max_tokens=60, n=1 + i % 2) for i in range(40)]
+            ids = [await send(redis, prompt=f"p{i}", max_tokens=60, n=1 + i % 2) for i in range(80)]
             replies = [await read_reply(redis, entry_id) for entry_id in ids]
             await eventually(lambda: is_queue_empty(redis))
             proxy.loss = 0.0
