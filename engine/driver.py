@@ -166,7 +166,7 @@ class EngineDriver:
 
         def hand_over() -> None:
             self._hand_over()
-            self._on_loop(_settle, handed_over)
+            self._on_loop(handed_over.set_result, None)
 
         self._inbox.put(hand_over)
         await asyncio.wait((handed_over, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -278,11 +278,6 @@ class EngineDriver:
             ended.set_result(None)
         else:
             ended.set_exception(failure)
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _is_urgent(output: Output) -> bool:
