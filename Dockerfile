@@ -10,6 +10,7 @@ WORKDIR /src
 RUN python -m venv /opt/penstock
 COPY constraints/py312.txt constraints/
 COPY pyproject.toml README.md CHANGELOG.md LICENSE ./
+COPY penstock penstock
 COPY producer producer
 COPY engine engine
 COPY worker worker

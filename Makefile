@@ -55,7 +55,7 @@ tpu-ledger: .venv/dev.stamp  ## compile the presets for TPU slices and write ben
 	@$(BIN)/python -m benchmarks.tpu_ledger
 
 docs: .venv/dev.stamp  ## write docs/configuration.md from the settings
-	@$(BIN)/python -m worker.settings_page > docs/configuration.md
+	@$(BIN)/python -m penstock.worker.settings_page > docs/configuration.md
 
 clean:  ## remove caches and build outputs
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

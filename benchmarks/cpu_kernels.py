@@ -20,12 +20,12 @@ from rich.console import Console
 
 from benchmarks.engine import RESULTS
 from benchmarks.tables import table_of
-from engine.attention import KVCacheSpec, RaggedBatch, attention_for
-from engine.deployment import DEFAULT_BUILD_DIR
-from engine.models.layers import Linear
-from engine.models.packed import PackedLinear
-from engine.native import load_library, panel_width
-from worker.bench.report import append_result
+from penstock.engine.attention import KVCacheSpec, RaggedBatch, attention_for
+from penstock.engine.deployment import DEFAULT_BUILD_DIR
+from penstock.engine.models.layers import Linear
+from penstock.engine.models.packed import PackedLinear
+from penstock.engine.native import load_library, panel_width
+from penstock.worker.bench.report import append_result
 
 SHAPES = ((384, 2304), (2304, 384), (1024, 3072), (3072, 1024))  # features in and out, of `tiny` and `qwen06`
 GEOMETRIES = {"16 query, 8 KV heads, head_dim 128": (16, 8, 128), "6 query, 2 KV heads, head_dim 64": (6, 2, 64)}

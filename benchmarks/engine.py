@@ -14,15 +14,15 @@ from typing import Any
 
 from rich.console import Console
 
-from engine import Engine, EngineConfig
-from worker import garbage
-from worker.bench.load import Load
-from worker.bench.machine import describe_machine
-from worker.bench.on_engine import run_on_engine
-from worker.bench.options import LoadOptions
-from worker.bench.presets import GEOMETRIES, preset_dir, preset_root
-from worker.bench.report import Report, append_result
-from worker.bench.summary import Summary
+from penstock.engine import Engine, EngineConfig
+from penstock.worker import garbage
+from penstock.worker.bench.load import Load
+from penstock.worker.bench.machine import describe_machine
+from penstock.worker.bench.on_engine import run_on_engine
+from penstock.worker.bench.options import LoadOptions
+from penstock.worker.bench.presets import GEOMETRIES, preset_dir, preset_root
+from penstock.worker.bench.report import Report, append_result
+from penstock.worker.bench.summary import Summary
 
 RESULTS = Path(__file__).parent / "results"
 COMPILE_CACHE = preset_root().parent / "compile"

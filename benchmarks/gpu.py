@@ -31,16 +31,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from engine.attention import KVCacheSpec
-from engine.batch import Batch, Geometry
-from engine.checkpoint import random_model
-from engine.config import EngineConfig
-from engine.deployment import Deployment, deploy
-from engine.models import ModelConfig
-from engine.planning import preset
-from engine.planning.roofline import kv_token_bytes, step_flops, step_weight_bytes
-from engine.runner import InFlight, Runner
-from worker.bench.report import append_result
+from penstock.engine.attention import KVCacheSpec
+from penstock.engine.batch import Batch, Geometry
+from penstock.engine.checkpoint import random_model
+from penstock.engine.config import EngineConfig
+from penstock.engine.deployment import Deployment, deploy
+from penstock.engine.models import ModelConfig
+from penstock.engine.planning import preset
+from penstock.engine.planning.roofline import kv_token_bytes, step_flops, step_weight_bytes
+from penstock.engine.runner import InFlight, Runner
+from penstock.worker.bench.report import append_result
 
 RESULTS = Path(__file__).parent / "results" / "gpu.jsonl"
 NANO = "nano"

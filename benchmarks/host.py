@@ -18,13 +18,13 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from engine import Engine, EngineConfig, Request, SamplingParams
-from engine.batch import Batch
-from engine.checkpoint import random_model
-from engine.generation_defaults import GenerationDefaults
-from engine.models import ModelConfig, RopeConfig
-from engine.text.tokenizer import Tokenizer
-from worker.bench.report import append_result
+from penstock.engine import Engine, EngineConfig, Request, SamplingParams
+from penstock.engine.batch import Batch
+from penstock.engine.checkpoint import random_model
+from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.models import ModelConfig, RopeConfig
+from penstock.engine.text.tokenizer import Tokenizer
+from penstock.worker.bench.report import append_result
 
 VOCAB_SIZE = 1000
 RESULTS = Path(__file__).parent / "results"

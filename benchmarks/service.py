@@ -18,9 +18,9 @@ from rich.console import Console
 from benchmarks import service_engine, service_publishing, service_readers
 from benchmarks.engine import RESULTS, engine_arguments
 from benchmarks.tables import table_of
-from worker import garbage
-from worker.bench.report import append_result
-from worker.logs import configure_logs
+from penstock.worker import garbage
+from penstock.worker.bench.report import append_result
+from penstock.worker.logs import configure_logs
 
 PARTS = {
     "engine": service_engine.against_bare_engine,

@@ -15,13 +15,13 @@ from typing import Any
 from benchmarks.engine import loaded_engine, shared_load
 from benchmarks.service_process import ServerCosts, bench_client, worker_in_process
 from benchmarks.steady_engine import TimedEngine
-from engine import Engine
-from worker.bench.load import Load
-from worker.bench.on_engine import run_on_engine
-from worker.bench.presets import GEOMETRIES
-from worker.bench.summary import Summary
-from worker.embedded import EmbeddedServer
-from worker.service import Model
+from penstock.engine import Engine
+from penstock.worker.bench.load import Load
+from penstock.worker.bench.on_engine import run_on_engine
+from penstock.worker.bench.presets import GEOMETRIES
+from penstock.worker.bench.summary import Summary
+from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.service import Model
 
 _ONLINE_SHARE = 0.4  # of the bare engine's requests per second: few wait for one another
 SLOWNESS = ((0.0, 1e9), (0.05, 1e9), (0.2, 1e9), (0.02, 200_000.0))  # seconds each way, bytes per second

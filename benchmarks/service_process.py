@@ -15,11 +15,11 @@ from typing import Any
 
 from redis import Redis
 
-from producer.connection import connect
-from worker.config import WorkerConfig
-from worker.embedded import EmbeddedServer
-from worker.service import Model, WorkerService
-from worker.settings import flag
+from penstock.producer.connection import connect
+from penstock.worker.config import WorkerConfig
+from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.service import Model, WorkerService
+from penstock.worker.settings import flag
 
 QUEUE = "bench"
 
@@ -50,7 +50,7 @@ async def bench_client(url: str, **options: Any) -> dict[str, Any]:
         path = Path(folder) / "run.json"
         flags = [part for name, value in options.items() for part in (flag(name), str(value))]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "worker", "bench", "serve", "--redis-url", url, "--queue", QUEUE,
+            sys.executable, "-m", "penstock", "bench", "serve", "--redis-url", url, "--queue", QUEUE,
             "--json", str(path), *flags,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip

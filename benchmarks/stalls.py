@@ -18,9 +18,9 @@ from rich.console import Console
 
 from benchmarks.engine import RESULTS, engine_arguments, loaded_engine
 from benchmarks.tables import table_of
-from engine import Engine, EngineConfig, Output, Request, SamplingParams
-from worker.bench.presets import GEOMETRIES
-from worker.bench.report import append_result
+from penstock.engine import Engine, EngineConfig, Output, Request, SamplingParams
+from penstock.worker.bench.presets import GEOMETRIES
+from penstock.worker.bench.report import append_result
 
 _BEFORE, _BETWEEN = 40, 40  # steps that streams run alone
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.driver import EngineStats, StepEngine
-from engine.generation_defaults import GenerationDefaults
-from engine.request import FinishReason, Output, Request
-from worker.service import Model
+from penstock.engine.driver import EngineStats, StepEngine
+from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.request import FinishReason, Output, Request
+from penstock.worker.service import Model
 
 _TEXT = " word"
 

@@ -18,10 +18,10 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from engine.config import EngineConfig
-from engine.errors import EngineError
-from engine.planning import ALL_OPTIONS, as_dict, has_libtpu, plan, preset
-from engine.planning.plan import WRITING
+from penstock.engine.config import EngineConfig
+from penstock.engine.errors import EngineError
+from penstock.engine.planning import ALL_OPTIONS, as_dict, has_libtpu, plan, preset
+from penstock.engine.planning.plan import WRITING
 
 RESULTS = Path(__file__).parent / "results" / "tpu_aot.md"
 CONTEXT = 1024

@@ -5,11 +5,18 @@
 
 from __future__ import annotations
 
-from engine.config import EngineConfig
-from engine.driver import EngineDriver, EngineStats
-from engine.engine import Engine
-from engine.errors import CheckpointError, ConfigError, EngineError, InvalidRequest, PromptTooLong, RequestError
-from engine.request import Output, Request, SamplingParams, TokenLogprob
+from penstock.engine.config import EngineConfig
+from penstock.engine.driver import EngineDriver, EngineStats
+from penstock.engine.engine import Engine
+from penstock.engine.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    InvalidRequest,
+    PromptTooLong,
+    RequestError,
+)
+from penstock.engine.request import Output, Request, SamplingParams, TokenLogprob
 
 __all__ = [
     "CheckpointError",

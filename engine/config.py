@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import ConfigError
+from penstock.engine.errors import ConfigError
 
 MATMUL_CHOICES = ("auto", "xla", "native")
 KV_CACHE_DTYPES = ("auto", "float8_e4m3fn")

@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from engine.attention import AttentionBackend
-from engine.batch import Geometry, unpack_sampling, unpack_step
-from engine.models.decoder import Decoder
-from engine.sampling import NOT_A_TOKEN, sample
-from engine.sharding import Placement, gathered
+from penstock.engine.attention import AttentionBackend
+from penstock.engine.batch import Geometry, unpack_sampling, unpack_step
+from penstock.engine.models.decoder import Decoder
+from penstock.engine.sampling import NOT_A_TOKEN, sample
+from penstock.engine.sharding import Placement, gathered
 
 
 def decode_loop(

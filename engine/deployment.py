@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from engine.attention import (
+from penstock.engine.attention import (
     AttentionBackend,
     CacheArray,
     KVCacheSpec,
@@ -18,13 +18,13 @@ from engine.attention import (
     check_page_table,
     page_size_for,
 )
-from engine.batch import Geometry
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.models import ModelConfig
-from engine.models.packed import can_pack
-from engine.native import NativeUnavailableError, load_library
-from engine.sharding import Placement, place, split_model
+from penstock.engine.batch import Geometry
+from penstock.engine.config import EngineConfig
+from penstock.engine.errors import ConfigError
+from penstock.engine.models import ModelConfig
+from penstock.engine.models.packed import can_pack
+from penstock.engine.native import NativeUnavailableError, load_library
+from penstock.engine.sharding import Placement, place, split_model
 
 DEFAULT_BUILD_DIR = Path.home() / ".cache" / "penstock"
 

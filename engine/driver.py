@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from engine.errors import EngineError, InvalidRequest
-from engine.request import FinishReason, Output, Request
+from penstock.engine.errors import EngineError, InvalidRequest
+from penstock.engine.request import FinishReason, Output, Request
 
 Sink = Callable[[Output], None]
 """Called on the event loop with each output of one request, in order, up to the one that finishes its last choice."""

@@ -9,26 +9,26 @@ from pathlib import Path
 
 import jax
 
-from engine.batch import BatchBuilder, stop_ids
-from engine.checkpoint import load_model, read_model_config, resolve
-from engine.compilation import keep_compilations
-from engine.config import EngineConfig
-from engine.deployment import deploy, with_pages
-from engine.driver import EngineStats
-from engine.errors import ConfigError, InvalidRequest, PromptTooLong
-from engine.generation_defaults import GenerationDefaults, read_generation_defaults
-from engine.models import Decoder
-from engine.models.packed import pack_weights
-from engine.pace import Pace
-from engine.page_pool import PagePool
-from engine.request import MAX_STOP_TOKENS, FinishReason, Output, Request, TokenLogprob
-from engine.runner import InFlight, Progress, Runner
-from engine.sampling import NOT_A_TOKEN, Logprobs
-from engine.scheduler import Plan, Scheduler
-from engine.sequence import Sequence
-from engine.text.stream import TextStream
-from engine.text.tokenizer import Tokenizer
-from engine.warm_up import warm_up
+from penstock.engine.batch import BatchBuilder, stop_ids
+from penstock.engine.checkpoint import load_model, read_model_config, resolve
+from penstock.engine.compilation import keep_compilations
+from penstock.engine.config import EngineConfig
+from penstock.engine.deployment import deploy, with_pages
+from penstock.engine.driver import EngineStats
+from penstock.engine.errors import ConfigError, InvalidRequest, PromptTooLong
+from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
+from penstock.engine.models import Decoder
+from penstock.engine.models.packed import pack_weights
+from penstock.engine.pace import Pace
+from penstock.engine.page_pool import PagePool
+from penstock.engine.request import MAX_STOP_TOKENS, FinishReason, Output, Request, TokenLogprob
+from penstock.engine.runner import InFlight, Progress, Runner
+from penstock.engine.sampling import NOT_A_TOKEN, Logprobs
+from penstock.engine.scheduler import Plan, Scheduler
+from penstock.engine.sequence import Sequence
+from penstock.engine.text.stream import TextStream
+from penstock.engine.text.tokenizer import Tokenizer
+from penstock.engine.warm_up import warm_up
 
 _DEFAULT_KV_CACHE_BYTES = 2**30
 _SHARE_OF_FREE_MEMORY = 0.9

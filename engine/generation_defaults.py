@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.checkpoint import CONFIG_FILE, read_json
-from engine.errors import CheckpointError, InvalidRequest
-from engine.request import SamplingParams
+from penstock.engine.checkpoint import CONFIG_FILE, read_json
+from penstock.engine.errors import CheckpointError, InvalidRequest
+from penstock.engine.request import SamplingParams
 
 T = TypeVar("T", bool, int, float)
 

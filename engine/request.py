@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.errors import InvalidRequest
+from penstock.engine.errors import InvalidRequest
 
 FinishReason = Literal["stop", "length", "cancelled", "expired", "error"]
 

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from engine.attention import AttentionBackend, KVCacheSpec
-from engine.batch import NUM_SAMPLING_WORDS, Batch, Geometry, unpack_extended, unpack_sampling, unpack_step
-from engine.compilation import CompileWatch, compiled
-from engine.decode_loop import decode_loop
-from engine.models.decoder import Decoder, LayerCache
-from engine.sampling import Logprobs, extend, logprobs_of, sample
-from engine.sharding import Placement, gathered
+from penstock.engine.attention import AttentionBackend, KVCacheSpec
+from penstock.engine.batch import NUM_SAMPLING_WORDS, Batch, Geometry, unpack_extended, unpack_sampling, unpack_step
+from penstock.engine.compilation import CompileWatch, compiled
+from penstock.engine.decode_loop import decode_loop
+from penstock.engine.models.decoder import Decoder, LayerCache
+from penstock.engine.sampling import Logprobs, extend, logprobs_of, sample
+from penstock.engine.sharding import Placement, gathered
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what comes next)."""

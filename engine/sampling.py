@@ -13,7 +13,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from engine.request import MAX_LOGPROBS
+from penstock.engine.request import MAX_LOGPROBS
 
 NOT_A_TOKEN = -1
 """Sampled where the logits are not finite: the model's numbers broke down for that row."""

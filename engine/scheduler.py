@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.pace import Pace, PromptRoom
-from engine.page_pool import PagePool, root_hash
-from engine.sequence import Sequence
+from penstock.engine.pace import Pace, PromptRoom
+from penstock.engine.page_pool import PagePool, root_hash
+from penstock.engine.sequence import Sequence
 
 LOOKAHEAD_PAGES = 4
 """A sequence is admitted only if every running one could still grow by this many pages: fewer preempt it at once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from engine.request import Request
+from penstock.engine.request import Request
 
 
 class Sequence:

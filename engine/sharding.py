@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from engine.errors import ConfigError
-from engine.models import ModelConfig
-from engine.models.axes import Axes
+from penstock.engine.errors import ConfigError
+from penstock.engine.models import ModelConfig
+from penstock.engine.models.axes import Axes
 
 DATA, TENSOR = "data", "tensor"
 

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from engine.errors import CheckpointError
-from engine.models import ParamPath
-from engine.models.axes import logical_axes
-from engine.sharding import Placement
+from penstock.engine.errors import CheckpointError
+from penstock.engine.models import ParamPath
+from penstock.engine.models.axes import logical_axes
+from penstock.engine.sharding import Placement
 
 Index = tuple[slice, ...]
 

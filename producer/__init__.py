@@ -1,15 +1,15 @@
 """Penstock's client: send prompts to a queue on Redis, read the tokens as they come.
 
-from producer import Client
+from penstock.producer import Client
 
 with Client() as client:
     for chunk in client.stream("12 + 30 ="):
         print(chunk.text, end="", flush=True)
 """
 
-from producer.aio import AsyncClient
-from producer.client import Client
-from producer.errors import (
+from penstock.producer.aio import AsyncClient
+from penstock.producer.client import Client
+from penstock.producer.errors import (
     ConnectionLost,
     NotDurable,
     PenstockError,
@@ -21,8 +21,8 @@ from producer.errors import (
     RequestRefused,
     ServerRefused,
 )
-from producer.reply import Chunk, Reply
-from producer.wire import GenerateRequest
+from penstock.producer.reply import Chunk, Reply
+from penstock.producer.wire import GenerateRequest
 
 __all__ = [
     "AsyncClient",

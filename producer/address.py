@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote
 
-from producer.errors import BadAddress
+from penstock.producer.errors import BadAddress
 
 Kind = Literal["single", "unix", "cluster", "sentinel"]
 

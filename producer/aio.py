@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from types import TracebackType
 from typing import Self, Unpack
 
-from producer.bulk import BulkResult, ProgressCallback, run_bulk
-from producer.handle import Handle, ReplyStream, send_and_follow
-from producer.reply import Reply
-from producer.request import Prompt, Sampling, build_request
-from producer.transport import Transport
-from producer.wire import ID_PATTERN
+from penstock.producer.bulk import BulkResult, ProgressCallback, run_bulk
+from penstock.producer.handle import Handle, ReplyStream, send_and_follow
+from penstock.producer.reply import Reply
+from penstock.producer.request import Prompt, Sampling, build_request
+from penstock.producer.transport import Transport
+from penstock.producer.wire import ID_PATTERN
 
 DEFAULT_URL = "redis://localhost:6379"
 
@@ -24,7 +24,7 @@ class AsyncClient:
     threads or event loops; `Client` is.
 
     Args:
-        url: where Redis is (`producer.address.parse_url`); the default is the environment's REDIS_URL, then
+        url: where Redis is (`penstock.producer.address.parse_url`); the default is the environment's REDIS_URL, then
             `redis://localhost:6379`.
         queue: the queue's name.
         max_queue_length: QueueFull is raised from this many waiting and running requests on; None for no limit.

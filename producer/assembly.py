@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from producer.errors import ReplyCorrupt, RequestFailed, RequestRefused
-from producer.reply import Choice, Chunk, Reply, Timings, Usage
-from producer.wire import REFUSED_CODES, ChunkEntry, EndEntry, FinishReason, OwnEntry, ReplyEntry, TokenLogprob
+from penstock.producer.errors import ReplyCorrupt, RequestFailed, RequestRefused
+from penstock.producer.reply import Choice, Chunk, Reply, Timings, Usage
+from penstock.producer.wire import REFUSED_CODES, ChunkEntry, EndEntry, FinishReason, OwnEntry, ReplyEntry, TokenLogprob
 
 
 class Assembler:

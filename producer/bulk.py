@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from producer.connection import cancel_and_wait
-from producer.errors import PenstockError
-from producer.handle import send_and_follow
-from producer.reply import Reply
-from producer.request import Prompt, Sampling
-from producer.transport import Transport
+from penstock.producer.connection import cancel_and_wait
+from penstock.producer.errors import PenstockError
+from penstock.producer.handle import send_and_follow
+from penstock.producer.reply import Reply
+from penstock.producer.request import Prompt, Sampling
+from penstock.producer.transport import Transport
 
 READ_AHEAD = 4
 """Ordered results wait for slower ones before them: at most this many times `max_in_flight`."""
@@ -195,7 +195,7 @@ def _shown(progress: bool | ProgressCallback) -> AbstractContextManager[Progress
     if callable(progress):
         return nullcontext(progress)
     if progress:
-        from producer.progress import shown_bar
+        from penstock.producer.progress import shown_bar
 
         return shown_bar()
     return nullcontext(_ignore)

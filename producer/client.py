@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self, Unpack
 
-from producer.aio import AsyncClient
-from producer.bulk import BulkResult, ProgressCallback
-from producer.feed import drive
-from producer.handle import Handle, ReplyStream
-from producer.loop_thread import LoopThread
-from producer.reply import Chunk, Reply
-from producer.request import Prompt, Sampling
-from producer.transport import State
+from penstock.producer.aio import AsyncClient
+from penstock.producer.bulk import BulkResult, ProgressCallback
+from penstock.producer.feed import drive
+from penstock.producer.handle import Handle, ReplyStream
+from penstock.producer.loop_thread import LoopThread
+from penstock.producer.reply import Chunk, Reply
+from penstock.producer.request import Prompt, Sampling
+from penstock.producer.transport import State
 
 
 class Client:

@@ -22,9 +22,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.driver_info import DriverInfo
 
-from producer import keys
-from producer.address import Address, parse_url
-from producer.errors import ConnectionLost, ServerRefused
+from penstock.producer import keys
+from penstock.producer.address import Address, parse_url
+from penstock.producer.errors import ConnectionLost, ServerRefused
 
 RedisClient: TypeAlias = Redis | RedisCluster
 Fields: TypeAlias = dict[bytes, bytes]
@@ -47,7 +47,7 @@ UNREACHABLE = (
 
 
 def connect(url: str | Address, *, decode: bool, retries: int = 3, name: str | None = None) -> RedisClient:
-    """Makes a client for the deployment that `url` names (`producer.address.parse_url`); it connects on first use.
+    """Makes a client for the deployment that `url` names (see `address.parse_url`); it connects on first use.
 
     A command is tried up to `retries` times more when the connection fails or no answer comes within 10 s, so it may
     run twice: send only what may (scripts that deduplicate, XADD with an explicit id, reads).

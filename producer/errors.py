@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from producer.reply import Reply
+    from penstock.producer.reply import Reply
 
 
 class PenstockError(Exception):

@@ -8,13 +8,13 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
-from producer.assembly import Assembler
-from producer.errors import QueueFull, ReplyTimeout, ServerRefused
-from producer.reader import Subscription
-from producer.reply import Chunk, Reply
-from producer.request import Prompt, Sampling, build_request
-from producer.transport import State, Transport
-from producer.wire import GenerateRequest
+from penstock.producer.assembly import Assembler
+from penstock.producer.errors import QueueFull, ReplyTimeout, ServerRefused
+from penstock.producer.reader import Subscription
+from penstock.producer.reply import Chunk, Reply
+from penstock.producer.request import Prompt, Sampling, build_request
+from penstock.producer.transport import State, Transport
+from penstock.producer.wire import GenerateRequest
 
 T = TypeVar("T")
 Enqueue: TypeAlias = Callable[[GenerateRequest], Awaitable[None]]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from producer.bulk import BulkProgress, ProgressCallback
+    from penstock.producer.bulk import BulkProgress, ProgressCallback
 
 
 @contextmanager

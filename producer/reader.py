@@ -11,14 +11,14 @@ from collections import deque
 
 from redis import exceptions
 
-from producer import keys
-from producer.address import Address
-from producer.connection import UNREACHABLE, Fields, RedisClient, cancel_and_wait, connect_blocking
-from producer.errors import ConnectionLost, PenstockError, ReplyCorrupt, ReplyGone, ServerRefused
-from producer.ids import new_id, slot_of
-from producer.pipeline import Batcher
-from producer.streams import read_streams
-from producer.wire import ReplyEntry, WireError, decode_reply
+from penstock.producer import keys
+from penstock.producer.address import Address
+from penstock.producer.connection import UNREACHABLE, Fields, RedisClient, cancel_and_wait, connect_blocking
+from penstock.producer.errors import ConnectionLost, PenstockError, ReplyCorrupt, ReplyGone, ServerRefused
+from penstock.producer.ids import new_id, slot_of
+from penstock.producer.pipeline import Batcher
+from penstock.producer.streams import read_streams
+from penstock.producer.wire import ReplyEntry, WireError, decode_reply
 
 log = logging.getLogger(__name__)
 

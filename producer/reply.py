@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from producer.wire import FinishReason, TokenLogprob
+from penstock.producer.wire import FinishReason, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import TypeAlias, TypedDict
 
 from pydantic import ValidationError
 
-from producer.errors import RequestRefused
-from producer.wire import GenerateRequest, Message, explain
+from penstock.producer.errors import RequestRefused
+from penstock.producer.wire import GenerateRequest, Message, explain
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message | Mapping[str, str]] | GenerateRequest
 """Plain text, token ids, chat messages (`{"role": ..., "content": ...}`), or a request with everything in it."""

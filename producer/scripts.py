@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from redis import exceptions
 
-from producer import keys
-from producer.pipeline import script_hash
+from penstock.producer import keys
+from penstock.producer.pipeline import script_hash
 
 Execute: TypeAlias = Callable[..., Awaitable[Any]]
 """Sends one command, given as its parts: `execute_command` of a client, or `execute` of a `Batcher`."""

@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal
 
-from producer import durable, keys
-from producer.address import parse_url
-from producer.connection import RedisClient, cancel_and_wait, connect, ensure_group, redis_errors
-from producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused
-from producer.ids import new_id, random_slot
-from producer.pipeline import Batcher
-from producer.reader import ENDED, ReplyReader, decode_fields, find_gone, position
-from producer.scripts import Full, enqueue
-from producer.streams import read_newest, read_range
-from producer.wire import ID_PATTERN, GenerateRequest, ReplyEntry
+from penstock.producer import durable, keys
+from penstock.producer.address import parse_url
+from penstock.producer.connection import RedisClient, cancel_and_wait, connect, ensure_group, redis_errors
+from penstock.producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused
+from penstock.producer.ids import new_id, random_slot
+from penstock.producer.pipeline import Batcher
+from penstock.producer.reader import ENDED, ReplyReader, decode_fields, find_gone, position
+from penstock.producer.scripts import Full, enqueue
+from penstock.producer.streams import read_newest, read_range
+from penstock.producer.wire import ID_PATTERN, GenerateRequest, ReplyEntry
 
 State = Literal["queued", "running", "lost", "finished"]
 """Where a request stands. `queued` may be again, after a worker gave it back. `lost`: its worker is gone, and it waits

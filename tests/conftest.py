@@ -12,8 +12,8 @@ import pytest
 from redis import Redis as BlockingRedis
 from servers import SERVERS, cluster_arguments, form_cluster
 
-from producer.connection import RedisClient, connect
-from worker.embedded import EmbeddedServer
+from penstock.producer.connection import RedisClient, connect
+from penstock.worker.embedded import EmbeddedServer
 
 # A shell that starts the suite in the background ignores SIGINT, and so would the processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from producer import keys
-from producer.connection import cancel_and_wait, connect, connect_blocking, ensure_group
-from producer.streams import stream_entries
-from producer.wire import (
+from penstock.producer import keys
+from penstock.producer.connection import cancel_and_wait, connect, connect_blocking, ensure_group
+from penstock.producer.streams import stream_entries
+from penstock.producer.wire import (
     ChunkEntry,
     EndEntry,
     GenerateRequest,

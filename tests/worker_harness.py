@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from producer import keys
-from producer.connection import RedisClient
-from producer.streams import stream_entries
-from producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
-from worker.chaos.fake_engine import FakeEngine, fake_model
-from worker.config import WorkerConfig
-from worker.service import WorkerService
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
+from penstock.producer.streams import stream_entries
+from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
+from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
+from penstock.worker.config import WorkerConfig
+from penstock.worker.service import WorkerService
 
 QUICK = {
     "queue": "q",

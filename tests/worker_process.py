@@ -10,7 +10,7 @@ from typing import Any
 
 from worker_harness import QUICK
 
-from worker.chaos.process import FakeWorker
+from penstock.worker.chaos.process import FakeWorker
 
 
 class WorkerProcess:

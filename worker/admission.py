@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from engine.errors import InvalidRequest, PromptTooLong
-from engine.generation_defaults import GenerationDefaults
-from engine.request import Request, SamplingParams
-from producer.wire import GenerateRequest
-from worker.config import WorkerConfig
+from penstock.engine.errors import InvalidRequest, PromptTooLong
+from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.request import Request, SamplingParams
+from penstock.producer.wire import GenerateRequest
+from penstock.worker.config import WorkerConfig
 
 _T = TypeVar("_T")
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 
-from engine.driver import EngineDriver
-from engine.request import FinishReason
-from producer import keys
-from producer.connection import RedisClient
-from producer.pipeline import execute
-from worker.config import WorkerConfig
-from worker.heartbeat import survive
-from worker.live import LiveRequest, LiveTable
-from worker.publisher import Publisher
-from worker.readiness import Readiness
+from penstock.engine.driver import EngineDriver
+from penstock.engine.request import FinishReason
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
+from penstock.producer.pipeline import execute
+from penstock.worker.config import WorkerConfig
+from penstock.worker.heartbeat import survive
+from penstock.worker.live import LiveRequest, LiveTable
+from penstock.worker.publisher import Publisher
+from penstock.worker.readiness import Readiness
 
 
 class CancelWatch:

@@ -11,25 +11,25 @@ from typing import TypeVar
 
 from redis import exceptions
 
-from engine.driver import EngineDriver
-from engine.errors import RequestError
-from engine.generation_defaults import GenerationDefaults
-from engine.request import Request
-from producer import keys
-from producer.connection import Fields, RedisClient
-from producer.pipeline import Batcher
-from producer.wire import GenerateRequest, WireError, parse_request
-from worker import faults, scripts
-from worker.admission import TextEncoder, check_limits, encode_prompt, to_engine_request
-from worker.config import WorkerConfig
-from worker.ending import dead_letter, dead_letter_of
-from worker.errors import RedisRefused
-from worker.journal import Journal, JournalError, read_journal
-from worker.live import LiveRequest, LiveTable, ServerClock
-from worker.logs import request_logger
-from worker.metrics import Metrics
-from worker.publisher import Publisher
-from worker.scripts import Claim, NotClaimed
+from penstock.engine.driver import EngineDriver
+from penstock.engine.errors import RequestError
+from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.request import Request
+from penstock.producer import keys
+from penstock.producer.connection import Fields, RedisClient
+from penstock.producer.pipeline import Batcher
+from penstock.producer.wire import GenerateRequest, WireError, parse_request
+from penstock.worker import faults, scripts
+from penstock.worker.admission import TextEncoder, check_limits, encode_prompt, to_engine_request
+from penstock.worker.config import WorkerConfig
+from penstock.worker.ending import dead_letter, dead_letter_of
+from penstock.worker.errors import RedisRefused
+from penstock.worker.journal import Journal, JournalError, read_journal
+from penstock.worker.live import LiveRequest, LiveTable, ServerClock
+from penstock.worker.logs import request_logger
+from penstock.worker.metrics import Metrics
+from penstock.worker.publisher import Publisher
+from penstock.worker.scripts import Claim, NotClaimed
 
 _T = TypeVar("_T")
 

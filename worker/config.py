@@ -8,9 +8,9 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 
-from producer import keys
-from producer.wire import ID_PATTERN
-from worker.errors import BadWorkerConfig
+from penstock.producer import keys
+from penstock.producer.wire import ID_PATTERN
+from penstock.worker.errors import BadWorkerConfig
 
 
 def default_name() -> str:

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from producer import keys
-from producer.connection import RedisClient
-from producer.scripts import Script
-from producer.streams import read_range
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
+from penstock.producer.scripts import Script
+from penstock.producer.streams import read_range
 
 PAGE = 50  # letters read at a time; each may hold a whole request
 REMOVE_PAGE = 500

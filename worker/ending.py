@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from engine.request import FinishReason
-from producer.pipeline import Command
-from producer.wire import EndEntry
-from worker import scripts
-from worker.config import WorkerConfig
-from worker.live import LiveRequest
-from worker.metrics import Metrics
-from worker.scripts import Claim
+from penstock.engine.request import FinishReason
+from penstock.producer.pipeline import Command
+from penstock.producer.wire import EndEntry
+from penstock.worker import scripts
+from penstock.worker.config import WorkerConfig
+from penstock.worker.live import LiveRequest
+from penstock.worker.metrics import Metrics
+from penstock.worker.scripts import Claim
 
 MAX_MESSAGE_CHARS = 2000  # of an error, which may quote what the client sent
 

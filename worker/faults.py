@@ -6,7 +6,7 @@ import random
 
 from redis import exceptions
 
-from producer.connection import UNREACHABLE
+from penstock.producer.connection import UNREACHABLE
 
 # Answers that other circumstances would cure, and for which the Redis library has no exception of their own.
 _PASSING_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "FAILOVER ", "UNBLOCKED ", "LOADING ", "OOM ", "READONLY ")

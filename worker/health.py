@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from worker.readiness import Readiness
+from penstock.worker.readiness import Readiness
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]

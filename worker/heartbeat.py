@@ -10,13 +10,13 @@ from collections.abc import Awaitable
 import structlog
 from redis import exceptions
 
-from producer import keys
-from producer.connection import RedisClient
-from worker import faults, scripts
-from worker.config import WorkerConfig
-from worker.errors import NameTaken, RedisRefused
-from worker.metrics import Metrics
-from worker.readiness import Readiness
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
+from penstock.worker import faults, scripts
+from penstock.worker.config import WorkerConfig
+from penstock.worker.errors import NameTaken, RedisRefused
+from penstock.worker.metrics import Metrics
+from penstock.worker.readiness import Readiness
 
 _log = structlog.get_logger(__name__)
 _PART = "heartbeat"  # in readiness

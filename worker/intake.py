@@ -9,17 +9,17 @@ from collections.abc import Iterable
 import structlog
 from redis import exceptions
 
-from engine.driver import EngineDriver
-from producer import keys
-from producer.connection import Fields, RedisClient, ensure_group
-from producer.streams import Streams, pairs, stream_entries
-from worker import faults, scripts
-from worker.claiming import Admitted, Claimer, Suspect
-from worker.config import WorkerConfig
-from worker.errors import RedisRefused
-from worker.live import LiveTable
-from worker.publisher import Publisher
-from worker.readiness import Readiness
+from penstock.engine.driver import EngineDriver
+from penstock.producer import keys
+from penstock.producer.connection import Fields, RedisClient, ensure_group
+from penstock.producer.streams import Streams, pairs, stream_entries
+from penstock.worker import faults, scripts
+from penstock.worker.claiming import Admitted, Claimer, Suspect
+from penstock.worker.config import WorkerConfig
+from penstock.worker.errors import RedisRefused
+from penstock.worker.live import LiveTable
+from penstock.worker.publisher import Publisher
+from penstock.worker.readiness import Readiness
 
 _log = structlog.get_logger(__name__)
 _PART = "intake"  # in readiness

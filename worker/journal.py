@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from engine.request import FinishReason
-from producer import keys
-from producer.connection import RedisClient
-from worker.live import Choice
+from penstock.engine.request import FinishReason
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
+from penstock.worker.live import Choice
 
 PAGE = 1000  # entries read at a time
 
@@ -30,7 +30,7 @@ class Journal:
 
     @property
     def generated(self) -> tuple[tuple[int, ...], ...]:
-        """As `engine.request.Request` takes it: empty if nothing was generated."""
+        """As `penstock.engine.request.Request` takes it: empty if nothing was generated."""
         return tuple(map(tuple, self.token_ids)) if any(self.token_ids) else ()
 
     def choices(self) -> list[Choice]:

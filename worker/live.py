@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.request import FinishReason, Output, TokenLogprob
-from producer import keys
-from producer.pipeline import Command
-from worker.scripts import Claim
+from penstock.engine.request import FinishReason, Output, TokenLogprob
+from penstock.producer import keys
+from penstock.producer.pipeline import Command
+from penstock.worker.scripts import Claim
 
 # The reason of the whole, when choices ended differently, is the first of these that occurs.
 _GRAVITY: tuple[FinishReason, ...] = ("error", "cancelled", "expired", "length", "stop")

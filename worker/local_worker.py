@@ -10,10 +10,10 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from producer import keys
-from producer.connection import connect
-from worker.embedded import dies_with_parent
-from worker.settings import flag
+from penstock.producer import keys
+from penstock.producer.connection import connect
+from penstock.worker.embedded import dies_with_parent
+from penstock.worker.settings import flag
 
 STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.1

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from redis.asyncio import Redis
 
-from producer import keys
-from producer.connection import RedisClient
-from producer.pipeline import Command
-from worker.live import LiveRequest
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
+from penstock.producer.pipeline import Command
+from penstock.worker.live import LiveRequest
 
 Verdict = Literal["kept", "fenced", "gone", "rolled_back"]
 

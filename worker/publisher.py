@@ -9,19 +9,19 @@ from typing import Any
 
 import structlog
 
-from engine.request import FinishReason, Output
-from producer.connection import RedisClient
-from producer.pipeline import Command, Reconnected, execute
-from worker import faults, memory, scripts, writes
-from worker.coalescing import Coalescing
-from worker.config import WorkerConfig
-from worker.ending import dead_letter, end_entry, observe_end
-from worker.errors import RedisRefused
-from worker.live import LiveRequest, LiveTable, Signal
-from worker.memory import Reconnects
-from worker.metrics import Metrics
-from worker.readiness import Readiness
-from worker.writes import AsideWrite, ChunkWrite, FinishWrite, ProbeWrite, RefreshWrite, Write
+from penstock.engine.request import FinishReason, Output
+from penstock.producer.connection import RedisClient
+from penstock.producer.pipeline import Command, Reconnected, execute
+from penstock.worker import faults, memory, scripts, writes
+from penstock.worker.coalescing import Coalescing
+from penstock.worker.config import WorkerConfig
+from penstock.worker.ending import dead_letter, end_entry, observe_end
+from penstock.worker.errors import RedisRefused
+from penstock.worker.live import LiveRequest, LiveTable, Signal
+from penstock.worker.memory import Reconnects
+from penstock.worker.metrics import Metrics
+from penstock.worker.readiness import Readiness
+from penstock.worker.writes import AsideWrite, ChunkWrite, FinishWrite, ProbeWrite, RefreshWrite, Write
 
 _log = structlog.get_logger(__name__)
 _PART = "publisher"  # in readiness
@@ -119,7 +119,7 @@ class Publisher:
         self._acks.append(entry_id)
 
     def bury(self, letter: Command) -> None:
-        """Moves an entry to the dead-letter stream (`worker.ending.dead_letter`) with the next flush."""
+        """Moves an entry to the dead-letter stream (`penstock.worker.ending.dead_letter`) with the next flush."""
         self._metrics.dead_letters.inc()
         self._aside.append(AsideWrite(letter))
         self._wake.set()

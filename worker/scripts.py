@@ -23,8 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from producer import keys
-from producer.pipeline import Command
+from penstock.producer import keys
+from penstock.producer.pipeline import Command
 
 Fields: TypeAlias = Sequence[str]
 """Field, value, field, value, ..."""

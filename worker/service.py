@@ -12,19 +12,19 @@ import structlog
 from prometheus_client import generate_latest
 from redis import exceptions
 
-from engine.driver import EngineDriver, StepEngine
-from engine.generation_defaults import GenerationDefaults
-from producer import keys
-from producer.address import Address
-from producer.connection import RedisClient, connect, connect_blocking
-from worker.admission import TextEncoder
-from worker.config import WorkerConfig
-from worker.errors import Aborted, EngineFailed
-from worker.health import HealthApp, HealthServer
-from worker.metrics import Metrics
-from worker.readiness import Readiness
-from worker.shift import Shift
-from worker.tasks import end_tasks
+from penstock.engine.driver import EngineDriver, StepEngine
+from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.producer import keys
+from penstock.producer.address import Address
+from penstock.producer.connection import RedisClient, connect, connect_blocking
+from penstock.worker.admission import TextEncoder
+from penstock.worker.config import WorkerConfig
+from penstock.worker.errors import Aborted, EngineFailed
+from penstock.worker.health import HealthApp, HealthServer
+from penstock.worker.metrics import Metrics
+from penstock.worker.readiness import Readiness
+from penstock.worker.shift import Shift
+from penstock.worker.tasks import end_tasks
 
 _log = structlog.get_logger(__name__)
 _PART = "service"  # in readiness

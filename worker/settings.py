@@ -18,8 +18,8 @@ from pydantic import BeforeValidator, ByteSize, Field, ValidationError, field_va
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from producer.address import parse_url
-from worker.config import WorkerConfig
+from penstock.producer.address import parse_url
+from penstock.worker.config import WorkerConfig
 
 PREFIX = "PENSTOCK_"
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"

@@ -1,11 +1,18 @@
-"""Writes docs/configuration.md from the settings: `python -m worker.settings_page > docs/configuration.md`."""
+"""Writes docs/configuration.md from the settings: `python -m penstock.worker.settings_page > docs/configuration.md`."""
 
 from __future__ import annotations
 
 import sys
 from itertools import groupby
 
-from worker.settings import CONFIG_VARIABLE, DEFAULT_CONFIG, FALLBACK_URL_VARIABLE, Settings, default_text, group_of
+from penstock.worker.settings import (
+    CONFIG_VARIABLE,
+    DEFAULT_CONFIG,
+    FALLBACK_URL_VARIABLE,
+    Settings,
+    default_text,
+    group_of,
+)
 
 _HEAD = f"""# Configuration
 

@@ -12,23 +12,23 @@ from typing import Any
 import structlog
 from redis import exceptions
 
-from engine.driver import EngineDriver
-from engine.generation_defaults import GenerationDefaults
-from producer.connection import RedisClient
-from worker import faults, scripts
-from worker.admission import TextEncoder
-from worker.cancel import CancelWatch
-from worker.claiming import Claimer
-from worker.coalescing import Coalescing
-from worker.config import WorkerConfig
-from worker.errors import DrainIncomplete, EngineFailed, RedisRefused, TaskFailed, WorkerError
-from worker.heartbeat import Heartbeat, Reclaimer
-from worker.intake import Intake
-from worker.live import LiveRequest, LiveTable
-from worker.metrics import Metrics
-from worker.publisher import Publisher
-from worker.readiness import Readiness
-from worker.tasks import end_tasks
+from penstock.engine.driver import EngineDriver
+from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.producer.connection import RedisClient
+from penstock.worker import faults, scripts
+from penstock.worker.admission import TextEncoder
+from penstock.worker.cancel import CancelWatch
+from penstock.worker.claiming import Claimer
+from penstock.worker.coalescing import Coalescing
+from penstock.worker.config import WorkerConfig
+from penstock.worker.errors import DrainIncomplete, EngineFailed, RedisRefused, TaskFailed, WorkerError
+from penstock.worker.heartbeat import Heartbeat, Reclaimer
+from penstock.worker.intake import Intake
+from penstock.worker.live import LiveRequest, LiveTable
+from penstock.worker.metrics import Metrics
+from penstock.worker.publisher import Publisher
+from penstock.worker.readiness import Readiness
+from penstock.worker.tasks import end_tasks
 
 _log = structlog.get_logger(__name__)
 _PART = "service"  # in readiness

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from engine.request import TokenLogprob
-from producer import keys
-from producer.pipeline import Command
-from producer.wire import EndEntry, encode_reply
-from worker import scripts
-from worker.live import Choice, LiveRequest
+from penstock.engine.request import TokenLogprob
+from penstock.producer import keys
+from penstock.producer.pipeline import Command
+from penstock.producer.wire import EndEntry, encode_reply
+from penstock.worker import scripts
+from penstock.worker.live import Choice, LiveRequest
 
 
 @dataclass(slots=True)  # one per chunk: frozen, it would take three times as long to make

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from benchmarks.engine import COMPILE_CACHE
 from benchmarks.peers.protocol import KV_CACHE_GIB, Clock, Got, Run, Wanted, serve
-from engine import Engine, EngineConfig, Request, SamplingParams
-from worker import garbage
+from penstock.engine import Engine, EngineConfig, Request, SamplingParams
+from penstock.worker import garbage
 
 
 def load(model: Path, dtype: str) -> Run:

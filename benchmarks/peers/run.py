@@ -29,12 +29,12 @@ from rich.progress import Progress
 from benchmarks.engine import RESULTS
 from benchmarks.peers.protocol import KV_CACHE_GIB
 from benchmarks.tables import table_of
-from worker.bench.arrivals import Arrivals
-from worker.bench.datasets import random_requests
-from worker.bench.presets import GEOMETRIES, preset_dir, preset_root
-from worker.bench.recorder import Recorder, end, note
-from worker.bench.report import append_result
-from worker.bench.summary import Summary
+from penstock.worker.bench.arrivals import Arrivals
+from penstock.worker.bench.datasets import random_requests
+from penstock.worker.bench.presets import GEOMETRIES, preset_dir, preset_root
+from penstock.worker.bench.recorder import Recorder, end, note
+from penstock.worker.bench.report import append_result
+from penstock.worker.bench.summary import Summary
 
 ROOT = Path(__file__).parents[2]
 PENSTOCK = "penstock"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.attention.contract import AttentionBackend
-from engine.attention.fused import FusedAttention
-from engine.attention.native import NativeAttention
-from engine.attention.ragged import RaggedKernelAttention
-from engine.attention.triton import TritonAttention
-from engine.attention.xla import XlaAttention
-from engine.errors import ConfigError
-from engine.native import NativeUnavailableError
+from penstock.engine.attention.contract import AttentionBackend
+from penstock.engine.attention.fused import FusedAttention
+from penstock.engine.attention.native import NativeAttention
+from penstock.engine.attention.ragged import RaggedKernelAttention
+from penstock.engine.attention.triton import TritonAttention
+from penstock.engine.attention.xla import XlaAttention
+from penstock.engine.errors import ConfigError
+from penstock.engine.native import NativeUnavailableError
 
 ATTENTION_CHOICES = ("auto", "native", "xla", "triton", "ragged", "fused")
 _NATIVE_DTYPES = ("float32", "bfloat16")

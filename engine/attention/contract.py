@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from engine.models.axes import Axes
-from engine.models.decoder import LayerCache
+from penstock.engine.models.axes import Axes
+from penstock.engine.models.decoder import LayerCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch, turned_keys
-from engine.errors import ConfigError
-from engine.models.decoder import LayerCache
-from engine.native import ATTENTION, load_library
+from penstock.engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch, turned_keys
+from penstock.engine.errors import ConfigError
+from penstock.engine.models.decoder import LayerCache
+from penstock.engine.native import ATTENTION, load_library
 
 
 class NativeAttention(AttentionBackend):

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
-from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
-from engine.attention.narrow import is_narrow, stored
-from engine.models.decoder import StackedCache
+from penstock.engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from penstock.engine.attention.narrow import is_narrow, stored
+from penstock.engine.models.decoder import StackedCache
 
 _LANES = 128
 _QUERIES_PER_BLOCK = 32

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
-from engine.models.decoder import LayerCache, StackedCache
-from engine.sharding import Placement
+from penstock.engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from penstock.engine.models.decoder import LayerCache, StackedCache
+from penstock.engine.sharding import Placement
 
 _WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
 

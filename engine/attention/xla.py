@@ -11,9 +11,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch, turned_keys
-from engine.attention.narrow import stored, widened
-from engine.models.decoder import LayerCache
+from penstock.engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch, turned_keys
+from penstock.engine.attention.narrow import stored, widened
+from penstock.engine.models.decoder import LayerCache
 
 Carry = tuple[jax.Array, jax.Array, jax.Array]  # running maximum, running sum, running weighted values
 

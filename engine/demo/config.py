@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.demo.tokenizer import VOCAB_SIZE
-from engine.models.config import ModelConfig, RopeConfig
+from penstock.engine.demo.tokenizer import VOCAB_SIZE
+from penstock.engine.models.config import ModelConfig, RopeConfig
 
 DEMO_CONFIG = ModelConfig(
     family="qwen3",

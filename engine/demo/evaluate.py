@@ -1,4 +1,4 @@
-"""Measures the demo model on held-out problems: `python -m engine.demo.evaluate`.
+"""Measures the demo model on held-out problems: `python -m penstock.engine.demo.evaluate`.
 
 An answer counts when greedy decoding gives it exactly, end mark included. Greedy decoding gives a certain answer if and
 only if each of its tokens is the most likely one after the tokens before it, so one forward pass over question and
@@ -24,12 +24,12 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from engine.checkpoint import load_model, read_model_config
-from engine.demo import MODEL_DIR
-from engine.demo.attention import PackedAttention
-from engine.demo.data import TASKS, Example, Problem, held_out_problems
-from engine.demo.packing import Batch, Encoded, encode, lay_out
-from engine.models.decoder import Decoder
+from penstock.engine.checkpoint import load_model, read_model_config
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.demo.attention import PackedAttention
+from penstock.engine.demo.data import TASKS, Example, Problem, held_out_problems
+from penstock.engine.demo.packing import Batch, Encoded, encode, lay_out
+from penstock.engine.models.decoder import Decoder
 
 _BATCH_TOKENS = 8192
 _LENGTH_STEP = 64  # row lengths are rounded up to it, so few shapes compile

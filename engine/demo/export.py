@@ -12,11 +12,11 @@ from flax import nnx
 from safetensors.numpy import save
 from tokenizers import Tokenizer
 
-from engine.demo.config import DEMO_CONFIG
-from engine.demo.tokenizer import END, PAD, SPECIAL_TOKENS
-from engine.models.decoder import Decoder
-from engine.models.family import ParamPath
-from engine.models.qwen3 import QWEN3
+from penstock.engine.demo.config import DEMO_CONFIG
+from penstock.engine.demo.tokenizer import END, PAD, SPECIAL_TOKENS
+from penstock.engine.models.decoder import Decoder
+from penstock.engine.models.family import ParamPath
+from penstock.engine.models.qwen3 import QWEN3
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from engine.errors import ConfigError
-from engine.models.config import ModelConfig, RopeConfig
-from engine.models.decoder import Attend, Decoder, LayerCache, LayerRun, StackedCache, layer_runs
-from engine.models.family import Family, ParamPath
-from engine.models.llama import LLAMA
-from engine.models.mistral import MISTRAL
-from engine.models.qwen2 import QWEN2
-from engine.models.qwen3 import QWEN3
+from penstock.engine.errors import ConfigError
+from penstock.engine.models.config import ModelConfig, RopeConfig
+from penstock.engine.models.decoder import Attend, Decoder, LayerCache, LayerRun, StackedCache, layer_runs
+from penstock.engine.models.family import Family, ParamPath
+from penstock.engine.models.llama import LLAMA
+from penstock.engine.models.mistral import MISTRAL
+from penstock.engine.models.qwen2 import QWEN2
+from penstock.engine.models.qwen3 import QWEN3
 
 __all__ = [
     "FAMILIES",

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from engine.models.family import ParamPath
+from penstock.engine.models.family import ParamPath
 
 Axes = tuple[str | None, ...]
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from engine.models.config import ModelConfig
-from engine.models.layers import GatedMLP, Linear, RMSNorm
-from engine.models.rope import rotary_tables, rotate
+from penstock.engine.models.config import ModelConfig
+from penstock.engine.models.layers import GatedMLP, Linear, RMSNorm
+from penstock.engine.models.rope import rotary_tables, rotate
 
 LayerCache = Any
 """One layer's share of the KV cache: a pytree that only the attention implementation looks into."""

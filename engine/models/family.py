@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from engine.models.config import ModelConfig
-from engine.models.hf_config import HFConfig
+from penstock.engine.models.config import ModelConfig
+from penstock.engine.models.hf_config import HFConfig
 
 ParamPath = tuple[str | int, ...]
 """Where a parameter is in a Decoder, for example `("blocks", 0, "attention", "q", "kernel")`."""

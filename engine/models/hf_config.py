@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import ConfigError
-from engine.models.config import ModelConfig, RopeConfig
-from engine.models.layers import ACTIVATIONS
-from engine.models.rope import ROPE_KINDS
+from penstock.engine.errors import ConfigError
+from penstock.engine.models.config import ModelConfig, RopeConfig
+from penstock.engine.models.layers import ACTIVATIONS
+from penstock.engine.models.rope import ROPE_KINDS
 
 DTYPES = ("bfloat16", "float16", "float32")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.models.config import ModelConfig
-from engine.models.family import Family
-from engine.models.hf_config import HFConfig, decoder_config, every_layer
+from penstock.engine.models.config import ModelConfig
+from penstock.engine.models.family import Family
+from penstock.engine.models.hf_config import HFConfig, decoder_config, every_layer
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""A decoder whose products go to the CPU kernel of `engine.native`, with weights that are laid out for it once."""
+"""A decoder whose products go to the CPU kernel in `penstock.engine.native`, with weights laid out for it once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from engine.models.decoder import Attention, Block, Decoder
-from engine.models.layers import GatedMLP, Linear
-from engine.native import MATMUL, panel_width
+from penstock.engine.models.decoder import Attention, Block, Decoder
+from penstock.engine.models.layers import GatedMLP, Linear
+from penstock.engine.native import MATMUL, panel_width
 
 
 def pack_weights(model: Decoder, library: ctypes.CDLL) -> None:

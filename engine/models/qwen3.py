@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.models.config import ModelConfig
-from engine.models.family import Family
-from engine.models.hf_config import HFConfig, decoder_config, mixed_layers
-from engine.models.qwen2 import QWEN2
+from penstock.engine.models.config import ModelConfig
+from penstock.engine.models.family import Family
+from penstock.engine.models.hf_config import HFConfig, decoder_config, mixed_layers
+from penstock.engine.models.qwen2 import QWEN2
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from engine.errors import ConfigError
-from engine.models.config import RopeConfig
+from penstock.engine.errors import ConfigError
+from penstock.engine.models.config import RopeConfig
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.planning.models import planned_model
-from engine.planning.plan import ALL_OPTIONS, Bucket, Plan, plan
-from engine.planning.presets import PRESETS, preset
-from engine.planning.report import as_dict
-from engine.planning.topology import has_libtpu
+from penstock.engine.planning.models import planned_model
+from penstock.engine.planning.plan import ALL_OPTIONS, Bucket, Plan, plan
+from penstock.engine.planning.presets import PRESETS, preset
+from penstock.engine.planning.report import as_dict
+from penstock.engine.planning.topology import has_libtpu
 
 __all__ = [
     "ALL_OPTIONS",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.checkpoint import read_json, read_model_config
-from engine.errors import ConfigError
-from engine.models import ModelConfig, family_of
-from engine.models.hf_config import checked_dtype
-from engine.planning.presets import PRESETS, preset
+from penstock.engine.checkpoint import read_json, read_model_config
+from penstock.engine.errors import ConfigError
+from penstock.engine.models import ModelConfig, family_of
+from penstock.engine.models.hf_config import checked_dtype
+from penstock.engine.planning.presets import PRESETS, preset
 
 
 def planned_model(model: str, dtype: str = "auto") -> ModelConfig:

@@ -11,19 +11,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from engine.attention import KVCacheSpec, ShardedAttention
-from engine.batch import Geometry
-from engine.checkpoint import abstract_model
-from engine.compilation import printed
-from engine.config import EngineConfig
-from engine.deployment import Deployment, deploy, with_pages
-from engine.errors import ConfigError
-from engine.models import ModelConfig
-from engine.planning.chips import Chip
-from engine.planning.hlo import Program, Traffic
-from engine.planning.roofline import Step, decode_step, prefill_step
-from engine.planning.topology import chip_of, devices_of
-from engine.runner import Steps
+from penstock.engine.attention import KVCacheSpec, ShardedAttention
+from penstock.engine.batch import Geometry
+from penstock.engine.checkpoint import abstract_model
+from penstock.engine.compilation import printed
+from penstock.engine.config import EngineConfig
+from penstock.engine.deployment import Deployment, deploy, with_pages
+from penstock.engine.errors import ConfigError
+from penstock.engine.models import ModelConfig
+from penstock.engine.planning.chips import Chip
+from penstock.engine.planning.hlo import Program, Traffic
+from penstock.engine.planning.roofline import Step, decode_step, prefill_step
+from penstock.engine.planning.topology import chip_of, devices_of
+from penstock.engine.runner import Steps
 
 SHARE_OF_FREE_MEMORY = 0.9  # that the engine gives to pages, too
 

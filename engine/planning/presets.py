@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from engine.models import FAMILIES, ModelConfig
+from penstock.engine.models import FAMILIES, ModelConfig
 
 _LLAMA_3_ROPE = {
     "rope_type": "llama3",

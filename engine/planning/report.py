@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from engine.planning.chips import SOURCE
-from engine.planning.plan import Plan
-from engine.planning.roofline import Step
+from penstock.engine.planning.chips import SOURCE
+from penstock.engine.planning.plan import Plan
+from penstock.engine.planning.roofline import Step
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:

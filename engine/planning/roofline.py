@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from engine.deployment import Deployment
-from engine.models import ModelConfig
-from engine.planning.chips import Chip
-from engine.planning.hlo import Traffic
+from penstock.engine.deployment import Deployment
+from penstock.engine.models import ModelConfig
+from penstock.engine.planning.chips import Chip
+from penstock.engine.planning.hlo import Traffic
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import jax
 
-from engine.errors import ConfigError
-from engine.planning.chips import CHIPS, Chip
+from penstock.engine.errors import ConfigError
+from penstock.engine.planning.chips import CHIPS, Chip
 
 EXAMPLES = ("v5e:2x2", "v5e:2x4", "v5e:4x4", "v6e:2x2", "v6e:2x4", "tpu7x:2x2x1")
 

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.errors import ConfigError
+from penstock.engine.errors import ConfigError
 
 PER_TOKEN = frozenset({"Replace", "Strip", "Metaspace"})  # stages that look at one token, and whether it is the first
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.errors import InvalidRequest
+from penstock.engine.errors import InvalidRequest
 
 
 class StopMatcher:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from engine.text.stop import StopMatcher
-from engine.text.tokenizer import Tokenizer
+from penstock.engine.text.stop import StopMatcher
+from penstock.engine.text.tokenizer import Tokenizer
 
 
 class TextStream:

@@ -12,9 +12,9 @@ import jinja2
 import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from engine.errors import CheckpointError, ConfigError, InvalidRequest
-from engine.text.decoders import DecoderKind, decoder_kind
-from engine.text.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
+from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest
+from penstock.engine.text.decoders import DecoderKind, decoder_kind
+from penstock.engine.text.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

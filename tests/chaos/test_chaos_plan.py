@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from worker.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, ChaosOptions, Plan, make_plan
+from penstock.worker.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, ChaosOptions, Plan, make_plan
 
 
 def planned(plan: Plan) -> Counter[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from worker.chaos.plan import ChaosOptions
-from worker.chaos.report import table
-from worker.chaos.run import run_chaos
-from worker.chaos.site import Site
-from worker.embedded import EmbeddedServer
+from penstock.worker.chaos.plan import ChaosOptions
+from penstock.worker.chaos.report import table
+from penstock.worker.chaos.run import run_chaos
+from penstock.worker.chaos.site import Site
+from penstock.worker.embedded import EmbeddedServer
 
 
 async def test_short_run(lasting_server: EmbeddedServer, tmp_path: Path) -> None:

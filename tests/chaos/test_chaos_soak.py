@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from worker_harness import eventually
 
-from producer import keys
-from producer.connection import RedisClient, connect
-from producer.scripts import Added, enqueue
-from producer.wire import GenerateRequest
-from worker.chaos.process import FakeWorker
-from worker.embedded import EmbeddedServer
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient, connect
+from penstock.producer.scripts import Added, enqueue
+from penstock.producer.wire import GenerateRequest
+from penstock.worker.chaos.process import FakeWorker
+from penstock.worker.embedded import EmbeddedServer
 
 TTL_S = 1.0
 WAVES = 5  # after each, what has to expire is waited for

@@ -17,12 +17,12 @@ from redis.retry import Retry
 from servers import SERVERS
 from worker_harness import eventually, running_worker
 
-from producer import AsyncClient, RequestRefused, ServerRefused, keys
-from producer.connection import RedisClient, connect
-from worker.chaos.fake_engine import FakeEngine, expected_text
-from worker.cli import run
-from worker.cli.checks.redis import check_redis
-from worker.embedded import EmbeddedServer
+from penstock.producer import AsyncClient, RequestRefused, ServerRefused, keys
+from penstock.producer.connection import RedisClient, connect
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
+from penstock.worker.cli import run
+from penstock.worker.cli.checks.redis import check_redis
+from penstock.worker.embedded import EmbeddedServer
 
 USERS = Path(__file__).parents[2] / "deploy/redis/users.acl"
 ROLES = ("admin", "producer", "reader", "worker", "autoscaler", "operator")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from worker.embedded import EmbeddedServer, find_servers
-from worker.settings import Settings, variable
+from penstock.worker.embedded import EmbeddedServer, find_servers
+from penstock.worker.settings import Settings, variable
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -136,7 +136,7 @@ async def running(name: str, places: dict[str, str]) -> AsyncIterator[asyncio.su
 
 def entrypoint() -> list[str]:
     assert 'ENTRYPOINT ["penstock"]' in DOCKERFILE
-    return [sys.executable, "-m", "worker"]
+    return [sys.executable, "-m", "penstock"]
 
 
 def environment(declared: dict[str, str], places: dict[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fakes import ScriptedReply, ScriptedWorker, eventually
 
-from producer import keys
+from penstock.producer import keys
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -14,12 +14,12 @@ from servers import SERVERS
 from worker_harness import eventually, is_queue_empty, read_reply, running_worker
 from worker_process import WorkerProcess
 
-from producer import AsyncClient, keys
-from producer.connection import RedisClient, connect
-from producer.handle import Handle
-from producer.reply import Reply
-from worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
-from worker.embedded import EmbeddedServer
+from penstock.producer import AsyncClient, keys
+from penstock.producer.connection import RedisClient, connect
+from penstock.producer.handle import Handle
+from penstock.producer.reply import Reply
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
+from penstock.worker.embedded import EmbeddedServer
 
 
 @dataclass

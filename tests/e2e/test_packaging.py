@@ -30,16 +30,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 def test_the_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"producer", "engine", "worker", f"penstock-{PROJECT['version']}.dist-info"}
-    for package in ("producer", "engine", "worker"):
-        assert f"{package}/py.typed" in names
+    assert tops == {"penstock", f"penstock-{PROJECT['version']}.dist-info"}
+    assert "penstock/py.typed" in names
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
 
 def test_the_wheel_holds_the_demo_model(wheel: zipfile.ZipFile) -> None:
     for file in (ROOT / "engine/demo/model").iterdir():
-        assert f"engine/demo/model/{file.name}" in wheel.namelist()
-    assert wheel.getinfo("engine/demo/model/model.safetensors").file_size <= 8_000_000
+        assert f"penstock/engine/demo/model/{file.name}" in wheel.namelist()
+    assert wheel.getinfo("penstock/engine/demo/model/model.safetensors").file_size <= 8_000_000
 
 
 def test_metadata(wheel: zipfile.ZipFile) -> None:
@@ -48,7 +47,7 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert f"{folder}/licenses/LICENSE" in wheel.namelist()
     assert {"worker", "tpu", "cuda", "dev"} <= set(metadata.get_all("Provides-Extra", []))
-    assert "penstock = worker.cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()
+    assert "penstock = penstock.worker.cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()
 
 
 def test_the_client_needs_only_light_packages() -> None:
@@ -56,7 +55,7 @@ def test_the_client_needs_only_light_packages() -> None:
     assert names == {"pydantic", "pydantic-settings", "redis", "structlog", "typer", "rich"}
 
 
-@pytest.mark.parametrize("module", ["producer", "worker.cli"])
+@pytest.mark.parametrize("module", ["penstock", "penstock.worker.cli"])
 def test_importing_the_client_loads_nothing_heavy(module: str, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     """From the wheel's own files, in a fresh interpreter, with the heavy packages out of reach."""
     wheel.extractall(tmp_path)
@@ -66,7 +65,7 @@ import sys
 for name in {heavy}: sys.modules[name] = None
 import {module}
 assert {module}.__file__.startswith({str(tmp_path)!r}), {module}.__file__
-print(sorted(name for name in sys.modules if name == "engine" or name.startswith("engine.")))
+print(sorted(name for name in sys.modules if name.startswith("penstock.engine")))
 """
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr

@@ -17,10 +17,10 @@ from redis_proxy import RedisProxy
 from servers import SERVERS
 from worker_harness import Running, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
-from producer import AsyncClient, keys
-from producer.connection import RedisClient, connect
-from worker.chaos.fake_engine import FakeEngine, expected_text
-from worker.embedded import EmbeddedServer
+from penstock.producer import AsyncClient, keys
+from penstock.producer.connection import RedisClient, connect
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
+from penstock.worker.embedded import EmbeddedServer
 
 TOKENS = 150
 

@@ -8,10 +8,10 @@ import json
 import pytest
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
-from producer import keys
-from producer.connection import RedisClient
-from producer.wire import ChunkEntry
-from worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
+from penstock.producer.wire import ChunkEntry
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 
 
 async def test_flat_fields_give_a_whole_reply_under_the_entry_id(redis_url: str, redis: RedisClient) -> None:

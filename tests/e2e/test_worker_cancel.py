@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
-from producer import keys
-from producer.connection import RedisClient
-from worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 
 
 async def test_cancel_while_queued(redis_url: str, redis: RedisClient) -> None:

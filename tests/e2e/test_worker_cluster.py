@@ -14,13 +14,13 @@ from redis import exceptions
 from worker_harness import eventually, running_worker
 from worker_process import WorkerProcess
 
-from producer import AsyncClient, RequestRefused, keys
-from producer.connection import RedisClient, connect
-from producer.ids import slot_of
-from worker import dead
-from worker.chaos.fake_engine import FakeEngine, expected_text
-from worker.embedded import EmbeddedServer
-from worker.fleet import members, presence, tell_to_drain
+from penstock.producer import AsyncClient, RequestRefused, keys
+from penstock.producer.connection import RedisClient, connect
+from penstock.producer.ids import slot_of
+from penstock.worker import dead
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
+from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.fleet import members, presence, tell_to_drain
 
 
 @pytest.fixture

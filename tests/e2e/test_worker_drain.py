@@ -8,12 +8,12 @@ import threading
 import pytest
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
-from producer import keys
-from producer.connection import RedisClient
-from worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
-from worker.config import WorkerConfig
-from worker.errors import Aborted, EngineFailed, NameTaken
-from worker.service import Model, WorkerService
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
+from penstock.worker.config import WorkerConfig
+from penstock.worker.errors import Aborted, EngineFailed, NameTaken
+from penstock.worker.service import Model, WorkerService
 
 
 async def test_drain_finishes_what_runs_and_takes_nothing_new(redis_url: str, redis: RedisClient) -> None:

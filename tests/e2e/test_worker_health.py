@@ -12,12 +12,12 @@ import pytest
 import structlog
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
-from producer import keys
-from producer.connection import RedisClient
-from worker.chaos.fake_engine import FakeEngine, fake_model
-from worker.config import WorkerConfig
-from worker.logs import configure_logs
-from worker.service import Model, WorkerService
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
+from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
+from penstock.worker.config import WorkerConfig
+from penstock.worker.logs import configure_logs
+from penstock.worker.service import Model, WorkerService
 
 
 async def http(port: int | None, path: str, method: str = "GET") -> tuple[int, str]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from worker_harness import eventually, is_queue_empty, read_reply, running_worker, send
 
-from producer import keys
-from producer.connection import RedisClient, connect
-from worker.chaos.fake_engine import FakeEngine, expected_text
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient, connect
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 
 MALFORMED: dict[str, dict[Any, Any]] = {
     "invalid json": {"request": "{"},

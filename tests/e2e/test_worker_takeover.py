@@ -10,10 +10,10 @@ import pytest
 from worker_harness import Reply, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 from worker_process import WorkerProcess
 
-from producer import keys
-from producer.connection import RedisClient
-from worker import scripts
-from worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, word
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
+from penstock.worker import scripts
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, word
 
 
 def is_chunk(entry: object) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from engines import SMALL, write_model
 
-from engine import Engine
+from penstock.engine import Engine
 
 
 @pytest.fixture(scope="session")

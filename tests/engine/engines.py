@@ -10,7 +10,7 @@ from typing import Any
 from checkpoints import write_checkpoint
 from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
 
-from engine import Engine, EngineConfig, Output, Request, TokenLogprob
+from penstock.engine import Engine, EngineConfig, Output, Request, TokenLogprob
 
 VOCAB_SIZE = 272  # the byte-level test tokenizer has 267; models pad theirs
 EOS = 264  # <|end|>

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
 
-from engine.attention import AttentionBackend, RaggedBatch, attention_for
-from engine.attention.triton import TritonAttention
-from engine.models import LayerCache
+from penstock.engine.attention import AttentionBackend, RaggedBatch, attention_for
+from penstock.engine.attention.triton import TritonAttention
+from penstock.engine.models import LayerCache
 
 MIXED = "mixed, decodes and chunks in any order"
 # (tokens of this step, tokens in all) of each sequence

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from engines import SMALL, drive
 
-from engine import Engine, EngineConfig, Request, SamplingParams
+from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from ragged_batches import IMPLEMENTATIONS, MIXED, RAGGED, TRITON, compare, implementation, run_attention
 
-from engine.attention import KVCacheSpec, RaggedBatch, attention_for
-from engine.errors import ConfigError
-from engine.models import LayerCache
+from penstock.engine.attention import KVCacheSpec, RaggedBatch, attention_for
+from penstock.engine.errors import ConfigError
+from penstock.engine.models import LayerCache
 
 
 @pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED)

@@ -13,11 +13,11 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interprete
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
 
-from engine.attention import KVCacheSpec, RaggedBatch
-from engine.attention.fused import FusedAttention
-from engine.attention.fused.plan import HeadLayout
-from engine.errors import ConfigError
-from engine.models import StackedCache
+from penstock.engine.attention import KVCacheSpec, RaggedBatch
+from penstock.engine.attention.fused import FusedAttention
+from penstock.engine.attention.fused.plan import HeadLayout
+from penstock.engine.errors import ConfigError
+from penstock.engine.models import StackedCache
 
 MAX_SEQS, MAX_LEN, LAYERS, LAYER = 6, 96, 2, 1
 INTERPRETED = pltpu.InterpretParams(dma_execution_mode="eager")

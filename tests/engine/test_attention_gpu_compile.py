@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from engine.attention import KVCacheSpec, RaggedBatch, ShardedAttention
-from engine.attention.triton import TritonAttention
-from engine.batch import Geometry
-from engine.checkpoint import abstract_model
-from engine.config import EngineConfig
-from engine.deployment import Deployment, deploy, with_pages
-from engine.models import ModelConfig
-from engine.planning import preset
-from engine.runner import Steps, _compute_hidden
-from engine.sharding import place
+from penstock.engine.attention import KVCacheSpec, RaggedBatch, ShardedAttention
+from penstock.engine.attention.triton import TritonAttention
+from penstock.engine.batch import Geometry
+from penstock.engine.checkpoint import abstract_model
+from penstock.engine.config import EngineConfig
+from penstock.engine.deployment import Deployment, deploy, with_pages
+from penstock.engine.models import ModelConfig
+from penstock.engine.planning import preset
+from penstock.engine.runner import Steps, _compute_hidden
+from penstock.engine.sharding import place
 
 needs_plugin = pytest.mark.skipif(not h100.devices(), reason="JAX's plugin for CUDA is not at hand (docs/gpu.md)")
 

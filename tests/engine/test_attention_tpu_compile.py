@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from engine.attention import AttentionBackend, KVCacheSpec, RaggedBatch
-from engine.attention.fused import FusedAttention
-from engine.attention.ragged import RaggedKernelAttention
-from engine.models import StackedCache
-from engine.planning import has_libtpu
-from engine.planning.topology import devices_of
+from penstock.engine.attention import AttentionBackend, KVCacheSpec, RaggedBatch
+from penstock.engine.attention.fused import FusedAttention
+from penstock.engine.attention.ragged import RaggedKernelAttention
+from penstock.engine.models import StackedCache
+from penstock.engine.planning import has_libtpu
+from penstock.engine.planning.topology import devices_of
 
 pytestmark = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: pip install 'penstock[tpu]'")
 

@@ -15,11 +15,11 @@ import ragged_batches
 from engines import SMALL, VOCAB_SIZE, drive
 from ragged_batches import MIXED, RAGGED, TRITON
 
-from engine import Engine, Request, SamplingParams, deployment
-from engine.attention import KVCacheSpec, RaggedBatch
-from engine.attention.triton import TritonAttention
-from engine.attention.triton.decode import split_work
-from engine.attention.triton.tiles import Heads, decode_tiles, prefill_tiles
+from penstock.engine import Engine, Request, SamplingParams, deployment
+from penstock.engine.attention import KVCacheSpec, RaggedBatch
+from penstock.engine.attention.triton import TritonAttention
+from penstock.engine.attention.triton.decode import split_work
+from penstock.engine.attention.triton.tiles import Heads, decode_tiles, prefill_tiles
 
 compare = partial(ragged_batches.compare, names=(TRITON,))
 LONG = [(1, 150), (70, 140), (1, 64), (1, 129), (33, 33)]  # each over several blocks of keys

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu
-from engine.batch import Geometry, unpack_step
-from engine.planning.roofline import kv_token_bytes, step_weight_bytes
+from penstock.engine.batch import Geometry, unpack_step
+from penstock.engine.planning.roofline import kv_token_bytes, step_weight_bytes
 
 
 def test_every_kind_of_step_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

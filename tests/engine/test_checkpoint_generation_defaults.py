@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.errors import CheckpointError
-from engine.generation_defaults import GenerationDefaults, read_generation_defaults
+from penstock.engine.errors import CheckpointError
+from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 
 
 def read(

@@ -12,9 +12,9 @@ from checkpoints import VOCAB_SIZE, edit_config, write_checkpoint
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from engine.checkpoint import load_model, random_model, read_model_config, resolve
-from engine.errors import CheckpointError, ConfigError
-from engine.models import FAMILIES, Decoder
+from penstock.engine.checkpoint import load_model, random_model, read_model_config, resolve
+from penstock.engine.errors import CheckpointError, ConfigError
+from penstock.engine.models import FAMILIES, Decoder
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from engine.demo import MODEL_DIR
-from engine.demo.data import (
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.demo.data import (
     DAYS,
     MONTHS,
     TASKS,
@@ -25,8 +25,8 @@ from engine.demo.data import (
     is_held_out,
     training_examples,
 )
-from engine.demo.packing import encode, pack
-from engine.demo.tokenizer import ASSISTANT, END, PAD, SPECIAL_TOKENS, USER, VOCAB_SIZE, build
+from penstock.engine.demo.packing import encode, pack
+from penstock.engine.demo.tokenizer import ASSISTANT, END, PAD, SPECIAL_TOKENS, USER, VOCAB_SIZE, build
 
 EVERYTHING = {
     "sum": 1.0,

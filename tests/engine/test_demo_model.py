@@ -13,14 +13,14 @@ from flax import nnx
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.checkpoint import load_model, read_model_config
-from engine.demo import MODEL_DIR
-from engine.demo.attention import PackedAttention
-from engine.demo.config import DEMO_CONFIG
-from engine.demo.evaluate import evaluate
-from engine.demo.export import export
-from engine.demo.train import TrainingState, restore, save, step_batches
-from engine.models.decoder import Decoder
+from penstock.engine.checkpoint import load_model, read_model_config
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.demo.attention import PackedAttention
+from penstock.engine.demo.config import DEMO_CONFIG
+from penstock.engine.demo.evaluate import evaluate
+from penstock.engine.demo.export import export
+from penstock.engine.demo.train import TrainingState, restore, save, step_batches
+from penstock.engine.models.decoder import Decoder
 
 PROMPT = "<|user|>What is 347 + 85?<|assistant|>347 + 85"
 

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 from engines import drive
 
-from engine import Engine, EngineDriver, InvalidRequest, Output, Request, SamplingParams
-from engine.driver import DriverStopped, EngineStats
-from engine.request import FinishReason
+from penstock.engine import Engine, EngineDriver, InvalidRequest, Output, Request, SamplingParams
+from penstock.engine.driver import DriverStopped, EngineStats
+from penstock.engine.request import FinishReason
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from engines import SMALL, VOCAB_SIZE, drive
 
-from engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
+from penstock.engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
 
 STEPS = 4
 

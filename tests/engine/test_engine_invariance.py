@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from engines import SMALL, VOCAB_SIZE, Result, drive
 
-from engine import Engine, Request, SamplingParams
+from penstock.engine import Engine, Request, SamplingParams
 
 PROMPT = tuple(range(40, 60))
 PARAMS = {

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from engines import SMALL, drive
 
-from engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
-from engine.checkpoint import read_model_config
-from engine.deployment import deploy, with_pages
+from penstock.engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
+from penstock.engine.checkpoint import read_model_config
+from penstock.engine.deployment import deploy, with_pages
 
 FP8 = "float8_e4m3fn"
 

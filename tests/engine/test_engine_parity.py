@@ -10,7 +10,7 @@ import pytest
 from checkpoints import reference_greedy
 from engines import SMALL, VOCAB_SIZE, drive, write_model
 
-from engine import Engine, Request, SamplingParams
+from penstock.engine import Engine, Request, SamplingParams
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

@@ -12,9 +12,9 @@ from engines import EOS, SMALL, VOCAB_SIZE, drive
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine import ConfigError, Engine, EngineConfig, InvalidRequest, PromptTooLong, Request, SamplingParams
-from engine.batch import Batch
-from engine.runner import InFlight
+from penstock.engine import ConfigError, Engine, EngineConfig, InvalidRequest, PromptTooLong, Request, SamplingParams
+from penstock.engine.batch import Batch
+from penstock.engine.runner import InFlight
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 

@@ -8,9 +8,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.errors import ConfigError
-from engine.models import ModelConfig, family_of
-from engine.models.rope import rotary_frequencies
+from penstock.engine.errors import ConfigError
+from penstock.engine.models import ModelConfig, family_of
+from penstock.engine.models.rope import rotary_frequencies
 
 BASE = {
     "vocab_size": 10,
@@ -107,7 +107,7 @@ def test_harmless_fields_are_accepted() -> None:
 def test_activations_are_those_of_transformers(name: str) -> None:
     from transformers.activations import ACT2FN
 
-    from engine.models.layers import ACTIVATIONS
+    from penstock.engine.models.layers import ACTIVATIONS
 
     x = np.linspace(-6, 6, 101, dtype=np.float32)
     np.testing.assert_allclose(ACTIVATIONS[name](x), ACT2FN[name](torch.from_numpy(x)).numpy(), atol=1e-6)

@@ -13,11 +13,11 @@ import pytest
 from engines import SMALL, drive, write_model
 from flax import nnx
 
-from engine import Engine, EngineConfig, Request, SamplingParams
-from engine.errors import ConfigError
-from engine.models.layers import GatedMLP, Linear
-from engine.models.packed import PackedLinear, PackedMLP
-from engine.native import load_library, panel_width
+from penstock.engine import Engine, EngineConfig, Request, SamplingParams
+from penstock.engine.errors import ConfigError
+from penstock.engine.models.layers import GatedMLP, Linear
+from penstock.engine.models.packed import PackedLinear, PackedMLP
+from penstock.engine.native import load_library, panel_width
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler"
@@ -144,7 +144,9 @@ def test_without_a_compiler_auto_leaves_products_to_xla_and_native_says_why(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     config = replace(SMALL, compile_cache_dir=tmp_path / "compiled")
-    monkeypatch.setattr("engine.engine.keep_compilations", lambda directory: None)  # it would change this process
+    monkeypatch.setattr(
+        "penstock.engine.engine.keep_compilations", lambda directory: None
+    )  # it would change this process
     request = Request("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=3))
     assert drive(Engine.from_checkpoint(tiny_model, config), [request])["a", 0].finish_reason == "length"
     with pytest.raises(ConfigError, match="matmul 'native' cannot be built: there is no C\\+\\+ compiler"):

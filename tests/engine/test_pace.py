@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from engines import SMALL, drive
 
-import engine.warm_up as warm_up_module
-from engine import Engine, EngineConfig, Request, SamplingParams
-from engine.batch import Geometry
-from engine.errors import ConfigError
-from engine.pace import MIN_CHUNK, Pace, StepTimes
-from engine.page_pool import PagePool
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
-from engine.warm_up import LOOP_STEPS, choose_decode_steps, measure_steps
+import penstock.engine.warm_up as warm_up_module
+from penstock.engine import Engine, EngineConfig, Request, SamplingParams
+from penstock.engine.batch import Geometry
+from penstock.engine.errors import ConfigError
+from penstock.engine.pace import MIN_CHUNK, Pace, StepTimes
+from penstock.engine.page_pool import PagePool
+from penstock.engine.scheduler import Scheduler
+from penstock.engine.sequence import Sequence
+from penstock.engine.warm_up import LOOP_STEPS, choose_decode_steps, measure_steps
 
 LINEAR = StepTimes(
     prompt_s={16: 0.016, 32: 0.032, 64: 0.064, 128: 0.128, 256: 0.256}, decode_s={16: 0.018, 32: 0.036, 64: 0.072}

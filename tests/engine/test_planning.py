@@ -12,17 +12,23 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from engine.attention import check_page_table, page_size_for
-from engine.attention.choice import SMEM_BYTES, page_table_bytes
-from engine.compilation import compiled
-from engine.config import EngineConfig
-from engine.deployment import deploy
-from engine.errors import ConfigError
-from engine.models import ModelConfig
-from engine.planning import PRESETS, as_dict, has_libtpu, plan, planned_model, preset
-from engine.planning.chips import CHIPS
-from engine.planning.hlo import Program
-from engine.planning.roofline import collective_s, kv_token_bytes, layer_parameters, step_flops, step_weight_bytes
+from penstock.engine.attention import check_page_table, page_size_for
+from penstock.engine.attention.choice import SMEM_BYTES, page_table_bytes
+from penstock.engine.compilation import compiled
+from penstock.engine.config import EngineConfig
+from penstock.engine.deployment import deploy
+from penstock.engine.errors import ConfigError
+from penstock.engine.models import ModelConfig
+from penstock.engine.planning import PRESETS, as_dict, has_libtpu, plan, planned_model, preset
+from penstock.engine.planning.chips import CHIPS
+from penstock.engine.planning.hlo import Program
+from penstock.engine.planning.roofline import (
+    collective_s,
+    kv_token_bytes,
+    layer_parameters,
+    step_flops,
+    step_weight_bytes,
+)
 
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: pip install 'penstock[tpu]'")
 

@@ -18,8 +18,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from engine.batch import Geometry, unpack_extended
-from engine.sampling import NEVER, SamplingRows, _filter, extend, logprobs_of, sample
+from penstock.engine.batch import Geometry, unpack_extended
+from penstock.engine.sampling import NEVER, SamplingRows, _filter, extend, logprobs_of, sample
 
 VOCAB = 60
 

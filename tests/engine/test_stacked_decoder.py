@@ -11,10 +11,10 @@ from engines import drive, write_model
 from flax import nnx
 from jax.experimental.pallas import tpu as pltpu
 
-from engine import Engine, EngineConfig, Request, SamplingParams
-from engine.attention.fused import FusedAttention
-from engine.checkpoint import load_model, read_model_config
-from engine.models import LayerRun, layer_runs
+from penstock.engine import Engine, EngineConfig, Request, SamplingParams
+from penstock.engine.attention.fused import FusedAttention
+from penstock.engine.checkpoint import load_model, read_model_config
+from penstock.engine.models import LayerRun, layer_runs
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_stacked_layers_and_our_kernel_give_the_same_tokens(mixed: Path, monkeyp
     ]
     expected = drive(Engine.from_checkpoint(mixed, config), requests)
     interpreted = FusedAttention(interpret=pltpu.InterpretParams(dma_execution_mode="eager"))
-    monkeypatch.setattr("engine.deployment.attention_for", lambda *_, **__: interpreted)
+    monkeypatch.setattr("penstock.engine.deployment.attention_for", lambda *_, **__: interpreted)
     engine = Engine.from_checkpoint(mixed, replace(config, attention="auto"))
     results = drive(engine, requests)
     assert {key: result.token_ids for key, result in results.items()} == {

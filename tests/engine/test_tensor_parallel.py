@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from engines import write_model
 
-from engine.errors import ConfigError
-from engine.models import ModelConfig
-from engine.planning import preset
-from engine.sharding import split_model
+from penstock.engine.errors import ConfigError
+from penstock.engine.models import ModelConfig
+from penstock.engine.planning import preset
+from penstock.engine.sharding import split_model
 
 LAYERS = 2
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 from tokenizers_for_tests import byte_level, llama2, metaspace, word_level
 
-from engine.errors import ConfigError
-from engine.text.decoders import DecoderKind, decoder_kind
-from engine.text.tokenizer import Tokenizer
+from penstock.engine.errors import ConfigError
+from penstock.engine.text.decoders import DecoderKind, decoder_kind
+from penstock.engine.text.tokenizer import Tokenizer
 
 BYTE_LEVEL = Tokenizer(byte_level())
 LLAMA2 = Tokenizer(llama2())

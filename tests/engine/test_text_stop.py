@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import InvalidRequest
-from engine.text.stop import StopMatcher
+from penstock.engine.errors import InvalidRequest
+from penstock.engine.text.stop import StopMatcher
 
 STOPS = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=5)
 CHUNKS = st.lists(st.text("abc", max_size=5), max_size=12)

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers_for_tests import byte_level, llama2
 
-from engine.text.stop import StopMatcher
-from engine.text.stream import TextStream
-from engine.text.tokenizer import Tokenizer
+from penstock.engine.text.stop import StopMatcher
+from penstock.engine.text.stream import TextStream
+from penstock.engine.text.tokenizer import Tokenizer
 
 TOKENIZERS = (Tokenizer(byte_level()), Tokenizer(llama2()))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tokenizers_for_tests import CHAT_TEMPLATE, byte_level, llama2
 
-from engine.errors import CheckpointError, ConfigError, InvalidRequest
-from engine.text.stream import TextStream
-from engine.text.tokenizer import Tokenizer
+from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest
+from penstock.engine.text.stream import TextStream
+from penstock.engine.text.tokenizer import Tokenizer
 
 TEXTS = ["", "the", " the é 🛁\n", "<|end|> spelled out", "<tool>é à", "\x00\u200d", "the " * 300]
 

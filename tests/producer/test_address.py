@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from producer.address import parse_url
-from producer.errors import BadAddress, PenstockError
+from penstock.producer.address import parse_url
+from penstock.producer.errors import BadAddress, PenstockError
 
 SECRET = "s3cr3t"
 

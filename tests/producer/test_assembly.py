@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producer.assembly import Assembler
-from producer.errors import ReplyCorrupt, RequestFailed, RequestRefused
-from producer.wire import ChunkEntry, EndEntry, OwnEntry, TokenLogprob
+from penstock.producer.assembly import Assembler
+from penstock.producer.errors import ReplyCorrupt, RequestFailed, RequestRefused
+from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, TokenLogprob
 
 
 def chunk(offset: int, text: str, *, tokens: int | None = None, index: int = 0) -> ChunkEntry:

@@ -9,7 +9,7 @@ import time
 import pytest
 from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually
 
-from producer import (
+from penstock.producer import (
     AsyncClient,
     ConnectionLost,
     GenerateRequest,
@@ -21,9 +21,9 @@ from producer import (
     ServerRefused,
     keys,
 )
-from producer.connection import RedisClient
-from producer.wire import ChunkEntry, OwnEntry, TokenLogprob
-from worker.embedded import EmbeddedServer
+from penstock.producer.connection import RedisClient
+from penstock.producer.wire import ChunkEntry, OwnEntry, TokenLogprob
+from penstock.worker.embedded import EmbeddedServer
 
 
 async def never(reply: ScriptedReply) -> None:
@@ -403,7 +403,7 @@ async def test_tokens_written_again_after_a_failover_are_dropped(redis_url: str)
 
 
 async def test_an_unreachable_server_is_named_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("producer.transport.COMMAND_RETRIES", 1)
+    monkeypatch.setattr("penstock.producer.transport.COMMAND_RETRIES", 1)
     secret = "s3cr3t"
     client = AsyncClient(f"redis://user:{secret}@127.0.0.1:1/0", reconnect_timeout_s=0.1)
     started = time.monotonic()

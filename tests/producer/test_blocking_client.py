@@ -19,7 +19,7 @@ import pytest
 import redis as blocking_redis
 from fakes import Behaviour, ScriptedReply, ScriptedWorker, echo, eventually
 
-from producer import Client, ConnectionLost, QueueFull, ReplyTimeout, keys
+from penstock.producer import Client, ConnectionLost, QueueFull, ReplyTimeout, keys
 
 ROOT = Path(__file__).parents[2]
 Workers = Callable[[Behaviour], None]
@@ -206,7 +206,7 @@ def test_a_client_that_is_dropped_or_left_open_at_exit_goes_away(redis_url: str)
     del client
     gc.collect()
     wait_for(lambda: {thread.name for thread in threading.enumerate()} <= names)
-    code = f"from producer import Client; client = Client({redis_url!r}); print(client.submit('x').id)"
+    code = f"from penstock.producer import Client; client = Client({redis_url!r}); print(client.submit('x').id)"
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=True, capture_output=True, text=True, timeout=30
     )
@@ -216,7 +216,7 @@ def test_a_client_that_is_dropped_or_left_open_at_exit_goes_away(redis_url: str)
 
 def test_ctrl_c_ends_a_blocked_call_and_cancels_its_request(redis_url: str) -> None:
     code = (
-        "from producer import Client\n"
+        "from penstock.producer import Client\n"
         f"with Client({redis_url!r}) as client:\n"
         "    try:\n"
         "        client.generate('x')\n"

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from fakes import ScriptedReply, ScriptedWorker, echo, eventually
 
-from producer import AsyncClient, GenerateRequest, ReplyTimeout, RequestFailed, RequestRefused, keys
-from producer.bulk import READ_AHEAD, BulkProgress
-from producer.connection import RedisClient
+from penstock.producer import AsyncClient, GenerateRequest, ReplyTimeout, RequestFailed, RequestRefused, keys
+from penstock.producer.bulk import READ_AHEAD, BulkProgress
+from penstock.producer.connection import RedisClient
 
 
 class Gates:

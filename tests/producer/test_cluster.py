@@ -8,10 +8,10 @@ import pytest
 from fakes import ScriptedReply, ScriptedWorker, echo, eventually
 from redis.crc import key_slot
 
-from producer import AsyncClient, QueueFull, ReplyGone, ReplyTimeout, keys
-from producer.connection import connect
-from producer.ids import new_id, random_slot, slot_of
-from worker.embedded import EmbeddedServer
+from penstock.producer import AsyncClient, QueueFull, ReplyGone, ReplyTimeout, keys
+from penstock.producer.connection import connect
+from penstock.producer.ids import new_id, random_slot, slot_of
+from penstock.worker.embedded import EmbeddedServer
 
 
 async def test_the_client_works_on_a_cluster(redis_cluster_url: str) -> None:

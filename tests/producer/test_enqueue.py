@@ -8,10 +8,10 @@ import json
 import pytest
 from fakes import LossyProxy
 
-from producer import AsyncClient, QueueFull, RequestRefused, keys
-from producer.connection import RedisClient, connect
-from producer.scripts import Added, Full, enqueue
-from worker.embedded import EmbeddedServer
+from penstock.producer import AsyncClient, QueueFull, RequestRefused, keys
+from penstock.producer.connection import RedisClient, connect
+from penstock.producer.scripts import Added, Full, enqueue
+from penstock.worker.embedded import EmbeddedServer
 
 STREAM = keys.requests("q")
 

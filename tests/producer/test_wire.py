@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from producer.wire import (
+from penstock.producer.wire import (
     ID_PATTERN,
     ChunkEntry,
     EndEntry,

@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from producer import keys
-from producer.wire import REFUSED_CODES, VERSION, ChunkEntry, EndEntry, FinishReason, GenerateRequest, OwnEntry
+from penstock.producer import keys
+from penstock.producer.wire import REFUSED_CODES, VERSION, ChunkEntry, EndEntry, FinishReason, GenerateRequest, OwnEntry
 
 TEXT = (Path(__file__).parents[2] / "docs" / "wire.md").read_text()
 
@@ -83,7 +83,7 @@ def test_the_keys_are_there() -> None:
 
 
 def test_the_limits_are_those_of_the_worker() -> None:
-    from worker.config import WorkerConfig
+    from penstock.worker.config import WorkerConfig
 
     config = WorkerConfig()
     section = " ".join(TEXT.split("### Limits", 1)[1].split("###", 1)[0].split())

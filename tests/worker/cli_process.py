@@ -29,8 +29,8 @@ def environment(**variables: str) -> dict[str, str]:
 async def start(
     *arguments: str, code: str | None = None, cwd: Path | None = None, **variables: str
 ) -> asyncio.subprocess.Process:
-    """Starts `penstock` with `arguments`; with `code`, Python code that calls `worker.cli.main` itself."""
-    program = ["-m", "worker"] if code is None else ["-c", code]
+    """Starts `penstock` with `arguments`; with `code`, Python code that calls `penstock.worker.cli.main` itself."""
+    program = ["-m", "penstock"] if code is None else ["-c", code]
     return await asyncio.create_subprocess_exec(
         sys.executable, *program, *arguments, env=environment(**variables), cwd=cwd or ROOT,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from worker.bench.errors import ImpossibleLoad
-from worker.bench.machine import describe_machine
-from worker.bench.recorder import Recorder, Timeline, end, fail, note
-from worker.bench.report import Report, append_result
-from worker.bench.summary import Spread, Summary, Target, median_run
+from penstock.worker.bench.errors import ImpossibleLoad
+from penstock.worker.bench.machine import describe_machine
+from penstock.worker.bench.recorder import Recorder, Timeline, end, fail, note
+from penstock.worker.bench.report import Report, append_result
+from penstock.worker.bench.summary import Spread, Summary, Target, median_run
 
 
 def timeline(arrival_s: float, *stamps: tuple[float, int], num_prompt: int = 10) -> Timeline:
@@ -134,7 +134,7 @@ def test_results_are_lines_of_json(tmp_path: Path) -> None:
 
 def test_a_plot_is_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from worker.bench.plot import write_plot  # imports matplotlib
+    from penstock.worker.bench.plot import write_plot  # imports matplotlib
 
     write_plot(report(), tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG\r\n")

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from worker.bench import punctual
-from worker.bench.arrivals import Arrivals
-from worker.bench.datasets import BenchRequest, random_requests
-from worker.bench.errors import ImpossibleLoad
-from worker.bench.lengths import Lengths
-from worker.bench.options import LoadOptions
+from penstock.worker.bench import punctual
+from penstock.worker.bench.arrivals import Arrivals
+from penstock.worker.bench.datasets import BenchRequest, random_requests
+from penstock.worker.bench.errors import ImpossibleLoad
+from penstock.worker.bench.lengths import Lengths
+from penstock.worker.bench.options import LoadOptions
 
 
 def test_the_shared_workload_is_what_other_engines_were_measured_with() -> None:

@@ -10,17 +10,17 @@ import pytest
 from cli_process import penstock
 from worker_harness import running_worker
 
-from engine.checkpoint import check_weights, read_model_config
-from engine.text.tokenizer import Tokenizer
-from worker.bench.arrivals import Arrivals
-from worker.bench.datasets import BenchRequest
-from worker.bench.errors import ImpossibleLoad
-from worker.bench.load import Load
-from worker.bench.on_engine import run_on_engine
-from worker.bench.on_service import run_on_service
-from worker.bench.presets import preset_dir
-from worker.bench.summary import Summary
-from worker.chaos.fake_engine import FakeEngine, FakeText
+from penstock.engine.checkpoint import check_weights, read_model_config
+from penstock.engine.text.tokenizer import Tokenizer
+from penstock.worker.bench.arrivals import Arrivals
+from penstock.worker.bench.datasets import BenchRequest
+from penstock.worker.bench.errors import ImpossibleLoad
+from penstock.worker.bench.load import Load
+from penstock.worker.bench.on_engine import run_on_engine
+from penstock.worker.bench.on_service import run_on_service
+from penstock.worker.bench.presets import preset_dir
+from penstock.worker.bench.summary import Summary
+from penstock.worker.chaos.fake_engine import FakeEngine, FakeText
 
 REQUESTS = tuple(BenchRequest((7,) * length, 5) for length in (3, 4, 5, 6))
 NUM_DONE_AT_END = len(REQUESTS)
@@ -175,7 +175,7 @@ WITHOUT_MATPLOTLIB = """
 import importlib.util
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *more: None if name == "matplotlib" else find(name, *more)
-from worker.cli import main
+from penstock.worker.cli import main
 main()
 """
 
@@ -188,7 +188,7 @@ async def test_a_plot_without_matplotlib_says_what_to_install() -> None:
 
 async def test_bench_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom worker.cli import main\ntry:\n    main()\nfinally:\n"
+        "import sys\nfrom penstock.worker.cli import main\ntry:\n    main()\nfinally:\n"
         "    print('loaded:', *(name for name in ('jax', 'numpy', 'engine', 'matplotlib') if name in sys.modules))"
     )
     for command in ("engine", "serve"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from cli_process import penstock
 
-from producer.connection import RedisClient
-from worker.embedded import EmbeddedServer
+from penstock.producer.connection import RedisClient
+from penstock.worker.embedded import EmbeddedServer
 
 FEW = ("--requests", "12", "--kills", "1", "--zombies", "1", "--losses", "2", "--seed", "5")
 

@@ -10,12 +10,12 @@ import pytest
 from cli_process import Outcome, penstock
 from fakes import ScriptedWorker
 
-from engine.demo import MODEL_DIR
-from producer import keys
-from producer.connection import RedisClient
-from worker.cli.checks import Finding
-from worker.cli.checks.model import check_model
-from worker.cli.checks.redis import check_redis
+from penstock.engine.demo import MODEL_DIR
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
+from penstock.worker.cli.checks import Finding
+from penstock.worker.cli.checks.model import check_model
+from penstock.worker.cli.checks.redis import check_redis
 
 ALL_CHECKS = [
     *("packages", "redis", "maxmemory-policy", "appendonly", "queue", "dead letters"),
@@ -75,7 +75,7 @@ async def test_no_redis_fails_with_the_address_but_no_password() -> None:
 
 
 async def test_a_light_install_is_told_what_it_can_do(redis_url: str) -> None:
-    code = "import sys; sys.modules['jax'] = None\nfrom worker.cli import main\nmain()"
+    code = "import sys; sys.modules['jax'] = None\nfrom penstock.worker.cli import main\nmain()"
     outcome = await penstock("doctor", "--json", "--model", "demo", code=code, REDIS_URL=redis_url)
     checks = checks_of(outcome)
     assert (outcome.status, checks["worker extra"]["status"]) == (0, "warn")

@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 from cli_process import penstock
 
-from worker.settings import Settings, flag
+from penstock.worker.settings import Settings, flag
 
 HEAVY = ("jax", "flax", "numpy", "transformers", "engine", "uvicorn", "prometheus_client")
 COMMANDS = ("worker", "send", "workers", "drain", "dead", "demo", "chaos", "doctor", "version")
 
 RUN_AND_LIST_MODULES = f"""
 import sys
-from worker.cli import main
+from penstock.worker.cli import main
 try:
     main()
 finally:
     print("loaded:", *(name for name in {HEAVY} if name in sys.modules))
 """
-WITHOUT_JAX = "import sys; sys.modules['jax'] = None\nfrom worker.cli import main\nmain()"
+WITHOUT_JAX = "import sys; sys.modules['jax'] = None\nfrom penstock.worker.cli import main\nmain()"
 
 
 async def test_help_lists_every_command() -> None:

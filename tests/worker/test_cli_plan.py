@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from engine.planning import has_libtpu
-from worker.cli import run
+from penstock.engine.planning import has_libtpu
+from penstock.worker.cli import run
 
 TINY = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2,

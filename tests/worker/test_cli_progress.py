@@ -9,10 +9,10 @@ import pytest
 from cli_process import ROOT, environment
 from structlog.testing import capture_logs
 
-from worker.cli.progress import shown
+from penstock.worker.cli.progress import shown
 
 SHOW = """
-from worker.cli.progress import shown
+from penstock.worker.cli.progress import shown
 with shown("warming up") as report:
     report(1, 2, "32 tokens")
 """

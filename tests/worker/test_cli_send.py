@@ -8,8 +8,8 @@ import pytest
 from cli_process import finish, penstock, start
 from fakes import ScriptedReply, ScriptedWorker, eventually
 
-from producer import keys
-from producer.connection import RedisClient
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
 
 
 async def test_streams_the_answer_and_ends_the_line(redis_url: str) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from cli_process import finish, penstock, start
 
-from producer import AsyncClient
-from worker.cli import run
-from worker.embedded import EmbeddedServer
+from penstock.producer import AsyncClient
+from penstock.worker.cli import run
+from penstock.worker.embedded import EmbeddedServer
 
 
 @pytest.fixture

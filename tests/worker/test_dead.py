@@ -11,12 +11,12 @@ import pytest
 from redis_proxy import RedisProxy
 from worker_harness import eventually, read_reply, running_worker, send
 
-from producer import keys
-from producer.connection import RedisClient, connect
-from worker import dead
-from worker.chaos.fake_engine import expected_text
-from worker.cli import run
-from worker.dead import Letter, NotReplayable
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient, connect
+from penstock.worker import dead
+from penstock.worker.chaos.fake_engine import expected_text
+from penstock.worker.cli import run
+from penstock.worker.dead import Letter, NotReplayable
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import pytest
 from worker_harness import QUICK, eventually, read_reply, read_until, running_worker, send
 from worker_process import WorkerProcess
 
-from producer import keys
-from producer.connection import RedisClient, connect
-from worker.chaos.fake_engine import FakeEngine, expected_text
-from worker.cli import run
-from worker.fleet import Member, UnknownWorker, members, presence, tell_to_drain
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient, connect
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
+from penstock.worker.cli import run
+from penstock.worker.fleet import Member, UnknownWorker, members, presence, tell_to_drain
 
 
 @pytest.fixture

@@ -13,18 +13,18 @@ import pytest
 import structlog
 from worker_harness import eventually
 
-from engine.request import Output
-from producer import keys
-from producer.connection import RedisClient, connect
-from worker import memory, scripts
-from worker.coalescing import Coalescing
-from worker.config import WorkerConfig
-from worker.live import LiveRequest, LiveTable, ServerClock
-from worker.metrics import Metrics
-from worker.publisher import Publisher
-from worker.readiness import Readiness
-from worker.scripts import Claim
-from worker.tasks import end_tasks
+from penstock.engine.request import Output
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient, connect
+from penstock.worker import memory, scripts
+from penstock.worker.coalescing import Coalescing
+from penstock.worker.config import WorkerConfig
+from penstock.worker.live import LiveRequest, LiveTable, ServerClock
+from penstock.worker.metrics import Metrics
+from penstock.worker.publisher import Publisher
+from penstock.worker.readiness import Readiness
+from penstock.worker.scripts import Claim
+from penstock.worker.tasks import end_tasks
 
 
 @asynccontextmanager

@@ -23,12 +23,12 @@ from hypothesis.stateful import (
 )
 from redis import exceptions
 
-from producer import keys
-from producer.connection import RedisClient, connect, ensure_group
-from producer.scripts import Added, enqueue
-from producer.streams import stream_entries
-from worker import scripts
-from worker.scripts import Claim, Command
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient, connect, ensure_group
+from penstock.producer.scripts import Added, enqueue
+from penstock.producer.streams import stream_entries
+from penstock.worker import scripts
+from penstock.worker.scripts import Claim, Command
 
 QUEUE = "q"
 REQUESTS = ("a", "b", "c")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from producer.address import parse_url
-from worker.cli.serve import engine_config
-from worker.config import WorkerConfig
-from worker.settings import Settings, SettingsError, load_settings
-from worker.settings_page import page
+from penstock.engine.config import EngineConfig
+from penstock.producer.address import parse_url
+from penstock.worker.cli.serve import engine_config
+from penstock.worker.config import WorkerConfig
+from penstock.worker.settings import Settings, SettingsError, load_settings
+from penstock.worker.settings_page import page
 
 NOT_OF_A_CONFIG = {"redis_url", "model", "log_level", "log_format"}  # read by the commands themselves
 

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 import structlog
 
-from engine.request import Output
-from producer import keys
-from producer.connection import RedisClient, connect
-from producer.pipeline import execute
-from worker import scripts
-from worker.coalescing import Coalescing
-from worker.config import WorkerConfig
-from worker.live import Choice, LiveRequest, LiveTable, ServerClock
-from worker.metrics import Metrics
-from worker.publisher import Publisher
-from worker.readiness import Readiness
-from worker.scripts import Claim
-from worker.tasks import end_tasks
+from penstock.engine.request import Output
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient, connect
+from penstock.producer.pipeline import execute
+from penstock.worker import scripts
+from penstock.worker.coalescing import Coalescing
+from penstock.worker.config import WorkerConfig
+from penstock.worker.live import Choice, LiveRequest, LiveTable, ServerClock
+from penstock.worker.metrics import Metrics
+from penstock.worker.publisher import Publisher
+from penstock.worker.readiness import Readiness
+from penstock.worker.scripts import Claim
+from penstock.worker.tasks import end_tasks
 
 
 @dataclass

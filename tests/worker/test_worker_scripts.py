@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from redis import exceptions
 
-from producer import keys
-from producer.connection import RedisClient, connect
-from worker import faults, scripts
-from worker.scripts import Claim, NotClaimed
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient, connect
+from penstock.worker import faults, scripts
+from penstock.worker.scripts import Claim, NotClaimed
 
 STREAM = keys.requests("q")
 END = ["type", "end", "finish_reason", "stop"]

@@ -14,23 +14,23 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import InvalidRequest, PromptTooLong
-from engine.generation_defaults import GenerationDefaults
-from engine.request import Output, TokenLogprob
-from producer.connection import connect
-from producer.wire import ChunkEntry, GenerateRequest, decode_reply, encode_reply
-from producer.wire import TokenLogprob as WireLogprob
-from worker import faults, writes
-from worker.admission import check_limits, encode_prompt, to_engine_request
-from worker.chaos.fake_engine import FakeText
-from worker.config import WorkerConfig, default_name
-from worker.ending import end_entry, printable
-from worker.errors import BadWorkerConfig, WorkerError
-from worker.journal import JournalError, read_journal
-from worker.live import LiveRequest, ServerClock, Signal
-from worker.logs import configure_logs
-from worker.scripts import Claim
-from worker.tasks import end_tasks
+from penstock.engine.errors import InvalidRequest, PromptTooLong
+from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.request import Output, TokenLogprob
+from penstock.producer.connection import connect
+from penstock.producer.wire import ChunkEntry, GenerateRequest, decode_reply, encode_reply
+from penstock.producer.wire import TokenLogprob as WireLogprob
+from penstock.worker import faults, writes
+from penstock.worker.admission import check_limits, encode_prompt, to_engine_request
+from penstock.worker.chaos.fake_engine import FakeText
+from penstock.worker.config import WorkerConfig, default_name
+from penstock.worker.ending import end_entry, printable
+from penstock.worker.errors import BadWorkerConfig, WorkerError
+from penstock.worker.journal import JournalError, read_journal
+from penstock.worker.live import LiveRequest, ServerClock, Signal
+from penstock.worker.logs import configure_logs
+from penstock.worker.scripts import Claim
+from penstock.worker.tasks import end_tasks
 
 
 def make_live(n: int = 1) -> LiveRequest:

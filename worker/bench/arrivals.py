@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from worker.bench.errors import ImpossibleLoad
+from penstock.worker.bench.errors import ImpossibleLoad
 
 Kind = Literal["burst", "constant", "poisson", "closed"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from worker.bench.errors import ImpossibleLoad
-from worker.bench.lengths import Lengths
+from penstock.worker.bench.errors import ImpossibleLoad
+from penstock.worker.bench.lengths import Lengths
 
 Prompt: TypeAlias = str | tuple[int, ...] | tuple[Mapping[str, str], ...]
 """Text, token ids or chat messages."""

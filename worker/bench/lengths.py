@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.bench.errors import ImpossibleLoad
+from penstock.worker.bench.errors import ImpossibleLoad
 
 _ARITY = {"fixed": 1, "uniform": 2, "loguniform": 2, "normal": 2}
 FORMS = "N, uniform:LOW:HIGH, loguniform:LOW:HIGH or normal:MEAN:DEVIATION"

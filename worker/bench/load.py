@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from worker.bench.arrivals import Arrivals
-from worker.bench.datasets import BenchRequest
-from worker.bench.summary import Target
+from penstock.worker.bench.arrivals import Arrivals
+from penstock.worker.bench.datasets import BenchRequest
+from penstock.worker.bench.summary import Target
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is being done)."""

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from engine.driver import StepEngine
-from engine.request import Output, Request, SamplingParams
-from worker.bench.datasets import Prompt
-from worker.bench.load import Load, Progress, silent
-from worker.bench.recorder import Recorder, Timeline, end, fail, note
+from penstock.engine.driver import StepEngine
+from penstock.engine.request import Output, Request, SamplingParams
+from penstock.worker.bench.datasets import Prompt
+from penstock.worker.bench.load import Load, Progress, silent
+from penstock.worker.bench.recorder import Recorder, Timeline, end, fail, note
 
 
 class TextEncoder(Protocol):

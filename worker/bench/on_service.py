@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import cast
 
-from producer import AsyncClient, PenstockError
-from producer.request import Prompt
-from worker.bench.datasets import BenchRequest
-from worker.bench.errors import ImpossibleLoad
-from worker.bench.load import Load, Progress, silent
-from worker.bench.recorder import Recorder, Timeline, end, fail, note
+from penstock.producer import AsyncClient, PenstockError
+from penstock.producer.request import Prompt
+from penstock.worker.bench.datasets import BenchRequest
+from penstock.worker.bench.errors import ImpossibleLoad
+from penstock.worker.bench.load import Load, Progress, silent
+from penstock.worker.bench.recorder import Recorder, Timeline, end, fail, note
 
 
 async def run_on_service(

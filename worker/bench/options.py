@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from worker.bench.arrivals import Arrivals, Kind
-from worker.bench.datasets import (
+from penstock.worker.bench.arrivals import Arrivals, Kind
+from penstock.worker.bench.datasets import (
     SHARED_OUTPUTS,
     SHARED_PROMPTS,
     BenchRequest,
@@ -16,10 +16,10 @@ from worker.bench.datasets import (
     shared_prefix_requests,
     with_other_ids,
 )
-from worker.bench.errors import ImpossibleLoad
-from worker.bench.lengths import Lengths
-from worker.bench.load import Load
-from worker.bench.summary import Target
+from penstock.worker.bench.errors import ImpossibleLoad
+from penstock.worker.bench.lengths import Lengths
+from penstock.worker.bench.load import Load
+from penstock.worker.bench.summary import Target
 
 DEFAULT_REQUESTS = 64
 _POSITIVE = ("requests", "prefix_length", "prefix_count", "vocab_size")

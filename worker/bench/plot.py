@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from worker.bench.recorder import Timeline
-from worker.bench.report import Report
-from worker.bench.summary import gaps_s, ttft_s
+from penstock.worker.bench.recorder import Timeline
+from penstock.worker.bench.report import Report
+from penstock.worker.bench.summary import gaps_s, ttft_s
 
 _NUM_BINS = 60
 

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from worker.bench.errors import ImpossibleLoad
+from penstock.worker.bench.errors import ImpossibleLoad
 
 PREFIX = "random:"
 Dtype = Literal["float32", "bfloat16"]

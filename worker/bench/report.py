@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from worker.bench.machine import describe_machine
-from worker.bench.recorder import Recorder
-from worker.bench.summary import Summary, median_run
+from penstock.worker.bench.machine import describe_machine
+from penstock.worker.bench.recorder import Recorder
+from penstock.worker.bench.summary import Summary, median_run
 
 _LATENCIES = (
     ("TTFT", "ttft_ms", "arrival to first token"),

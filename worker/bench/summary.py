@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.bench.errors import ImpossibleLoad
-from worker.bench.recorder import Recorder, Timeline
+from penstock.worker.bench.errors import ImpossibleLoad
+from penstock.worker.bench.recorder import Recorder, Timeline
 
 _LATE_SHARE = 0.01  # of a request's gaps may be over the target
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from worker.chaos.history import Event, History, Record, Seen
-from worker.chaos.plan import RequestPlan
+from penstock.worker.chaos.history import Event, History, Record, Seen
+from penstock.worker.chaos.plan import RequestPlan
 
 Fault = Literal["lost", "doubled", "out of order", "wrong", "late"]
 

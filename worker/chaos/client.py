@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from redis import exceptions
 
-from producer import keys
-from producer.connection import RedisClient
-from producer.scripts import Added, enqueue
-from producer.streams import stream_entries
-from producer.wire import GenerateRequest
-from worker.chaos.history import History, Record, Seen
-from worker.chaos.plan import RequestPlan
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
+from penstock.producer.scripts import Added, enqueue
+from penstock.producer.streams import stream_entries
+from penstock.producer.wire import GenerateRequest
+from penstock.worker.chaos.history import History, Record, Seen
+from penstock.worker.chaos.plan import RequestPlan
 
 BLOCK_S = 1.0
 RETRY_S = 0.05

@@ -8,10 +8,10 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from worker.chaos.plan import ChaosOptions
-from worker.chaos.run import Outcome, Progress, run_chaos
-from worker.chaos.site import Site
-from worker.embedded import EmbeddedServer
+from penstock.worker.chaos.plan import ChaosOptions
+from penstock.worker.chaos.run import Outcome, Progress, run_chaos
+from penstock.worker.chaos.site import Site
+from penstock.worker.embedded import EmbeddedServer
 
 
 def run_command(options: ChaosOptions, *, redis_url: str | None, model: str, progress: Progress) -> Outcome:

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from engine.driver import EngineStats
-from engine.errors import InvalidRequest, PromptTooLong
-from engine.generation_defaults import GenerationDefaults
-from engine.request import FinishReason, Output, Request, TokenLogprob
-from worker.service import Model
+from penstock.engine.driver import EngineStats
+from penstock.engine.errors import InvalidRequest, PromptTooLong
+from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
+from penstock.worker.service import Model
 
 VOCAB_SIZE = 4096
 POISON = 0  # a prompt with this token (a NUL in its text) ends the engine with an error

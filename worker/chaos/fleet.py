@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worker.chaos.history import Event, EventKind, History
-from worker.chaos.process import FakeWorker, ModelWorker, WorkerProcess
-from worker.chaos.proxy import Proxy, Watcher
-from worker.chaos.site import Site
+from penstock.worker.chaos.history import Event, EventKind, History
+from penstock.worker.chaos.process import FakeWorker, ModelWorker, WorkerProcess
+from penstock.worker.chaos.proxy import Proxy, Watcher
+from penstock.worker.chaos.site import Site
 
 POLL_S = 0.05
 END_TIMEOUT_S = 20.0
@@ -23,7 +23,7 @@ RESPAWN_S = 0.1  # from a kill to the next worker
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """How workers are made. `settings` is by name, as in `worker.config.WorkerConfig` and, with a model, `Settings`."""
+    """How workers are made. `settings` is by name, as in `WorkerConfig` and, with a model, `Settings`."""
 
     queue: str
     logs: Path

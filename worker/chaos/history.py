@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from worker.chaos.plan import RequestPlan
+from penstock.worker.chaos.plan import RequestPlan
 
 EventKind = Literal["start", "kill", "freeze", "wake", "restart", "end"]
 

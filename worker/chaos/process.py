@@ -14,15 +14,15 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Protocol
 
-from worker.chaos.fake_engine import FakeEngine, fake_model
-from worker.config import WorkerConfig
-from worker.embedded import dies_with_parent
-from worker.logs import configure_logs
-from worker.service import WorkerService
-from worker.settings import flag
+from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
+from penstock.worker.config import WorkerConfig
+from penstock.worker.embedded import dies_with_parent
+from penstock.worker.logs import configure_logs
+from penstock.worker.service import WorkerService
+from penstock.worker.settings import flag
 
 _FORKS = multiprocessing.get_context("forkserver")
-_ROOT = Path(__file__).parent.parent.parent
+_ROOT = Path(__file__).parents[3]  # of the installed package, or of the source tree
 _PR_SET_PDEATHSIG = 1
 
 
@@ -75,7 +75,7 @@ class ModelWorker:
     Args:
         url: of Redis.
         log: the file it logs to.
-        settings: by name, as `worker.settings.Settings` has them.
+        settings: by name, as `penstock.worker.settings.Settings` has them.
     """
 
     def __init__(self, url: str, log: Path, settings: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ class ModelWorker:
         flags = [part for name, value in values.items() for part in (flag(name), _text(value))]
         with log.open("w") as stream:
             self._process = subprocess.Popen(  # noqa: S603  this very program
-                [*dies_with_parent(), sys.executable, "-m", "worker", "worker", *flags],
+                [*dies_with_parent(), sys.executable, "-m", "penstock", "worker", *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,

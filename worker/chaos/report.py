@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from worker.chaos.checker import FAULTS
-from worker.chaos.run import Outcome
+from penstock.worker.chaos.checker import FAULTS
+from penstock.worker.chaos.run import Outcome
 
 MAX_PROBLEMS = 20  # shown
 

@@ -11,17 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from producer import keys
-from producer.connection import RedisClient, connect, connect_blocking
-from worker.chaos.checker import Truth, Verdict, check
-from worker.chaos.client import BLOCK_S, Clients
-from worker.chaos.fake_engine import expected_tokens, word
-from worker.chaos.fleet import Fleet, WorkerSetup
-from worker.chaos.history import History, Record
-from worker.chaos.plan import ChaosOptions, Plan, RequestPlan, make_plan
-from worker.chaos.proxy import Proxy
-from worker.chaos.saboteur import ClientWatcher, Saboteur
-from worker.chaos.site import Site
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient, connect, connect_blocking
+from penstock.worker.chaos.checker import Truth, Verdict, check
+from penstock.worker.chaos.client import BLOCK_S, Clients
+from penstock.worker.chaos.fake_engine import expected_tokens, word
+from penstock.worker.chaos.fleet import Fleet, WorkerSetup
+from penstock.worker.chaos.history import History, Record
+from penstock.worker.chaos.plan import ChaosOptions, Plan, RequestPlan, make_plan
+from penstock.worker.chaos.proxy import Proxy
+from penstock.worker.chaos.saboteur import ClientWatcher, Saboteur
+from penstock.worker.chaos.site import Site
 
 PATIENCE_S = 60.0
 FAKE_TTL_S = 1.0

@@ -13,14 +13,14 @@ from typing import Any
 
 from hiredis import ReplyError
 
-from producer import keys
-from producer.pipeline import script_hash
-from worker import scripts
-from worker.chaos.fleet import Fleet, Slot
-from worker.chaos.history import Event, History, Wire
-from worker.chaos.plan import Fault, Plan, RequestPlan, Side, Stage
-from worker.chaos.proxy import Action, Command
-from worker.chaos.site import Site
+from penstock.producer import keys
+from penstock.producer.pipeline import script_hash
+from penstock.worker import scripts
+from penstock.worker.chaos.fleet import Fleet, Slot
+from penstock.worker.chaos.history import Event, History, Wire
+from penstock.worker.chaos.plan import Fault, Plan, RequestPlan, Side, Stage
+from penstock.worker.chaos.proxy import Action, Command
+from penstock.worker.chaos.site import Site
 
 _CLAIM = script_hash(str(scripts.claim("", queue="", entry_id="", worker="", instance="", ttl_ms=1)[1]))
 _FINISH = script_hash(str(scripts.finish("", epoch=1, status="done", ttl_ms=1, entries=())[1]))

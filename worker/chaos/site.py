@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import urlsplit, urlunsplit
 
-from producer.address import parse_url
-from worker.embedded import EmbeddedServer
+from penstock.producer.address import parse_url
+from penstock.worker.embedded import EmbeddedServer
 
 
 class Site:

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 
 import typer
 
-from producer.errors import PenstockError
-from worker.cli import bench, chaos, dead, demo, doctor, drain, plan, send, version, worker, workers
-from worker.cli.errors import CommandFailed
-from worker.errors import WorkerError
-from worker.settings import SettingsError
+from penstock.producer.errors import PenstockError
+from penstock.worker.cli import bench, chaos, dead, demo, doctor, drain, plan, send, version, worker, workers
+from penstock.worker.cli.errors import CommandFailed
+from penstock.worker.errors import WorkerError
+from penstock.worker.settings import SettingsError
 
 app = typer.Typer(
     name="penstock",

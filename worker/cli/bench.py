@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from worker.cli.errors import CommandFailed, require_worker_extra
-from worker.cli.options import gathers, option
-from worker.settings import Settings, default_text, flag, group_of
+from penstock.worker.cli.errors import CommandFailed, require_worker_extra
+from penstock.worker.cli.options import gathers, option
+from penstock.worker.settings import Settings, default_text, flag, group_of
 
 app = typer.Typer(
     name="bench",
@@ -88,8 +88,8 @@ def engine(
     """
     require_worker_extra()
     _require_plotting(plot)
-    from worker.cli.bench_model import bench_engine  # loads jax
-    from worker.cli.bench_run import Output
+    from penstock.worker.cli.bench_model import bench_engine  # loads jax
+    from penstock.worker.cli.bench_run import Output
 
     bench_engine(flags, load, Output(repeats, json, plot))
 
@@ -128,7 +128,7 @@ def serve(
     if importlib.util.find_spec("numpy") is None:
         raise CommandFailed("numpy is not installed; install it with: pip install 'penstock[bench]'")
     _require_plotting(plot)
-    from worker.cli.bench_run import Output, bench_service
+    from penstock.worker.cli.bench_run import Output, bench_service
 
     bench_service(flags, load, Output(repeats, json, plot), embedded=embedded, num_clients=clients, timeout_s=timeout)
 

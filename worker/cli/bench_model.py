@@ -7,20 +7,20 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from engine import CheckpointError, ConfigError, RequestError
-from engine.checkpoint import read_model_config, resolve
-from engine.demo import MODEL_DIR
-from worker.bench.errors import ImpossibleLoad
-from worker.bench.load import Load, Progress
-from worker.bench.on_engine import run_on_engine
-from worker.bench.presets import PREFIX, preset_dir, preset_root
-from worker.bench.recorder import Recorder
-from worker.cli.bench_run import USAGE, Output, drawn, engine_settings, load_options, measure_runs
-from worker.cli.errors import CommandFailed
-from worker.cli.progress import shown
-from worker.cli.serve import engine_config, load_model
-from worker.logs import configure_logs
-from worker.settings import DEMO_MODEL, Settings, flag, load_settings
+from penstock.engine import CheckpointError, ConfigError, RequestError
+from penstock.engine.checkpoint import read_model_config, resolve
+from penstock.engine.demo import MODEL_DIR
+from penstock.worker.bench.errors import ImpossibleLoad
+from penstock.worker.bench.load import Load, Progress
+from penstock.worker.bench.on_engine import run_on_engine
+from penstock.worker.bench.presets import PREFIX, preset_dir, preset_root
+from penstock.worker.bench.recorder import Recorder
+from penstock.worker.cli.bench_run import USAGE, Output, drawn, engine_settings, load_options, measure_runs
+from penstock.worker.cli.errors import CommandFailed
+from penstock.worker.cli.progress import shown
+from penstock.worker.cli.serve import engine_config, load_model
+from penstock.worker.logs import configure_logs
+from penstock.worker.settings import DEMO_MODEL, Settings, flag, load_settings
 
 
 def bench_engine(flags: Mapping[str, str], load_flags: Mapping[str, Any], output: Output) -> None:

@@ -12,22 +12,22 @@ from typing import Any
 
 from rich.console import Console
 
-from worker import garbage
-from worker.bench import punctual
-from worker.bench.errors import ImpossibleLoad
-from worker.bench.load import Load, Progress
-from worker.bench.machine import describe_machine
-from worker.bench.on_service import run_on_service
-from worker.bench.options import LoadOptions
-from worker.bench.recorder import Recorder
-from worker.bench.report import Report
-from worker.bench.summary import Summary
-from worker.cli.errors import CommandFailed
-from worker.cli.progress import shown
-from worker.embedded import EmbeddedServer, EmbeddedServerError
-from worker.local_worker import WorkerEnded, local_worker, wait_joined
-from worker.logs import configure_logs
-from worker.settings import Settings, flag, group_of, load_settings
+from penstock.worker import garbage
+from penstock.worker.bench import punctual
+from penstock.worker.bench.errors import ImpossibleLoad
+from penstock.worker.bench.load import Load, Progress
+from penstock.worker.bench.machine import describe_machine
+from penstock.worker.bench.on_service import run_on_service
+from penstock.worker.bench.options import LoadOptions
+from penstock.worker.bench.recorder import Recorder
+from penstock.worker.bench.report import Report
+from penstock.worker.bench.summary import Summary
+from penstock.worker.cli.errors import CommandFailed
+from penstock.worker.cli.progress import shown
+from penstock.worker.embedded import EmbeddedServer, EmbeddedServerError
+from penstock.worker.local_worker import WorkerEnded, local_worker, wait_joined
+from penstock.worker.logs import configure_logs
+from penstock.worker.settings import Settings, flag, group_of, load_settings
 
 DEFAULT_VOCAB_SIZE = 1024
 USAGE = 2  # exit status
@@ -52,7 +52,7 @@ class Output:
         if self.json is not None:
             report.write_json(self.json)
         if self.plot is not None:
-            from worker.bench.plot import write_plot  # needs matplotlib
+            from penstock.worker.bench.plot import write_plot  # needs matplotlib
 
             write_plot(report, self.plot)
 
@@ -85,7 +85,7 @@ def bench_service(
     if not embedded:
         punctual.run(client.measure(settings.redis_url, settings.queue, options.vocab_size or DEFAULT_VOCAB_SIZE, {}))
         return
-    from worker.cli.bench_model import resolved  # loads jax
+    from penstock.worker.cli.bench_model import resolved  # loads jax
 
     settings, vocab_size, name = resolved(settings)
     try:

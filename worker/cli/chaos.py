@@ -11,10 +11,10 @@ import typer
 from redis.exceptions import RedisError
 from rich.console import Console
 
-from worker.cli.errors import CommandFailed, require_worker_extra
-from worker.cli.progress import shown
-from worker.embedded import EmbeddedServerError
-from worker.logs import configure_logs
+from penstock.worker.cli.errors import CommandFailed, require_worker_extra
+from penstock.worker.cli.progress import shown
+from penstock.worker.embedded import EmbeddedServerError
+from penstock.worker.logs import configure_logs
 
 
 def chaos(
@@ -47,9 +47,9 @@ def chaos(
     Exit status: 0 all promises were kept; 1 one was broken, or the run failed; 2 wrong usage; 130 interrupted.
     """
     require_worker_extra()
-    from worker.chaos.command import run_command  # loads jax, which --help does without
-    from worker.chaos.plan import ChaosOptions
-    from worker.chaos.report import as_text
+    from penstock.worker.chaos.command import run_command  # loads jax, which --help does without
+    from penstock.worker.chaos.plan import ChaosOptions
+    from penstock.worker.chaos.report import as_text
 
     if redis_url is not None and restarts:
         raise typer.BadParameter(

@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from producer import keys
-from producer.connection import RedisClient
-from worker import dead as letters
-from worker.cli.errors import CommandFailed
-from worker.cli.options import takes_settings
-from worker.cli.redis import connected, visible
-from worker.dead import Letter
-from worker.settings import Settings
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
+from penstock.worker import dead as letters
+from penstock.worker.cli.errors import CommandFailed
+from penstock.worker.cli.options import takes_settings
+from penstock.worker.cli.redis import connected, visible
+from penstock.worker.dead import Letter
+from penstock.worker.settings import Settings
 
 dead = typer.Typer(
     name="dead",

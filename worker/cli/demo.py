@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from producer import AsyncClient, Reply, keys
-from worker.cli.errors import CommandFailed, require_worker_extra
-from worker.cli.options import takes_settings
-from worker.embedded import EmbeddedServer, EmbeddedServerError
-from worker.local_worker import local_worker
-from worker.settings import DEMO_MODEL, Settings
+from penstock.producer import AsyncClient, Reply, keys
+from penstock.worker.cli.errors import CommandFailed, require_worker_extra
+from penstock.worker.cli.options import takes_settings
+from penstock.worker.embedded import EmbeddedServer, EmbeddedServerError
+from penstock.worker.local_worker import local_worker
+from penstock.worker.settings import DEMO_MODEL, Settings
 
 PROMPTS = (
     "What is 347 + 85?",

@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from worker.cli.checks import Finding
-from worker.cli.checks.host import check_devices, check_packages
-from worker.cli.checks.redis import check_redis
-from worker.cli.errors import missing_worker_extra
-from worker.cli.options import takes_settings
-from worker.settings import Settings
+from penstock.worker.cli.checks import Finding
+from penstock.worker.cli.checks.host import check_devices, check_packages
+from penstock.worker.cli.checks.redis import check_redis
+from penstock.worker.cli.errors import missing_worker_extra
+from penstock.worker.cli.options import takes_settings
+from penstock.worker.settings import Settings
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -47,7 +47,7 @@ def _engine(settings: Settings) -> list[Finding]:
     if settings.model is None:
         mend = "set --model or PENSTOCK_MODEL to a checkpoint's folder, or to demo"
         return [check_devices(), Finding("model", "warn", "none is set, and penstock worker needs one", mend)]
-    from worker.cli.checks.model import check_model  # loads the engine, which a light install does without
+    from penstock.worker.cli.checks.model import check_model  # loads the engine, which a light install does without
 
     devices = check_devices()
     found = [devices, *check_model(settings.model, settings.dtype)]
@@ -55,8 +55,8 @@ def _engine(settings: Settings) -> list[Finding]:
 
 
 def _tpu(settings: Settings) -> list[Finding]:
-    from worker.cli.checks.tpu import check_tpu
-    from worker.cli.serve import engine_config
+    from penstock.worker.cli.checks.tpu import check_tpu
+    from penstock.worker.cli.serve import engine_config
 
     return check_tpu(settings.model or "", engine_config(settings))
 

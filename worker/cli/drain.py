@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from producer import keys
-from producer.connection import RedisClient
-from worker.cli.errors import CommandFailed
-from worker.cli.options import takes_settings
-from worker.cli.redis import connected
-from worker.fleet import UnknownWorker, members, presence, tell_to_drain
-from worker.settings import Settings
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient
+from penstock.worker.cli.errors import CommandFailed
+from penstock.worker.cli.options import takes_settings
+from penstock.worker.cli.redis import connected
+from penstock.worker.fleet import UnknownWorker, members, presence, tell_to_drain
+from penstock.worker.settings import Settings
 
 POLL_S = 0.2
 

@@ -11,7 +11,7 @@ import typer
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
-from worker.settings import Settings, default_text, flag, group_of, load_settings
+from penstock.worker.settings import Settings, default_text, flag, group_of, load_settings
 
 Command = Callable[..., None]
 Decorator = Callable[[Command], Command]

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from worker.cli.errors import require_worker_extra
-from worker.cli.options import takes_settings
-from worker.settings import Settings, SettingsError, flag
+from penstock.worker.cli.errors import require_worker_extra
+from penstock.worker.cli.options import takes_settings
+from penstock.worker.settings import Settings, SettingsError, flag
 
 _SETTINGS = (
     "model", "dtype", "max_model_len", "max_num_seqs", "max_batch_tokens", "page_size", "num_pages", "kv_cache_dtype",
@@ -35,6 +35,6 @@ def plan(
     if settings.model is None:
         raise SettingsError(f"no model is set: give {flag('model')} a preset, a folder or a config.json")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a device of this machine is not needed, and may be in use
-    from worker.cli.planning import run  # loads jax, which --help and a light install do without
+    from penstock.worker.cli.planning import run  # loads jax, which --help and a light install do without
 
     run(settings, topology, tensor, context, as_json=as_json)

@@ -11,16 +11,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from engine.demo import MODEL_DIR
-from engine.errors import EngineError
-from engine.planning import Plan, as_dict, planned_model
-from engine.planning import plan as planned
-from engine.planning.topology import devices_of
-from worker.cli.errors import CommandFailed
-from worker.cli.progress import shown
-from worker.cli.serve import engine_config
-from worker.logs import configure_logs
-from worker.settings import DEMO_MODEL, Settings
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.errors import EngineError
+from penstock.engine.planning import Plan, as_dict, planned_model
+from penstock.engine.planning import plan as planned
+from penstock.engine.planning.topology import devices_of
+from penstock.worker.cli.errors import CommandFailed
+from penstock.worker.cli.progress import shown
+from penstock.worker.cli.serve import engine_config
+from penstock.worker.logs import configure_logs
+from penstock.worker.settings import DEMO_MODEL, Settings
 
 _GIB = 2**30
 

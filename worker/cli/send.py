@@ -11,11 +11,11 @@ from typing import Annotated, Any, cast
 import typer
 from pydantic_core import to_jsonable_python
 
-from producer import AsyncClient, Chunk, Reply
-from producer.request import Prompt, Sampling
-from worker.cli.errors import CommandFailed
-from worker.cli.options import gathers, option, takes_settings
-from worker.settings import Settings, flag
+from penstock.producer import AsyncClient, Chunk, Reply
+from penstock.producer.request import Prompt, Sampling
+from penstock.worker.cli.errors import CommandFailed
+from penstock.worker.cli.options import gathers, option, takes_settings
+from penstock.worker.settings import Settings, flag
 
 _HELP = {
     "max_tokens": "Tokens to generate at most.",

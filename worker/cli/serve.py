@@ -10,14 +10,14 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
-from engine import ConfigError, Engine, EngineConfig
-from engine.demo import MODEL_DIR
-from worker import garbage
-from worker.cli.errors import CommandFailed
-from worker.cli.progress import shown
-from worker.logs import configure_logs
-from worker.service import Model, WorkerService
-from worker.settings import DEMO_MODEL, Settings, SettingsError, flag, variable
+from penstock.engine import ConfigError, Engine, EngineConfig
+from penstock.engine.demo import MODEL_DIR
+from penstock.worker import garbage
+from penstock.worker.cli.errors import CommandFailed
+from penstock.worker.cli.progress import shown
+from penstock.worker.logs import configure_logs
+from penstock.worker.service import Model, WorkerService
+from penstock.worker.settings import DEMO_MODEL, Settings, SettingsError, flag, variable
 
 
 def serve(settings: Settings) -> None:

@@ -6,7 +6,7 @@ import importlib.metadata
 
 import typer
 
-from worker.cli.errors import CommandFailed
+from penstock.worker.cli.errors import CommandFailed
 
 
 def version() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from worker.cli.errors import require_worker_extra
-from worker.cli.options import takes_settings
-from worker.settings import Settings
+from penstock.worker.cli.errors import require_worker_extra
+from penstock.worker.cli.options import takes_settings
+from penstock.worker.settings import Settings
 
 
 @takes_settings(Settings.model_fields)
@@ -18,6 +18,6 @@ def worker(*, settings: Settings) -> None:
     6 not everything could be handed back; 7 a part of the service failed; 130 aborted.
     """
     require_worker_extra()
-    from worker.cli.serve import serve  # loads jax, which --help and a light install do without
+    from penstock.worker.cli.serve import serve  # loads jax, which --help and a light install do without
 
     serve(settings)

@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from producer import keys
-from worker.cli.options import takes_settings
-from worker.cli.redis import connected
-from worker.fleet import Member, members
-from worker.settings import Settings
+from penstock.producer import keys
+from penstock.worker.cli.options import takes_settings
+from penstock.worker.cli.redis import connected
+from penstock.worker.fleet import Member, members
+from penstock.worker.settings import Settings
 
 
 @takes_settings(["redis_url", "queue"])

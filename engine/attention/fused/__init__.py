@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from engine.attention.fused.backend import FusedAttention
+from penstock.engine.attention.fused.backend import FusedAttention
 
 __all__ = ["FusedAttention"]

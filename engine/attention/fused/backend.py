@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
-from engine.attention.fused.kernel import attend_kernel, scratch
-from engine.attention.fused.plan import Blocks, HeadLayout, blocks_for, tile_rows
-from engine.attention.fused.softmax import Scores
-from engine.attention.narrow import is_narrow, narrowed
-from engine.errors import ConfigError
-from engine.models.decoder import StackedCache
+from penstock.engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from penstock.engine.attention.fused.kernel import attend_kernel, scratch
+from penstock.engine.attention.fused.plan import Blocks, HeadLayout, blocks_for, tile_rows
+from penstock.engine.attention.fused.softmax import Scores
+from penstock.engine.attention.narrow import is_narrow, narrowed
+from penstock.engine.errors import ConfigError
+from penstock.engine.models.decoder import StackedCache
 
 _VMEM_BYTES = 56 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 _NO_WINDOW = 2**30

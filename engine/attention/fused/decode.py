@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from engine.attention.fused.pages import PageBlocks, Tables
-from engine.attention.fused.softmax import Int, Ref, Softmax, aligned, each_head
+from penstock.engine.attention.fused.pages import PageBlocks, Tables
+from penstock.engine.attention.fused.softmax import Int, Ref, Softmax, aligned, each_head
 
 Carry = tuple[Int, Int, Int]  # place in the list of decoding sequences, block of keys, buffer
 

@@ -16,11 +16,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from engine.attention.fused.decode import Decode
-from engine.attention.fused.pages import PageBlocks, Tables
-from engine.attention.fused.plan import LANES, Blocks, HeadLayout
-from engine.attention.fused.prefill import Blocked, Prefill
-from engine.attention.fused.softmax import Ref, Scores, Softmax
+from penstock.engine.attention.fused.decode import Decode
+from penstock.engine.attention.fused.pages import PageBlocks, Tables
+from penstock.engine.attention.fused.plan import LANES, Blocks, HeadLayout
+from penstock.engine.attention.fused.prefill import Blocked, Prefill
+from penstock.engine.attention.fused.softmax import Ref, Scores, Softmax
 
 
 def attend_kernel(

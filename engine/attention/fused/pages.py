@@ -11,8 +11,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from engine.attention.fused.plan import Blocks
-from engine.attention.fused.softmax import Int, Ref, aligned
+from penstock.engine.attention.fused.plan import Blocks
+from penstock.engine.attention.fused.softmax import Int, Ref, aligned
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from engine.attention.fused.pages import PageBlocks, Tables
-from engine.attention.fused.softmax import Int, Ref, Softmax, aligned, each_head, place_rows
+from penstock.engine.attention.fused.pages import PageBlocks, Tables
+from penstock.engine.attention.fused.softmax import Int, Ref, Softmax, aligned, each_head, place_rows
 
 Carry = tuple[Int, Int, Int, Int, Int]
 """Place in the list of prefilling sequences, block of queries, block of keys, buffer, block of queries in VMEM."""

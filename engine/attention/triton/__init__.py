@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from engine.attention.triton.backend import TritonAttention
+from penstock.engine.attention.triton.backend import TritonAttention
 
 __all__ = ["TritonAttention"]

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
-from engine.attention.triton.decode import decode_kernel, join_kernel, split_work
-from engine.attention.triton.pages import write_kernel
-from engine.attention.triton.prefill import prefill_kernel, query_blocks
-from engine.attention.triton.softmax import Scores
-from engine.attention.triton.tiles import NUM_PROGRAMS, STAGES, Heads, decode_tiles, prefill_tiles
-from engine.models.decoder import LayerCache
+from penstock.engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from penstock.engine.attention.triton.decode import decode_kernel, join_kernel, split_work
+from penstock.engine.attention.triton.pages import write_kernel
+from penstock.engine.attention.triton.prefill import prefill_kernel, query_blocks
+from penstock.engine.attention.triton.softmax import Scores
+from penstock.engine.attention.triton.tiles import NUM_PROGRAMS, STAGES, Heads, decode_tiles, prefill_tiles
+from penstock.engine.models.decoder import LayerCache
 
 
 class TritonAttention(AttentionBackend):

@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from engine.attention.triton.tiles import Heads, power_of_two
+from penstock.engine.attention.triton.tiles import Heads, power_of_two
 
 Ref = Any
 Int = jax.Array | int

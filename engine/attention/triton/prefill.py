@@ -14,10 +14,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from engine.attention.contract import RaggedBatch
-from engine.attention.triton.pages import PageBlocks, Ref, lanes_mask, masked_load
-from engine.attention.triton.softmax import Carry, Scores, empty_softmax, result, take_keys
-from engine.attention.triton.tiles import Heads, PrefillTiles
+from penstock.engine.attention.contract import RaggedBatch
+from penstock.engine.attention.triton.pages import PageBlocks, Ref, lanes_mask, masked_load
+from penstock.engine.attention.triton.softmax import Carry, Scores, empty_softmax, result, take_keys
+from penstock.engine.attention.triton.tiles import Heads, PrefillTiles
 
 
 def query_blocks(batch: RaggedBatch, tiles: PrefillTiles) -> jax.Array:

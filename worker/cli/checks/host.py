@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 
-from worker.cli.checks import Finding
-from worker.cli.errors import missing_worker_extra
+from penstock.worker.cli.checks import Finding
+from penstock.worker.cli.errors import missing_worker_extra
 
 PACKAGES = ("penstock", "redis", "pydantic", "jax", "flax", "transformers")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.checkpoint import HUB_ID, check_weights, read_model_config
-from engine.demo import MODEL_DIR
-from engine.errors import EngineError, InvalidRequest
-from engine.models import ModelConfig
-from engine.text.tokenizer import Tokenizer
-from worker.cli.checks import Finding
-from worker.settings import DEMO_MODEL
+from penstock.engine.checkpoint import HUB_ID, check_weights, read_model_config
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.errors import EngineError, InvalidRequest
+from penstock.engine.models import ModelConfig
+from penstock.engine.text.tokenizer import Tokenizer
+from penstock.worker.cli.checks import Finding
+from penstock.worker.settings import DEMO_MODEL
 
 
 def check_model(model: str, dtype: str) -> list[Finding]:

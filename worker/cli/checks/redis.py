@@ -8,11 +8,11 @@ from typing import Any
 from redis import exceptions
 from redis.asyncio import RedisCluster
 
-from producer import keys
-from producer.address import Address, parse_url
-from producer.connection import RedisClient, connect, redis_errors
-from producer.errors import PenstockError, ServerRefused
-from worker.cli.checks import Finding
+from penstock.producer import keys
+from penstock.producer.address import Address, parse_url
+from penstock.producer.connection import RedisClient, connect, redis_errors
+from penstock.producer.errors import PenstockError, ServerRefused
+from penstock.worker.cli.checks import Finding
 
 MIN_VERSION = (7, 0)
 """Before 7.0, XAUTOCLAIM returns entries that were deleted."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import jax
 
-from engine.attention import check_page_table
-from engine.attention.choice import SMEM_BYTES, SMEM_RESERVED_BYTES, page_table_bytes
-from engine.config import EngineConfig
-from engine.demo import MODEL_DIR
-from engine.deployment import Deployment, deploy
-from engine.errors import EngineError
-from engine.planning.models import planned_model
-from engine.planning.roofline import layer_parameters
-from worker.cli.checks import Finding
-from worker.settings import DEMO_MODEL
+from penstock.engine.attention import check_page_table
+from penstock.engine.attention.choice import SMEM_BYTES, SMEM_RESERVED_BYTES, page_table_bytes
+from penstock.engine.config import EngineConfig
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.deployment import Deployment, deploy
+from penstock.engine.errors import EngineError
+from penstock.engine.planning.models import planned_model
+from penstock.engine.planning.roofline import layer_parameters
+from penstock.worker.cli.checks import Finding
+from penstock.worker.settings import DEMO_MODEL
 
 _GIB = 2**30
 
