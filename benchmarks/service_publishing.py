@@ -11,6 +11,7 @@ from redis import Redis
 
 from benchmarks.service_process import ServerCosts, preload, until, worker_in_process
 from benchmarks.steady_engine import SteadyEngine, steady_model
+from penstock.producer import keys
 from penstock.worker.embedded import EmbeddedServer
 
 NUM_SEQS = 512
@@ -53,7 +54,7 @@ def bare_rate(server: EmbeddedServer) -> dict[str, float]:
 
 def _chunks(number: int) -> list[tuple[str, Any]]:
     fields = {"type": "chunk", "index": "0", "offset": str(number), "text": " word", "tokens": str(number % 1000)}
-    return [(f"penstock:{{1700000000000-{place}}}:reply", fields) for place in range(NUM_SEQS)]
+    return [(keys.reply("publishing", f"1700000000000-{place}"), fields) for place in range(NUM_SEQS)]
 
 
 async def _worker(server: EmbeddedServer, step_s: float, *, flush_interval_ms: int) -> dict[str, float]:

@@ -63,7 +63,7 @@ if (url.password) {
 if (url.pathname.length > 1) await redis("SELECT", url.pathname.slice(1));
 
 const id = await redis("XADD", `penstock:{${queue}}:requests`, "*", "prompt", prompt);
-const reply = `penstock:{${id}}:reply`;
+const reply = `penstock:${queue}:{${id}}:reply`;
 let last = "0-0";
 let end = null;
 while (!end) {

@@ -7,20 +7,21 @@
 set -euo pipefail
 
 redis=(redis-cli -u "${REDIS_URL:-redis://localhost:6379}" --no-auth-warning --raw)
+queue=${PENSTOCK_QUEUE:-default}
 prompt=${1:?usage: consumer.sh PROMPT [FIELD VALUE ...]}
 shift
 
 # The id of the queue's entry names the reply. -e: an error of Redis ends the script.
-id=$("${redis[@]}" -e XADD "penstock:{${PENSTOCK_QUEUE:-default}}:requests" '*' prompt "$prompt" "$@")
+id=$("${redis[@]}" -e XADD "penstock:{$queue}:requests" '*' prompt "$prompt" "$@")
 echo "request $id" >&2
-trap '"${redis[@]}" SET "penstock:{$id}:cancel" 1 EX 86400 >/dev/null; exit 130' INT # Ctrl-C cancels
+trap '"${redis[@]}" SET "penstock:$queue:{$id}:cancel" 1 EX 86400 >/dev/null; exit 130' INT # Ctrl-C cancels
 
 separator=$'\x1f' # parts the items of an answer, since a text may hold newlines
 last=0-0
 while true; do
   # One entry: the stream, the entry's id, then field, value, field, value, ...; nothing if none came within 5 s.
   IFS=$separator read -r -d '' -a items < <(
-    "${redis[@]}" -e -d "$separator" XREAD COUNT 1 BLOCK 5000 STREAMS "penstock:{$id}:reply" "$last"
+    "${redis[@]}" -e -d "$separator" XREAD COUNT 1 BLOCK 5000 STREAMS "penstock:$queue:{$id}:reply" "$last"
     printf '\0'
   ) || true
   ((${#items[@]} > 2)) || continue

@@ -11,8 +11,7 @@ from penstock.producer.bulk import BulkResult, ProgressCallback, run_bulk
 from penstock.producer.handle import Handle, ReplyStream, send_and_follow
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling, build_request
-from penstock.producer.transport import Transport
-from penstock.producer.wire import ID_PATTERN
+from penstock.producer.transport import Transport, check_name
 
 DEFAULT_URL = "redis://localhost:6379"
 
@@ -138,15 +137,21 @@ class AsyncClient:
             timeout_s=timeout,
         )
 
-    def handle(self, request_id: str) -> Handle:
+    def handle(self, request_id: str, *, queue: str | None = None) -> Handle:
         """A handle on a request that was sent before, by any process.
 
+        Args:
+            request_id: its id, which belongs to its queue: the same id in another queue is another request.
+            queue: where it was sent; this client's own queue by default. Replies of all queues are read over the
+                same connection.
+
         Raises:
-            ValueError: the id could not be one.
+            ValueError: the id or the queue could not be one.
         """
-        if not ID_PATTERN.fullmatch(request_id):
-            raise ValueError(f"request id {request_id!r} is not 1 to 128 of the characters A-Z a-z 0-9 _ . : -")
-        return Handle(self._transport, request_id)
+        check_name("request id", request_id)
+        if queue is not None:
+            check_name("queue", queue)
+        return Handle(self._transport, queue or self._transport.queue, request_id)
 
     async def close(self) -> None:
         """Closes all connections. What `stream`, `generate` and `map` still had in flight is cancelled."""

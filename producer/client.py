@@ -81,9 +81,9 @@ class Client:
             ),
         )
 
-    def handle(self, request_id: str) -> BlockingHandle:
+    def handle(self, request_id: str, *, queue: str | None = None) -> BlockingHandle:
         """See `AsyncClient.handle`."""
-        return BlockingHandle(self._loop, self._client.handle(request_id))
+        return BlockingHandle(self._loop, self._client.handle(request_id, queue=queue))
 
     def close(self) -> None:
         """See `AsyncClient.close`. Other threads that still wait get ConnectionLost. Harmless when repeated."""
@@ -103,6 +103,7 @@ class BlockingHandle:
 
     def __init__(self, loop: LoopThread, handle: Handle) -> None:
         self.id = handle.id
+        self.queue = handle.queue
         self._loop = loop
         self._handle = handle
 

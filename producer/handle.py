@@ -63,14 +63,15 @@ class ReplyStream:
 
 
 class Handle:
-    """A request by its id. Any number of handles, in any process, may follow the same reply."""
+    """A request by its queue and id. Any number of handles, in any process, may follow the same reply."""
 
-    def __init__(self, transport: Transport, request_id: str) -> None:
+    def __init__(self, transport: Transport, queue: str, request_id: str) -> None:
         self.id = request_id
+        self.queue = queue
         self._transport = transport
 
     def __repr__(self) -> str:
-        return f"<Handle {self.id} in queue {self._transport.queue!r}>"
+        return f"<Handle {self.id} in queue {self.queue!r}>"
 
     def stream(self, after: str | None = None, *, timeout: float | None = None) -> ReplyStream:
         """The chunks of the reply from its beginning, or those that follow the entry `after`.
@@ -88,7 +89,8 @@ class Handle:
             ValueError: `after` is not an entry id.
         """
         assembler = Assembler(self.id)
-        return ReplyStream(self.id, _attached(self._transport, self.id, assembler, after, timeout), assembler)
+        chunks = _attached(self._transport, self.queue, self.id, assembler, after, timeout)
+        return ReplyStream(self.id, chunks, assembler)
 
     async def result(self, timeout: float | None = None) -> Reply:  # noqa: ASYNC109  the name callers expect
         """Waits for the end and returns the whole reply. A cancelled or expired one is returned with its text so far.
@@ -100,7 +102,7 @@ class Handle:
 
     async def cancel(self) -> None:
         """Asks to stop generating; the reply then ends with `cancelled`, unless it ends by itself before."""
-        await self._transport.cancel(self.id)
+        await self._transport.cancel(self.queue, self.id)
 
     async def state(self) -> State:
         """`queued`, `running`, `lost` (its worker is gone; another one will go on where that one stopped), `finished`.
@@ -108,7 +110,7 @@ class Handle:
         Raises:
             ReplyGone: it finished and its reply expired.
         """
-        return await self._transport.state(self.id)
+        return await self._transport.state(self.queue, self.id)
 
 
 def send_and_follow(
@@ -134,14 +136,19 @@ def send_and_follow(
 
 
 async def _attached(
-    transport: Transport, request_id: str, assembler: Assembler, after: str | None, timeout_s: float | None
+    transport: Transport,
+    queue: str,
+    request_id: str,
+    assembler: Assembler,
+    after: str | None,
+    timeout_s: float | None,
 ) -> AsyncGenerator[Chunk, None]:
     deadline = _Deadline(request_id, timeout_s)
     if after is None:
-        await deadline.bound(transport.check_present(request_id))
+        await deadline.bound(transport.check_present(queue, request_id))
     else:
-        await deadline.bound(_skip_to(transport, request_id, assembler, after))
-    subscription = transport.reader.follow(request_id, after or "0-0")
+        await deadline.bound(_skip_to(transport, queue, request_id, assembler, after))
+    subscription = transport.reader.follow(queue, request_id, after or "0-0")
     try:
         while chunk := await _next_chunk(subscription, assembler, deadline):
             yield chunk
@@ -149,9 +156,9 @@ async def _attached(
         subscription.close()
 
 
-async def _skip_to(transport: Transport, request_id: str, assembler: Assembler, after: str) -> None:
+async def _skip_to(transport: Transport, queue: str, request_id: str, assembler: Assembler, after: str) -> None:
     """The entries up to `after` are read again, so that what follows can be checked against them."""
-    async for entry_id, entry in transport.history(request_id, after):
+    async for entry_id, entry in transport.history(queue, request_id, after):
         assembler.feed(entry_id, entry)
 
 
@@ -165,7 +172,7 @@ async def _sent(
 ) -> AsyncGenerator[Chunk, None]:
     request_id = request.id or ""
     deadline = _Deadline(request_id, timeout_s)
-    subscription = transport.reader.follow(request_id)
+    subscription = transport.reader.follow(transport.queue, request_id)
     if own:
         transport.own(request_id)
     try:

@@ -1,7 +1,8 @@
 """Every Redis key Penstock uses, and nothing else.
 
 The braces are Redis Cluster hash tags: all keys of one queue share a slot, all keys of one request share another.
-A script may touch keys of one of the two, never of both.
+A script may touch keys of one of the two, never of both. A request's id belongs to its queue: two queues may hand out
+the same one (entry ids do not differ between streams), and the requests have nothing to do with each other.
 """
 
 GROUP = "workers"
@@ -36,21 +37,21 @@ def drain(queue: str, worker: str) -> str:
     return f"penstock:{{{queue}}}:drain:{worker}"
 
 
-def reply(request_id: str) -> str:
+def reply(queue: str, request_id: str) -> str:
     """The stream that the reply to a request is written to."""
-    return f"penstock:{{{request_id}}}:reply"
+    return f"penstock:{queue}:{{{request_id}}}:reply"
 
 
-def state(request_id: str) -> str:
-    """The hash that holds who owns a request (`queue`, `entry`, `epoch`, `worker`) and its `status`:
+def state(queue: str, request_id: str) -> str:
+    """The hash that holds who owns a request (`entry`, `epoch`, `worker`) and its `status`:
     running, queued (given back), done or dead.
     """
-    return f"penstock:{{{request_id}}}:state"
+    return f"penstock:{queue}:{{{request_id}}}:state"
 
 
-def cancel(request_id: str) -> str:
+def cancel(queue: str, request_id: str) -> str:
     """Exists once somebody asked to cancel the request."""
-    return f"penstock:{{{request_id}}}:cancel"
+    return f"penstock:{queue}:{{{request_id}}}:cancel"
 
 
 def wake(client_id: str) -> str:

@@ -55,7 +55,7 @@ class ReplyReader:
         self._blocking = connect_blocking(address, decode=False, block_s=BLOCK_S, name="penstock-reader")
         self._lines: dict[int, _Line] = {}
 
-    def follow(self, request_id: str, after: str = "0-0") -> Subscription:
+    def follow(self, queue: str, request_id: str, after: str = "0-0") -> Subscription:
         """Starts reading the reply from the entry that follows `after`. Needs a running event loop."""
         slot = slot_of(request_id) if self._address.kind == "cluster" else 0
         line = self._lines.get(slot)
@@ -63,7 +63,7 @@ class ReplyReader:
             wake_key = keys.wake(new_id(slot if self._address.kind == "cluster" else None))
             line = _Line(self._address, self._blocking, self._commands, self._batcher, wake_key, self._give_up_after_s)
             self._lines[slot] = line
-        subscription = Subscription(line, request_id, position(after))
+        subscription = Subscription(line, queue, request_id, position(after))
         line.add(subscription)
         return subscription
 
@@ -78,9 +78,10 @@ class ReplyReader:
 class Subscription:
     """The entries of one reply, each once and in order."""
 
-    def __init__(self, line: _Line, request_id: str, cursor: Position) -> None:
+    def __init__(self, line: _Line, queue: str, request_id: str, cursor: Position) -> None:
         self.request_id = request_id
-        self.key = keys.reply(request_id)
+        self.key = keys.reply(queue, request_id)
+        self.state_key = keys.state(queue, request_id)
         self.cursor = cursor
         self.furthest = cursor
         self.quiet_since = time.monotonic()
@@ -264,7 +265,7 @@ class _Line:
         subs = self._all()
         async with self._commands.pipeline(transaction=False) as pipe:
             for sub in subs:
-                pipe.hget(keys.state(sub.request_id), "status")
+                pipe.hget(sub.state_key, "status")
                 pipe.exists(sub.key)
                 pipe.xrange(sub.key, entry_id(sub.cursor), entry_id(sub.cursor))
             answers = await pipe.execute(raise_on_error=False)
@@ -289,7 +290,7 @@ class _Line:
         ]
         if not quiet:
             return
-        verdicts = await find_gone(self._commands, [(sub.request_id, sub.furthest) for sub in quiet])
+        verdicts = await find_gone(self._commands, [(sub.key, sub.state_key, sub.furthest) for sub in quiet])
         for sub, gone in zip(quiet, verdicts, strict=True):
             if gone:
                 sub.fail(_expired(sub))
@@ -318,19 +319,19 @@ class _Line:
             sub.fail(kind(message))
 
 
-async def find_gone(redis: RedisClient, readers: list[tuple[str, Position]]) -> list[bool]:
-    """Of replies (of one hash slot) and how far each was read: whether it existed once and does not any more.
+async def find_gone(redis: RedisClient, readers: list[tuple[str, str, Position]]) -> list[bool]:
+    """Of replies (key, key of the state, how far it was read) of one hash slot: whether each was there and is no more.
 
     One that has not begun is not gone. Where this client may not look, nothing is claimed.
     """
     async with redis.pipeline(transaction=False) as pipe:
-        for request_id, _ in readers:
-            pipe.hget(keys.state(request_id), "status")
-            pipe.exists(keys.reply(request_id))
+        for reply_key, state_key, _ in readers:
+            pipe.hget(state_key, "status")
+            pipe.exists(reply_key)
         answers = await pipe.execute(raise_on_error=False)
     return [
         exists == 0 and ((isinstance(status, bytes) and status.decode() in ENDED) or cursor > (0, 0))
-        for (_, cursor), status, exists in zip(readers, answers[::2], answers[1::2], strict=True)
+        for (_, _, cursor), status, exists in zip(readers, answers[::2], answers[1::2], strict=True)
     ]
 
 

@@ -43,8 +43,7 @@ class Transport:
         reconnect_timeout_s: float,
         is_durable: bool = False,
     ) -> None:
-        if not ID_PATTERN.fullmatch(queue):
-            raise ValueError(f"queue {queue!r} is not 1 to 128 of the characters A-Z a-z 0-9 _ . : -")
+        check_name("queue", queue)
         if max_queue_length is not None and max_queue_length < 1:
             raise ValueError(f"max_queue_length {max_queue_length} is below 1")
         if dedupe_window_s < 1:
@@ -101,12 +100,12 @@ class Transport:
                 await asyncio.sleep(random.uniform(0.5, 1.0) * delay_s)
                 delay_s = min(2.0, delay_s * 2)
 
-    async def cancel(self, request_id: str) -> None:
+    async def cancel(self, queue: str, request_id: str) -> None:
         async with self._redis() as redis:
-            await redis.set(keys.cancel(request_id), "1", ex=CANCEL_TTL_S)
+            await redis.set(keys.cancel(queue, request_id), "1", ex=CANCEL_TTL_S)
 
     def own(self, request_id: str) -> None:
-        """Notes a request that nobody but the one who waits for it knows of: `close` cancels it."""
+        """Notes a request in this client's queue that only the one who waits for it knows of: `close` cancels it."""
         self._owned.add(request_id)
 
     def disown(self, request_id: str, *, cancel: bool) -> None:
@@ -118,7 +117,7 @@ class Transport:
                 self._background.add(task)
                 task.add_done_callback(self._background.discard)
 
-    async def state(self, request_id: str) -> State:
+    async def state(self, queue: str, request_id: str) -> State:
         """Where the request stands now, from what its workers noted and the last one's heartbeat.
 
         Raises:
@@ -126,26 +125,26 @@ class Transport:
             ReplyCorrupt: its entries do not follow the schema.
         """
         async with self._redis() as redis:
-            job: Any = await redis.hmget(keys.state(request_id), ["status", "queue", "worker"])
-            status, queue, worker = (None if value is None else value.decode() for value in job)
+            job: Any = await redis.hmget(keys.state(queue, request_id), ["status", "worker"])
+            status, worker = (None if value is None else value.decode() for value in job)
             if status == "running":
-                alive = await redis.exists(keys.heartbeat(queue or self.queue, worker or ""))
+                alive = await redis.exists(keys.heartbeat(queue, worker or ""))
                 return "running" if alive else "lost"
-            newest = await read_newest(redis, keys.reply(request_id))
+            newest = await read_newest(redis, keys.reply(queue, request_id))
         if newest is not None and decode_fields(request_id, newest[1]).type == "end":
             return "finished"
         if status in ENDED:
             raise ReplyGone(request_id, "it ended and expired")
         return "queued"
 
-    async def check_present(self, request_id: str) -> None:
+    async def check_present(self, queue: str, request_id: str) -> None:
         """Raises ReplyGone if the reply ended and expired; passes if it exists, has not begun, or nobody can tell."""
         async with self._redis() as redis:
-            (gone,) = await find_gone(redis, [(request_id, (0, 0))])
+            (gone,) = await find_gone(redis, [(keys.reply(queue, request_id), keys.state(queue, request_id), (0, 0))])
         if gone:
             raise ReplyGone(request_id, "it ended and expired")
 
-    async def history(self, request_id: str, until: str) -> AsyncIterator[tuple[str, ReplyEntry]]:
+    async def history(self, queue: str, request_id: str, until: str) -> AsyncIterator[tuple[str, ReplyEntry]]:
         """The entries of a reply from its first to `until`.
 
         Raises:
@@ -155,7 +154,7 @@ class Transport:
         start, last = "-", position(until)
         while True:
             async with self._redis() as redis:
-                page = await read_range(redis, keys.reply(request_id), start, until, count=HISTORY_PAGE)
+                page = await read_range(redis, keys.reply(queue, request_id), start, until, count=HISTORY_PAGE)
             for entry_id, fields in page:
                 yield entry_id, decode_fields(request_id, fields)
             if page and position(page[-1][0]) == last:
@@ -201,4 +200,10 @@ class Transport:
     async def _try_to_cancel(self, request_id: str) -> None:
         """Failing is harmless: the request just runs to its end."""
         with suppress(ConnectionLost, ServerRefused):
-            await self.cancel(request_id)
+            await self.cancel(self.queue, request_id)
+
+
+def check_name(what: str, name: str) -> None:
+    """Raises ValueError unless `name` can be a queue's or a request's, and so part of a key."""
+    if not ID_PATTERN.fullmatch(name):
+        raise ValueError(f"{what} {name!r} is not 1 to 128 of the characters A-Z a-z 0-9 _ . : -")

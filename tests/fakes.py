@@ -43,9 +43,9 @@ class ScriptedReply:
     async def own(self) -> None:
         """Takes the request under the present epoch."""
         self.number = 0
-        owner = {"status": "running", "queue": self.worker.queue, "worker": self.worker.name, "epoch": self.epoch}
+        owner = {"status": "running", "worker": self.worker.name, "epoch": self.epoch}
         async with self.worker.gate:
-            await self.worker.redis.hset(keys.state(self.id), mapping=owner)
+            await self.worker.redis.hset(keys.state(self.worker.queue, self.id), mapping=owner)
         await self.write(OwnEntry(worker=self.worker.name, epoch=self.epoch))
 
     async def chunk(
@@ -76,19 +76,19 @@ class ScriptedReply:
             )
         )
         async with self.worker.gate:
-            await self.worker.redis.hset(keys.state(self.id), "status", "done")
+            await self.worker.redis.hset(keys.state(self.worker.queue, self.id), "status", "done")
             await self.worker.release(self.queue_entry)
 
     async def write(self, entry: ReplyEntry) -> str:
         entry_id = f"{self.epoch}-{self.number}"
         async with self.worker.gate:
-            await self.worker.redis.xadd(keys.reply(self.id), encode_reply(entry), id=entry_id)  # type: ignore[arg-type]
+            await self.worker.redis.xadd(keys.reply(self.worker.queue, self.id), encode_reply(entry), id=entry_id)  # type: ignore[arg-type]
         self.number += 1
         return entry_id
 
     async def cancelled(self) -> None:
         """Waits until somebody cancels the request."""
-        await eventually(lambda: self.worker.redis.exists(keys.cancel(self.id)))
+        await eventually(lambda: self.worker.redis.exists(keys.cancel(self.worker.queue, self.id)))
 
 
 async def echo(reply: ScriptedReply) -> None:
@@ -152,7 +152,7 @@ class ScriptedWorker:
             request = parse_request(entry_id, fields, max_body_bytes=1 << 20)
         except WireError as error:
             refused = EndEntry(finish_reason="error", code=error.code, message=error.message)
-            await self.redis.xadd(keys.reply(error.request_id), encode_reply(refused), id="1-0")  # type: ignore[arg-type]
+            await self.redis.xadd(keys.reply(self.queue, error.request_id), encode_reply(refused), id="1-0")  # type: ignore[arg-type]
             await self.release(entry_id)
             return
         self.taken.append(request)

@@ -105,17 +105,19 @@ async def send(redis: RedisClient, **fields: Any) -> str:
     return str(entry_id)
 
 
-async def read_reply(redis: RedisClient, request_id: str) -> Reply:
+async def read_reply(redis: RedisClient, request_id: str, *, queue: str = "q") -> Reply:
     """Follows a reply to its end."""
-    return await read_until(redis, request_id, lambda entry: isinstance(entry, EndEntry))
+    return await read_until(redis, request_id, lambda entry: isinstance(entry, EndEntry), queue=queue)
 
 
-async def read_until(redis: RedisClient, request_id: str, is_last: Callable[[ReplyEntry], bool]) -> Reply:
+async def read_until(
+    redis: RedisClient, request_id: str, is_last: Callable[[ReplyEntry], bool], *, queue: str = "q"
+) -> Reply:
     reply = Reply([], [])
     give_up_s = time.monotonic() + TIMEOUT_S
     while time.monotonic() < give_up_s:
         after = reply.ids[-1] if reply.ids else "0"
-        answer = await redis.xread({keys.reply(request_id): after}, block=1000)
+        answer = await redis.xread({keys.reply(queue, request_id): after}, block=1000)
         for _, entries in stream_entries(answer):
             for entry_id, fields in entries:
                 reply.ids.append(str(entry_id))

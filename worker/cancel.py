@@ -60,7 +60,7 @@ class CancelWatch:
         lives = [live for live in self._table if live.is_admitted and live.end is None]
         if not lives:
             return
-        answers = await execute(self._redis, [("EXISTS", keys.cancel(live.id)) for live in lives])
+        answers = await execute(self._redis, [("EXISTS", keys.cancel(self._config.queue, live.id)) for live in lives])
         for live, is_cancelled in zip(lives, answers, strict=True):
             if isinstance(is_cancelled, Exception):
                 raise is_cancelled

@@ -105,11 +105,13 @@ class Claimer:
         if claim is None:
             return None
         if SUSPECT_STRIKES <= claim.strikes < self._config.max_attempts and not alone:
-            await self._redis.execute_command(*scripts.return_request(request_id, epoch=claim.epoch, handbacks=0))
+            await self._redis.execute_command(
+                *scripts.return_request(self._config.queue, request_id, epoch=claim.epoch, handbacks=0)
+            )
             raise Suspect
         clock = ServerClock(claim.server_ms, time.monotonic())
         log = request_logger(request_id, None if isinstance(parsed, WireError) else parsed.traceparent)
-        live = LiveRequest(request_id, entry_id, claim, clock, log, fields)
+        live = LiveRequest(self._config.queue, request_id, entry_id, claim, clock, log, fields)
         live.refresh_at_s = clock.monotonic_s + self._config.reply_ttl_s / 2
         previous = self._table.get(request_id)
         if previous is not None:  # this worker was frozen, lost the request, and now has it back
@@ -160,7 +162,7 @@ class Claimer:
         journal = Journal.empty(request.n)
         if live.claim.epoch > 1:
             async with self._reads:
-                journal = await read_journal(self._redis, live.id, n=request.n)
+                journal = await read_journal(self._redis, live.reply_key, n=request.n)
         live.resume(journal.choices())
         if request.timeout_s is not None:
             live.deadline_s = live.clock.monotonic_at(live.enqueued_ms + request.timeout_s * 1000)
@@ -217,8 +219,8 @@ class Claimer:
 
     async def _try_claim(self, request_id: str, entry_id: str, gone_entry: str = "") -> Claim | NotClaimed:
         command = scripts.claim(
+            self._config.queue,
             request_id,
-            queue=self._config.queue,
             entry_id=entry_id,
             worker=self._config.name,
             instance=self._instance,
@@ -230,7 +232,7 @@ class Claimer:
     async def _is_gone(self, other: NotClaimed) -> bool:
         """Whether the entry that the request was first claimed with was deleted by somebody, with no end written."""
         entry = other.other_entry
-        return not await self._redis.xrange(keys.requests(other.other_queue), min=entry, max=entry)
+        return not await self._redis.xrange(keys.requests(self._config.queue), min=entry, max=entry)
 
     async def _apart(self, fields: Fields, function: Callable[[], _T]) -> _T:
         """What `function` makes of a queue entry; in a thread, unless the entry is small."""

@@ -141,11 +141,11 @@ async def server_ms(redis: RedisClient, queue: str) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-async def owners(redis: RedisClient, request_id: str) -> list[tuple[int, str]]:
+async def owners(redis: RedisClient, queue: str, request_id: str) -> list[tuple[int, str]]:
     """(epoch, worker) of each claim of a request, as far as its reply is still kept."""
     found = []
     bound = "-"
-    while page := await read_range(redis, keys.reply(request_id), bound, count=1):
+    while page := await read_range(redis, keys.reply(queue, request_id), bound, count=1):
         ((entry_id, fields),) = page
         epoch = int(entry_id.partition("-")[0])
         if fields.get(b"type") == b"own":

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from penstock.engine.request import FinishReason
-from penstock.producer import keys
 from penstock.producer.connection import RedisClient
 from penstock.worker.live import Choice
 
@@ -40,7 +39,7 @@ class Journal:
         ]
 
 
-async def read_journal(redis: RedisClient, request_id: str, *, n: int) -> Journal:
+async def read_journal(redis: RedisClient, reply_key: str, *, n: int) -> Journal:
     """Reads the whole reply stream. Only a claim's owner may rely on it: nobody else can append meanwhile.
 
     Raises:
@@ -49,7 +48,7 @@ async def read_journal(redis: RedisClient, request_id: str, *, n: int) -> Journa
     journal = Journal.empty(n)
     start = "-"
     while True:
-        page: Any = await redis.xrange(keys.reply(request_id), min=start, count=PAGE)
+        page: Any = await redis.xrange(reply_key, min=start, count=PAGE)
         for entry_id, fields in page:
             if fields.get(b"type") == b"chunk":
                 _add_chunk(journal, entry_id.decode(), fields)

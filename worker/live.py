@@ -83,6 +83,7 @@ class LiveRequest:
         "next_number",
         "num_unsettled",
         "prompt_tokens",
+        "queue",
         "refresh_at_s",
         "reply_key",
         "urgent",
@@ -90,6 +91,7 @@ class LiveRequest:
 
     def __init__(
         self,
+        queue: str,
         request_id: str,
         entry_id: str,
         claim: Claim,
@@ -97,8 +99,9 @@ class LiveRequest:
         log: Any,
         fields: dict[bytes, bytes],
     ) -> None:
+        self.queue = queue
         self.id = request_id
-        self.reply_key = keys.reply(request_id)
+        self.reply_key = keys.reply(queue, request_id)
         self.entry_id = entry_id
         self.claim = claim
         self.clock = clock

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from redis.asyncio import Redis
 
-from penstock.producer import keys
 from penstock.producer.connection import RedisClient
 from penstock.producer.pipeline import Command
 from penstock.worker.live import LiveRequest
@@ -48,7 +47,7 @@ class Reconnects:
 
 def last_entry(live: LiveRequest) -> Command:
     """Reads the last entry of a running reply, for `judge`."""
-    return ("XREVRANGE", keys.reply(live.id), "+", "-", "COUNT", 1)
+    return ("XREVRANGE", live.reply_key, "+", "-", "COUNT", 1)
 
 
 def judge(live: LiveRequest, entries: Iterable[Any]) -> Verdict:

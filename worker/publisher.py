@@ -377,7 +377,7 @@ class Publisher:
     def _fence(self, live: LiveRequest) -> None:
         """Another worker took this one for dead. The request is not to blame."""
         if not live.dropped:
-            self._aside.append(AsideWrite(scripts.absolve(live.id, epoch=live.claim.epoch)))
+            self._aside.append(AsideWrite(scripts.absolve(live.queue, live.id, epoch=live.claim.epoch)))
             self.drop(live, "fenced")
 
     def _spoil(self, live: LiveRequest, error: Exception) -> None:

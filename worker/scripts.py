@@ -5,7 +5,7 @@ so that no server must be prepared; `producer.pipeline.execute` sends its hash t
 has no script at all.
 
 On the state hash of a request:
-    queue, entry      the queue entry this request came with; another entry with the same id is a duplicate
+    entry             the queue entry this request came with; another entry with the same id is a duplicate
     epoch             of the last claim; reply entries are `<epoch>-<n>`, so Redis refuses those of earlier claims
     worker, instance  who claimed it last; the instance tells a restarted worker from the one that died
     status            running, queued (handed back), done, dead
@@ -31,14 +31,12 @@ Fields: TypeAlias = Sequence[str]
 
 _CLAIM = """
 local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
-local queue, entry, worker, instance, ttl, gone = unpack(ARGV)
-local s = redis.call('HMGET', state, 'status', 'queue', 'entry', 'epoch', 'instance')
-local status, owner_queue, owner_entry, owner_epoch, owner_instance = unpack(s)
-if status == 'dead' and owner_entry == entry and owner_queue == queue then return {'dead'} end
+local entry, worker, instance, ttl, gone = unpack(ARGV)
+local s = redis.call('HMGET', state, 'status', 'entry', 'epoch', 'instance')
+local status, owner_entry, owner_epoch, owner_instance = unpack(s)
+if status == 'dead' and owner_entry == entry then return {'dead'} end
 if status == 'done' or status == 'dead' then return {'done'} end
-if owner_entry and (owner_entry ~= entry or owner_queue ~= queue) and owner_entry ~= gone then
-  return {'duplicate', owner_queue, owner_entry}
-end
+if owner_entry and owner_entry ~= entry and owner_entry ~= gone then return {'duplicate', owner_entry} end
 local epoch, progress = tonumber(owner_epoch or 0), false
 local last = redis.call('XREVRANGE', reply, '+', '-', 'COUNT', 1)[1]
 if last then
@@ -62,7 +60,7 @@ if status == 'running' and owner_instance ~= instance then
   end
 end
 redis.call('HINCRBY', state, 'attempts', 1)
-redis.call('HSET', state, 'status', 'running', 'queue', queue, 'entry', entry, 'epoch', epoch,
+redis.call('HSET', state, 'status', 'running', 'entry', entry, 'epoch', epoch,
   'worker', worker, 'instance', instance)
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -212,26 +210,25 @@ class NotClaimed:
     """Why there is nothing to run: the reply has ended, or another entry has the same request id."""
 
     reason: Literal["done", "dead", "duplicate"]
-    other_queue: str = ""
     other_entry: str = ""
 
 
 def claim(
-    request_id: str, *, queue: str, entry_id: str, worker: str, instance: str, ttl_ms: int, gone_entry: str = ""
+    queue: str, request_id: str, *, entry_id: str, worker: str, instance: str, ttl_ms: int, gone_entry: str = ""
 ) -> Command:
     """Takes the next epoch of a request and locks out all earlier ones. Read the answer with `parse_claim`.
 
     Args:
-        request_id: names the state, the reply stream and the cancel flag.
         queue: where the entry was read.
+        request_id: names the state, the reply stream and the cancel flag.
         entry_id: of the queue entry.
         worker: the consumer's name.
         instance: of the process.
         ttl_ms: the state and the reply stream expire after this.
         gone_entry: an earlier answer's `other_entry`, once it is known that no such entry exists.
     """
-    arguments = (queue, entry_id, worker, instance, ttl_ms, gone_entry)
-    return _eval(_CLAIM, _request_keys(request_id), arguments)
+    arguments = (entry_id, worker, instance, ttl_ms, gone_entry)
+    return _eval(_CLAIM, _request_keys(queue, request_id), arguments)
 
 
 def parse_claim(answer: Any) -> Claim | NotClaimed:
@@ -240,16 +237,23 @@ def parse_claim(answer: Any) -> Claim | NotClaimed:
         epoch, is_cancelled, *counts = answer[1:]
         return Claim(epoch, bool(is_cancelled), *counts)
     if reason == "duplicate":
-        return NotClaimed("duplicate", answer[1].decode(), answer[2].decode())
+        return NotClaimed("duplicate", answer[1].decode())
     return NotClaimed(reason)
 
 
 def finish(
-    request_id: str, *, epoch: int, status: Literal["done", "dead"], ttl_ms: int, entries: Iterable[tuple[int, Fields]]
+    queue: str,
+    request_id: str,
+    *,
+    epoch: int,
+    status: Literal["done", "dead"],
+    ttl_ms: int,
+    entries: Iterable[tuple[int, Fields]],
 ) -> Command:
     """Appends the last entries of a reply and closes it, all or nothing. Answers ok, already or fenced.
 
     Args:
+        queue: where the request came from.
         request_id: names the keys.
         epoch: of this worker's claim.
         status: what the request ends as.
@@ -259,23 +263,23 @@ def finish(
     arguments: list[str | bytes | int] = [epoch, status, ttl_ms]
     for number, fields in entries:
         arguments += (number, len(fields), *fields)
-    return _eval(_FINISH, _request_keys(request_id), arguments)
+    return _eval(_FINISH, _request_keys(queue, request_id), arguments)
 
 
-def return_request(request_id: str, *, epoch: int, handbacks: int) -> Command:
+def return_request(queue: str, request_id: str, *, epoch: int, handbacks: int) -> Command:
     """Says that the owner let go of the request in good health: 1, or 0 if it is not the owner.
 
     Should its worker die from now on, the request has no part in it. `handbacks` is added to its count.
     """
-    return _eval(_RETURN, (keys.state(request_id),), (epoch, handbacks))
+    return _eval(_RETURN, (keys.state(queue, request_id),), (epoch, handbacks))
 
 
-def absolve(request_id: str, *, epoch: int) -> Command:
+def absolve(queue: str, request_id: str, *, epoch: int) -> Command:
     """Takes back the crash that was counted when another worker claimed the request: its owner was only slow.
 
     Answers 1, or 0 if it was taken back already, or the request has ended.
     """
-    return _eval(_ABSOLVE, (keys.state(request_id),), (epoch,))
+    return _eval(_ABSOLVE, (keys.state(queue, request_id),), (epoch,))
 
 
 def ack(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
@@ -313,8 +317,8 @@ def leave(queue: str, *, worker: str, instance: str) -> Command:
     return _eval(_LEAVE, key_names, (keys.GROUP, worker, instance))
 
 
-def _request_keys(request_id: str) -> tuple[str, str, str]:
-    return keys.state(request_id), keys.reply(request_id), keys.cancel(request_id)
+def _request_keys(queue: str, request_id: str) -> tuple[str, str, str]:
+    return keys.state(queue, request_id), keys.reply(queue, request_id), keys.cancel(queue, request_id)
 
 
 def _eval(script: str, key_names: Sequence[str], arguments: Iterable[str | bytes | int]) -> Command:

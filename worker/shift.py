@@ -174,7 +174,7 @@ class Shift:
     async def _give_back(self, lives: list[LiveRequest]) -> None:
         pipeline = self._redis.pipeline(transaction=False)
         for live in lives:
-            pipeline.execute_command(*scripts.return_request(live.id, epoch=live.claim.epoch, handbacks=1))
+            pipeline.execute_command(*scripts.return_request(live.queue, live.id, epoch=live.claim.epoch, handbacks=1))
         await pipeline.execute()
         entry_ids = [*(live.entry_id for live in lives), *self._intake.parked]
         await self._redis.execute_command(

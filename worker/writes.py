@@ -42,7 +42,7 @@ class ProbeWrite:
 
     @classmethod
     def of(cls, chunk: ChunkWrite) -> ProbeWrite:
-        return cls(chunk, ("XRANGE", keys.reply(chunk.live.id), chunk.entry_id, "+", "COUNT", 1))
+        return cls(chunk, ("XRANGE", chunk.live.reply_key, chunk.entry_id, "+", "COUNT", 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,9 @@ def take_end(live: LiveRequest, end: EndEntry, *, ttl_ms: int) -> FinishWrite:
     numbered = list(enumerate(entries, start=live.next_number))
     live.next_number += len(entries)
     status: Literal["done", "dead"] = "done" if live.dead_letter is None else "dead"
-    command = scripts.finish(live.id, epoch=live.claim.epoch, status=status, ttl_ms=ttl_ms, entries=numbered)
+    command = scripts.finish(
+        live.queue, live.id, epoch=live.claim.epoch, status=status, ttl_ms=ttl_ms, entries=numbered
+    )
     return FinishWrite(live, end, command)
 
 
@@ -134,7 +136,7 @@ def acknowledge(queue: str, worker: str, entry_ids: Iterable[str]) -> AsideWrite
 
 
 def refresh(live: LiveRequest, ttl_ms: int) -> list[RefreshWrite]:
-    return [RefreshWrite(("PEXPIRE", key, ttl_ms)) for key in (keys.reply(live.id), keys.state(live.id))]
+    return [RefreshWrite(("PEXPIRE", key, ttl_ms)) for key in (live.reply_key, keys.state(live.queue, live.id))]
 
 
 def _chunk_fields(live: LiveRequest, choice: Choice, text: str) -> list[str]:

@@ -171,7 +171,7 @@ async def test_autoscaler_counts(acl_server: EmbeddedServer, admin: RedisClient)
     assert await denials(admin) == []
 
 
-Q, R, S = keys.requests("q"), keys.reply("r"), keys.state("r")
+Q, R, S = keys.requests("q"), keys.reply("q", "r"), keys.state("q", "r")
 STEAL_PROMPTS = ("EVAL", "return redis.call('XRANGE', KEYS[1], '-', '+')", 1, Q)
 FORGE_REPLY = ("EVAL", "return redis.call('XADD', KEYS[1], '*', 'type', 'end')", 1, R)
 NOT_EVEN_WORKERS = [
@@ -191,11 +191,11 @@ REFUSED = {
     "worker": [*NOT_EVEN_WORKERS, ("XRANGE", keys.dead("q"), "-", "+"), ("XTRIM", Q, "MAXLEN", 0),
                ("XGROUP", "DESTROY", Q, "workers"), ("EXPIRE", Q, 1)],
     "producer": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS],
-    "reader": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, ("XADD", Q, "*", "prompt", "x"), ("SET", keys.cancel("r"), 1),
+    "reader": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, ("XADD", Q, "*", "prompt", "x"), ("SET", keys.cancel("q", "r"), 1),
                ("SET", keys.seen("q", "r"), 1), ("XLEN", Q)],
     "autoscaler": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, ("XADD", Q, "*", "prompt", "x"), ("XREAD", "STREAMS", R, 0),
                    ("XRANGE", R, "-", "+"), ("XINFO", "STREAM", Q, "FULL"), ("XINFO", "STREAM", Q),
-                   ("SET", keys.cancel("r"), 1), ("XCLAIM", Q, "workers", "me", 0, "1-0")],
+                   ("SET", keys.cancel("q", "r"), 1), ("XCLAIM", Q, "workers", "me", 0, "1-0")],
     "operator": [*NOT_EVEN_WORKERS, ("XRANGE", Q, "-", "+"), STEAL_PROMPTS, ("DEL", Q), ("XDEL", Q, "1-0"),
                  ("XADD", R, "*", "type", "end"), FORGE_REPLY, ("SET", keys.heartbeat("q", "w"), 1)],
 }  # fmt: skip

@@ -132,13 +132,13 @@ async def test_the_documented_lines_work(redis_url: str) -> None:
     function = f'redis-cli() {{ command redis-cli -u "{redis_url}" "$@"; }}\n'
     async with ScriptedWorker(redis_url, tell_a_story) as worker:
         await run("bash", "-ec", function + enqueue, redis_url=redis_url)
-        await eventually(lambda: worker.redis.xlen(keys.reply("hello-1")))
-        await eventually(lambda: worker.redis.hget(keys.state("hello-1"), "status"))
+        await eventually(lambda: worker.redis.xlen(keys.reply("default", "hello-1")))
+        await eventually(lambda: worker.redis.hget(keys.state("default", "hello-1"), "status"))
         status, out, err = await run("bash", "-ec", function + read, redis_url=redis_url)
         assert status == 0, err
-        assert out.startswith("penstock:{hello-1}:reply\n1-0\ntype\nown\n")
+        assert out.startswith("penstock:default:{hello-1}:reply\n1-0\ntype\nown\n")
         await run("bash", "-ec", function + cancel + document, redis_url=redis_url)
-        assert await worker.redis.get(keys.cancel("hello-1")) == "1"
+        assert await worker.redis.get(keys.cancel("default", "hello-1")) == "1"
         await eventually(lambda: len(worker.taken) == 2)
     first, second = worker.taken
     assert (first.id, first.prompt, first.max_tokens) == ("hello-1", "What is 12 + 30?", 32)

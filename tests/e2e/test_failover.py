@@ -82,7 +82,7 @@ async def _has_reached(replica: RedisClient, offset: int) -> bool:
 
 
 async def _length(redis: RedisClient, handle: Handle) -> int:
-    return int(await redis.xlen(keys.reply(handle.id)))
+    return int(await redis.xlen(keys.reply("q", handle.id)))
 
 
 async def test_clients_notice_a_pause_and_nothing_else(deployment: Deployment) -> None:

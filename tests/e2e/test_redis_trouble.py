@@ -140,4 +140,4 @@ async def test_slow_network(server: EmbeddedServer, redis: RedisClient) -> None:
             await begin(redis)
             await ends_well(redis, worker)
             assert time.monotonic() - started_s < 10
-    assert await redis.hget(keys.state("x"), "attempts") == "1"
+    assert await redis.hget(keys.state("q", "x"), "attempts") == "1"

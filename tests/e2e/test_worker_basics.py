@@ -58,11 +58,11 @@ async def test_reply_and_state_expire(redis_url: str, redis: RedisClient) -> Non
         engine.hold()
         await send(redis, prompt="x", id="x", max_tokens=1)
         await read_until(redis, "x", lambda entry: entry.type == "own")
-        for key in (keys.reply("x"), keys.state("x")):
+        for key in (keys.reply("q", "x"), keys.state("q", "x")):
             assert 990_000 < await redis.pttl(key) <= 1_000_000
         engine.allow()
         await read_reply(redis, "x")
-        for key in (keys.reply("x"), keys.state("x")):
+        for key in (keys.reply("q", "x"), keys.state("q", "x")):
             assert 90_000 < await redis.pttl(key) <= 100_000
 
 
@@ -82,7 +82,7 @@ async def test_first_chunk_comes_at_once_and_later_ones_are_joined(redis_url: st
         await send(redis, prompt="y", id="y", max_tokens=10**6)
         await read_until(redis, "y", lambda entry: entry.type == "chunk")  # not held up by the other's waiting chunk
         reply = await read_reply(redis, "x")
-        await redis.set(keys.cancel("y"), 1)
+        await redis.set(keys.cancel("q", "y"), 1)
     sizes = [len(chunk.tokens) for chunk in reply.chunks]
     assert sum(sizes) == 100
     assert sizes[0] < 10
@@ -136,13 +136,13 @@ async def test_same_id_twice_is_generated_once(redis_url: str, redis: RedisClien
         reply = await read_reply(redis, "same")
         await send(redis, prompt="x", id="same", max_tokens=5)  # after its end, too
         await eventually(lambda: is_queue_empty(redis))
-        assert await redis.xlen(keys.reply("same")) == len(reply.entries)
+        assert await redis.xlen(keys.reply("q", "same")) == len(reply.entries)
     assert engine.prefilled == ["same"]
 
 
 async def test_a_duplicate_runs_if_the_first_entry_was_deleted(redis_url: str, redis: RedisClient) -> None:
     first = await send(redis, prompt="x", id="same", max_tokens=5)
-    await redis.hset(keys.state("same"), mapping={"queue": "q", "entry": first, "epoch": 1, "status": "queued"})
+    await redis.hset(keys.state("q", "same"), mapping={"entry": first, "epoch": 1, "status": "queued"})
     await redis.xdel(keys.requests("q"), first)
     await send(redis, prompt="x", id="same", max_tokens=5)
     async with running_worker(redis_url):
@@ -156,3 +156,20 @@ async def test_shortest_replies(redis_url: str, redis: RedisClient, max_tokens: 
         reply = await read_reply(redis, "x")
     assert reply.text() == expected_text("x", "x", max_tokens)
     assert all(isinstance(entry, ChunkEntry) for entry in reply.entries[1:-1])
+
+
+async def test_two_queues_may_hand_out_the_same_entry_ids(redis_url: str, redis: RedisClient) -> None:
+    await redis.set(keys.cancel("other", "1-2"), 1)
+    for queue in ("q", "other"):
+        for number in (1, 2):
+            entry = {"prompt": f"{queue} {number}", "max_tokens": 5}
+            await redis.xadd(keys.requests(queue), entry, id=f"1-{number}")  # type: ignore[arg-type]
+    async with running_worker(redis_url), running_worker(redis_url, queue="other"):
+        replies = {
+            (queue, number): await read_reply(redis, f"1-{number}", queue=queue)
+            for queue in ("q", "other")
+            for number in (1, 2)
+        }
+    assert replies.pop(("other", 2)).end.finish_reason == "cancelled"
+    for (queue, number), reply in replies.items():
+        assert reply.text() == expected_text(f"{queue} {number}", f"1-{number}", 5)

@@ -14,14 +14,14 @@ from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expecte
 
 async def test_cancel_while_queued(redis_url: str, redis: RedisClient) -> None:
     await send(redis, prompt="x", id="x")
-    await redis.set(keys.cancel("x"), 1)
+    await redis.set(keys.cancel("q", "x"), 1)
     engine = FakeEngine()
     async with running_worker(redis_url, engine):
         end = (await read_reply(redis, "x")).end
         await eventually(lambda: is_queue_empty(redis))
     assert (end.finish_reason, end.completion_tokens) == ("cancelled", 0)
     assert engine.prefilled == []
-    assert not await redis.exists(keys.cancel("x"))
+    assert not await redis.exists(keys.cancel("q", "x"))
 
 
 async def test_cancel_while_prefilling(redis_url: str, redis: RedisClient) -> None:
@@ -29,7 +29,7 @@ async def test_cancel_while_prefilling(redis_url: str, redis: RedisClient) -> No
     async with running_worker(redis_url, engine):
         await send(redis, prompt="x", id="x")
         await eventually(lambda: engine.prefilled)
-        await redis.set(keys.cancel("x"), 1)
+        await redis.set(keys.cancel("q", "x"), 1)
         end = (await read_reply(redis, "x")).end
         await eventually(lambda: not engine.has_work())
     assert (end.finish_reason, end.completion_tokens, end.ttft_ms) == ("cancelled", 0, None)
@@ -41,7 +41,7 @@ async def test_cancel_while_decoding_keeps_what_was_written(redis_url: str, redi
         await send(redis, prompt="x", id="x", max_tokens=10**6, n=2)
         beside = await send(redis, prompt="beside", max_tokens=100)
         await read_until(redis, "x", lambda entry: entry.type == "chunk")
-        await redis.set(keys.cancel("x"), 1)
+        await redis.set(keys.cancel("q", "x"), 1)
         reply = await read_reply(redis, "x")
         assert (await read_reply(redis, beside)).text() == expected_text("beside", beside, 100)
     assert reply.end.finish_reasons == ("cancelled", "cancelled")

@@ -74,7 +74,7 @@ async def test_kill_reclaim_and_cancel(redis_cluster_url: str, redis: RedisClien
             await eventually(lambda: _consumers(redis, {"heir"}))
     for number, reply in enumerate(replies):
         assert reply.text == expected_text(f"p{number}", f"k{number}", 200)
-        assert await redis.hmget(keys.state(f"k{number}"), "crashes", "worker") == ["1", "heir"]
+        assert await redis.hmget(keys.state("q", f"k{number}"), "crashes", "worker") == ["1", "heir"]
 
 
 async def _consumers(redis: RedisClient, names: set[str]) -> bool:
@@ -107,7 +107,7 @@ async def test_dead_letters(redis_cluster_url: str, redis: RedisClient) -> None:
         await redis.xadd(keys.requests("q"), {"id": "bad", "prompt": "x", "max_tokens": "many"})
         await eventually(lambda: redis.xlen(keys.dead("q")))
         (letter,) = [letter async for letter in dead.read_letters(raw, "q")]
-        assert await dead.owners(raw, "bad")
+        assert await dead.owners(raw, "q", "bad")
         new_id = await dead.replay(raw, "q", letter)
         assert new_id is not None
         with pytest.raises(RequestRefused, match="max_tokens"):

@@ -53,7 +53,7 @@ async def test_drain_hands_back_what_takes_too_long(redis_url: str, redis: Redis
                 assert len(reply.tokens(index)) == 200
             assert reply.owners == ["first", "second"]
             assert reply.end.completion_tokens == 200 * (1 + i % 2)
-            assert await redis.hmget(keys.state(f"r{i}"), "handbacks", "crashes", "attempts") == ["1", None, "2"]
+            assert await redis.hmget(keys.state("q", f"r{i}"), "handbacks", "crashes", "attempts") == ["1", None, "2"]
         await eventually(lambda: is_queue_empty(redis))
         assert second.service.metrics.resumed._value.get() == 4
         assert second.service.metrics.reclaimed._value.get() == 0
@@ -70,7 +70,9 @@ async def test_what_is_handed_back_keeps_all_that_was_generated(redis_url: str, 
         engine.allow(29)
         await eventually(lambda: worker.service._driver.stats.generated_tokens_total == 30)  # type: ignore[union-attr]
         await worker.drain()
-        chunks = [fields["tokens"] for _, fields in await redis.xrange(keys.reply("x")) if fields["type"] == "chunk"]
+        chunks = [
+            fields["tokens"] for _, fields in await redis.xrange(keys.reply("q", "x")) if fields["type"] == "chunk"
+        ]
     assert ",".join(chunks).split(",") == [str(token) for token in expected_tokens(b"x", "x", 0, 30)]
 
 
@@ -95,7 +97,7 @@ async def test_engine_failure_ends_the_worker_and_others_take_over(redis_url: st
         with pytest.raises(EngineFailed, match="poison is poison"):
             await first.task
         assert not await redis.exists(keys.heartbeat("q", "first"))
-        await redis.set(keys.cancel("poison"), 1)
+        await redis.set(keys.cancel("q", "poison"), 1)
         async with running_worker(redis_url, name="second", heartbeat_ttl_s=1000):
             reply = await read_reply(redis, "x")
             assert reply.text() == expected_text("x", "x", 300)

@@ -71,7 +71,7 @@ async def test_health_follows_the_worker_s_life(redis_url: str, redis: RedisClie
     service.request_drain()
     assert await http(port, "/readyz") == (503, '{"ready": false, "reasons": {"service": "draining"}}')
     assert (await http(port, "/healthz"))[0] == 200
-    await redis.set(keys.cancel("x"), 1)
+    await redis.set(keys.cancel("q", "x"), 1)
     await task
 
 

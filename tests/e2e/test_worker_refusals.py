@@ -89,7 +89,7 @@ async def test_refused_request_names_the_limit(redis_url: str, redis: RedisClien
 
 
 async def test_keys_of_another_type_are_a_dead_letter_and_no_more(redis_url: str, redis: RedisClient) -> None:
-    await redis.set(keys.reply("taken"), "something else")
+    await redis.set(keys.reply("q", "taken"), "something else")
     async with running_worker(redis_url):
         await send(redis, prompt="x", id="taken")
         beside = await send(redis, prompt="beside", max_tokens=5)
@@ -106,7 +106,7 @@ async def test_reply_that_turns_into_another_type_is_given_up(redis_url: str, re
     async with running_worker(redis_url, engine):
         await send(redis, prompt="x", id="taken", max_tokens=50)
         await eventually(lambda: engine.prefilled == ["taken"])
-        await redis.set(keys.reply("taken"), "something else")
+        await redis.set(keys.reply("q", "taken"), "something else")
         engine.allow()
         await eventually(lambda: is_queue_empty(redis))
     ((_, letter),) = await redis.xrange(keys.dead("q"))

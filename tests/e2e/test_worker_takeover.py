@@ -26,7 +26,7 @@ async def take_and_claim(redis: RedisClient, worker: str, request_id: str) -> st
     answer = await redis.xreadgroup(keys.GROUP, worker, {keys.requests("q"): ">"}, count=1)
     entry_id = answer[0][1][0][0]
     await redis.execute_command(
-        *scripts.claim(request_id, queue="q", entry_id=entry_id, worker=worker, instance="i", ttl_ms=10**6)
+        *scripts.claim("q", request_id, entry_id=entry_id, worker=worker, instance="i", ttl_ms=10**6)
     )
     return str(entry_id)
 
@@ -42,11 +42,11 @@ async def add_chunk(
         "tokens": ",".join(map(str, tokens)),
         **more,
     }
-    await redis.xadd(keys.reply(request_id), fields, id=f"1-{number}")
+    await redis.xadd(keys.reply("q", request_id), fields, id=f"1-{number}")
 
 
 async def is_absolved(redis: RedisClient, request_id: str) -> bool:
-    return bool(await redis.hmget(keys.state(request_id), "crashes", "strikes") == ["0", "0"])
+    return bool(await redis.hmget(keys.state("q", request_id), "crashes", "strikes") == ["0", "0"])
 
 
 @pytest.mark.parametrize("holds_back", [False, True])
@@ -70,7 +70,7 @@ async def test_kill_in_mid_stream(redis_url: str, redis: RedisClient, tmp_path: 
         for index in range(1 + i % 2):
             assert reply.text(index) == expected_text(f"p{i}", f"r{i}", 300, index)
             assert len(reply.tokens(index)) == 300
-        assert await redis.hmget(keys.state(f"r{i}"), "crashes", "strikes") == ["1", "1"]
+        assert await redis.hmget(keys.state("q", f"r{i}"), "crashes", "strikes") == ["1", "1"]
 
 
 async def test_frozen_worker_wakes_up_to_find_itself_fenced(redis_url: str, redis: RedisClient, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ async def test_kill_between_reading_and_claiming(redis_url: str, redis: RedisCli
     await redis.xreadgroup(keys.GROUP, "dead", {keys.requests("q"): ">"}, count=1)
     reply, _ = await finish_elsewhere(redis_url, redis, "x")
     assert reply.text() == expected_text("x", "x", 5)
-    assert await redis.hget(keys.state("x"), "crashes") is None
+    assert await redis.hget(keys.state("q", "x"), "crashes") is None
 
 
 async def test_kill_right_after_the_claim(redis_url: str, redis: RedisClient) -> None:
@@ -146,7 +146,7 @@ async def test_kill_between_the_end_and_the_acknowledgement(redis_url: str, redi
     await send(redis, prompt="x", id="x", max_tokens=5)
     await take_and_claim(redis, "dead", "x")
     end = ["type", "end", "finish_reason", "stop"]
-    await redis.execute_command(*scripts.finish("x", epoch=1, status="done", ttl_ms=10**6, entries=[(1, end)]))
+    await redis.execute_command(*scripts.finish("q", "x", epoch=1, status="done", ttl_ms=10**6, entries=[(1, end)]))
     reply, engine = await finish_elsewhere(redis_url, redis, "x")
     assert reply.ids == ["1-0", "1-1"]
     assert engine.prefilled == []
@@ -156,7 +156,7 @@ async def test_kill_between_the_end_and_the_dead_letter(redis_url: str, redis: R
     await send(redis, prompt="x", id="x", max_tokens=5)
     await take_and_claim(redis, "dead", "x")
     end = ["type", "end", "finish_reason", "error", "code", "too_many_crashes"]
-    await redis.execute_command(*scripts.finish("x", epoch=1, status="dead", ttl_ms=10**6, entries=[(1, end)]))
+    await redis.execute_command(*scripts.finish("q", "x", epoch=1, status="dead", ttl_ms=10**6, entries=[(1, end)]))
     _, engine = await finish_elsewhere(redis_url, redis, "x")
     ((_, letter),) = await redis.xrange(keys.dead("q"))
     assert (letter["id"], letter["code"], letter["field:prompt"]) == ("x", "given_up", "x")
@@ -181,7 +181,7 @@ async def test_all_choices_ended_but_not_the_reply(redis_url: str, redis: RedisC
     await take_and_claim(redis, "dead", "x")
     for index in (0, 1):
         await redis.xadd(
-            keys.reply("x"),
+            keys.reply("q", "x"),
             {"type": "chunk", "index": index, "offset": 0, "text": "a", "tokens": "7", "finish_reason": "stop"},
             id=f"1-{index + 1}",
         )

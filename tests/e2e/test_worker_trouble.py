@@ -36,8 +36,8 @@ async def test_lost_answers_double_and_lose_nothing(redis_url: str, redis: Redis
             assert reply.tokens(index) == expected_tokens(f"p{i}".encode(), entry_id, index, 60)
             assert reply.text(index) == expected_text(f"p{i}", entry_id, 60, index)
         assert reply.end.completion_tokens == 60 * (1 + i % 2)
-        assert await redis.xlen(keys.reply(entry_id)) == len(reply.entries)
-        assert await redis.hget(keys.state(entry_id), "crashes") is None
+        assert await redis.xlen(keys.reply("q", entry_id)) == len(reply.entries)
+        assert await redis.hget(keys.state("q", entry_id), "crashes") is None
 
 
 async def test_redis_away_for_a_while(redis_url: str, redis: RedisClient) -> None:
@@ -84,7 +84,7 @@ async def test_flushall_forgets_requests_and_the_worker_goes_on(redis_url: str, 
         entry_id = await send(redis, prompt="after", max_tokens=5)
         assert (await read_reply(redis, entry_id)).text() == expected_text("after", entry_id, 5)
         await eventually(lambda: not engine.has_work())
-        assert not await redis.exists(keys.reply("x"))
+        assert not await redis.exists(keys.reply("q", "x"))
 
 
 async def test_a_reply_that_vanishes_is_made_anew(redis_url: str, redis: RedisClient) -> None:
@@ -93,7 +93,7 @@ async def test_a_reply_that_vanishes_is_made_anew(redis_url: str, redis: RedisCl
     async with running_worker(redis_url, engine):
         await send(redis, prompt="x", id="x", max_tokens=100)
         await read_until(redis, "x", lambda entry: entry.type == "chunk")
-        await redis.delete(keys.reply("x"), keys.state("x"))
+        await redis.delete(keys.reply("q", "x"), keys.state("q", "x"))
         reply = await read_reply(redis, "x")
         await eventually(lambda: is_queue_empty(redis))
     assert reply.text() == expected_text("x", "x", 100)

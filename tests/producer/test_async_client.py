@@ -176,7 +176,7 @@ async def test_cancel_ends_the_reply_with_what_there_is(redis: RedisClient, redi
         await handle.cancel()
         reply = await stream.read_to_end()
         assert (reply.finish_reason, reply.text) == ("cancelled", "begun")
-        assert 86_000 < await redis.ttl(keys.cancel(handle.id)) <= 86_400
+        assert 86_000 < await redis.ttl(keys.cancel("default", handle.id)) <= 86_400
 
 
 async def test_an_expired_request_is_a_reply(redis_url: str) -> None:
@@ -238,14 +238,14 @@ async def test_giving_up_on_generate_cancels_the_request(redis: RedisClient, red
     async with ScriptedWorker(redis_url, until_cancelled) as worker, AsyncClient(redis_url) as client:
         with pytest.raises(ReplyTimeout) as caught:
             await client.generate("x", timeout=0.1)
-        await eventually(lambda: redis.exists(keys.cancel(caught.value.request_id)))
+        await eventually(lambda: redis.exists(keys.cancel("default", caught.value.request_id)))
 
         task = asyncio.create_task(client.generate("y"))
         await eventually(lambda: any(request.prompt == "y" for request in worker.taken))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await eventually(lambda: redis.exists(keys.cancel(worker.taken[-1].id or "")))
+        await eventually(lambda: redis.exists(keys.cancel("default", worker.taken[-1].id or "")))
 
 
 async def test_leaving_a_stream_early_cancels_its_request(redis: RedisClient, redis_url: str) -> None:
@@ -254,11 +254,11 @@ async def test_leaving_a_stream_early_cancels_its_request(redis: RedisClient, re
             assert chunk.text == "begun"
             break
         gc.collect()
-        await eventually(lambda: redis.exists(keys.cancel(str(worker.taken[0].id))))
+        await eventually(lambda: redis.exists(keys.cancel("default", str(worker.taken[0].id))))
 
         async with client.stream("y") as stream:
             await anext(stream)
-        await eventually(lambda: redis.exists(keys.cancel(str(worker.taken[1].id))))
+        await eventually(lambda: redis.exists(keys.cancel("default", str(worker.taken[1].id))))
 
 
 async def test_leaving_the_stream_of_a_named_or_submitted_request_cancels_nothing(
@@ -287,8 +287,8 @@ async def test_closing_the_client_ends_its_waits_and_cancels_what_only_it_knew(
         for task in (owned, attached):
             with pytest.raises(ConnectionLost, match="closed"):
                 await task
-        assert await redis.exists(keys.cancel(str(worker.taken[0].id)))
-        assert not await redis.exists(keys.cancel(handle.id))
+        assert await redis.exists(keys.cancel("default", str(worker.taken[0].id)))
+        assert not await redis.exists(keys.cancel("default", handle.id))
 
 
 async def test_states(redis: RedisClient, redis_url: str) -> None:
@@ -312,16 +312,16 @@ async def test_states(redis: RedisClient, redis_url: str) -> None:
             heartbeat = keys.heartbeat("default", "scripted")
             await redis.delete(heartbeat)
             assert await handle.state() == "lost"
-            await redis.hset(keys.state(handle.id), "status", "queued")
+            await redis.hset(keys.state("default", handle.id), "status", "queued")
             assert await handle.state() == "queued"
-            await redis.hset(keys.state(handle.id), "status", "running")
+            await redis.hset(keys.state("default", handle.id), "status", "running")
             await redis.set(heartbeat, "1")
             assert await handle.state() == "running"
             steps.put_nowait("end")
             await handle.result()
-            await eventually(lambda: redis.hget(keys.state(handle.id), "status"))
+            await eventually(lambda: redis.hget(keys.state("default", handle.id), "status"))
             assert await handle.state() == "finished"
-            await redis.delete(keys.reply(handle.id))
+            await redis.delete(keys.reply("default", handle.id))
             with pytest.raises(ReplyGone):
                 await handle.state()
 
@@ -330,9 +330,9 @@ async def test_a_reply_that_ended_and_expired_is_gone(redis: RedisClient, redis_
     async with ScriptedWorker(redis_url), AsyncClient(redis_url) as client:
         handle = await client.submit("x")
         reply = await handle.result()
-        await eventually(lambda: redis.hget(keys.state(handle.id), "status"))
-        await redis.hset(keys.state(handle.id), "status", "done")
-        await redis.delete(keys.reply(handle.id))
+        await eventually(lambda: redis.hget(keys.state("default", handle.id), "status"))
+        await redis.hset(keys.state("default", handle.id), "status", "done")
+        await redis.delete(keys.reply("default", handle.id))
         with pytest.raises(ReplyGone, match="ended and expired"):
             await handle.result()
         with pytest.raises(ReplyGone, match="1-1"):
@@ -347,9 +347,9 @@ async def test_a_gap_or_a_strange_entry_is_an_error_of_that_reply_alone(redis: R
         if reply.request.prompt == "gap":
             await reply.chunk("!", offset=5)
         elif reply.request.prompt == "strange":
-            await redis.xadd(keys.reply(reply.id), {"type": "novel"}, id="1-9")
+            await redis.xadd(keys.reply("default", reply.id), {"type": "novel"}, id="1-9")
         elif reply.request.prompt == "binary":
-            await redis.xadd(keys.reply(reply.id), {"type": "chunk", "text": b"\xff"}, id="1-9")
+            await redis.xadd(keys.reply("default", reply.id), {"type": "chunk", "text": b"\xff"}, id="1-9")
         else:
             await reply.end()
 
@@ -454,3 +454,30 @@ async def test_a_handle_needs_a_possible_id(redis_url: str, request_id: str) -> 
     async with AsyncClient(redis_url) as client:
         with pytest.raises(ValueError, match="request id"):
             client.handle(request_id)
+
+
+async def test_the_same_id_in_two_queues_is_two_requests(redis_url: str) -> None:
+    async def hold(reply: ScriptedReply) -> None:
+        await reply.own()
+        await reply.chunk(reply.worker.queue)
+        await reply.cancelled()
+        await reply.end("cancelled")
+
+    async with (
+        ScriptedWorker(redis_url, hold, queue="a"),
+        ScriptedWorker(redis_url, queue="b"),
+        AsyncClient(redis_url, queue="a") as client,
+        AsyncClient(redis_url, queue="b") as other,
+    ):
+        handle = await client.submit("x", id="same")
+        assert (await other.generate("y", id="same")).text == "y"
+        theirs = client.handle("same", queue="b")
+        assert (await handle.state(), await theirs.state()) == ("running", "finished")
+        assert (await theirs.result()).text == "y"
+        await theirs.cancel()
+        stream = handle.stream()
+        assert (await anext(stream)).text == "a"
+        await handle.cancel()
+        assert (await stream.read_to_end()).finish_reason == "cancelled"
+        with pytest.raises(ValueError, match="queue 'no such name'"):
+            client.handle("same", queue="no such name")

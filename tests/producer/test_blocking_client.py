@@ -130,7 +130,7 @@ def test_leaving_a_stream_early_ends_its_reading_and_its_request(
                 stream.close()
         del stream
         gc.collect()
-        wait_for(lambda: plain.exists(keys.cancel(request_id)))
+        wait_for(lambda: plain.exists(keys.cancel("default", request_id)))
         lines = client._client._transport.reader._lines.values()
         wait_for(lambda: not any(line._followed for line in lines))
 

@@ -169,7 +169,7 @@ async def test_leaving_the_loop_cancels_what_is_in_flight(redis: RedisClient, re
             break
         gc.collect()
         slow = [request.id or "" for request in worker.taken if request.prompt == "slow"]
-        await eventually(lambda: redis.exists(*(keys.cancel(request_id) for request_id in slow)))
+        await eventually(lambda: redis.exists(*(keys.cancel("default", request_id) for request_id in slow)))
 
 
 async def test_mistakes_of_the_caller_end_the_loop(redis_url: str) -> None:

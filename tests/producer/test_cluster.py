@@ -36,12 +36,7 @@ async def test_one_connection_reads_a_client_s_replies(
     async with ScriptedWorker(redis_cluster_url, never) as worker, AsyncClient(redis_cluster_url) as client:
         tasks = [asyncio.create_task(client.generate(str(number))) for number in range(40)]
         await eventually(lambda: len(worker.taken) == 40)
-        names = []
-        for server in redis_cluster:
-            node = connect(server.url, decode=True)
-            names += [(each["name"], each["cmd"]) for each in await node.client_list()]
-            await node.aclose()
-        assert names.count(("penstock-reader", "xread")) == 1
+        assert await _num_blocked_reads(redis_cluster) == 1
         for task in tasks:
             task.cancel()
 
@@ -68,9 +63,9 @@ async def test_cancel_limits_and_expiry_on_a_cluster(redis_cluster_url: str) -> 
         async with ScriptedWorker(redis_cluster_url, until_cancelled) as worker:
             await handle.cancel()
             assert (await handle.result()).finish_reason == "cancelled"
-            await eventually(lambda: worker.redis.hget(keys.state(handle.id), "status"))
-            await worker.redis.hset(keys.state(handle.id), "status", "done")
-            await worker.redis.delete(keys.reply(handle.id))
+            await eventually(lambda: worker.redis.hget(keys.state("default", handle.id), "status"))
+            await worker.redis.hset(keys.state("default", handle.id), "status", "done")
+            await worker.redis.delete(keys.reply("default", handle.id))
             with pytest.raises(ReplyGone):
                 await handle.result()
 
@@ -86,6 +81,46 @@ def test_ids_land_in_the_slot_asked_for() -> None:
         slot = random_slot()
         request_id = new_id(slot)
         assert slot_of(request_id) == slot
-        assert key_slot(keys.reply(request_id).encode()) == slot
-        assert key_slot(keys.state(request_id).encode()) == slot
+        assert key_slot(keys.reply("default", request_id).encode()) == slot
+        assert key_slot(keys.state("default", request_id).encode()) == slot
     assert len({new_id(5) for _ in range(200)}) == 200
+
+
+async def test_one_connection_reads_replies_of_two_queues(
+    redis_cluster_url: str, redis_cluster: list[EmbeddedServer]
+) -> None:
+    """Requests of one id in two queues share a slot, and nothing else."""
+
+    async def hold(reply: ScriptedReply) -> None:
+        await reply.own()
+        await reply.chunk(reply.worker.queue)
+        await reply.cancelled()
+        await reply.end("cancelled")
+
+    async with (
+        ScriptedWorker(redis_cluster_url, hold, queue="a"),
+        ScriptedWorker(redis_cluster_url, hold, queue="b"),
+        AsyncClient(redis_cluster_url, queue="a") as client,
+        AsyncClient(redis_cluster_url, queue="b") as other,
+    ):
+        mine = await client.submit("x", id="same")
+        await other.submit("y", id="same")
+        theirs = client.handle("same", queue="b")
+        streams = mine.stream(), theirs.stream()
+        assert [(await anext(stream)).text for stream in streams] == ["a", "b"]
+        await eventually(lambda: _num_blocked_reads(redis_cluster))
+        assert await _num_blocked_reads(redis_cluster) == 1
+        await mine.cancel()
+        assert (await streams[0].read_to_end()).finish_reason == "cancelled"
+        assert (await mine.state(), await theirs.state()) == ("finished", "running")
+        await theirs.cancel()
+        assert (await streams[1].read_to_end()).finish_reason == "cancelled"
+
+
+async def _num_blocked_reads(servers: list[EmbeddedServer]) -> int:
+    found = 0
+    for server in servers:
+        node = connect(server.url, decode=True)
+        found += sum((each["name"], each["cmd"]) == ("penstock-reader", "xread") for each in await node.client_list())
+        await node.aclose()
+    return found

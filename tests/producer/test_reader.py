@@ -86,17 +86,17 @@ async def test_a_new_reply_does_not_wait_for_the_read_in_flight(redis_url: str) 
 
 
 async def test_a_reader_that_joins_while_a_read_is_under_way_misses_nothing(redis: RedisClient, redis_url: str) -> None:
-    key = keys.reply("r")
+    key = keys.reply("default", "r")
     entry = {"type": "own", "worker": "w", "epoch": "1"}
     await redis.xadd(key, entry, id="1-0")
     async with AsyncClient(redis_url) as client:
         reader = client._transport.reader
-        early = reader.follow("r")
+        early = reader.follow("default", "r")
         assert (await early.next())[0] == "1-0"
         await asyncio.sleep(0.05)  # the next read is blocked after 1-0 by now
         with BlockingRedis.from_url(redis_url) as plain:
             plain.xadd(key, entry, id="1-1")  # type: ignore[arg-type]  # answers that read while this loop stands still
-        late = reader.follow("r")
+        late = reader.follow("default", "r")
         assert [(await late.next())[0] for _ in range(2)] == ["1-0", "1-1"]
         assert (await early.next())[0] == "1-1"
 
@@ -189,7 +189,7 @@ async def test_a_reply_that_expires_while_it_is_waited_for_is_gone(
         await script.say("a")
         stream = handle.stream()
         await anext(stream)
-        await redis.delete(keys.reply(handle.id))
+        await redis.delete(keys.reply("default", handle.id))
         with pytest.raises(ReplyGone, match="read up to entry 1-1"):
             await anext(stream)
 
@@ -206,7 +206,7 @@ async def test_a_reply_that_expired_during_an_outage_is_gone(redis: RedisClient,
         stream = handle.stream()
         await anext(stream)
         await proxy.refuse()
-        await redis.delete(keys.reply(handle.id))
+        await redis.delete(keys.reply("default", handle.id))
         await proxy.listen()
         await redis.set("unrelated", "x")
         other = asyncio.create_task(client.generate("y"))  # its wake-up ends the first read after the outage
@@ -220,7 +220,7 @@ async def test_a_stream_that_can_not_be_read_is_its_reader_s_trouble_alone(redis
     async with ScriptedWorker(redis_url, script), AsyncClient(redis_url) as client:
         good = asyncio.create_task(client.generate("x"))
         await script.say("a")
-        await redis.set(keys.reply("bad"), "no stream")
+        await redis.set(keys.reply("default", "bad"), "no stream")
         with pytest.raises(ServerRefused, match="WRONGTYPE"):
             await client.handle("bad").result(timeout=10)
         await script.end()
@@ -245,7 +245,7 @@ async def restricted_url(redis: RedisClient, redis_server: EmbeddedServer) -> As
 
 
 async def test_missing_permissions_are_told_at_once(redis: RedisClient, restricted_url: str) -> None:
-    await redis.xadd(keys.reply("mine"), {"type": "own", "worker": "w", "epoch": "1"}, id="1-0")
+    await redis.xadd(keys.reply("default", "mine"), {"type": "own", "worker": "w", "epoch": "1"}, id="1-0")
     async with AsyncClient(restricted_url) as client:
         with pytest.raises(ServerRefused, match=r"(?i)permission"):
             await client.handle("mine").result(timeout=10)

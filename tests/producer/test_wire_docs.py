@@ -74,7 +74,13 @@ def test_reasons_codes_and_version_are_there() -> None:
 
 
 def test_the_keys_are_there() -> None:
-    for key in (keys.requests("QUEUE"), keys.reply("ID"), keys.cancel("ID"), keys.state("ID"), keys.wake("ID")):
+    for key in (
+        keys.requests("QUEUE"),
+        keys.reply("QUEUE", "ID"),
+        keys.cancel("QUEUE", "ID"),
+        keys.state("QUEUE", "ID"),
+        keys.wake("ID"),
+    ):
         assert f"`{key}`" in TEXT
     assert keys.GROUP in TEXT
     assert keys.seen("QUEUE", "ID") in TEXT

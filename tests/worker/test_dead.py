@@ -130,8 +130,8 @@ async def test_list_and_show(redis_url: str, redis: RedisClient, capsys: pytest.
     letter = await add_letter(redis, "evil\x1b[31m", prompt="say\x1b[2J")
     await add_letter(redis, "b", "too_large")
     for epoch, worker in ((1, "first"), (2, "second")):
-        await redis.xadd(keys.reply("evil\x1b[31m"), {"type": "own", "worker": worker}, id=f"{epoch}-0")
-        await redis.xadd(keys.reply("evil\x1b[31m"), {"type": "chunk"}, id=f"{epoch}-1")
+        await redis.xadd(keys.reply("q", "evil\x1b[31m"), {"type": "own", "worker": worker}, id=f"{epoch}-0")
+        await redis.xadd(keys.reply("q", "evil\x1b[31m"), {"type": "chunk"}, id=f"{epoch}-1")
     assert await penstock(redis_url, "dead", "list") == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out

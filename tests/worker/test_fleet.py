@@ -46,7 +46,7 @@ async def test_members(redis_url: str, redis: RedisClient, raw: RedisClient) -> 
         assert gone == Member("dead", num_taken=1, heartbeat_left_ms=None, is_draining=False)
         assert (worker.name, worker.num_taken, worker.is_draining) == ("w", 1, False)
         assert 0 < (worker.heartbeat_left_ms or 0) <= QUICK["heartbeat_ttl_s"] * 1000
-        await redis.set(keys.cancel("y"), 1)
+        await redis.set(keys.cancel("q", "y"), 1)
 
 
 async def test_drain_hands_over_and_reports(
@@ -70,7 +70,7 @@ async def test_drain_hands_over_and_reports(
             assert "second: left after" in out
             assert "first: told" not in out
     assert reply.text() == expected_text("x", "x", 300)
-    assert await redis.hmget(keys.state("x"), "handbacks", "crashes") == ["1", None]
+    assert await redis.hmget(keys.state("q", "x"), "handbacks", "crashes") == ["1", None]
     assert not await redis.exists(keys.drain("q", "first"))
 
 

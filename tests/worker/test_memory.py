@@ -36,11 +36,13 @@ async def publishing(url: str) -> AsyncIterator[tuple[Publisher, LiveRequest, Re
     publisher = Publisher(redis, config, table, Metrics(), Readiness(), at_once, lambda _: None)
     task = asyncio.create_task(publisher.run())
     answer = await redis.execute_command(
-        *scripts.claim("r", queue="q", entry_id="1-1", worker="w", instance="i", ttl_ms=10**6)
+        *scripts.claim("q", "r", entry_id="1-1", worker="w", instance="i", ttl_ms=10**6)
     )
     claim = scripts.parse_claim(answer)
     assert isinstance(claim, Claim)
-    live = LiveRequest("r", "1-1", claim, ServerClock(claim.server_ms, time.monotonic()), structlog.get_logger(), {})
+    live = LiveRequest(
+        "q", "r", "1-1", claim, ServerClock(claim.server_ms, time.monotonic()), structlog.get_logger(), {}
+    )
     table.add(live)
     for at in range(2):
         publisher.push(live, Output("r", 0, at, (at,), "a"))
@@ -59,13 +61,13 @@ async def reconnect(redis: RedisClient) -> None:
 
 async def test_a_reply_that_lost_entries_is_let_go_of(redis_url: str, redis: RedisClient) -> None:
     async with publishing(redis_url) as (publisher, live, worker_redis):
-        await redis.xdel(keys.reply("r"), "1-2")
+        await redis.xdel(keys.reply("q", "r"), "1-2")
         await reconnect(worker_redis)
         publisher.push(live, Output("r", 0, 2, (2,), "a"))
         await publisher.wait_idle()
         assert live.dropped
         assert publisher.has_dropped
-    assert [entry_id for entry_id, _ in await redis.xrange(keys.reply("r"))] == ["1-0", "1-1"]
+    assert [entry_id for entry_id, _ in await redis.xrange(keys.reply("q", "r"))] == ["1-0", "1-1"]
 
 
 async def test_a_reply_that_is_whole_goes_on(redis_url: str, redis: RedisClient) -> None:
@@ -75,7 +77,7 @@ async def test_a_reply_that_is_whole_goes_on(redis_url: str, redis: RedisClient)
         await publisher.wait_idle()
         assert not live.dropped
         assert publisher.has_dropped  # entries may be pending that this worker knows nothing of
-    assert [entry_id for entry_id, _ in await redis.xrange(keys.reply("r"))] == ["1-0", "1-1", "1-2", "1-3"]
+    assert [entry_id for entry_id, _ in await redis.xrange(keys.reply("q", "r"))] == ["1-0", "1-1", "1-2", "1-3"]
 
 
 async def test_an_acknowledgement_is_for_the_server_that_has_the_end(redis_url: str, redis: RedisClient) -> None:

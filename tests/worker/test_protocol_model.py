@@ -125,7 +125,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(request_id=request_ids)
     def cancel(self, request_id: str) -> None:
-        self.run(self.redis.set(keys.cancel(request_id), "1"))
+        self.run(self.redis.set(keys.cancel("q", request_id), "1"))
 
     # What befalls workers.
 
@@ -189,7 +189,7 @@ class Protocol(RuleBasedStateMachine):
         request_id = worker.entries[entry_id]
         before = self.reply(request_id)
         command = scripts.claim(
-            request_id, queue=QUEUE, entry_id=entry_id, worker=worker.name, instance=worker.name, ttl_ms=TTL_MS
+            QUEUE, request_id, entry_id=entry_id, worker=worker.name, instance=worker.name, ttl_ms=TTL_MS
         )
         answer = scripts.parse_claim(self.send(command))
         has_ended = bool(before) and before[-1][1][b"type"] == b"end"
@@ -202,7 +202,7 @@ class Protocol(RuleBasedStateMachine):
 
     def first_claimed(self, request_id: str, default: str) -> str:
         """The one entry whose claims count."""
-        entry = self.run(self.redis.hget(keys.state(request_id), "entry"))
+        entry = self.run(self.redis.hget(keys.state("q", request_id), "entry"))
         return default if entry is None else str(entry.decode())
 
     @rule(at=worker_at, request_id=request_ids, count=st.integers(1, 2))
@@ -210,7 +210,7 @@ class Protocol(RuleBasedStateMachine):
         held = self.workers[at].held.get(request_id)
         if held is None or held.num_tokens + count >= len(TRUTH):
             return
-        held.last_append = ("XADD", keys.reply(request_id), "NOMKSTREAM", f"{held.claim.epoch}-{held.next_number}",
+        held.last_append = ("XADD", keys.reply("q", request_id), "NOMKSTREAM", f"{held.claim.epoch}-{held.next_number}",
                             *self.chunk(held.num_tokens, count))  # fmt: skip
         is_owner = self.owns(held, request_id)
         assert self.try_append(held.last_append) == is_owner
@@ -238,7 +238,7 @@ class Protocol(RuleBasedStateMachine):
         entries.append(["type", "end", "finish_reason", reason])
         numbered = list(enumerate(entries, start=held.next_number))
         held.last_finish = scripts.finish(
-            request_id, epoch=held.claim.epoch, status="done", ttl_ms=TTL_MS, entries=numbered
+            "q", request_id, epoch=held.claim.epoch, status="done", ttl_ms=TTL_MS, entries=numbered
         )
         is_owner = self.owns(held, request_id)
         answer = self.send(held.last_finish)
@@ -298,7 +298,7 @@ class Protocol(RuleBasedStateMachine):
         worker = self.workers[at]
         held = worker.held.pop(request_id, None)
         if held is not None:
-            self.send(scripts.return_request(request_id, epoch=held.claim.epoch, handbacks=1))
+            self.send(scripts.return_request("q", request_id, epoch=held.claim.epoch, handbacks=1))
             self.send(scripts.disown(QUEUE, worker=worker.name, entry_ids=[held.entry_id]))
 
     # What must always hold.
@@ -361,7 +361,7 @@ class Protocol(RuleBasedStateMachine):
     # Looking.
 
     def reply(self, request_id: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        return list(self.run(self.redis.xrange(keys.reply(request_id))))
+        return list(self.run(self.redis.xrange(keys.reply("q", request_id))))
 
     def pending(self) -> dict[str, str]:
         found = self.run(self.redis.xpending_range(keys.requests(QUEUE), keys.GROUP, "-", "+", 100))

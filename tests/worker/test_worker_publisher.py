@@ -35,18 +35,18 @@ class Desk:
     coalescing: Coalescing
 
     async def claim(self, request_id: str, n: int = 1) -> LiveRequest:
-        command = scripts.claim(request_id, queue="q", entry_id="1-1", worker="w", instance="i", ttl_ms=10**6)
+        command = scripts.claim("q", request_id, entry_id="1-1", worker="w", instance="i", ttl_ms=10**6)
         claim = scripts.parse_claim(await self.redis.execute_command(*command))
         assert isinstance(claim, Claim)
         clock = ServerClock(claim.server_ms, time.monotonic())
-        live = LiveRequest(request_id, "1-1", claim, clock, structlog.get_logger(), {})
+        live = LiveRequest("q", request_id, "1-1", claim, clock, structlog.get_logger(), {})
         live.resume([Choice(index) for index in range(n)])
         self.table.add(live)
         return live
 
     async def written(self, request_id: str) -> list[tuple[str, str]]:
         """(entry id, tokens) of the chunks."""
-        entries = await self.redis.xrange(keys.reply(request_id))
+        entries = await self.redis.xrange(keys.reply("q", request_id))
         return [(id_.decode(), fields[b"tokens"].decode()) for id_, fields in entries if b"tokens" in fields]
 
 
@@ -85,7 +85,7 @@ async def test_one_s_own_chunk_sent_again_is_absorbed_and_one_that_was_overtaken
     async with publishing(redis_url) as desk:
         live = await desk.claim("r", n=2)
         arrived = {"type": "chunk", "index": 1, "offset": 0, "text": " a", "tokens": "100"}
-        await desk.redis.xadd(keys.reply("r"), arrived, id="1-2")
+        await desk.redis.xadd(keys.reply("q", "r"), arrived, id="1-2")
         for index in (0, 1):
             desk.publisher.push(live, next(outputs("r", index)))
         await desk.publisher.wait_idle()
@@ -145,7 +145,7 @@ async def fence(desk: Desk) -> None:
 
 
 async def vanish(desk: Desk) -> None:
-    await desk.redis.delete(keys.reply("r"))
+    await desk.redis.delete(keys.reply("q", "r"))
 
 
 async def lose(desk: Desk, happening: Callable[[Desk], Awaitable[None]], reason: str) -> None:
@@ -171,7 +171,7 @@ async def test_a_fenced_request_is_dropped_with_its_first_refused_chunk(redis_ur
 async def test_a_request_whose_reply_is_gone_is_dropped_and_no_new_reply_made(redis_url: str) -> None:
     async with publishing(redis_url) as desk:
         await lose(desk, vanish, "gone")
-        assert not await desk.redis.exists(keys.reply("r"))
+        assert not await desk.redis.exists(keys.reply("q", "r"))
 
 
 async def test_a_fenced_end_is_not_written(redis_url: str) -> None:
@@ -180,7 +180,7 @@ async def test_a_fenced_end_is_not_written(redis_url: str) -> None:
         await desk.claim("r")
         desk.publisher.push(live, Output("r", 0, 0, (1,), " a", finish_reason="stop"))
         await desk.publisher.wait_idle()
-        entries = await desk.redis.xrange(keys.reply("r"))
+        entries = await desk.redis.xrange(keys.reply("q", "r"))
     assert [fields[b"type"] for _, fields in entries] == [b"own", b"own"]
     assert desk.aborted == ["r"]
 

@@ -30,8 +30,8 @@ async def run(redis: RedisClient, command: scripts.Command) -> Any:
 
 
 async def claim(redis: RedisClient, worker: str = "w", *, entry: str = "1-1", **more: str) -> Claim | NotClaimed:
-    options = {"queue": "q", "entry_id": entry, "worker": worker, "instance": f"i-{worker}", "ttl_ms": 10**6, **more}
-    return scripts.parse_claim(await run(redis, scripts.claim("r", **options)))  # type: ignore[arg-type]
+    options = {"entry_id": entry, "worker": worker, "instance": f"i-{worker}", "ttl_ms": 10**6, **more}
+    return scripts.parse_claim(await run(redis, scripts.claim("q", "r", **options)))  # type: ignore[arg-type]
 
 
 async def owned(redis: RedisClient, worker: str, n: int = 1) -> list[str]:
@@ -53,15 +53,17 @@ async def test_each_claim_takes_the_next_epoch_and_fences_the_last(raw: RedisCli
     assert (first.epoch, second.epoch) == (1, 2)
     assert second.first_server_ms == first.first_server_ms
     with pytest.raises(exceptions.ResponseError) as refused:
-        await raw.xadd(keys.reply("r"), {"type": "chunk"}, id="1-1")
+        await raw.xadd(keys.reply("q", "r"), {"type": "chunk"}, id="1-1")
     assert faults.is_stale_id(refused.value)
-    assert await run(raw, scripts.finish("r", epoch=1, status="done", ttl_ms=1000, entries=[(1, END)])) == b"fenced"
-    own = [entry_id.decode() for entry_id, _ in await raw.xrange(keys.reply("r"))]
+    assert (
+        await run(raw, scripts.finish("q", "r", epoch=1, status="done", ttl_ms=1000, entries=[(1, END)])) == b"fenced"
+    )
+    own = [entry_id.decode() for entry_id, _ in await raw.xrange(keys.reply("q", "r"))]
     assert own == ["1-0", "2-0"]
 
 
 async def test_epoch_stays_above_the_reply_s_even_without_state(raw: RedisClient) -> None:
-    await raw.xadd(keys.reply("r"), {"type": "chunk"}, id="7-3")
+    await raw.xadd(keys.reply("q", "r"), {"type": "chunk"}, id="7-3")
     again = await claim(raw)
     assert isinstance(again, Claim)
     assert again.epoch == 8
@@ -77,61 +79,60 @@ async def test_crashes_hand_backs_and_retries_are_told_apart(raw: RedisClient) -
     assert await counts("a") == (2, 0, 0, 0)  # the answer was lost, the same process asks again
     assert await counts("a", instance="i-reborn") == (3, 1, 1, 0)  # same name, another process
     assert await counts("b") == (4, 2, 2, 0)
-    await raw.xadd(keys.reply("r"), {"type": "chunk"}, id="4-1")
+    await raw.xadd(keys.reply("q", "r"), {"type": "chunk"}, id="4-1")
     assert await counts("c") == (5, 3, 1, 0)  # the reply has grown since: its first strike again
-    assert await run(raw, scripts.return_request("r", epoch=5, handbacks=1)) == 1
-    assert await run(raw, scripts.return_request("r", epoch=5, handbacks=1)) == 0
+    assert await run(raw, scripts.return_request("q", "r", epoch=5, handbacks=1)) == 1
+    assert await run(raw, scripts.return_request("q", "r", epoch=5, handbacks=1)) == 0
     assert await counts("d") == (6, 3, 1, 1)
-    assert await run(raw, scripts.return_request("r", epoch=5, handbacks=1)) == 0  # no longer the owner
+    assert await run(raw, scripts.return_request("q", "r", epoch=5, handbacks=1)) == 0  # no longer the owner
 
 
 async def test_a_worker_that_was_only_frozen_takes_its_crash_back_once(raw: RedisClient) -> None:
     await claim(raw, "a")
     await claim(raw, "b")
-    assert await run(raw, scripts.absolve("r", epoch=2)) == 0  # the owner has no crash to take back
-    assert await run(raw, scripts.absolve("r", epoch=1)) == 1
-    assert await run(raw, scripts.absolve("r", epoch=1)) == 0
-    assert await raw.hmget(keys.state("r"), "crashes", "strikes") == [b"0", b"0"]
-    assert await run(raw, scripts.absolve("gone", epoch=1)) == 0
-    assert not await raw.exists(keys.state("gone"))
+    assert await run(raw, scripts.absolve("q", "r", epoch=2)) == 0  # the owner has no crash to take back
+    assert await run(raw, scripts.absolve("q", "r", epoch=1)) == 1
+    assert await run(raw, scripts.absolve("q", "r", epoch=1)) == 0
+    assert await raw.hmget(keys.state("q", "r"), "crashes", "strikes") == [b"0", b"0"]
+    assert await run(raw, scripts.absolve("q", "gone", epoch=1)) == 0
+    assert not await raw.exists(keys.state("q", "gone"))
 
 
 async def test_finish_is_all_at_once_and_only_once(raw: RedisClient) -> None:
     await claim(raw)
-    await raw.set(keys.cancel("r"), 1)
+    await raw.set(keys.cancel("q", "r"), 1)
     chunk = ["type", "chunk", "text", "a"]
-    command = scripts.finish("r", epoch=1, status="done", ttl_ms=5000, entries=[(4, chunk), (5, END)])
+    command = scripts.finish("q", "r", epoch=1, status="done", ttl_ms=5000, entries=[(4, chunk), (5, END)])
     assert await run(raw, command) == b"ok"
     assert await run(raw, command) == b"already"
-    entries = await raw.xrange(keys.reply("r"))
+    entries = await raw.xrange(keys.reply("q", "r"))
     assert [entry_id for entry_id, _ in entries] == [b"1-0", b"1-4", b"1-5"]
-    for key in (keys.reply("r"), keys.state("r")):
+    for key in (keys.reply("q", "r"), keys.state("q", "r")):
         assert 0 < await raw.pttl(key) <= 5000
-    assert not await raw.exists(keys.cancel("r"))
+    assert not await raw.exists(keys.cancel("q", "r"))
     assert await claim(raw, "b") == NotClaimed("done")
     assert await claim(raw, "b", entry="2-2") == NotClaimed("done")
 
 
 async def test_an_end_without_state_is_an_end(raw: RedisClient) -> None:
     await claim(raw)
-    await run(raw, scripts.finish("r", epoch=1, status="done", ttl_ms=5000, entries=[(1, END)]))
-    await raw.delete(keys.state("r"))
+    await run(raw, scripts.finish("q", "r", epoch=1, status="done", ttl_ms=5000, entries=[(1, END)]))
+    await raw.delete(keys.state("q", "r"))
     assert await claim(raw) == NotClaimed("done")
 
 
 async def test_given_up_requests_are_buried_by_whoever_finds_the_entry(raw: RedisClient) -> None:
     await claim(raw)
-    await run(raw, scripts.finish("r", epoch=1, status="dead", ttl_ms=5000, entries=[(1, END)]))
+    await run(raw, scripts.finish("q", "r", epoch=1, status="dead", ttl_ms=5000, entries=[(1, END)]))
     assert await claim(raw, "b") == NotClaimed("dead")
     assert await claim(raw, "b", entry="2-2") == NotClaimed("done")
 
 
 async def test_another_entry_of_the_same_id_is_a_duplicate_until_the_first_is_gone(raw: RedisClient) -> None:
     await claim(raw, entry="1-1")
-    assert await claim(raw, entry="2-2") == NotClaimed("duplicate", "q", "1-1")
-    assert await claim(raw, entry="1-1", queue="p") == NotClaimed("duplicate", "q", "1-1")
+    assert await claim(raw, entry="2-2") == NotClaimed("duplicate", "1-1")
     assert isinstance(await claim(raw, entry="2-2", gone_entry="1-1"), Claim)
-    assert await claim(raw, entry="1-1") == NotClaimed("duplicate", "q", "2-2")
+    assert await claim(raw, entry="1-1") == NotClaimed("duplicate", "2-2")
 
 
 async def test_only_the_owner_s_acknowledgement_counts(raw: RedisClient) -> None:

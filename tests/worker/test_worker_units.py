@@ -36,7 +36,7 @@ from penstock.worker.tasks import end_tasks
 def make_live(n: int = 1) -> LiveRequest:
     claim = Claim(3, False, 1_700_000_000_500, 1_700_000_000_400, 1, 0, 0, 0)
     clock = ServerClock(claim.server_ms, time.monotonic())
-    live = LiveRequest("r", "1700000000000-0", claim, clock, structlog.get_logger(), {})
+    live = LiveRequest("q", "r", "1700000000000-0", claim, clock, structlog.get_logger(), {})
     live.resume([type(live.choices[0])(index) for index in range(n)])
     return live
 
@@ -149,7 +149,7 @@ def test_chunks_are_written_as_the_schema_would_write_them(
     written = dict(zip(fields[::2], fields[1::2], strict=True))
     assert decode_reply(written) == entry
     assert {**written, "logprobs": None} == {**encode_reply(entry), "logprobs": None}
-    assert write.command[:4] == ("XADD", "penstock:{r}:reply", "NOMKSTREAM", "3-1")
+    assert write.command[:4] == ("XADD", "penstock:q:{r}:reply", "NOMKSTREAM", "3-1")
 
 
 def test_a_chunk_put_back_is_taken_again_in_order_under_a_new_id() -> None:
@@ -191,11 +191,11 @@ def test_messages_become_printable_and_short() -> None:
 )
 async def test_journal(redis_url: str, chunks: list[Any], generated: Any, reasons: list[str | None]) -> None:
     redis = connect(redis_url, decode=False)
-    await redis.xadd("penstock:{r}:reply", {"type": "own", "worker": "w", "epoch": 1})
+    await redis.xadd("penstock:q:{r}:reply", {"type": "own", "worker": "w", "epoch": 1})
     for index, offset, tokens, reason in chunks:
         fields = {"type": "chunk", "index": index, "offset": offset, "tokens": tokens, "text": ""}
-        await redis.xadd("penstock:{r}:reply", {**fields, **({"finish_reason": reason} if reason else {})})
-    journal = await read_journal(redis, "r", n=2)
+        await redis.xadd("penstock:q:{r}:reply", {**fields, **({"finish_reason": reason} if reason else {})})
+    journal = await read_journal(redis, "penstock:q:{r}:reply", n=2)
     await redis.aclose()
     assert journal.generated == generated
     assert journal.finish_reasons == reasons
@@ -212,9 +212,9 @@ async def test_journal(redis_url: str, chunks: list[Any], generated: Any, reason
 )
 async def test_unreadable_journal(redis_url: str, fields: dict[str, Any]) -> None:
     redis = connect(redis_url, decode=False)
-    await redis.xadd("penstock:{r}:reply", {"type": "chunk", **fields}, id="1-1")
+    await redis.xadd("penstock:q:{r}:reply", {"type": "chunk", **fields}, id="1-1")
     with pytest.raises(JournalError, match="1-1"):
-        await read_journal(redis, "r", n=2)
+        await read_journal(redis, "penstock:q:{r}:reply", n=2)
     await redis.aclose()
 
 

@@ -96,7 +96,7 @@ class Clients:
         self._history.dead_letters = await self._patiently(lambda: self._direct.xlen(keys.dead(self._queue)))
 
     async def _page(self, request_id: str, start: str) -> list[Seen]:
-        page: Any = await self._direct.xrange(keys.reply(request_id), start, "+", PAGE)
+        page: Any = await self._direct.xrange(keys.reply(self._queue, request_id), start, "+", PAGE)
         return [Seen(entry_id, fields) for entry_id, fields in page]
 
     async def _serve(self, request: RequestPlan) -> None:
@@ -120,14 +120,15 @@ class Clients:
         return answer.entry_id if isinstance(answer, Added) else ""
 
     async def _follow(self, record: Record) -> None:
-        key, last = keys.reply(record.request.id), "0-0"
+        key, last = keys.reply(self._queue, record.request.id), "0-0"
+        cancel_key = keys.cancel(self._queue, record.request.id)
         num_tokens, is_cancelled = 0, False
         give_up_s = time.monotonic() + self._patience_s
         while not record.has_ended and time.monotonic() < give_up_s:
             cancel_after = record.request.cancel_after
             if cancel_after is not None and num_tokens >= cancel_after and not is_cancelled:
                 is_cancelled = True
-                await self._patiently(lambda: self._redis.set(keys.cancel(record.request.id), "1", ex=3600))
+                await self._patiently(partial(self._redis.set, cancel_key, "1", ex=3600))
             try:
                 answer: Any = await self._blocking.xread({key: last}, block=round(BLOCK_S * 1000))
             except (exceptions.RedisError, OSError):

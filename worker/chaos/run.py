@@ -186,7 +186,8 @@ async def _forget(redis: RedisClient, plan: Plan, queue: str) -> None:
     """Deletes what the run has written, as it was a guest."""
     pipeline = redis.pipeline(transaction=False)
     for request in plan.requests:
-        pipeline.delete(keys.reply(request.id), keys.state(request.id), keys.cancel(request.id))
+        for key in (keys.reply, keys.state, keys.cancel):
+            pipeline.delete(key(queue, request.id))
         pipeline.delete(keys.seen(queue, request.id))
     pipeline.delete(keys.requests(queue), keys.dead(queue))
     await pipeline.execute()

@@ -13,7 +13,6 @@ from typing import Any
 
 from hiredis import ReplyError
 
-from penstock.producer import keys
 from penstock.producer.pipeline import script_hash
 from penstock.worker import scripts
 from penstock.worker.chaos.fleet import Fleet, Slot
@@ -22,8 +21,8 @@ from penstock.worker.chaos.plan import Fault, Plan, RequestPlan, Side, Stage
 from penstock.worker.chaos.proxy import Action, Command
 from penstock.worker.chaos.site import Site
 
-_CLAIM = script_hash(str(scripts.claim("", queue="", entry_id="", worker="", instance="", ttl_ms=1)[1]))
-_FINISH = script_hash(str(scripts.finish("", epoch=1, status="done", ttl_ms=1, entries=())[1]))
+_CLAIM = script_hash(str(scripts.claim("", "", entry_id="", worker="", instance="", ttl_ms=1)[1]))
+_FINISH = script_hash(str(scripts.finish("", "", epoch=1, status="done", ttl_ms=1, entries=())[1]))
 _ACK = script_hash(str(scripts.ack("", worker="", entry_ids=())[1]))
 _STAGES: dict[str, Stage] = {_CLAIM: "claim", _FINISH: "finish", _ACK: "ack"}
 _ACK_IDS_AT = 6  # EVAL or EVALSHA, script, 1, key, group, worker, entry ids
@@ -215,7 +214,7 @@ class ClientWatcher:
 
     def __init__(self, plan: Plan, wire: Wire) -> None:
         self._enqueues = {request.id.encode() for request in plan.requests if request.loses_enqueue}
-        self._reads = {keys.reply(request.id).encode() for request in plan.requests if request.loses_read}
+        self._reads = {request.id.encode() for request in plan.requests if request.loses_read}
         self._wire = wire
 
     def before(self, _command: Command) -> Action | None:
@@ -225,7 +224,7 @@ class ClientWatcher:
         if command[0] in (b"EVAL", b"EVALSHA") and not isinstance(answer, ReplyError):
             return self._lose_once(self._enqueues, command[4].rpartition(b":")[2])
         if command[0] == b"XREAD" and answer:
-            return self._lose_once(self._reads, command[-2])
+            return self._lose_once(self._reads, _request_id(command[-2]).encode())
         return None
 
     def _lose_once(self, marked: set[bytes], name: bytes) -> Action | None:

@@ -187,7 +187,7 @@ async def _newest(settings: Settings, code: str | None, limit: int) -> tuple[lis
 async def _with_owners(settings: Settings, name: str) -> list[tuple[Letter, list[tuple[int, str]]]]:
     async with connected(settings.redis_url) as redis:
         found = await _find(redis, settings.queue, name)
-        return [(letter, await letters.owners(redis, letter.request_id)) for letter in found]
+        return [(letter, await letters.owners(redis, settings.queue, letter.request_id)) for letter in found]
 
 
 async def _find(redis: RedisClient, queue: str, name: str) -> list[Letter]:

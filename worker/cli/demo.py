@@ -102,7 +102,7 @@ def _summarise(console: Console, reply: Reply) -> None:
 
 def _show_ways_in(console: Console, server: EmbeddedServer) -> None:
     enqueue = f"redis-cli -p {server.port} XADD '{keys.requests('default')}' '*' id my-1 prompt 'What is 12 + 30?'"
-    follow = f"redis-cli -p {server.port} XREAD BLOCK 5000 STREAMS '{keys.reply('my-1')}' 0"
+    follow = f"redis-cli -p {server.port} XREAD BLOCK 5000 STREAMS '{keys.reply('default', 'my-1')}' 0"
     console.print("\nThe same from any language; while the demo runs (--stay), with redis-cli:")
     console.print(f"  {enqueue}\n  {follow}", markup=False)
     console.print(f"  penstock send --redis-url {server.url} 'What is 12 + 30?'")
