@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -117,6 +117,23 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=0.05)
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def on_new_connections(redis: RedisClient, hook: Callable[[], Awaitable[None]]) -> None:
+    """Has `hook` called for each connection that `redis` makes from now on, before anything but the greeting is sent.
+
+    If it raises a ConnectionError, the connection is not used.
+    """
+
+    async def greet(connection: Any) -> None:
+        await connection.on_connect()
+        await hook()
+
+    if isinstance(redis, Redis):
+        redis.connection_pool.connection_kwargs["redis_connect_func"] = greet
+        return
+    for kwargs in (redis.connection_kwargs, *(node.connection_kwargs for node in redis.startup_nodes)):
+        kwargs["redis_connect_func"] = greet  # nodes found later are made with the client's own
 
 
 async def ensure_group(redis: RedisClient, queue: str) -> None:

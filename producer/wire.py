@@ -134,13 +134,17 @@ class GenerateRequest(BaseModel):
 
 
 class OwnEntry(BaseModel):
-    """`<epoch>-0`: a worker took the request. A second one means that the work moved to another worker."""
+    """`<epoch>-0`: a worker took the request. A second one means that the work moved to another worker.
+
+    `epoch` only ever rises; `turn` counts the claims, as far as the server remembers them.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     type: Literal["own"] = "own"
     worker: str
     epoch: int
+    turn: int | None = None
 
 
 class ChunkEntry(BaseModel):

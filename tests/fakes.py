@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -157,6 +157,13 @@ class ScriptedWorker:
             return
         self.taken.append(request)
         self._replies.add(asyncio.create_task(self.behave(ScriptedReply(request, self, queue_entry=entry_id))))  # type: ignore[arg-type]
+
+
+def ranked(entry_ids: Iterable[str | bytes]) -> list[str]:
+    """Ids of reply entries with the first epoch called 1, the next one 2 and so on."""
+    ids = [entry_id.decode() if isinstance(entry_id, bytes) else entry_id for entry_id in entry_ids]
+    epochs = sorted({int(entry_id.split("-")[0]) for entry_id in ids})
+    return [f"{epochs.index(int(epoch)) + 1}-{number}" for epoch, number in (id_.split("-") for id_ in ids)]
 
 
 async def eventually(condition: Callable[[], object], *, timeout_s: float = 5.0) -> None:

@@ -118,7 +118,7 @@ class Claimer:
             self._publisher.drop(previous, "fenced")
         self._table.add(live)
         self._metrics.claims.inc()
-        self._metrics.resumed.inc(claim.epoch > 1)
+        self._metrics.resumed.inc(claim.has_journal)
         return await self._prepare(live, parsed)
 
     def submit(self, admitted: Admitted) -> None:
@@ -160,7 +160,7 @@ class Claimer:
     async def _restore(self, live: LiveRequest, request: GenerateRequest) -> Admitted | None:
         check_limits(request, self._config)
         journal = Journal.empty(request.n)
-        if live.claim.epoch > 1:
+        if live.claim.has_journal:
             async with self._reads:
                 journal = await read_journal(self._redis, live.reply_key, n=request.n)
         live.resume(journal.choices())
@@ -227,7 +227,7 @@ class Claimer:
             ttl_ms=round(self._config.reply_ttl_s * 1000),
             gone_entry=gone_entry,
         )
-        return scripts.parse_claim(await self._batcher.execute(*command))
+        return scripts.parse_claim(await self._batcher.execute(*command), self._instance)
 
     async def _is_gone(self, other: NotClaimed) -> bool:
         """Whether the entry that the request was first claimed with was deleted by somebody, with no end written."""

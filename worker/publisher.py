@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
+from redis.asyncio import RedisCluster
 
 from penstock.engine.request import FinishReason, Output
 from penstock.producer.connection import RedisClient
@@ -17,6 +20,7 @@ from penstock.worker.coalescing import Coalescing
 from penstock.worker.config import WorkerConfig
 from penstock.worker.ending import dead_letter, end_entry, observe_end
 from penstock.worker.errors import RedisRefused
+from penstock.worker.journal import JournalError
 from penstock.worker.live import LiveRequest, LiveTable, Signal
 from penstock.worker.memory import Reconnects
 from penstock.worker.metrics import Metrics
@@ -25,6 +29,13 @@ from penstock.worker.writes import AsideWrite, ChunkWrite, FinishWrite, ProbeWri
 
 _log = structlog.get_logger(__name__)
 _PART = "publisher"  # in readiness
+
+ENDS_SETTLE_S = 2.0
+"""In a cluster an entry is acknowledged this long after the end was written: the queue's node and the reply's node may
+lose different last writes, by a power cut (`appendfsync everysec`) or to a replica that lags, and an end that is lost
+after its entry was acknowledged would never be made again. On one server the end is in the log before the
+acknowledgement.
+"""
 
 
 class Publisher:
@@ -54,7 +65,9 @@ class Publisher:
         self._abort = abort  # tells the engine that nobody wants the rest of a request
         self._urgent: dict[LiveRequest, None] = {}
         self._dirty: dict[LiveRequest, None] = {}
-        self._acks: list[str] = []  # entry ids
+        # (not before, monotonic; the id of an entry to acknowledge, or what makes it a dead letter)
+        self._removals: deque[tuple[float, str | Command]] = deque()
+        self._ends_settle_s = ENDS_SETTLE_S if isinstance(redis, RedisCluster) else 0.0
         self._aside: list[Write] = []
         self._unsettled: list[Write] = []  # sent, or tried to; the server's answer is not known or was "not now"
         self._coalescing = coalescing
@@ -78,7 +91,7 @@ class Publisher:
     @property
     def is_idle(self) -> bool:
         """Whether everything handed over is written."""
-        return not (self._urgent or self._dirty or self._acks or self._aside or self._unsettled or self._is_writing)
+        return not (self._urgent or self._dirty or self._removals or self._aside or self._unsettled or self._is_writing)
 
     def push(self, live: LiveRequest, output: Output) -> None:
         """The engine's sink for one request."""
@@ -114,15 +127,17 @@ class Publisher:
 
     def acknowledge(self, entry_id: str) -> None:
         """Removes an entry from the queue with the next flush, if it is still this worker's."""
-        if not self._acks:
-            self._wake.set()
-        self._acks.append(entry_id)
+        self._remove_later(entry_id)
 
     def bury(self, letter: Command) -> None:
         """Moves an entry to the dead-letter stream (`penstock.worker.ending.dead_letter`) with the next flush."""
         self._metrics.dead_letters.inc()
-        self._aside.append(AsideWrite(letter))
-        self._wake.set()
+        self._remove_later(letter)
+
+    def _remove_later(self, entry: str | Command) -> None:
+        if not self._removals:
+            self._wake.set()
+        self._removals.append((time.monotonic() + self._ends_settle_s, entry))
 
     def flush_soon(self, live: LiveRequest) -> None:
         """Writes what there is of a request without waiting for the interval."""
@@ -188,7 +203,10 @@ class Publisher:
             return self._retry_at_s  # whatever stands in their way would stop the others too
         if self._urgent or self._aside:
             return 0.0
-        return self._flushed_at_s + self._coalescing.interval_s if self._dirty or self._acks else None
+        next_flush_s = self._flushed_at_s + self._coalescing.interval_s
+        if self._dirty or not self._removals:
+            return next_flush_s if self._dirty else None
+        return max(next_flush_s, self._removals[0][0])
 
     def _collect(self, now_s: float) -> list[Write]:
         batch, self._unsettled = self._unsettled, []
@@ -207,10 +225,20 @@ class Publisher:
                 batch += writes.refresh(live, round(self._config.reply_ttl_s * 1000))
         batch += self._aside
         self._aside = []
-        if self._acks:
-            batch.append(writes.acknowledge(self._config.queue, self._config.name, self._acks))
-            self._acks = []
-        return batch
+        return batch + self._take_removals(now_s)
+
+    def _take_removals(self, now_s: float) -> list[Write]:
+        taken: list[Write] = []
+        entry_ids = []
+        while self._removals and self._removals[0][0] <= now_s:
+            _, entry = self._removals.popleft()
+            if isinstance(entry, str):
+                entry_ids.append(entry)
+            else:
+                taken.append(AsideWrite(entry, removes_entry=True))
+        if entry_ids:
+            taken.append(writes.acknowledge(self._config.queue, self._config.name, entry_ids))
+        return taken
 
     def _take(self, live: LiveRequest) -> list[Write]:
         live.urgent = False
@@ -255,28 +283,42 @@ class Publisher:
                 self._num_trusted = count
             commands = [write.command for write in batch]
             try:
-                return batch, await execute(self._redis, commands, lambda: self._num_trusted == self._reconnects.count)
+                with self._reconnects.looking(partial(self._check_batch, batch)):
+                    answers = await execute(self._redis, commands, lambda: self._num_trusted == self._reconnects.count)
             except Reconnected:
                 continue
+            return batch, answers
+
+    async def _check_batch(self, batch: Sequence[Write]) -> None:
+        """For a connection that is made while `batch` is being sent.
+
+        Raises:
+            Reconnected: some of the writes are void on the server that it leads to.
+        """
+        await self._check_memory()
+        if any(self._is_void(write) for write in batch):
+            raise Reconnected
 
     async def _check_memory(self) -> None:
         """Lets go of requests of whose reply the server has lost entries, or that have another owner there."""
         lives = list(self._table)
         if not lives:
             return
-        answers = await execute(self._redis, [memory.last_entry(live) for live in lives])
+        answers = await execute(self._redis, [scripts.newest(live.queue, live.id) for live in lives])
         for error in answers:
             if isinstance(error, Exception) and faults.is_passing(error):
                 raise error
         for live, answer in zip(lives, answers, strict=True):
-            verdict = "kept" if isinstance(answer, Exception) else memory.judge(live, answer)
+            if isinstance(answer, Exception):  # its own writes will meet the same
+                continue
+            verdict = memory.judge(live, scripts.parse_standing(answer))
             if verdict == "fenced":
                 self._fence(live)
             elif verdict != "kept":
                 self.drop(live, verdict)
 
     def _is_void(self, write: Write) -> bool:
-        """Whether a write was meant for another server: its request was let go of, or it acknowledges an end that may
+        """Whether a write was meant for another server: its request was let go of, or it removes an entry whose end may
         be unknown here. The intake finds such an entry pending, and the claim tells whether its reply has ended.
         """
         match write:
@@ -285,7 +327,7 @@ class Publisher:
             case ProbeWrite():
                 return write.chunk.live.dropped
             case AsideWrite():
-                return write.is_ack
+                return write.removes_entry
             case RefreshWrite():
                 return False
 
@@ -330,17 +372,19 @@ class Publisher:
         if isinstance(answer, Exception):
             self._spoil(chunk.live, answer)
             return
-        found = answer[0][0].decode() if answer else ""
-        if found == chunk.entry_id:
+        found = scripts.parse_standing(answer)
+        if found.entry_id is None:
+            self.drop(chunk.live, "gone")
+        elif not found.is_of(chunk.live.claim):
+            self._fence(chunk.live)
+        elif chunk.is_in(found):
             self._metrics.absorbed_retries.inc()
             self._confirm(chunk)
-        elif found.split("-")[0] == str(chunk.live.claim.epoch):
+        elif found.entry_id == chunk.entry_id:  # written by nobody who keeps to the protocol
+            self._spoil(chunk.live, JournalError(f"reply entry {chunk.entry_id} is not what was written there"))
+        else:
             writes.put_back(chunk)
             self._release(chunk.live)
-        elif found:
-            self._fence(chunk.live)
-        else:
-            self.drop(chunk.live, "gone")
 
     def _settle_finish(self, write: FinishWrite, answer: Any) -> None:
         live = write.live
@@ -348,6 +392,8 @@ class Publisher:
             self._spoil(live, answer)
         elif answer == b"fenced":
             self._fence(live)
+        elif answer == b"lost":
+            self.drop(live, "rolled_back")
         else:
             if live.dead_letter is None:
                 self.acknowledge(live.entry_id)
@@ -365,7 +411,7 @@ class Publisher:
     def _confirm(self, write: ChunkWrite) -> None:
         write.choice.num_published += len(write.token_ids)
         write.choice.is_closed |= write.is_last
-        write.live.last_number = int(write.entry_id.partition("-")[2])
+        write.live.last_number = max(write.live.last_number, write.number)
         self._num_chunks += 1
         self._num_tokens += len(write.token_ids)
         self._release(write.live)

@@ -6,7 +6,8 @@ has no script at all.
 
 On the state hash of a request:
     entry             the queue entry this request came with; another entry with the same id is a duplicate
-    epoch             of the last claim; reply entries are `<epoch>-<n>`, so Redis refuses those of earlier claims
+    epoch             of the last claim, the fencing token: reply entries are `<epoch>-<n>`, so Redis refuses those of
+                      earlier claims
     worker, instance  who claimed it last; the instance tells a restarted worker from the one that died
     status            running, queued (handed back), done, dead
     claimed_ms        server time of the first claim
@@ -15,10 +16,17 @@ On the state hash of a request:
     strikes           crashes in a row between which the reply did not grow, counting the first
     handbacks         claims that a draining worker gave back
     alive:<epoch>     the owner of that claim was frozen, not dead
+
+An epoch is the server's clock in microseconds. Redis may forget its last writes, by a failover or a power cut; an epoch
+counted up from what is left would be given a second time, and two owners would take each other's entries for their own.
+Where the clock is behind what the reply or the state holds, the epoch leaps ahead of that by a random distance instead.
+So epochs rise, and no two claims share one, whatever was rolled back; and since two servers' clocks could agree to the
+microsecond, an owner is always asked for its instance too.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -29,15 +37,22 @@ from penstock.producer.pipeline import Command
 Fields: TypeAlias = Sequence[str]
 """Field, value, field, value, ..."""
 
+MAX_EPOCH = 2**53 - 2**30
+"""No claim takes a higher one: Lua's numbers are exact up to 2**53, which the clock reaches in the year 2255."""
+
+_LEAP_BITS = 26  # 67 s: epochs are of the clock again soon after
+
 _CLAIM = """
 local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
-local entry, worker, instance, ttl, gone = unpack(ARGV)
+local entry, worker, instance, ttl, gone, leap, max_epoch = unpack(ARGV)
 local s = redis.call('HMGET', state, 'status', 'entry', 'epoch', 'instance')
 local status, owner_entry, owner_epoch, owner_instance = unpack(s)
 if status == 'dead' and owner_entry == entry then return {'dead'} end
 if status == 'done' or status == 'dead' then return {'done'} end
 if owner_entry and owner_entry ~= entry and owner_entry ~= gone then return {'duplicate', owner_entry} end
-local epoch, progress = tonumber(owner_epoch or 0), false
+max_epoch = tonumber(max_epoch)
+local highest, progress = tonumber(owner_epoch or 0), false
+if not highest or highest ~= highest or highest < 0 or highest > max_epoch then highest = 0 end
 local last = redis.call('XREVRANGE', reply, '+', '-', 'COUNT', 1)[1]
 if last then
   local kind
@@ -46,11 +61,17 @@ if last then
   end
   if kind == 'end' then return {'done'} end
   local last_epoch = tonumber(string.match(last[1], '^%d+'))
-  progress = kind == 'chunk' and last_epoch == epoch
-  epoch = math.max(epoch, last_epoch)
+  if last_epoch > max_epoch then return {'unwritable'} end
+  progress = kind == 'chunk' and last_epoch == highest
+  highest = math.max(highest, last_epoch)
 end
-epoch = string.format('%d', epoch + 1)
-redis.call('XADD', reply, epoch .. '-0', 'type', 'own', 'worker', worker, 'epoch', epoch)
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local epoch = time[1] * 1000000 + time[2]
+if epoch <= highest then epoch = math.floor(highest) + 1 + leap end
+epoch = string.format('%d', epoch)
+local turn = string.format('%d', (tonumber(redis.call('HGET', state, 'attempts') or 0) or 0) + 1)
+redis.call('XADD', reply, epoch .. '-0', 'type', 'own', 'worker', worker, 'epoch', epoch, 'turn', turn)
 if status == 'running' and owner_instance ~= instance then
   redis.call('HINCRBY', state, 'crashes', 1)
   if progress then
@@ -59,27 +80,26 @@ if status == 'running' and owner_instance ~= instance then
     redis.call('HINCRBY', state, 'strikes', 1)
   end
 end
-redis.call('HINCRBY', state, 'attempts', 1)
-redis.call('HSET', state, 'status', 'running', 'entry', entry, 'epoch', epoch,
-  'worker', worker, 'instance', instance)
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('HSET', state, 'status', 'running', 'entry', entry, 'epoch', epoch, 'worker', worker,
+  'instance', instance, 'attempts', turn)
 redis.call('HSETNX', state, 'claimed_ms', string.format('%d', now))
 redis.call('PEXPIRE', state, ttl)
 redis.call('PEXPIRE', reply, ttl)
-local answer = {'ok', tonumber(epoch), redis.call('EXISTS', cancel), now}
+local answer = {'ok', tonumber(epoch), last and 1 or 0, redis.call('EXISTS', cancel), now}
 local counts = redis.call('HMGET', state, 'claimed_ms', 'attempts', 'crashes', 'strikes', 'handbacks')
-for i = 1, #counts do answer[i + 4] = tonumber(counts[i] or 0) end
+for i = 1, #counts do answer[i + 5] = tonumber(counts[i] or 0) end
 return answer
 """
 
 _FINISH = """
 local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
-local epoch, status, ttl = ARGV[1], ARGV[2], ARGV[3]
-local s = redis.call('HMGET', state, 'epoch', 'status')
-if s[1] ~= epoch then return 'fenced' end
-if s[2] == 'done' or s[2] == 'dead' then return 'already' end
-local at = 4
+local epoch, instance, last, status, ttl = unpack(ARGV, 1, 5)
+local s = redis.call('HMGET', state, 'epoch', 'instance', 'status')
+if s[1] ~= epoch or s[2] ~= instance then return 'fenced' end
+if s[3] == 'done' or s[3] == 'dead' then return 'already' end
+local newest = redis.call('XREVRANGE', reply, '+', '-', 'COUNT', 1)[1]
+if not newest or newest[1] ~= epoch .. '-' .. last then return 'lost' end
+local at = 6
 while ARGV[at] do
   local count = tonumber(ARGV[at + 1])
   redis.call('XADD', reply, epoch .. '-' .. ARGV[at], unpack(ARGV, at + 2, at + 1 + count))
@@ -105,9 +125,21 @@ local state, epoch = KEYS[1], ARGV[1]
 local s = redis.call('HMGET', state, 'epoch', 'status', 'strikes')
 if not s[1] or s[1] == epoch or s[2] == 'done' or s[2] == 'dead' then return 0 end
 if redis.call('HSETNX', state, 'alive:' .. epoch, 1) == 0 then return 0 end
-redis.call('HINCRBY', state, 'crashes', -1)
+if tonumber(redis.call('HGET', state, 'crashes') or 0) > 0 then redis.call('HINCRBY', state, 'crashes', -1) end
 if tonumber(s[3] or 0) > 0 then redis.call('HINCRBY', state, 'strikes', -1) end
 return 1
+"""
+
+_NEWEST = """
+local s = redis.call('HMGET', KEYS[1], 'epoch', 'instance')
+local newest = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
+return {s[1], s[2], newest and newest[1]}
+"""
+
+_FIND = """
+local s = redis.call('HMGET', KEYS[1], 'epoch', 'instance')
+local found = redis.call('XRANGE', KEYS[2], ARGV[1], '+', 'COUNT', 1)[1]
+return {s[1], s[2], found and found[1], found and found[2]}
 """
 
 # XACK and XCLAIM check no owner by themselves: a worker that was frozen would acknowledge its successor's entry.
@@ -196,6 +228,8 @@ class Claim:
     """What the claim script answered when the request is now this worker's."""
 
     epoch: int
+    instance: str  # of the process that claimed
+    has_journal: bool  # the reply had entries before: what earlier claims published
     is_cancelled: bool
     server_ms: int  # the server's clock at the claim
     first_server_ms: int  # the server's clock at the first claim of all
@@ -207,10 +241,25 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class NotClaimed:
-    """Why there is nothing to run: the reply has ended, or another entry has the same request id."""
+    """Why there is nothing to run: the reply has ended, another entry has the same request id, or the reply holds an
+    entry id that no claim can go above.
+    """
 
-    reason: Literal["done", "dead", "duplicate"]
+    reason: Literal["done", "dead", "duplicate", "unwritable"]
     other_entry: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a request stands on the server."""
+
+    owner: tuple[str, str] | None  # (epoch, instance) of the last claim
+    entry_id: str | None  # of the reply entry that was asked for
+    fields: tuple[bytes, ...] = ()  # of that entry
+
+    def is_of(self, claim: Claim) -> bool:
+        """Whether no other claim came after this one."""
+        return self.owner == (str(claim.epoch), claim.instance)
 
 
 def claim(
@@ -227,15 +276,17 @@ def claim(
         ttl_ms: the state and the reply stream expire after this.
         gone_entry: an earlier answer's `other_entry`, once it is known that no such entry exists.
     """
-    arguments = (entry_id, worker, instance, ttl_ms, gone_entry)
+    leap = secrets.randbits(_LEAP_BITS)
+    arguments = (entry_id, worker, instance, ttl_ms, gone_entry, leap, MAX_EPOCH)
     return _eval(_CLAIM, _request_keys(queue, request_id), arguments)
 
 
-def parse_claim(answer: Any) -> Claim | NotClaimed:
+def parse_claim(answer: Any, instance: str) -> Claim | NotClaimed:
+    """What the claim script answered to the process `instance`."""
     reason = answer[0].decode()
     if reason == "ok":
-        epoch, is_cancelled, *counts = answer[1:]
-        return Claim(epoch, bool(is_cancelled), *counts)
+        epoch, has_journal, is_cancelled, *counts = answer[1:]
+        return Claim(epoch, instance, bool(has_journal), bool(is_cancelled), *counts)
     if reason == "duplicate":
         return NotClaimed("duplicate", answer[1].decode())
     return NotClaimed(reason)
@@ -245,22 +296,27 @@ def finish(
     queue: str,
     request_id: str,
     *,
-    epoch: int,
+    claim: Claim,
+    last_number: int,
     status: Literal["done", "dead"],
     ttl_ms: int,
     entries: Iterable[tuple[int, Fields]],
 ) -> Command:
-    """Appends the last entries of a reply and closes it, all or nothing. Answers ok, already or fenced.
+    """Appends the last entries of a reply and closes it, all or nothing.
+
+    Answers ok or already; fenced, if the request is another owner's; lost, if the reply does not end with what this
+    owner wrote last.
 
     Args:
         queue: where the request came from.
         request_id: names the keys.
-        epoch: of this worker's claim.
+        claim: this worker's.
+        last_number: n of the last entry that Redis has confirmed.
         status: what the request ends as.
         ttl_ms: how long the reply and the state are kept.
         entries: (n of `<epoch>-<n>`, fields) of each entry, the `end` last.
     """
-    arguments: list[str | bytes | int] = [epoch, status, ttl_ms]
+    arguments: list[str | bytes | int] = [claim.epoch, claim.instance, last_number, status, ttl_ms]
     for number, fields in entries:
         arguments += (number, len(fields), *fields)
     return _eval(_FINISH, _request_keys(queue, request_id), arguments)
@@ -280,6 +336,25 @@ def absolve(queue: str, request_id: str, *, epoch: int) -> Command:
     Answers 1, or 0 if it was taken back already, or the request has ended.
     """
     return _eval(_ABSOLVE, (keys.state(queue, request_id),), (epoch,))
+
+
+def newest(queue: str, request_id: str) -> Command:
+    """Who owns a request and how far its reply goes; read the answer with `parse_standing`."""
+    return _eval(_NEWEST, _request_keys(queue, request_id)[:2], ())
+
+
+def find(queue: str, request_id: str, entry_id: str) -> Command:
+    """As `newest`, with the first entry of the reply from `entry_id` on instead of the last one, and its fields."""
+    return _eval(_FIND, _request_keys(queue, request_id)[:2], (entry_id,))
+
+
+def parse_standing(answer: Any) -> Standing:
+    epoch, instance, *entry = answer  # without the entry, if there is none: a nil in Lua ends the list
+    return Standing(
+        owner=None if epoch is None or instance is None else (epoch.decode(), instance.decode()),
+        entry_id=entry[0].decode() if entry else None,
+        fields=tuple(entry[1]) if len(entry) > 1 else (),
+    )
 
 
 def ack(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:

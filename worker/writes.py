@@ -17,6 +17,7 @@ from penstock.producer.pipeline import Command
 from penstock.producer.wire import EndEntry, encode_reply
 from penstock.worker import scripts
 from penstock.worker.live import Choice, LiveRequest
+from penstock.worker.scripts import Standing
 
 
 @dataclass(slots=True)  # one per chunk: frozen, it would take three times as long to make
@@ -32,6 +33,16 @@ class ChunkWrite:
     is_last: bool  # of a choice among several
     command: Command
 
+    @property
+    def number(self) -> int:
+        """N of the entry's id, `<epoch>-<n>`."""
+        return int(self.entry_id.partition("-")[2])
+
+    def is_in(self, found: Standing) -> bool:
+        """Whether the entry that was found is this chunk: its id alone does not tell."""
+        sent = tuple(str(part).encode() for part in self.command[_FIRST_FIELD:])
+        return found.entry_id == self.entry_id and found.fields == sent
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeWrite:
@@ -42,7 +53,7 @@ class ProbeWrite:
 
     @classmethod
     def of(cls, chunk: ChunkWrite) -> ProbeWrite:
-        return cls(chunk, ("XRANGE", chunk.live.reply_key, chunk.entry_id, "+", "COUNT", 1))
+        return cls(chunk, scripts.find(chunk.live.queue, chunk.live.id, chunk.entry_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +70,7 @@ class AsideWrite:
     """Something that nobody waits for: an acknowledgement, a dead letter, a count that is put right."""
 
     command: Command
-    is_ack: bool = False
+    removes_entry: bool = False  # from the queue, as its reply has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,8 @@ class RefreshWrite:
 
     command: Command
 
+
+_FIRST_FIELD = 4  # of a chunk's command: XADD, key, NOMKSTREAM, id, fields
 
 Write: TypeAlias = ChunkWrite | ProbeWrite | FinishWrite | AsideWrite | RefreshWrite
 
@@ -126,13 +139,19 @@ def take_end(live: LiveRequest, end: EndEntry, *, ttl_ms: int) -> FinishWrite:
     live.next_number += len(entries)
     status: Literal["done", "dead"] = "done" if live.dead_letter is None else "dead"
     command = scripts.finish(
-        live.queue, live.id, epoch=live.claim.epoch, status=status, ttl_ms=ttl_ms, entries=numbered
+        live.queue,
+        live.id,
+        claim=live.claim,
+        last_number=live.last_number,
+        status=status,
+        ttl_ms=ttl_ms,
+        entries=numbered,
     )
     return FinishWrite(live, end, command)
 
 
 def acknowledge(queue: str, worker: str, entry_ids: Iterable[str]) -> AsideWrite:
-    return AsideWrite(scripts.ack(queue, worker=worker, entry_ids=entry_ids), is_ack=True)
+    return AsideWrite(scripts.ack(queue, worker=worker, entry_ids=entry_ids), removes_entry=True)
 
 
 def refresh(live: LiveRequest, ttl_ms: int) -> list[RefreshWrite]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from fakes import ranked
 from worker_harness import Reply, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 from worker_process import WorkerProcess
 
@@ -14,21 +16,31 @@ from penstock.producer import keys
 from penstock.producer.connection import RedisClient
 from penstock.worker import scripts
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, word
+from penstock.worker.scripts import Claim
 
 
 def is_chunk(entry: object) -> bool:
     return getattr(entry, "type", None) == "chunk"
 
 
-async def take_and_claim(redis: RedisClient, worker: str, request_id: str) -> str:
-    """Reads the next entry and claims it, as a worker would that then dies; returns the entry's id."""
+async def take_and_claim(redis: RedisClient, worker: str, request_id: str) -> Claim:
+    """Reads the next entry and claims it, as a worker would that then dies."""
     await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0", mkstream=True)
     answer = await redis.xreadgroup(keys.GROUP, worker, {keys.requests("q"): ">"}, count=1)
     entry_id = answer[0][1][0][0]
-    await redis.execute_command(
-        *scripts.claim("q", request_id, entry_id=entry_id, worker=worker, instance="i", ttl_ms=10**6)
+    command = scripts.claim("q", request_id, entry_id=entry_id, worker=worker, instance="i", ttl_ms=10**6)
+    _, epoch, *_ = await redis.execute_command(*command)
+    return Claim(int(epoch), "i", False, False, 0, 0, 1, 0, 0, 0)
+
+
+async def end_as(
+    redis: RedisClient, request_id: str, claim: Claim, status: Literal["done", "dead"], **end: str
+) -> None:
+    fields = ["type", "end", *(part for item in end.items() for part in item)]
+    command = scripts.finish(
+        "q", request_id, claim=claim, last_number=0, status=status, ttl_ms=10**6, entries=[(1, fields)]
     )
-    return str(entry_id)
+    assert await redis.execute_command(*command) == "ok"
 
 
 async def add_chunk(
@@ -42,7 +54,8 @@ async def add_chunk(
         "tokens": ",".join(map(str, tokens)),
         **more,
     }
-    await redis.xadd(keys.reply("q", request_id), fields, id=f"1-{number}")
+    epoch = await redis.hget(keys.state("q", request_id), "epoch")
+    await redis.xadd(keys.reply("q", request_id), fields, id=f"{epoch}-{number}")
 
 
 async def is_absolved(redis: RedisClient, request_id: str) -> bool:
@@ -144,19 +157,17 @@ async def test_kill_between_the_last_chunk_and_the_end(redis_url: str, redis: Re
 
 async def test_kill_between_the_end_and_the_acknowledgement(redis_url: str, redis: RedisClient) -> None:
     await send(redis, prompt="x", id="x", max_tokens=5)
-    await take_and_claim(redis, "dead", "x")
-    end = ["type", "end", "finish_reason", "stop"]
-    await redis.execute_command(*scripts.finish("q", "x", epoch=1, status="done", ttl_ms=10**6, entries=[(1, end)]))
+    claim = await take_and_claim(redis, "dead", "x")
+    await end_as(redis, "x", claim, "done", finish_reason="stop")
     reply, engine = await finish_elsewhere(redis_url, redis, "x")
-    assert reply.ids == ["1-0", "1-1"]
+    assert ranked(reply.ids) == ["1-0", "1-1"]
     assert engine.prefilled == []
 
 
 async def test_kill_between_the_end_and_the_dead_letter(redis_url: str, redis: RedisClient) -> None:
     await send(redis, prompt="x", id="x", max_tokens=5)
-    await take_and_claim(redis, "dead", "x")
-    end = ["type", "end", "finish_reason", "error", "code", "too_many_crashes"]
-    await redis.execute_command(*scripts.finish("q", "x", epoch=1, status="dead", ttl_ms=10**6, entries=[(1, end)]))
+    claim = await take_and_claim(redis, "dead", "x")
+    await end_as(redis, "x", claim, "dead", finish_reason="error", code="too_many_crashes")
     _, engine = await finish_elsewhere(redis_url, redis, "x")
     ((_, letter),) = await redis.xrange(keys.dead("q"))
     assert (letter["id"], letter["code"], letter["field:prompt"]) == ("x", "given_up", "x")
@@ -178,12 +189,12 @@ async def test_text_of_a_choice_that_has_ended_is_not_given_out_again(redis_url:
 
 async def test_all_choices_ended_but_not_the_reply(redis_url: str, redis: RedisClient) -> None:
     await send(redis, prompt="x", id="x", max_tokens=9, n=2)
-    await take_and_claim(redis, "dead", "x")
+    claim = await take_and_claim(redis, "dead", "x")
     for index in (0, 1):
         await redis.xadd(
             keys.reply("q", "x"),
             {"type": "chunk", "index": index, "offset": 0, "text": "a", "tokens": "7", "finish_reason": "stop"},
-            id=f"1-{index + 1}",
+            id=f"{claim.epoch}-{index + 1}",
         )
     reply, engine = await finish_elsewhere(redis_url, redis, "x")
     assert engine.prefilled == []

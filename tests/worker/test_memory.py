@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import structlog
+from fakes import ranked
 from worker_harness import eventually
 
 from penstock.engine.request import Output
@@ -23,7 +24,7 @@ from penstock.worker.live import LiveRequest, LiveTable, ServerClock
 from penstock.worker.metrics import Metrics
 from penstock.worker.publisher import Publisher
 from penstock.worker.readiness import Readiness
-from penstock.worker.scripts import Claim
+from penstock.worker.scripts import Claim, Standing
 from penstock.worker.tasks import end_tasks
 
 
@@ -38,7 +39,7 @@ async def publishing(url: str) -> AsyncIterator[tuple[Publisher, LiveRequest, Re
     answer = await redis.execute_command(
         *scripts.claim("q", "r", entry_id="1-1", worker="w", instance="i", ttl_ms=10**6)
     )
-    claim = scripts.parse_claim(answer)
+    claim = scripts.parse_claim(answer, "i")
     assert isinstance(claim, Claim)
     live = LiveRequest(
         "q", "r", "1-1", claim, ServerClock(claim.server_ms, time.monotonic()), structlog.get_logger(), {}
@@ -61,13 +62,13 @@ async def reconnect(redis: RedisClient) -> None:
 
 async def test_a_reply_that_lost_entries_is_let_go_of(redis_url: str, redis: RedisClient) -> None:
     async with publishing(redis_url) as (publisher, live, worker_redis):
-        await redis.xdel(keys.reply("q", "r"), "1-2")
+        await redis.xdel(keys.reply("q", "r"), f"{live.claim.epoch}-2")
         await reconnect(worker_redis)
         publisher.push(live, Output("r", 0, 2, (2,), "a"))
         await publisher.wait_idle()
         assert live.dropped
         assert publisher.has_dropped
-    assert [entry_id for entry_id, _ in await redis.xrange(keys.reply("q", "r"))] == ["1-0", "1-1"]
+    assert ranked(entry_id for entry_id, _ in await redis.xrange(keys.reply("q", "r"))) == ["1-0", "1-1"]
 
 
 async def test_a_reply_that_is_whole_goes_on(redis_url: str, redis: RedisClient) -> None:
@@ -77,7 +78,8 @@ async def test_a_reply_that_is_whole_goes_on(redis_url: str, redis: RedisClient)
         await publisher.wait_idle()
         assert not live.dropped
         assert publisher.has_dropped  # entries may be pending that this worker knows nothing of
-    assert [entry_id for entry_id, _ in await redis.xrange(keys.reply("q", "r"))] == ["1-0", "1-1", "1-2", "1-3"]
+    ids = [entry_id for entry_id, _ in await redis.xrange(keys.reply("q", "r"))]
+    assert ranked(ids) == ["1-0", "1-1", "1-2", "1-3"]
 
 
 async def test_an_acknowledgement_is_for_the_server_that_has_the_end(redis_url: str, redis: RedisClient) -> None:
@@ -100,10 +102,23 @@ async def _is_gone(redis: RedisClient) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("last", "verdict"),
-    [("3-2", "kept"), ("3-3", "kept"), ("3-1", "rolled_back"), ("2-9", "rolled_back"), ("4-0", "fenced"), ("", "gone")],
+    ("owner", "last", "verdict"),
+    [
+        (("3", "i"), "3-2", "kept"),
+        (("3", "i"), "3-3", "kept"),
+        (("3", "i"), "3-1", "rolled_back"),
+        (("3", "i"), "2-9", "rolled_back"),
+        (("3", "i"), "4-0", "fenced"),
+        (("3", "i"), None, "gone"),
+        (("4", "j"), "4-0", "fenced"),
+        (("2", "j"), "2-9", "fenced"),  # a claim that was made after this one was lost, by a clock that is behind
+        (("3", "j"), "3-2", "fenced"),
+        (None, "3-2", "rolled_back"),
+        (None, None, "gone"),
+    ],
 )
-def test_verdicts(last: str, verdict: str) -> None:
+def test_verdicts(owner: tuple[str, str] | None, last: str | None, verdict: str) -> None:
     """Of a request of epoch 3 whose chunk 2 was confirmed; chunk 3 may have been written without an answer."""
-    live: Any = SimpleNamespace(claim=SimpleNamespace(epoch=3), last_number=2)
-    assert memory.judge(live, [(last.encode(), {})] if last else []) == verdict
+    claim = Claim(3, "i", False, False, 0, 0, 1, 0, 0, 0)
+    live: Any = SimpleNamespace(claim=claim, last_number=2)
+    assert memory.judge(live, Standing(owner, last)) == verdict

@@ -1,7 +1,9 @@
 """The delivery protocol as a state machine: the real scripts on a real server, in any order hypothesis likes.
 
 Workers here are what a worker remembers: the entries it was given and the claims it believes to have. One that is
-frozen goes on believing; one that crashed has forgotten. What the streams hold is looked at after every step.
+frozen goes on believing; one that crashed has forgotten. The server may forget its last writes, as by a power cut or a
+failover; then each worker connects anew, in any order, and looks whether the server still knows what it wrote. What the
+streams hold is looked at after every step.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import hypothesis.strategies as st
@@ -27,7 +30,7 @@ from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect, ensure_group
 from penstock.producer.scripts import Added, enqueue
 from penstock.producer.streams import stream_entries
-from penstock.worker import scripts
+from penstock.worker import memory, scripts
 from penstock.worker.scripts import Claim, Command
 
 QUEUE = "q"
@@ -51,12 +54,21 @@ class Held:
     last_finish: Command | None = None
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """What the server held after a step, and which entries the model knew."""
+
+    keys: dict[bytes, bytes]
+    entry_ids: dict[str, list[str]]
+
+
 @dataclass
 class Worker:
     name: str
     entries: dict[str, str] = field(default_factory=dict)  # entries it was given, to the request's id
     held: dict[str, Held] = field(default_factory=dict)
     may_ack: set[str] = field(default_factory=set)
+    must_reconnect: bool = False
 
 
 class Protocol(RuleBasedStateMachine):
@@ -71,6 +83,7 @@ class Protocol(RuleBasedStateMachine):
         self.run(self.redis.flushall())
         self.run(ensure_group(self.redis, QUEUE))
         self.workers = [self.new_worker() for _ in range(3)]
+        self.snapshots: list[Snapshot] = []
 
     def run(self, command: Any) -> Any:
         async def wait() -> Any:
@@ -125,7 +138,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(request_id=request_ids)
     def cancel(self, request_id: str) -> None:
-        self.run(self.redis.set(keys.cancel("q", request_id), "1"))
+        self.run(self.redis.set(keys.cancel(QUEUE, request_id), "1"))
 
     # What befalls workers.
 
@@ -142,19 +155,77 @@ class Protocol(RuleBasedStateMachine):
     def wake(self, at: int) -> None:
         self.beat(self.workers[at])
 
+    # What befalls the server.
+
+    @precondition(lambda self: len(self.snapshots) > 1)
+    @rule(num_steps=st.integers(1, 6))
+    def lose_the_last_writes(self, num_steps: int) -> None:
+        """The keys are again what they were some steps ago, and all connections are gone."""
+        del self.snapshots[max(1, len(self.snapshots) - num_steps) :]
+        self.restore(self.snapshots[-1])
+
+    @precondition(lambda self: self.snapshots and self.unended())
+    @rule(count=st.integers(1, 2), pick=st.integers(0, 9), wakes_first=st.booleans())
+    def lose_a_claim(self, count: int, pick: int, wakes_first: bool) -> None:
+        """With what its owner wrote, while that one is frozen; another worker claims the request, and both go on."""
+        request_id = self.unended()[pick % len(self.unended())]
+        for at in (0, 1):
+            self.take_over(at)
+            self.append(at, request_id, count)
+            if at == 0:
+                self.restore(self.snapshots[-1])
+        for at in (0, 1) if wakes_first else (1, 0):
+            self.append(at, request_id, 1)
+            self.append_again(at, request_id)
+
+    def unended(self) -> list[str]:
+        return [each for each in REQUESTS if self.entry_ids[each] and not self.has_ended(each)]
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self.run(self.redis.flushall())
+        for key, value in snapshot.keys.items():
+            self.run(self.redis.restore(key, 0, value))
+        self.entry_ids = {request_id: list(ids) for request_id, ids in snapshot.entry_ids.items()}
+        alive = {keys.heartbeat(QUEUE, worker.name).encode() for worker in self.workers}
+        for key in snapshot.keys.keys() - alive:
+            if b":worker:" in key:  # would expire by itself
+                self.run(self.redis.delete(key))
+        for worker in self.workers:
+            worker.must_reconnect = True
+
+    def acting(self, at: int) -> Worker:
+        """The worker, once it has looked what a server that it connects to anew remembers."""
+        worker = self.workers[at]
+        if worker.must_reconnect:
+            worker.must_reconnect = False
+            self.look_again(worker)
+        return worker
+
+    def look_again(self, worker: Worker) -> None:
+        worker.may_ack.clear()  # the ends they stand for may be lost
+        for request_id, held in list(worker.held.items()):
+            live: Any = SimpleNamespace(claim=held.claim, last_number=held.next_number - 1)
+            newest = scripts.parse_standing(self.send(scripts.newest(QUEUE, request_id)))
+            if memory.judge(live, newest) != "kept":
+                del worker.held[request_id]
+        self.read_entries(worker, "0", 100)
+
     # What workers do, whether they live or are taken for dead.
 
     @rule(at=worker_at)
     def read(self, at: int) -> None:
-        worker = self.workers[at]
-        answer = self.run(self.redis.xreadgroup(keys.GROUP, worker.name, {keys.requests(QUEUE): ">"}, count=1))
+        self.read_entries(self.acting(at), ">", 1)
+
+    def read_entries(self, worker: Worker, start: str, count: int) -> None:
+        answer = self.run(self.redis.xreadgroup(keys.GROUP, worker.name, {keys.requests(QUEUE): start}, count=count))
         for _, entries in stream_entries(answer):
             for entry_id, fields in entries:
-                worker.entries[entry_id.decode()] = fields[b"id"].decode()
+                if fields:
+                    worker.entries[entry_id.decode()] = fields[b"id"].decode()
 
     @rule(at=worker_at)
     def adopt(self, at: int) -> None:
-        worker = self.workers[at]
+        worker = self.acting(at)
         for entry_id, fields in self.send(scripts.adopt(QUEUE, worker=worker.name, count=2)):
             worker.entries[entry_id.decode()] = fields[1].decode()
 
@@ -168,7 +239,7 @@ class Protocol(RuleBasedStateMachine):
     @precondition(lambda self: any(worker.entries for worker in self.workers))
     @rule(at=worker_at, pick=st.integers(0, 9))
     def claim(self, at: int, pick: int) -> None:
-        worker = self.workers[at]
+        worker = self.acting(at)
         if not worker.entries:
             return
         entry_id = sorted(worker.entries)[pick % len(worker.entries)]
@@ -191,8 +262,8 @@ class Protocol(RuleBasedStateMachine):
         command = scripts.claim(
             QUEUE, request_id, entry_id=entry_id, worker=worker.name, instance=worker.name, ttl_ms=TTL_MS
         )
-        answer = scripts.parse_claim(self.send(command))
-        has_ended = bool(before) and before[-1][1][b"type"] == b"end"
+        answer = scripts.parse_claim(self.send(command), worker.name)
+        has_ended = self.has_ended(request_id)
         assert isinstance(answer, Claim) != (has_ended or entry_id != self.first_claimed(request_id, entry_id))
         if isinstance(answer, Claim):
             tokens = sum(len(fields[b"tokens"].split(b",")) for _, fields in before if fields[b"type"] == b"chunk")
@@ -202,16 +273,17 @@ class Protocol(RuleBasedStateMachine):
 
     def first_claimed(self, request_id: str, default: str) -> str:
         """The one entry whose claims count."""
-        entry = self.run(self.redis.hget(keys.state("q", request_id), "entry"))
+        entry = self.run(self.redis.hget(keys.state(QUEUE, request_id), "entry"))
         return default if entry is None else str(entry.decode())
 
     @rule(at=worker_at, request_id=request_ids, count=st.integers(1, 2))
     def append(self, at: int, request_id: str, count: int) -> None:
-        held = self.workers[at].held.get(request_id)
+        held = self.acting(at).held.get(request_id)
         if held is None or held.num_tokens + count >= len(TRUTH):
             return
-        held.last_append = ("XADD", keys.reply("q", request_id), "NOMKSTREAM", f"{held.claim.epoch}-{held.next_number}",
-                            *self.chunk(held.num_tokens, count))  # fmt: skip
+        new_id = f"{held.claim.epoch}-{held.next_number}"
+        chunk = self.chunk(held.num_tokens, count)
+        held.last_append = ("XADD", keys.reply(QUEUE, request_id), "NOMKSTREAM", new_id, *chunk)
         is_owner = self.owns(held, request_id)
         assert self.try_append(held.last_append) == is_owner
         if is_owner:
@@ -221,13 +293,13 @@ class Protocol(RuleBasedStateMachine):
     @rule(at=worker_at, request_id=request_ids)
     def append_again(self, at: int, request_id: str) -> None:
         """A pipeline whose answer was lost is sent again, as it was."""
-        held = self.workers[at].held.get(request_id)
+        held = self.acting(at).held.get(request_id)
         if held is not None and held.last_append is not None:
             assert not self.try_append(held.last_append)
 
     @rule(at=worker_at, request_id=request_ids)
     def finish(self, at: int, request_id: str) -> None:
-        worker = self.workers[at]
+        worker = self.acting(at)
         held = worker.held.get(request_id)
         if held is None:
             return
@@ -238,19 +310,28 @@ class Protocol(RuleBasedStateMachine):
         entries.append(["type", "end", "finish_reason", reason])
         numbered = list(enumerate(entries, start=held.next_number))
         held.last_finish = scripts.finish(
-            "q", request_id, epoch=held.claim.epoch, status="done", ttl_ms=TTL_MS, entries=numbered
+            QUEUE,
+            request_id,
+            claim=held.claim,
+            last_number=held.next_number - 1,
+            status="done",
+            ttl_ms=TTL_MS,
+            entries=numbered,
         )
         is_owner = self.owns(held, request_id)
         answer = self.send(held.last_finish)
         assert (answer == b"ok") == is_owner
-        if answer != b"fenced":
+        if answer in (b"ok", b"already"):
             worker.may_ack.add(held.entry_id)
 
     @rule(at=worker_at, request_id=request_ids)
     def finish_again(self, at: int, request_id: str) -> None:
-        held = self.workers[at].held.get(request_id)
+        """Or for the first time, as far as the server knows."""
+        held = self.acting(at).held.get(request_id)
         if held is not None and held.last_finish is not None:
-            assert self.send(held.last_finish) in (b"already", b"fenced")
+            is_owner = self.owns(held, request_id)
+            expected = (b"ok", b"lost") if is_owner else (b"already", b"fenced")
+            assert self.send(held.last_finish) in expected
 
     # The same by those that have lost the request and do not know it: chance alone would rarely get there.
 
@@ -280,13 +361,13 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(at=worker_at)
     def acknowledge(self, at: int) -> None:
-        worker = self.workers[at]
+        worker = self.acting(at)
         self.send(scripts.ack(QUEUE, worker=worker.name, entry_ids=sorted(worker.may_ack)))
 
     @rule(at=worker_at, request_id=request_ids)
     def acknowledge_for_others(self, at: int, request_id: str) -> None:
         """A worker that has lost its entry, and does not know, can't acknowledge its successor's."""
-        held = self.workers[at].held.get(request_id)
+        held = self.acting(at).held.get(request_id)
         if held is None:
             return
         pending = self.pending()
@@ -295,13 +376,20 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(at=worker_at, request_id=request_ids)
     def hand_back(self, at: int, request_id: str) -> None:
-        worker = self.workers[at]
+        worker = self.acting(at)
         held = worker.held.pop(request_id, None)
         if held is not None:
-            self.send(scripts.return_request("q", request_id, epoch=held.claim.epoch, handbacks=1))
+            self.send(scripts.return_request(QUEUE, request_id, epoch=held.claim.epoch, handbacks=1))
             self.send(scripts.disown(QUEUE, worker=worker.name, entry_ids=[held.entry_id]))
 
     # What must always hold.
+
+    @invariant()
+    def remember(self) -> None:
+        """For `lose_the_last_writes`."""
+        names = self.run(self.redis.keys("*"))
+        found = {name: self.run(self.redis.dump(name)) for name in names}
+        self.snapshots.append(Snapshot(found, {request_id: list(ids) for request_id, ids in self.entry_ids.items()}))
 
     @invariant()
     def replies_are_whole(self) -> None:
@@ -312,8 +400,9 @@ class Protocol(RuleBasedStateMachine):
                 entry_epoch, number = map(int, entry_id.split(b"-"))
                 kind = fields[b"type"]
                 if kind == b"own":
-                    assert (entry_epoch, number) == (epoch + 1, 0)
-                    epoch += 1
+                    assert entry_epoch > epoch
+                    assert number == 0
+                    epoch = entry_epoch
                 else:
                     assert entry_epoch == epoch
                     ended = kind == b"end"
@@ -330,8 +419,7 @@ class Protocol(RuleBasedStateMachine):
         pending = self.pending()
         unread = self.unread()
         for request_id, entry_ids in self.entry_ids.items():
-            reply = self.reply(request_id)
-            if entry_ids and not (reply and reply[-1][1][b"type"] == b"end"):
+            if entry_ids and not self.has_ended(request_id):
                 claimable = {self.first_claimed(request_id, entry_id) for entry_id in entry_ids}
                 assert claimable & (pending.keys() | unread), f"nobody will ever run {request_id}"
 
@@ -352,7 +440,7 @@ class Protocol(RuleBasedStateMachine):
         self.replies_are_whole()
         for request_id, entry_ids in self.entry_ids.items():
             if entry_ids:
-                assert self.reply(request_id)[-1][1][b"type"] == b"end"
+                assert self.has_ended(request_id)
         assert self.run(self.redis.xlen(keys.requests(QUEUE))) == 0
         assert self.pending() == {}
         self.run(self.redis.aclose())
@@ -361,7 +449,7 @@ class Protocol(RuleBasedStateMachine):
     # Looking.
 
     def reply(self, request_id: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        return list(self.run(self.redis.xrange(keys.reply("q", request_id))))
+        return list(self.run(self.redis.xrange(keys.reply(QUEUE, request_id))))
 
     def pending(self) -> dict[str, str]:
         found = self.run(self.redis.xpending_range(keys.requests(QUEUE), keys.GROUP, "-", "+", 100))
@@ -378,12 +466,16 @@ class Protocol(RuleBasedStateMachine):
             (at, request_id)
             for at, worker in enumerate(self.workers)
             for request_id, held in worker.held.items()
-            if not self.owns(held, request_id) and self.reply(request_id)[-1][1][b"type"] != b"end"
+            if not (self.owns(held, request_id) or self.has_ended(request_id))
         ]
 
     def owns(self, held: Held, request_id: str) -> bool:
-        last = self.reply(request_id)[-1]
-        return last[1][b"type"] != b"end" and int(last[0].split(b"-")[0]) == held.claim.epoch
+        reply = self.reply(request_id)
+        return bool(reply) and not self.has_ended(request_id) and int(reply[-1][0].split(b"-")[0]) == held.claim.epoch
+
+    def has_ended(self, request_id: str) -> bool:
+        reply = self.reply(request_id)
+        return bool(reply) and reply[-1][1][b"type"] == b"end"
 
     def try_append(self, command: Command) -> bool:
         try:

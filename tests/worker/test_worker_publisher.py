@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
+from fakes import ranked
 
 from penstock.engine.request import Output
 from penstock.producer import keys
@@ -36,7 +37,7 @@ class Desk:
 
     async def claim(self, request_id: str, n: int = 1) -> LiveRequest:
         command = scripts.claim("q", request_id, entry_id="1-1", worker="w", instance="i", ttl_ms=10**6)
-        claim = scripts.parse_claim(await self.redis.execute_command(*command))
+        claim = scripts.parse_claim(await self.redis.execute_command(*command), "i")
         assert isinstance(claim, Claim)
         clock = ServerClock(claim.server_ms, time.monotonic())
         live = LiveRequest("q", request_id, "1-1", claim, clock, structlog.get_logger(), {})
@@ -47,7 +48,12 @@ class Desk:
     async def written(self, request_id: str) -> list[tuple[str, str]]:
         """(entry id, tokens) of the chunks."""
         entries = await self.redis.xrange(keys.reply("q", request_id))
-        return [(id_.decode(), fields[b"tokens"].decode()) for id_, fields in entries if b"tokens" in fields]
+        ids = ranked(id_ for id_, _ in entries)
+        return [
+            (id_, fields[b"tokens"].decode())
+            for id_, (_, fields) in zip(ids, entries, strict=True)
+            if b"tokens" in fields
+        ]
 
 
 @asynccontextmanager
@@ -85,7 +91,7 @@ async def test_one_s_own_chunk_sent_again_is_absorbed_and_one_that_was_overtaken
     async with publishing(redis_url) as desk:
         live = await desk.claim("r", n=2)
         arrived = {"type": "chunk", "index": 1, "offset": 0, "text": " a", "tokens": "100"}
-        await desk.redis.xadd(keys.reply("q", "r"), arrived, id="1-2")
+        await desk.redis.xadd(keys.reply("q", "r"), arrived, id=f"{live.claim.epoch}-2")
         for index in (0, 1):
             desk.publisher.push(live, next(outputs("r", index)))
         await desk.publisher.wait_idle()

@@ -34,7 +34,7 @@ from penstock.worker.tasks import end_tasks
 
 
 def make_live(n: int = 1) -> LiveRequest:
-    claim = Claim(3, False, 1_700_000_000_500, 1_700_000_000_400, 1, 0, 0, 0)
+    claim = Claim(3, "i", False, False, 1_700_000_000_500, 1_700_000_000_400, 1, 0, 0, 0)
     clock = ServerClock(claim.server_ms, time.monotonic())
     live = LiveRequest("q", "r", "1700000000000-0", claim, clock, structlog.get_logger(), {})
     live.resume([type(live.choices[0])(index) for index in range(n)])

@@ -20,10 +20,14 @@ from penstock.worker.chaos.history import Event, History, Wire
 from penstock.worker.chaos.plan import Fault, Plan, RequestPlan, Side, Stage
 from penstock.worker.chaos.proxy import Action, Command
 from penstock.worker.chaos.site import Site
+from penstock.worker.scripts import Claim
 
+_NOBODY = Claim(0, "", False, False, 0, 0, 0, 0, 0, 0)
 _CLAIM = script_hash(str(scripts.claim("", "", entry_id="", worker="", instance="", ttl_ms=1)[1]))
-_FINISH = script_hash(str(scripts.finish("", "", epoch=1, status="done", ttl_ms=1, entries=())[1]))
+_FINISH = script_hash(str(scripts.finish("", "", claim=_NOBODY, last_number=0, status="done", ttl_ms=1, entries=())[1]))
 _ACK = script_hash(str(scripts.ack("", worker="", entry_ids=())[1]))
+_FIND = script_hash(str(scripts.find("", "", "")[1]))
+_FOUND_ID_AT = 5  # EVAL or EVALSHA, script, 2, state, reply, entry id
 _STAGES: dict[str, Stage] = {_CLAIM: "claim", _FINISH: "finish", _ACK: "ack"}
 _ACK_IDS_AT = 6  # EVAL or EVALSHA, script, 1, key, group, worker, entry ids
 
@@ -171,12 +175,13 @@ class Saboteur:
 
     def _count(self, command: Command, answer: Any) -> None:
         """A refused XADD is followed by a look at what stands in its place; a refused finish says so itself."""
-        if command[0] == b"XRANGE" and len(command) == 6 and command[3] == b"+":
-            if answer and not isinstance(answer, ReplyError):
-                same_epoch = answer[0][0].split(b"-")[0] == command[2].split(b"-")[0]
-                self._wire.absorbed += answer[0][0] == command[2]
-                self._wire.fenced += not same_epoch
-        elif _script(command) == _FINISH:
+        script = _script(command)
+        if script == _FIND and isinstance(answer, list):
+            epoch, _, found, *_ = *answer, None
+            is_owner = epoch == command[_FOUND_ID_AT].split(b"-")[0]
+            self._wire.absorbed += is_owner and found == command[_FOUND_ID_AT]
+            self._wire.fenced += not is_owner
+        elif script == _FINISH:
             self._wire.fenced += answer == b"fenced"
             self._wire.absorbed += answer == b"already"
 
