@@ -30,7 +30,7 @@ from penstock.worker.journal import JournalError, read_journal
 from penstock.worker.live import LiveRequest, ServerClock, Signal
 from penstock.worker.logs import configure_logs
 from penstock.worker.scripts import Claim
-from penstock.worker.tasks import end_tasks
+from penstock.worker.tasks import Shared, end_tasks
 
 
 def make_live(n: int = 1) -> LiveRequest:
@@ -51,6 +51,7 @@ def make_live(n: int = 1) -> LiveRequest:
         ("block_ms", 10_001),
         ("flush_interval_ms", -1),
         ("max_prompt_tokens", 0),
+        ("health_host", ""),
         ("health_port", 65_536),
         ("max_attempts", 0),
     ],
@@ -257,6 +258,32 @@ async def test_tasks_are_ended_even_if_a_library_swallows_the_first_cancellation
     await end_tasks([task], patience_s=0.001)
     assert task.cancelled()
     assert swallowed == 3
+
+
+async def test_what_is_shared_runs_once_at_a_time() -> None:
+    may_end = asyncio.Event()
+    num_runs = 0
+
+    async def work() -> int:
+        nonlocal num_runs
+        num_runs += 1
+        await may_end.wait()
+        return num_runs
+
+    shared = Shared(work)
+    first, *others = [asyncio.create_task(shared()) for _ in range(5)]
+    await asyncio.sleep(0)
+    first.cancel()  # whose call started it
+    await asyncio.wait({first})
+    may_end.set()
+    assert await asyncio.gather(*others) == [1] * 4
+    assert await shared() == 2  # nobody gets an outcome from before they asked
+    may_end.clear()
+    last = asyncio.create_task(shared())
+    await asyncio.sleep(0)
+    await shared.stop()
+    await asyncio.wait({last})
+    assert last.cancelled()
 
 
 def test_tracebacks_are_logged_without_local_variables() -> None:
