@@ -1,9 +1,10 @@
-"""Ending tasks for certain, and sharing what one does."""
+"""Ending tasks for certain, waiting for an event or not for long, sharing what one task does."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -27,6 +28,13 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], *, patience_s: float = 0
     for task in everyone:
         if not task.cancelled():
             task.exception()  # marks it as seen
+
+
+async def pause(end: asyncio.Event, timeout_s: float) -> None:
+    """Waits for `timeout_s`, or until `end`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await end.wait()
 
 
 class Shared(Generic[_T]):
