@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import io
 import json
+import re
 import time
 from typing import Any
 
@@ -298,6 +299,39 @@ def test_tracebacks_are_logged_without_local_variables() -> None:
         structlog.reset_defaults()
         assert "ValueError" in stream.getvalue()
         assert "SECRET" not in stream.getvalue()
+
+
+def test_nothing_that_comes_from_outside_steers_the_terminal() -> None:
+    """The renderer colours its own parts, so each hostile text must be there, and only in escapes."""
+    hostile = {
+        "clear": "\x1b[2J",
+        "title": "\x1b]0;t\x07",
+        "c1": "\x9b31m",
+        "back": "a\rb",
+        "bidi": "\u202e",
+        "half": "\ud800",
+    }
+
+    def fail(message: str) -> None:
+        raise ValueError(message)
+
+    stream = io.StringIO()
+    configure_logs("info", "console", stream)
+    log = structlog.get_logger().bind(request_id="plain", **hostile)
+    log.warning(hostile["clear"], spaced="a b " + hostile["clear"], error=ValueError(hostile["clear"]))
+    try:
+        fail("".join(hostile.values()) + "\nsecond line")
+    except ValueError:
+        log.exception("failed")
+    structlog.reset_defaults()
+    shown = stream.getvalue()
+    for text in hostile.values():
+        assert text not in shown
+        assert repr(text) in shown
+    assert "\nValueError: " + repr("".join(hostile.values()))[1:-1] + "\nsecond line" in shown
+    assert "request_id" in shown
+    assert "'plain'" not in shown
+    assert all(part.isprintable() for part in re.sub(r"\x1b\[\d+m", "", shown).split("\n"))
 
 
 def test_log_level_and_format() -> None:
