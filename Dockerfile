@@ -24,7 +24,9 @@ COPY --from=build /opt/penstock /opt/penstock
 ENV PATH=/opt/penstock/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HF_HOME=/var/cache/penstock/huggingface \
-    PENSTOCK_COMPILE_CACHE_DIR=/var/cache/penstock/compile
+    PENSTOCK_COMPILE_CACHE_DIR=/var/cache/penstock/compile \
+    PENSTOCK_HEALTH_HOST=0.0.0.0
+# A container has a network of its own, and probes and scrapers come from outside of it; --network host is yours to bound.
 USER 10001:10001
 EXPOSE 8080
 STOPSIGNAL SIGTERM

@@ -19,6 +19,11 @@ VERSION = 1
 ID_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 """Ids become part of keys: braces, spaces and control characters would break hash tags and shells."""
 
+# https://www.w3.org/TR/trace-context: version ff and ids of zeros are invalid; a version after 00 may append more.
+_TRACEPARENT = re.compile(
+    r"(?!ff|00.{53}.)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]*)?"
+)
+
 FinishReason = Literal["stop", "length", "cancelled", "expired", "error"]
 
 REFUSED_CODES = frozenset({"invalid_request", "too_large", "too_long"})
@@ -60,6 +65,12 @@ def _encodable(text: str) -> str:
         except UnicodeEncodeError as error:
             raise ValueError(f"is not Unicode text: {error.reason} at character {error.start}") from None
     return text
+
+
+def _w3c(value: str) -> str:
+    if not _TRACEPARENT.fullmatch(value):
+        raise ValueError("must be a W3C traceparent, such as 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    return value
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
@@ -112,7 +123,7 @@ class GenerateRequest(BaseModel):
 
     priority: int = Field(0, ge=-1000, le=1000)  # higher runs first
     timeout_s: float | None = Field(None, gt=0.0, le=7 * 86_400.0)  # from the moment Redis accepted the request
-    traceparent: Text | None = Field(None, max_length=256)  # W3C trace context, bound to the worker's logs
+    traceparent: Annotated[str, AfterValidator(_w3c)] | None = Field(None, max_length=256)  # bound to the worker's logs
 
     @model_validator(mode="after")
     def _check_together(self) -> GenerateRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +45,15 @@ class WorkerProcess:
         assert self._worker is not None
         return self._worker.wait(timeout_s)
 
+    def limit_descriptors(self, count: int) -> None:
+        """Bounds what it may have open from now on: files, sockets."""
+        assert self._worker is not None
+        resource.prlimit(self._worker.pid, resource.RLIMIT_NOFILE, (count, count))
+
+    def log(self) -> str:
+        """All it has written so far, to its log and to stderr."""
+        return self._log.read_text() if self._log.exists() else ""
+
     def events(self) -> list[dict[str, Any]]:
         """What it has logged so far."""
-        return [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
+        return [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]

@@ -49,7 +49,7 @@ class WorkerConfig:
     max_stop_chars: int = 256  # of one stop string
     max_n: int = 8
 
-    health_host: str = "0.0.0.0"  # noqa: S104  probes and scrapers come from outside the container; nothing secret is shown
+    health_host: str = "127.0.0.1"  # whoever wants it seen from outside says so, as the image does for its containers
     health_port: int | None = 8080  # 0: any free one; None: no health server
 
     def __post_init__(self) -> None:
@@ -71,6 +71,7 @@ class WorkerConfig:
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         _require(self.max_prompt_tokens is None or self.max_prompt_tokens > 0, "max_prompt_tokens",
                  self.max_prompt_tokens, "above 0")  # fmt: skip
+        _require(bool(self.health_host), "health_host", self.health_host, "an address")  # "" would be all of them
         _require(self.health_port is None or 0 <= self.health_port < 65_536, "health_port", self.health_port,
                  "0 to 65535")  # fmt: skip
         # A heartbeat is sent three times within its time to live; a read that blocks longer is no reason to miss one,

@@ -2,7 +2,7 @@
 
 WorkerError            base; `exit_status` is what `penstock worker` exits with
 ├── BadWorkerConfig    (also ValueError)  2  a value in WorkerConfig that cannot be used
-├── NameTaken                             3  another live worker of the queue has this name
+├── NameTaken                             3  another live process of the queue uses this worker's name
 ├── EngineFailed                          4  the model could not be loaded, or the engine's thread ended with an error
 ├── RedisRefused                          5  Redis answers, but refuses what a worker must do (no permission)
 ├── DrainIncomplete                       6  the grace period ended and requests could not be handed back
@@ -31,7 +31,10 @@ class BadWorkerConfig(WorkerError, ValueError):
 
 
 class NameTaken(WorkerError):
-    """A worker with the same name is alive: the two would take each other's requests."""
+    """Another process lives under the name: this one does not start, or it drains and ends.
+
+    The two would take each other's requests, for pending entries are listed by name.
+    """
 
     exit_status = 3
 

@@ -9,16 +9,21 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-import uvicorn
+import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from penstock.worker.http_guard import GuardedServer, Limits
 from penstock.worker.readiness import Readiness
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+_log = structlog.get_logger(__name__)
 _JSON = "application/json"
+
+LIMITS = Limits(max_connections=64, header_timeout_s=5.0, answer_timeout_s=10.0)
+"""Beside probes and a scraper or two there is nobody to serve, and the worker needs its descriptors itself."""
 
 
 class HealthApp:
@@ -65,8 +70,15 @@ class HealthServer:
     def __init__(self, app: HealthApp, host: str, port: int) -> None:
         self._host = host
         self._port = port
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-        self._server = _Server(config)
+        self._server = _Server(
+            app,
+            LIMITS,
+            log_config=None,
+            log_level="error",  # a warning for each malformed request would let a stranger fill the log
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+        )
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -84,6 +96,7 @@ class HealthServer:
         listener = socket.create_server((self._host, self._port), family=family)
         self._port = listener.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve([listener]), name="health")
+        _log.info("health_listening", host=self._host, port=self._port)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -92,7 +105,7 @@ class HealthServer:
             self._task = None
 
 
-class _Server(uvicorn.Server):
+class _Server(GuardedServer):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leaves the process's signals to the worker."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable
 
 import structlog
@@ -17,6 +16,7 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, RedisRefused
 from penstock.worker.metrics import Metrics
 from penstock.worker.readiness import Readiness
+from penstock.worker.tasks import pause
 
 _log = structlog.get_logger(__name__)
 _PART = "heartbeat"  # in readiness
@@ -28,6 +28,10 @@ BEATS_PER_TTL = 3
 class Heartbeat:
     """A key with a time to live: while it exists, nobody touches this worker's entries. Its value names the process.
 
+    Of two processes of one name, the one whose instance is in the key goes on. The other, which was frozen or cut off
+    for longer than the time to live, waits until that key lapses: Redis may have failed over to a replica that still
+    has the key of a process that is gone. Once it sees the key renewed it stops, by `must_drain`.
+
     The same round trip asks whether somebody wants this process to drain (`penstock drain`).
     """
 
@@ -36,31 +40,35 @@ class Heartbeat:
         self._config = config
         self._instance = instance
         self._readiness = readiness
-        self._key = keys.heartbeat(config.queue, config.name)
-        self._drain_key = keys.drain(config.queue, config.name)
         self._ttl_ms = round(config.heartbeat_ttl_s * 1000)
-        self.told_to_drain = asyncio.Event()
+        self._interval_s = config.heartbeat_ttl_s / BEATS_PER_TTL
+        self._rival: scripts.Rival | None = None
+        self.must_drain = asyncio.Event()
+        self.name_taken: NameTaken | None = None  # why this process must stop, once another was seen to live
 
-    async def start(self) -> None:
-        """Takes the name. A process of the same name that died keeps it until its heartbeat expires, so this may wait.
+    @property
+    def is_contested(self) -> bool:
+        """Whether the last beat found another process in the key."""
+        return self._rival is not None
+
+    async def start(self, stop: asyncio.Event) -> None:
+        """Takes the name, unless `stop` comes first.
+
+        A process of the same name that died keeps it until its heartbeat expires, so this may wait.
 
         Raises:
             NameTaken: its owner lives.
         """
-        give_up_s = time.monotonic() + self._config.heartbeat_ttl_s * 1.5
-        backoff = faults.Backoff(first_s=0.1, longest_s=0.5)
-        while not await self._redis.set(self._key, self._instance, nx=True, px=self._ttl_ms):
-            if await self._redis.get(self._key) == self._instance.encode():
-                return  # the answer to an earlier try was lost
-            if time.monotonic() > give_up_s:
-                raise NameTaken(f"another worker of queue {self._config.queue!r} is named {self._config.name!r}")
-            await asyncio.sleep(backoff.next_s())
+        while (left_s := await self.beat()) and not stop.is_set():
+            if self.name_taken is not None:
+                raise self.name_taken
+            await pause(stop, min(left_s, self._interval_s))
 
     async def run(self) -> None:
         """Beats until cancelled. While Redis is away it goes on trying: the others notice by the missing key."""
         while True:
-            await asyncio.sleep(self._config.heartbeat_ttl_s / BEATS_PER_TTL)
-            await survive(self._beat(), _PART, self._readiness)
+            await asyncio.sleep(self._interval_s)
+            await survive(self.beat(), _PART, self._readiness)
 
     async def stop(self) -> None:
         """Says goodbye: what is still pending here may be taken at once."""
@@ -68,13 +76,34 @@ class Heartbeat:
             *scripts.leave(self._config.queue, worker=self._config.name, instance=self._instance)
         )
 
-    async def _beat(self) -> None:
-        pipeline = self._redis.pipeline(transaction=False)
-        pipeline.set(self._key, self._instance, px=self._ttl_ms)
-        pipeline.get(self._drain_key)
-        _, told = await pipeline.execute()
-        if told == self._instance.encode():  # a mark for an earlier process of this name means nothing
-            self.told_to_drain.set()
+    async def beat(self) -> float:
+        """Renews the key, or sets it if it has lapsed or was lost with Redis's data.
+
+        Returns:
+            0 if the name is this process's, else the seconds until the key of the one that has it lapses.
+        """
+        command = scripts.beat(
+            self._config.queue, worker=self._config.name, instance=self._instance, ttl_ms=self._ttl_ms
+        )
+        answer = scripts.parse_beat(await self._redis.execute_command(*command))
+        if isinstance(answer, scripts.Rival):
+            self._look_at(answer)
+            return answer.left_s
+        self._rival = None
+        if answer == self._instance:  # a mark for an earlier process of this name means nothing
+            self.must_drain.set()
+        return 0.0
+
+    def _look_at(self, rival: scripts.Rival) -> None:
+        known, self._rival = self._rival, rival
+        is_renewed = known is not None and rival.expires_ms > known.expires_ms
+        if (is_renewed or rival.expires_ms < 0) and self.name_taken is None:
+            self.name_taken = NameTaken(
+                f"another process uses the name {self._config.name!r} in queue {self._config.queue!r};"
+                " each worker needs a name of its own"
+            )
+            _log.error("name_taken", worker=self._config.name, queue=self._config.queue, by=rival.instance)
+            self.must_drain.set()
 
 
 class Reclaimer:
@@ -119,7 +148,7 @@ class Reclaimer:
             _log.warning("worker_lost", lost=consumer, entries=freed)
 
 
-async def survive(work: Awaitable[None], part: str, readiness: Readiness) -> None:
+async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> None:
     """Runs one round of a periodic task; trouble with Redis makes the worker unready, and the next round tries again.
 
     Raises:

@@ -17,9 +17,11 @@ from penstock.worker import faults, scripts
 from penstock.worker.claiming import Admitted, Claimer, Suspect
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import RedisRefused
+from penstock.worker.heartbeat import Heartbeat
 from penstock.worker.live import LiveTable
 from penstock.worker.publisher import Publisher
 from penstock.worker.readiness import Readiness
+from penstock.worker.tasks import pause
 
 _log = structlog.get_logger(__name__)
 _PART = "intake"  # in readiness
@@ -46,6 +48,7 @@ class Intake:
         table: LiveTable,
         publisher: Publisher,
         claimer: Claimer,
+        heartbeat: Heartbeat,
         readiness: Readiness,
     ) -> None:
         self._redis = redis
@@ -55,6 +58,7 @@ class Intake:
         self._table = table
         self._publisher = publisher
         self._claimer = claimer
+        self._heartbeat = heartbeat
         self._readiness = readiness
         self._stopping = asyncio.Event()
         self._backoff = faults.Backoff()
@@ -89,7 +93,11 @@ class Intake:
                 await self._survive(error)
 
     async def _round(self) -> None:
-        if self._must_recover or self._publisher.has_dropped:
+        if (self._needs_recovery or self._heartbeat.is_contested) and (left_s := await self._heartbeat.beat()):
+            # Another process has the name, and what is pending under it: claiming that would fence the other one.
+            await self._pause(left_s)
+            return
+        if self._needs_recovery:
             self._must_recover = self._publisher.has_dropped = False
             await self._recover()
         await self._run_suspects()
@@ -97,6 +105,10 @@ class Intake:
         if not spare or self._stopping.is_set():
             return
         await self._take_on(await self._adopt(spare) or await self._read(spare))
+
+    @property
+    def _needs_recovery(self) -> bool:
+        return self._must_recover or self._publisher.has_dropped
 
     async def _survive(self, error: exceptions.RedisError) -> None:
         self._must_recover = True
@@ -121,11 +133,7 @@ class Intake:
             await self._pause(self._backoff.next_s())
 
     async def _pause(self, delay_s: float) -> None:
-        try:
-            async with asyncio.timeout(delay_s):
-                await self._stopping.wait()
-        except TimeoutError:
-            return
+        await pause(self._stopping, delay_s)
 
     async def _wait_for_room(self) -> int:
         while not self._stopping.is_set() and not self._publisher.has_dropped:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
+from collections.abc import MutableMapping
+from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
 import structlog
@@ -35,7 +38,8 @@ def configure_logs(level: str = "info", style: LogFormat = "auto", stream: TextI
         structlog.processors.StackInfoRenderer(),
     ]
     if for_people:
-        processors.append(structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback))
+        processors.insert(0, _quote_unprintable)
+        processors.append(structlog.dev.ConsoleRenderer(exception_formatter=_printable_traceback))
     else:
         processors += (_TRACEBACKS, structlog.processors.JSONRenderer())
     structlog.configure(
@@ -50,3 +54,29 @@ def request_logger(request_id: str, traceparent: str | None = None) -> Any:
     """An immutable logger that names the request in every line."""
     log = structlog.get_logger("worker").bind(request_id=request_id)
     return log if traceparent is None else log.bind(traceparent=traceparent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Quoted:
+    """Text that the console renderer shows as Python writes it, with escapes."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return repr(self.text)
+
+
+def _quote_unprintable(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Ids, messages of errors and the like come from outside: none of them may steer the terminal."""
+    for name, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            event[name] = _Quoted(value)
+    return event
+
+
+def _printable_traceback(stream: TextIO, exc_info: Any) -> None:
+    """Messages of exceptions may quote what came from outside, too."""
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, exc_info)
+    lines = text.getvalue().split("\n")
+    stream.write("\n".join(line if line.isprintable() else repr(line)[1:-1] for line in lines))

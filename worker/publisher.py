@@ -25,16 +25,16 @@ from penstock.worker.live import LiveRequest, LiveTable, Signal
 from penstock.worker.memory import Reconnects
 from penstock.worker.metrics import Metrics
 from penstock.worker.readiness import Readiness
-from penstock.worker.writes import AsideWrite, ChunkWrite, FinishWrite, ProbeWrite, RefreshWrite, Write
+from penstock.worker.writes import AsideWrite, ChunkWrite, EndCheck, FinishWrite, ProbeWrite, RefreshWrite, Write
 
 _log = structlog.get_logger(__name__)
 _PART = "publisher"  # in readiness
 
 ENDS_SETTLE_S = 2.0
-"""In a cluster an entry is acknowledged this long after the end was written: the queue's node and the reply's node may
-lose different last writes, by a power cut (`appendfsync everysec`) or to a replica that lags, and an end that is lost
-after its entry was acknowledged would never be made again. On one server the end is in the log before the
-acknowledgement.
+"""In a cluster an entry is removed this long after its end was written, and if that is still there: the queue's node
+and the reply's node may lose different last writes, by a power cut (`appendfsync everysec`) or to a replica that lags,
+and an end that is lost after its entry was removed would never be made again. On one server the end is in the log
+before the removal.
 """
 
 
@@ -65,9 +65,9 @@ class Publisher:
         self._abort = abort  # tells the engine that nobody wants the rest of a request
         self._urgent: dict[LiveRequest, None] = {}
         self._dirty: dict[LiveRequest, None] = {}
-        # (not before, monotonic; the id of an entry to acknowledge, or what makes it a dead letter)
-        self._removals: deque[tuple[float, str | Command]] = deque()
-        self._ends_settle_s = ENDS_SETTLE_S if isinstance(redis, RedisCluster) else 0.0
+        self._removals: list[str | Command] = []  # ids of entries to acknowledge, and what makes dead letters
+        self._settling: deque[tuple[float, EndCheck]] = deque()  # (when, monotonic; what is looked at before removing)
+        self._has_settling_ends = isinstance(redis, RedisCluster)
         self._aside: list[Write] = []
         self._unsettled: list[Write] = []  # sent, or tried to; the server's answer is not known or was "not now"
         self._coalescing = coalescing
@@ -91,7 +91,15 @@ class Publisher:
     @property
     def is_idle(self) -> bool:
         """Whether everything handed over is written."""
-        return not (self._urgent or self._dirty or self._removals or self._aside or self._unsettled or self._is_writing)
+        return not (
+            self._urgent
+            or self._dirty
+            or self._removals
+            or self._settling
+            or self._aside
+            or self._unsettled
+            or self._is_writing
+        )
 
     def push(self, live: LiveRequest, output: Output) -> None:
         """The engine's sink for one request."""
@@ -127,17 +135,28 @@ class Publisher:
 
     def acknowledge(self, entry_id: str) -> None:
         """Removes an entry from the queue with the next flush, if it is still this worker's."""
-        self._remove_later(entry_id)
+        self._remove(entry_id)
 
     def bury(self, letter: Command) -> None:
         """Moves an entry to the dead-letter stream (`penstock.worker.ending.dead_letter`) with the next flush."""
         self._metrics.dead_letters.inc()
-        self._remove_later(letter)
+        self._remove(letter)
 
-    def _remove_later(self, entry: str | Command) -> None:
+    def _remove(self, entry: str | Command) -> None:
         if not self._removals:
             self._wake.set()
-        self._removals.append((time.monotonic() + self._ends_settle_s, entry))
+        self._removals.append(entry)
+
+    def _remove_ended(self, live: LiveRequest) -> None:
+        """Takes the entry of a request whose end was written out of the queue."""
+        self._metrics.dead_letters.inc(live.dead_letter is not None)
+        if not self._has_settling_ends:
+            self._remove(live.dead_letter or live.entry_id)
+            return
+        if not self._settling:
+            self._wake.set()
+        wait_s = min(ENDS_SETTLE_S, self._config.reply_ttl_after_end_s / 2)
+        self._settling.append((time.monotonic() + wait_s, EndCheck.of(live)))
 
     def flush_soon(self, live: LiveRequest) -> None:
         """Writes what there is of a request without waiting for the interval."""
@@ -204,9 +223,9 @@ class Publisher:
         if self._urgent or self._aside:
             return 0.0
         next_flush_s = self._flushed_at_s + self._coalescing.interval_s
-        if self._dirty or not self._removals:
-            return next_flush_s if self._dirty else None
-        return max(next_flush_s, self._removals[0][0])
+        if self._dirty or self._removals:
+            return next_flush_s
+        return max(next_flush_s, self._settling[0][0]) if self._settling else None
 
     def _collect(self, now_s: float) -> list[Write]:
         batch, self._unsettled = self._unsettled, []
@@ -225,17 +244,14 @@ class Publisher:
                 batch += writes.refresh(live, round(self._config.reply_ttl_s * 1000))
         batch += self._aside
         self._aside = []
-        return batch + self._take_removals(now_s)
+        while self._settling and self._settling[0][0] <= now_s:
+            batch.append(self._settling.popleft()[1])
+        return batch + self._take_removals()
 
-    def _take_removals(self, now_s: float) -> list[Write]:
-        taken: list[Write] = []
-        entry_ids = []
-        while self._removals and self._removals[0][0] <= now_s:
-            _, entry = self._removals.popleft()
-            if isinstance(entry, str):
-                entry_ids.append(entry)
-            else:
-                taken.append(AsideWrite(entry, removes_entry=True))
+    def _take_removals(self) -> list[Write]:
+        removals, self._removals = self._removals, []
+        entry_ids = [entry for entry in removals if isinstance(entry, str)]
+        taken: list[Write] = [AsideWrite(entry, removes_entry=True) for entry in removals if not isinstance(entry, str)]
         if entry_ids:
             taken.append(writes.acknowledge(self._config.queue, self._config.name, entry_ids))
         return taken
@@ -326,6 +342,8 @@ class Publisher:
                 return write.live.dropped
             case ProbeWrite():
                 return write.chunk.live.dropped
+            case EndCheck():
+                return False
             case AsideWrite():
                 return write.removes_entry
             case RefreshWrite():
@@ -353,6 +371,8 @@ class Publisher:
                 self._settle_probe(write.chunk, answer)
             case FinishWrite():
                 self._settle_finish(write, answer)
+            case EndCheck():
+                self._settle_end_check(write, answer)
             case AsideWrite() | RefreshWrite():
                 self._settle_other(write, answer)
 
@@ -395,13 +415,16 @@ class Publisher:
         elif answer == b"lost":
             self.drop(live, "rolled_back")
         else:
-            if live.dead_letter is None:
-                self.acknowledge(live.entry_id)
-            else:
-                self.bury(live.dead_letter)
+            self._remove_ended(live)
             live.dropped = True
             self._table.remove(live)
             observe_end(self._metrics, live, write.end)
+
+    def _settle_end_check(self, check: EndCheck, answer: Any) -> None:
+        if isinstance(answer, Exception) or EndCheck.is_there(answer):  # what can't be read can't be made again either
+            self._remove(check.removal)
+        else:
+            self._look_at_entries()
 
     def _settle_other(self, write: AsideWrite | RefreshWrite, answer: Any) -> None:
         if isinstance(answer, Exception) and not faults.is_no_group(answer):

@@ -212,6 +212,22 @@ end
 return #pending
 """
 
+# Whoever finds another instance in the key lets it stand: so of two processes of one name only one goes on.
+_BEAT = """
+local instance, ttl = unpack(ARGV)
+local function read(key)
+  local value = redis.pcall('GET', key)
+  return type(value) == 'string' and value or ''  -- what is no string is none of ours
+end
+local holder = read(KEYS[1])
+if holder ~= '' and holder ~= instance then
+  local time = redis.call('TIME')
+  return {holder, redis.call('PEXPIRETIME', KEYS[1]), time[1] * 1000 + math.floor(time[2] / 1000)}
+end
+redis.call('SET', KEYS[1], instance, 'PX', ttl)
+return {read(KEYS[2])}
+"""
+
 _LEAVE = """
 local group, worker, instance = unpack(ARGV)
 if redis.call('GET', KEYS[2]) ~= instance then return 0 end
@@ -260,6 +276,20 @@ class Standing:
     def is_of(self, claim: Claim) -> bool:
         """Whether no other claim came after this one."""
         return self.owner == (str(claim.epoch), claim.instance)
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Another process in the heartbeat key of this one's name."""
+
+    instance: str
+    expires_ms: int  # server time, later with each of its beats; -1: never
+    server_ms: int  # the server's clock now
+
+    @property
+    def left_s(self) -> float:
+        """Until the name is free, unless the rival beats again."""
+        return max(1, self.expires_ms - self.server_ms) / 1000
 
 
 def claim(
@@ -384,6 +414,19 @@ def retire(queue: str, *, consumer: str, count: int) -> Command:
     """
     arguments = (keys.GROUP, consumer, keys.UNOWNED, count)
     return _eval(_RETIRE, (keys.requests(queue), keys.heartbeat(queue, consumer)), arguments)
+
+
+def beat(queue: str, *, worker: str, instance: str, ttl_ms: int) -> Command:
+    """Renews the heartbeat of `instance`, or sets it where there is none. Read the answer with `parse_beat`."""
+    key_names = (keys.heartbeat(queue, worker), keys.drain(queue, worker))
+    return _eval(_BEAT, key_names, (instance, ttl_ms))
+
+
+def parse_beat(answer: Any) -> Rival | str:
+    """Who has the name instead; else which instance was told to drain, "" if none was."""
+    if len(answer) == 1:
+        return str(answer[0], errors="replace")
+    return Rival(str(answer[0], errors="replace"), *answer[1:])
 
 
 def leave(queue: str, *, worker: str, instance: str) -> Command:

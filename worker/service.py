@@ -24,7 +24,7 @@ from penstock.worker.health import HealthApp, HealthServer
 from penstock.worker.metrics import Metrics
 from penstock.worker.readiness import Readiness
 from penstock.worker.shift import Shift
-from penstock.worker.tasks import end_tasks
+from penstock.worker.tasks import Shared, end_tasks
 
 _log = structlog.get_logger(__name__)
 _PART = "service"  # in readiness
@@ -65,6 +65,7 @@ class WorkerService:
         self._shift: Shift | None = None
         self._redis: RedisClient | None = None
         self._health: HealthServer | None = None
+        self._scrape = Shared(self._make_page)
 
     def request_drain(self) -> None:
         """Asks for a drain; asked again, gives it up. Meant to be called by a signal handler of the event loop."""
@@ -105,6 +106,7 @@ class WorkerService:
         finally:
             if self._health is not None:
                 await self._health.stop()
+            await self._scrape.stop()
 
     async def _start_health(self) -> None:
         if self.config.health_port is None:
@@ -150,7 +152,8 @@ class WorkerService:
     def _is_alive(self) -> bool:
         return self._shift is None or not self._shift.has_engine_ended
 
-    async def _scrape(self) -> bytes:
+    async def _make_page(self) -> bytes:
+        """The metrics. Scrapes share it, so that no number of them takes more than one connection to Redis."""
         if self._driver is not None:
             self.metrics.set_engine(self._driver.stats)
         self.metrics.set_service(
@@ -164,8 +167,10 @@ class WorkerService:
 
     async def _measure_queue(self, redis: RedisClient) -> None:
         key = keys.requests(self.config.queue)
-        length = int(await redis.xlen(key))
-        groups = await redis.xinfo_groups(key)
+        pipeline = redis.pipeline(transaction=False)
+        pipeline.xlen(key)
+        pipeline.xinfo_groups(key)
+        length, groups = await pipeline.execute()
         group = next(group for group in groups if group["name"] == keys.GROUP.encode())
         pending = int(group["pending"])
         lag = group.get("lag")  # unknown after somebody deleted unread entries

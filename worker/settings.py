@@ -156,7 +156,11 @@ class Settings(BaseSettings):
     max_stop_chars: int = _setting("Limits", "Characters of one stop string.", 256)
     max_n: int = _setting("Limits", "Choices (`n`) of one request.", 8)
 
-    health_host: str = _setting("Health and logs", "Address that /healthz, /readyz and /metrics listen on.", "0.0.0.0")  # noqa: S104  as in WorkerConfig
+    health_host: str = _setting(
+        "Health and logs",
+        "Address that /healthz, /readyz and /metrics listen on; 0.0.0.0: all of them, as in the image.",
+        "127.0.0.1",
+    )
     health_port: Annotated[int | None, _OrNone] = _setting(
         "Health and logs", "Port of /healthz, /readyz and /metrics; 0: any free one, none: no such server.", 8080
     )

@@ -64,15 +64,19 @@ class Shift:
         )
         self._publisher = Publisher(redis, config, self.table, metrics, readiness, coalescing, driver.abort)
         self._claimer = Claimer(redis, config, instance, text, defaults, driver, self.table, self._publisher, metrics)
-        self._intake = Intake(redis, blocking, config, driver, self.table, self._publisher, self._claimer, readiness)
         self._heartbeat = Heartbeat(redis, config, instance, readiness)
+        self._intake = Intake(
+            redis, blocking, config, driver, self.table, self._publisher, self._claimer, self._heartbeat, readiness
+        )
         self._reclaimer = Reclaimer(redis, config, metrics, readiness)
         self._cancel = CancelWatch(redis, config, driver, self.table, self._publisher, readiness)
         self._tasks: set[asyncio.Task[None]] = set()
         self.has_engine_ended = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves until `stop` or `penstock drain`, then drains. Cancelled, it leaves at once; others find its requests.
+        """Serves until `stop`, `penstock drain` or the loss of its name, then drains.
+
+        Cancelled, it leaves at once; others find its requests.
 
         Raises:
             WorkerError: what ended it instead.
@@ -94,6 +98,8 @@ class Shift:
             _log.info("joined", queue=self._config.queue, worker=self._config.name)
             await self._while_working(self._until_told(stop))
             await self._drain(intake)
+            if self._heartbeat.name_taken is not None:
+                raise self._heartbeat.name_taken
         finally:
             await self._leave()
 
@@ -103,7 +109,7 @@ class Shift:
         while not stop.is_set():
             self._readiness.object(_PART, "joining the queue")
             try:
-                await self._heartbeat.start()
+                await self._heartbeat.start(stop)
             except exceptions.RedisError as error:
                 if not faults.is_passing(error):
                     raise RedisRefused(f"Redis refuses what a worker must do: {error}") from error
@@ -113,7 +119,7 @@ class Shift:
                 return
 
     async def _until_told(self, stop: asyncio.Event) -> None:
-        waits = [asyncio.create_task(event.wait()) for event in (stop, self._heartbeat.told_to_drain)]
+        waits = [asyncio.create_task(event.wait()) for event in (stop, self._heartbeat.must_drain)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -1,10 +1,13 @@
-"""Ending tasks for certain."""
+"""Ending tasks for certain, waiting for an event or not for long, sharing what one task does."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+_T = TypeVar("_T")
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]], *, patience_s: float = 0.2) -> None:
@@ -25,3 +28,27 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], *, patience_s: float = 0
     for task in everyone:
         if not task.cancelled():
             task.exception()  # marks it as seen
+
+
+async def pause(end: asyncio.Event, timeout_s: float) -> None:
+    """Waits for `timeout_s`, or until `end`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await end.wait()
+
+
+class Shared(Generic[_T]):
+    """Does something once at a time, however many ask: who asks meanwhile gets the same outcome."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> None:
+        self._work = work
+        self._task: asyncio.Task[_T] | None = None
+
+    async def __call__(self) -> _T:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+        return await asyncio.shield(self._task)  # the others wait for it, even if this caller is cancelled
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            await end_tasks([self._task])

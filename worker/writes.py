@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from penstock.engine.request import TokenLogprob
 from penstock.producer import keys
@@ -74,6 +74,24 @@ class AsideWrite:
 
 
 @dataclass(frozen=True, slots=True)
+class EndCheck:
+    """Looks whether an end that was written is still there; only then the queue entry may go."""
+
+    removal: str | Command  # the id of the entry, or what makes a dead letter of it
+    command: Command
+
+    @classmethod
+    def of(cls, live: LiveRequest) -> EndCheck:
+        return cls(live.dead_letter or live.entry_id, ("XREVRANGE", live.reply_key, "+", "-", "COUNT", 1))
+
+    @staticmethod
+    def is_there(answer: Any) -> bool:
+        """What the server's answer says."""
+        fields = answer[0][1] if answer else ()
+        return b"end" in (fields.values() if isinstance(fields, dict) else fields[1::2])
+
+
+@dataclass(frozen=True, slots=True)
 class RefreshWrite:
     """Renews the time to live of a reply or its state."""
 
@@ -82,7 +100,7 @@ class RefreshWrite:
 
 _FIRST_FIELD = 4  # of a chunk's command: XADD, key, NOMKSTREAM, id, fields
 
-Write: TypeAlias = ChunkWrite | ProbeWrite | FinishWrite | AsideWrite | RefreshWrite
+Write: TypeAlias = ChunkWrite | ProbeWrite | FinishWrite | EndCheck | AsideWrite | RefreshWrite
 
 
 def has_news(live: LiveRequest, choice: Choice) -> bool:

@@ -15,14 +15,17 @@ from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from servers import SERVERS
-from worker_harness import eventually, running_worker
+from worker_harness import QUICK, eventually, running_worker
 
 from penstock.producer import AsyncClient, RequestRefused, ServerRefused, keys
 from penstock.producer.connection import RedisClient, connect
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, fake_model
 from penstock.worker.cli import run
 from penstock.worker.cli.checks.redis import check_redis
+from penstock.worker.config import WorkerConfig
 from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.errors import NameTaken
+from penstock.worker.service import WorkerService
 
 USERS = Path(__file__).parents[2] / "deploy/redis/users.acl"
 ROLES = ("admin", "producer", "reader", "worker", "autoscaler", "operator")
@@ -101,6 +104,9 @@ async def test_producer_and_worker_do_their_whole_jobs(acl_server: EmbeddedServe
             assert (await anext(handle.stream(after=first_chunk.entry_id))).offset > 0
             assert await handle.state() == "finished"
             await eventually(lambda: _consumers(admin))
+            same = WorkerConfig(**{**QUICK, "name": "second"})
+            with pytest.raises(NameTaken, match="another process uses the name 'second'"):
+                await WorkerService(same, url_of(acl_server, "worker"), fake_model).run()
     assert await denials(admin) == []
 
 

@@ -77,6 +77,7 @@ def test_health_is_asked_where_the_worker_answers() -> None:
     port = SERVICES["worker"]["environment"][variable("health_port")]
     assert f"http://127.0.0.1:{port}/readyz" in DOCKERFILE
     assert f"EXPOSE {port}" in DOCKERFILE
+    assert docker_variables()[variable("health_host")] == "0.0.0.0"  # for probes and scrapers beside the container
     assert SERVICES["producer"]["healthcheck"] == {"disable": True}
 
 

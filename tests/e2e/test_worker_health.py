@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import resource
+import signal
+import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
+from worker_process import WorkerProcess
 
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient
@@ -121,6 +127,74 @@ async def test_one_line_per_request_and_never_its_text(redis_url: str, redis: Re
     assert ends["bad"]["code"] == "invalid_request"
     assert "SECRET" not in logs.getvalue()
     assert replies["good"].text().split()[0] not in logs.getvalue()
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """For the connections that a test holds itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def keep_connecting(port: int, *, num_held: int, has_all: asyncio.Event) -> None:
+    """Opens connections and says nothing; once there are `num_held`, a new one replaces the oldest."""
+    loop = asyncio.get_running_loop()
+    held: deque[socket.socket] = deque()
+    try:
+        while True:
+            if len(held) == num_held:
+                has_all.set()
+                held.popleft().close()
+            held.append(socket.socket())
+            held[-1].setblocking(False)
+            await loop.sock_connect(held[-1], ("127.0.0.1", port))
+    finally:
+        for connection in held:
+            connection.close()
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, of Linux, to bound another process")
+@pytest.mark.usefixtures("many_descriptors")
+async def test_idle_connections_cannot_stop_a_worker(redis_url: str, redis: RedisClient, tmp_path: Path) -> None:
+    with WorkerProcess(redis_url, tmp_path / "log", name="w", health_host="127.0.0.1", health_port=0) as process:
+        await eventually(lambda: any(event["event"] == "joined" for event in process.events()))
+        port = next(event["port"] for event in process.events() if event["event"] == "health_listening")
+        process.limit_descriptors(400)
+        has_all = asyncio.Event()
+        stranger = asyncio.create_task(keep_connecting(port, num_held=1200, has_all=has_all))
+        await asyncio.wait_for(has_all.wait(), 60)
+        for i in range(5):
+            await send(redis, prompt="x", id=f"x{i}", max_tokens=50)
+            assert (await read_reply(redis, f"x{i}")).end.completion_tokens == 50
+            assert await http(port, "/readyz") == (200, '{"ready": true, "reasons": {}}')
+            assert (await http(port, "/metrics"))[0] == 200
+        stranger.cancel()
+        await asyncio.wait({stranger})
+        process.send(signal.SIGTERM)
+        assert process.wait(10) == 0
+    assert "Traceback" not in process.log()
+    assert {event["event"] for event in process.events()} >= {"joined", "drained"}
+    assert not any(event["level"] in ("warning", "error") for event in process.events())
+
+
+async def test_scrapes_at_the_same_time_share_one_connection(redis_url: str, redis: RedisClient) -> None:
+    async with running_worker(redis_url, name="w", health_host="127.0.0.1", health_port=0) as worker:
+        port = worker.service.health_port
+        await get_metrics(port)
+        before = await num_connections(redis, "w")
+        await redis.config_resetstat()
+        pages = await asyncio.gather(*(http(port, "/metrics") for _ in range(40)))
+        assert {status for status, _ in pages} == {200}
+        assert await num_connections(redis, "w") <= before + 1
+        scrapes = (await redis.info("commandstats"))["cmdstat_xinfo|groups"]["calls"]
+        assert scrapes < 40
+        assert "penstock_queue_length 0.0" in pages[0][1]
+
+
+async def num_connections(redis: RedisClient, worker: str) -> int:
+    return sum(client["name"] == f"penstock-worker-{worker}" for client in await redis.client_list())
 
 
 async def test_taken_health_port_is_an_error(redis_url: str) -> None:

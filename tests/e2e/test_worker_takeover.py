@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from pathlib import Path
@@ -107,6 +108,37 @@ async def test_frozen_worker_wakes_up_to_find_itself_fenced(redis_url: str, redi
     assert reply.text() == expected_text("x", "x", 4000)
     assert reply.tokens() == expected_tokens(b"x", "x", 0, 4000)
     assert [event["reason"] for event in zombie.events() if event["event"] == "request_dropped"] == ["fenced"]
+
+
+async def test_of_two_processes_with_one_name_one_goes_on(redis_url: str, redis: RedisClient, tmp_path: Path) -> None:
+    """The first was frozen for longer than its heartbeat lasts, and a second took its name."""
+    with WorkerProcess(redis_url, tmp_path / "log", engine={"step_s": 0.005}, name="same") as zombie:
+        for i in range(3):
+            await send(redis, prompt="x", id=f"x{i}", max_tokens=2000)
+        await read_until(redis, "x2", is_chunk)
+        zombie.send(signal.SIGSTOP)
+        await eventually(lambda: _is_free(redis, "same"))
+        engine = FakeEngine(step_s=0.002)
+        async with running_worker(redis_url, engine, name="same") as heir:
+            await eventually(lambda: len(engine.prefilled) == 3)
+            zombie.send(signal.SIGCONT)
+            later = [await send(redis, prompt="later", max_tokens=50) for _ in range(20)]
+            assert await asyncio.to_thread(zombie.wait, 30) == 1
+            assert "NameTaken: another process uses the name 'same' in queue 'q'" in zombie.log()
+            later += [await send(redis, prompt="later", max_tokens=50) for _ in range(5)]
+            for request_id in later:
+                assert (await read_reply(redis, request_id)).text() == expected_text("later", request_id, 50)
+            for i in range(3):
+                reply = await read_reply(redis, f"x{i}")
+                assert reply.text() == expected_text("x", f"x{i}", 2000)
+                assert reply.owners == ["same", "same"]  # once each: they do not take it from each other in turn
+            await eventually(lambda: is_queue_empty(redis))
+            assert heir.service.readiness.is_ready
+    assert [event["event"] for event in zombie.events()].count("name_taken") == 1
+
+
+async def _is_free(redis: RedisClient, worker: str) -> bool:
+    return not await redis.exists(keys.heartbeat("q", worker))
 
 
 async def test_sigterm_drains_a_process(redis_url: str, redis: RedisClient, tmp_path: Path) -> None:

@@ -36,6 +36,11 @@ def optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.none() | strategy
 
 
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+traces = st.just(TRACE) | st.from_regex(
+    r"[1-9a-e][0-9a-f]-[1-9a-f]{32}-[1-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,20})?", fullmatch=True
+)
+
 sampling = st.fixed_dictionaries(
     {},
     optional={
@@ -60,7 +65,7 @@ sampling = st.fixed_dictionaries(
         "logprobs": st.integers(0, 20),
         "priority": st.integers(-1000, 1000),
         "timeout_s": st.floats(0.001, 604_800),
-        "traceparent": text,
+        "traceparent": traces,
     },
 )
 roles = st.sampled_from(["system", "user", "assistant", "tool"])
@@ -218,6 +223,8 @@ def test_the_body_limit_counts_names_and_values() -> None:
         ({"prompt": "x", "stop": "[1"}, "stop"),
         ({"prompt": "x", "messages": "[]"}, "exactly one of prompt, messages, prompt_token_ids"),
         ({"max_tokens": "5"}, "exactly one of"),
+        ({"prompt": "x", "traceparent": "00-\x1b[2J"}, r"traceparent: Value error, must be a W3C traceparent, such as"),
+        ({"prompt": "x", "traceparent": "00-\x1b[2J"}, r", not '00-\x1b[2J'"),
         ({"request": "{}", "prompt": "x"}, "beside `request` only `id` may stand, not prompt"),
         ({"request": '"text"'}, "holds str, not an object"),
         ({"request": '{"id": "b", "prompt": "x"}', "id": "a"}, "`id` a and `request.id` b differ"),
@@ -227,6 +234,33 @@ def test_a_refusal_names_the_field(fields: dict[str, str], told: str) -> None:
     with pytest.raises(WireError) as caught:
         parse(encoded(fields))
     assert told in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        "",
+        "none",
+        TRACE.upper(),
+        TRACE + "-more",  # only later versions may have more
+        TRACE + "\n",
+        TRACE + "\x1b[31m",
+        TRACE.replace("00-4", "ff-4"),
+        TRACE.replace("00-4", "01-4") + "-\x1b",
+        TRACE.replace("00-4", "01-4") + "-" + "x" * 256,
+        "00-" + "0" * 32 + "-00f067aa0ba902b7-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-" + "0" * 16 + "-01",
+    ],
+)
+def test_what_is_no_traceparent_is_refused(trace: str) -> None:
+    with pytest.raises(WireError, match="traceparent") as caught:
+        parse(encoded({"prompt": "x", "traceparent": trace}))
+    assert caught.value.message.isprintable()
+
+
+def test_a_later_version_of_the_traceparent_may_have_more() -> None:
+    trace = TRACE.replace("00-4", "01-4") + "-what.the/future:brings"
+    assert parse(encoded({"prompt": "x", "traceparent": trace})).traceparent == trace
 
 
 def test_the_id_beside_a_document_counts() -> None:

@@ -104,4 +104,11 @@ async def test_a_taken_health_port_is_named() -> None:
         port = str(taken.getsockname()[1])
         outcome = await penstock("worker", "--model", "demo", "--health-host", "127.0.0.1", "--health-port", port)
     assert outcome.status == 1
-    assert "set --health-port" in outcome.err.splitlines()[-1]
+    assert "set --health-port or --health-host" in outcome.err.splitlines()[-1]
+
+
+async def test_a_health_host_that_is_none_is_named() -> None:
+    outcome = await penstock("worker", "--model", "demo", "--health-host", "no such host")
+    assert outcome.status == 1
+    assert "set --health-port or --health-host" in outcome.err.splitlines()[-1]
+    assert "Traceback" not in outcome.err

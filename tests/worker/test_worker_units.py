@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import io
 import json
+import re
 import time
 from typing import Any
 
@@ -30,7 +31,7 @@ from penstock.worker.journal import JournalError, read_journal
 from penstock.worker.live import LiveRequest, ServerClock, Signal
 from penstock.worker.logs import configure_logs
 from penstock.worker.scripts import Claim
-from penstock.worker.tasks import end_tasks
+from penstock.worker.tasks import Shared, end_tasks
 
 
 def make_live(n: int = 1) -> LiveRequest:
@@ -51,6 +52,7 @@ def make_live(n: int = 1) -> LiveRequest:
         ("block_ms", 10_001),
         ("flush_interval_ms", -1),
         ("max_prompt_tokens", 0),
+        ("health_host", ""),
         ("health_port", 65_536),
         ("max_attempts", 0),
     ],
@@ -259,6 +261,32 @@ async def test_tasks_are_ended_even_if_a_library_swallows_the_first_cancellation
     assert swallowed == 3
 
 
+async def test_what_is_shared_runs_once_at_a_time() -> None:
+    may_end = asyncio.Event()
+    num_runs = 0
+
+    async def work() -> int:
+        nonlocal num_runs
+        num_runs += 1
+        await may_end.wait()
+        return num_runs
+
+    shared = Shared(work)
+    first, *others = [asyncio.create_task(shared()) for _ in range(5)]
+    await asyncio.sleep(0)
+    first.cancel()  # whose call started it
+    await asyncio.wait({first})
+    may_end.set()
+    assert await asyncio.gather(*others) == [1] * 4
+    assert await shared() == 2  # nobody gets an outcome from before they asked
+    may_end.clear()
+    last = asyncio.create_task(shared())
+    await asyncio.sleep(0)
+    await shared.stop()
+    await asyncio.wait({last})
+    assert last.cancelled()
+
+
 def test_tracebacks_are_logged_without_local_variables() -> None:
     for style in ("json", "console"):
         stream = io.StringIO()
@@ -271,6 +299,39 @@ def test_tracebacks_are_logged_without_local_variables() -> None:
         structlog.reset_defaults()
         assert "ValueError" in stream.getvalue()
         assert "SECRET" not in stream.getvalue()
+
+
+def test_nothing_that_comes_from_outside_steers_the_terminal() -> None:
+    """The renderer colours its own parts, so each hostile text must be there, and only in escapes."""
+    hostile = {
+        "clear": "\x1b[2J",
+        "title": "\x1b]0;t\x07",
+        "c1": "\x9b31m",
+        "back": "a\rb",
+        "bidi": "\u202e",
+        "half": "\ud800",
+    }
+
+    def fail(message: str) -> None:
+        raise ValueError(message)
+
+    stream = io.StringIO()
+    configure_logs("info", "console", stream)
+    log = structlog.get_logger().bind(request_id="plain", **hostile)
+    log.warning(hostile["clear"], spaced="a b " + hostile["clear"], error=ValueError(hostile["clear"]))
+    try:
+        fail("".join(hostile.values()) + "\nsecond line")
+    except ValueError:
+        log.exception("failed")
+    structlog.reset_defaults()
+    shown = stream.getvalue()
+    for text in hostile.values():
+        assert text not in shown
+        assert repr(text) in shown
+    assert "\nValueError: " + repr("".join(hostile.values()))[1:-1] + "\nsecond line" in shown
+    assert "request_id" in shown
+    assert "'plain'" not in shown
+    assert all(part.isprintable() for part in re.sub(r"\x1b\[\d+m", "", shown).split("\n"))
 
 
 def test_log_level_and_format() -> None:

@@ -127,6 +127,7 @@ def _run(url: str, log: Path, engine: dict[str, Any], config: dict[str, Any]) ->
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the parent ends with the harness
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the harness
     with log.open("w", buffering=1) as stream:
+        os.dup2(stream.fileno(), 2)  # what Python itself says, such as why it ends
         configure_logs("info", "json", stream)
         asyncio.run(_serve(url, engine, config))
 

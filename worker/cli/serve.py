@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
+import socket
 import sys
 from dataclasses import fields
 from functools import partial
@@ -18,6 +19,8 @@ from penstock.worker.cli.progress import shown
 from penstock.worker.logs import configure_logs
 from penstock.worker.service import Model, WorkerService
 from penstock.worker.settings import DEMO_MODEL, Settings, SettingsError, flag, variable
+
+_CANNOT_LISTEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, socket.EAI_NONAME, socket.EAI_AGAIN)
 
 
 def serve(settings: Settings) -> None:
@@ -69,6 +72,8 @@ async def _run(service: WorkerService) -> None:
     try:
         await service.run()
     except OSError as error:
-        if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+        if error.errno not in _CANNOT_LISTEN:
             raise
-        raise CommandFailed(f"the health server cannot listen: {error}; set {flag('health_port')}") from error
+        raise CommandFailed(
+            f"the health server cannot listen: {error}; set {flag('health_port')} or {flag('health_host')}"
+        ) from error
