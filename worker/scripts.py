@@ -70,7 +70,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local epoch = time[1] * 1000000 + time[2]
 if epoch <= highest then epoch = math.floor(highest) + 1 + leap end
 epoch = string.format('%d', epoch)
-local turn = string.format('%d', (tonumber(redis.call('HGET', state, 'attempts') or 0) or 0) + 1)
+local turn = string.format('%d', (tonumber(redis.call('HMGET', state, 'attempts')[1] or 0) or 0) + 1)
 redis.call('XADD', reply, epoch .. '-0', 'type', 'own', 'worker', worker, 'epoch', epoch, 'turn', turn)
 if status == 'running' and owner_instance ~= instance then
   redis.call('HINCRBY', state, 'crashes', 1)
@@ -125,7 +125,7 @@ local state, epoch = KEYS[1], ARGV[1]
 local s = redis.call('HMGET', state, 'epoch', 'status', 'strikes')
 if not s[1] or s[1] == epoch or s[2] == 'done' or s[2] == 'dead' then return 0 end
 if redis.call('HSETNX', state, 'alive:' .. epoch, 1) == 0 then return 0 end
-if tonumber(redis.call('HGET', state, 'crashes') or 0) > 0 then redis.call('HINCRBY', state, 'crashes', -1) end
+if tonumber(redis.call('HMGET', state, 'crashes')[1] or 0) > 0 then redis.call('HINCRBY', state, 'crashes', -1) end
 if tonumber(s[3] or 0) > 0 then redis.call('HINCRBY', state, 'strikes', -1) end
 return 1
 """
