@@ -35,10 +35,19 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.ZipFile) -
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
 
-def test_the_wheel_holds_the_demo_model(wheel: zipfile.ZipFile) -> None:
-    for file in (ROOT / "engine/demo/model").iterdir():
-        assert f"penstock/engine/demo/model/{file.name}" in wheel.namelist()
+def test_the_wheel_holds_the_demo_model_but_not_its_training(wheel: zipfile.ZipFile) -> None:
+    packed = {name for name in wheel.namelist() if name.startswith("penstock/engine/demo/")}
+    files = {f"penstock/engine/demo/model/{file.name}" for file in (ROOT / "engine/demo/model").iterdir()}
+    assert packed == files | {"penstock/engine/demo/__init__.py"}
     assert wheel.getinfo("penstock/engine/demo/model/model.safetensors").file_size <= 8_000_000
+
+
+def test_nothing_in_the_wheel_is_for_development(wheel: zipfile.ZipFile) -> None:
+    """Who installs it has neither the repository nor the packages of the `dev` extra."""
+    code = "\n".join(wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".py"))
+    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", code, re.MULTILINE))
+    assert {"jax", "redis", "penstock"} <= imported
+    assert imported & {"optax", "torch", "pytest", "hypothesis", "examples", "tests", "benchmarks"} == set()
 
 
 def test_metadata(wheel: zipfile.ZipFile) -> None:
