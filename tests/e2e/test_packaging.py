@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import penstock
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONSTRAINTS = sorted((ROOT / "constraints").glob("py*.txt"))
@@ -30,7 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 def test_the_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"penstock", f"penstock-{PROJECT['version']}.dist-info"}
+    assert tops == {"penstock", f"penstock-{penstock.__version__}.dist-info"}
     assert "penstock/py.typed" in names
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
@@ -51,7 +53,7 @@ def test_nothing_in_the_wheel_is_for_development(wheel: zipfile.ZipFile) -> None
 
 
 def test_metadata(wheel: zipfile.ZipFile) -> None:
-    folder = f"penstock-{PROJECT['version']}.dist-info"
+    folder = f"penstock-{penstock.__version__}.dist-info"
     metadata = HeaderParser().parsestr(wheel.read(f"{folder}/METADATA").decode())
     assert metadata["License-Expression"] == "Apache-2.0"
     assert f"{folder}/licenses/LICENSE" in wheel.namelist()
