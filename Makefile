@@ -14,8 +14,9 @@ help:  ## show this list
 demo: .venv/worker.stamp  ## start a server and a worker with the demo model, ask it a few things, stop everything
 	@$(BIN)/penstock demo
 
-test: .venv/dev.stamp  ## run the tests, without the slow ones
-	@$(BIN)/python -m pytest -q -m "not slow"
+# Each process begins with one half: tests that wait for servers come first, those that compute last.
+test: .venv/dev.stamp  ## run the tests in two processes, without the slow ones
+	@$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal
 
 test-slow: .venv/dev.stamp  ## run the slow tests
 	@$(BIN)/python -m pytest -q -m slow

@@ -159,7 +159,7 @@ class ScriptedWorker:
         self._replies.add(asyncio.create_task(self.behave(ScriptedReply(request, self, queue_entry=entry_id))))  # type: ignore[arg-type]
 
 
-async def eventually(condition: Callable[[], object], *, timeout_s: float = 5.0) -> None:
+async def eventually(condition: Callable[[], object], *, timeout_s: float = 60.0) -> None:
     """Waits until `condition()`, awaited if need be, is true; fails when that takes too long."""
     async with asyncio.timeout(timeout_s):
         while True:
