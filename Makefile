@@ -14,8 +14,9 @@ help:  ## show this list
 demo: .venv/worker.stamp  ## start a server and a worker with the demo model, ask it a few things, stop everything
 	@$(BIN)/penstock demo
 
-test: .venv/dev.stamp  ## run the tests, without the slow ones
-	@$(BIN)/python -m pytest -q -m "not slow"
+# Each process begins with one half: tests that wait for servers come first, those that compute last.
+test: .venv/dev.stamp  ## run the tests in two processes, without the slow ones
+	@$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal
 
 test-slow: .venv/dev.stamp  ## run the slow tests
 	@$(BIN)/python -m pytest -q -m slow
@@ -59,7 +60,7 @@ docs: .venv/dev.stamp  ## write docs/configuration.md from the settings
 
 clean:  ## remove caches and build outputs
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find producer engine worker tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
+	find penstock producer engine worker tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean  ## also remove the virtual environment
 	rm -rf .venv

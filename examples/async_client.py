@@ -6,7 +6,7 @@ REDIS_URL=redis://localhost:6379 PENSTOCK_QUEUE=default python examples/async_cl
 import asyncio
 import os
 
-from penstock.producer import AsyncClient, PenstockError
+from penstock import AsyncClient, PenstockError
 
 
 async def main() -> None:

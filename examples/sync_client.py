@@ -5,7 +5,7 @@ REDIS_URL=redis://localhost:6379 PENSTOCK_QUEUE=default python examples/sync_cli
 
 import os
 
-from penstock.producer import Client, PenstockError
+from penstock import Client, PenstockError
 
 PROMPTS = [f"What is {number} + {number + 1}?" for number in range(1, 9)]
 

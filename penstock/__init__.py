@@ -7,38 +7,10 @@ with Client() as client:
         print(chunk.text, end="", flush=True)
 """
 
-from penstock.producer import (
-    AsyncClient,
-    Chunk,
-    Client,
-    ConnectionLost,
-    GenerateRequest,
-    NotDurable,
-    PenstockError,
-    QueueFull,
-    Reply,
-    ReplyCorrupt,
-    ReplyGone,
-    ReplyTimeout,
-    RequestFailed,
-    RequestRefused,
-    ServerRefused,
-)
+from penstock import producer
+from penstock.producer import *  # noqa: F403  its `__all__` is the one list of what users import
 
-__all__ = [
-    "AsyncClient",
-    "Chunk",
-    "Client",
-    "ConnectionLost",
-    "GenerateRequest",
-    "NotDurable",
-    "PenstockError",
-    "QueueFull",
-    "Reply",
-    "ReplyCorrupt",
-    "ReplyGone",
-    "ReplyTimeout",
-    "RequestFailed",
-    "RequestRefused",
-    "ServerRefused",
-]
+__version__ = "0.1.0"
+
+__all__ = ["__version__"]
+__all__ += producer.__all__

@@ -1,15 +1,14 @@
-"""Penstock's client: send prompts to a queue on Redis, read the tokens as they come.
+"""Penstock's client: send prompts to a queue on Redis, read the tokens as they come. `penstock` gives out all of it.
 
-from penstock.producer import Client
-
-with Client() as client:
-    for chunk in client.stream("12 + 30 ="):
-        print(chunk.text, end="", flush=True)
+The names are those that users write: what they call, what they catch, and every type that a public method takes or
+returns, to annotate with.
 """
 
 from penstock.producer.aio import AsyncClient
-from penstock.producer.client import Client
+from penstock.producer.bulk import BulkProgress, BulkResult, ProgressCallback
+from penstock.producer.client import BlockingHandle, BlockingReplyStream, Client
 from penstock.producer.errors import (
+    BadAddress,
     ConnectionLost,
     NotDurable,
     PenstockError,
@@ -21,23 +20,43 @@ from penstock.producer.errors import (
     RequestRefused,
     ServerRefused,
 )
-from penstock.producer.reply import Chunk, Reply
-from penstock.producer.wire import GenerateRequest
+from penstock.producer.handle import Handle, ReplyStream
+from penstock.producer.reply import Choice, Chunk, Reply, Timings, Usage
+from penstock.producer.request import Prompt, Sampling
+from penstock.producer.transport import State
+from penstock.producer.wire import FinishReason, GenerateRequest, Message, TokenLogprob
 
 __all__ = [
     "AsyncClient",
+    "BadAddress",
+    "BlockingHandle",
+    "BlockingReplyStream",
+    "BulkProgress",
+    "BulkResult",
+    "Choice",
     "Chunk",
     "Client",
     "ConnectionLost",
+    "FinishReason",
     "GenerateRequest",
+    "Handle",
+    "Message",
     "NotDurable",
     "PenstockError",
+    "ProgressCallback",
+    "Prompt",
     "QueueFull",
     "Reply",
     "ReplyCorrupt",
     "ReplyGone",
+    "ReplyStream",
     "ReplyTimeout",
     "RequestFailed",
     "RequestRefused",
+    "Sampling",
     "ServerRefused",
+    "State",
+    "Timings",
+    "TokenLogprob",
+    "Usage",
 ]

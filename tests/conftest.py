@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -21,6 +22,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says more about what else the machine does than about the code.
 hypothesis.settings.register_profile("penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("penstock")
+
+
+BARE_NAMES = frozenset({"producer", "engine", "worker"})
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """A folder imported by its bare name is a second copy: its classes are not those of the package."""
+    copies = sorted(BARE_NAMES & sys.modules.keys())
+    assert not copies, f"imported by bare name: {', '.join(copies)}; import penstock.{copies[0]} instead"
 
 
 @pytest.fixture(scope="session", params=list(SERVERS) or ["none"])

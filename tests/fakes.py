@@ -166,7 +166,7 @@ def ranked(entry_ids: Iterable[str | bytes]) -> list[str]:
     return [f"{epochs.index(int(epoch)) + 1}-{number}" for epoch, number in (id_.split("-") for id_ in ids)]
 
 
-async def eventually(condition: Callable[[], object], *, timeout_s: float = 5.0) -> None:
+async def eventually(condition: Callable[[], object], *, timeout_s: float = 60.0) -> None:
     """Waits until `condition()`, awaited if need be, is true; fails when that takes too long."""
     async with asyncio.timeout(timeout_s):
         while True:

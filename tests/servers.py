@@ -30,7 +30,7 @@ def form_cluster(servers: list[EmbeddedServer]) -> None:
             node.execute_command("CLUSTER ADDSLOTSRANGE", first, end - 1)
         for server, bus in [(server, server_bus_port(node)) for server, node in zip(servers, nodes, strict=True)][1:]:
             nodes[0].execute_command("CLUSTER MEET", "127.0.0.1", server.port, bus)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not all(is_whole(node, len(nodes)) for node in nodes):
             assert time.monotonic() < deadline, "the nodes did not form a cluster in time"
             time.sleep(0.02)

@@ -28,7 +28,7 @@ QUICK = {
     "drain_timeout_s": 5.0,
     "health_port": None,
 }
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 _names = itertools.count()
 
 

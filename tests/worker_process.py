@@ -38,7 +38,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         self.send(signal.SIGKILL)
-        self.wait(10)
+        self.wait(60)
 
     def wait(self, timeout_s: float) -> int | None:
         """Its exit status, None if it is still there after `timeout_s`."""

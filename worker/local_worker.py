@@ -32,7 +32,7 @@ async def local_worker(url: str, settings: Mapping[str, Any]) -> AsyncIterator[a
         *dies_with_parent(),
         sys.executable,
         "-m",
-        "worker",
+        "penstock",
         "worker",
         *flags,
         stdin=asyncio.subprocess.DEVNULL,

@@ -88,18 +88,6 @@ def test_variables_are_settings() -> None:
     assert {name for name in docker_variables() if name.startswith("PENSTOCK_")} <= known
 
 
-def test_the_image_copies_what_there_is_and_ignores_the_rest() -> None:
-    copied = [
-        line.split()[1:-1] for line in DOCKERFILE.splitlines() if line.startswith("COPY ") and "--from" not in line
-    ]
-    allowed = {
-        line[1:].rstrip("/") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")
-    }
-    for source in (path for paths in copied for path in paths):
-        assert (ROOT / source).exists()
-        assert source.split("/")[0] in allowed
-
-
 async def test_the_services_work_together(tmp_path: Path, compile_cache: Path) -> None:
     """Redis, two workers and the producer, each by its command and environment in the file."""
     if not find_servers():
@@ -109,7 +97,7 @@ async def test_the_services_work_together(tmp_path: Path, compile_cache: Path) -
     with EmbeddedServer(data_dir=tmp_path, arguments=tuple(options)) as server:
         places = {"redis://redis:6379": server.url.rsplit("/", 1)[0], "/var/cache/penstock/compile": str(compile_cache)}
         async with running("worker", places), running("worker", places), running("producer", places) as producer:
-            out, _ = await asyncio.wait_for(producer.communicate(), 100)
+            out, _ = await asyncio.wait_for(producer.communicate(), 240)
     assert out.decode() == "347 + 85 = 432\n"
 
 
@@ -128,7 +116,7 @@ async def running(name: str, places: dict[str, str]) -> AsyncIterator[asyncio.su
         yield process
         if process.returncode is None:
             process.terminate()
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
         if process.returncode is None:
             process.kill()

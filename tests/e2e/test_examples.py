@@ -30,7 +30,7 @@ async def run(*command: str, redis_url: str) -> tuple[int, str, str]:
         *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             out, err = await process.communicate()
     finally:
         if process.returncode is None:

@@ -115,7 +115,7 @@ async def test_clients_notice_a_pause_and_nothing_else(deployment: Deployment) -
             _check(at, reply, tokens)
         async with AsyncClient(deployment.replica_url, queue="q") as other:  # one that has seen nothing of it before
             for at, (handle, tokens) in enumerate(zip(handles, lengths, strict=True)):
-                _check(at, await other.handle(handle.id).result(timeout=10), tokens)
+                _check(at, await other.handle(handle.id).result(timeout=60), tokens)
         for handle in handles:
             assert (await read_reply(deployment.replica, handle.id)).end
 

@@ -84,7 +84,7 @@ async def test_second_request_to_stop_aborts(redis_url: str, redis: RedisClient)
         worker.service.request_drain()
         worker.service.request_drain()
         with pytest.raises(Aborted):
-            await asyncio.wait_for(worker.task, 5)
+            await asyncio.wait_for(worker.task, 60)
 
 
 async def test_engine_failure_ends_the_worker_and_others_take_over(redis_url: str, redis: RedisClient) -> None:
@@ -119,7 +119,7 @@ async def test_drain_during_load_ends_at_once(redis_url: str) -> None:
     await loading.wait()
     assert not service.readiness.is_ready
     service.request_drain()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 60)
     may_go_on.set()
 
 

@@ -147,7 +147,7 @@ async def test_sigterm_drains_a_process(redis_url: str, redis: RedisClient, tmp_
         await read_until(redis, "x", is_chunk)
         process.send(signal.SIGTERM)
         assert (await read_reply(redis, "x")).text() == expected_text("x", "x", 50)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 async def finish_elsewhere(

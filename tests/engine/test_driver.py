@@ -37,7 +37,7 @@ async def test_closing_the_iterator_early_frees_what_the_request_holds(engine: E
     stream = driver.generate(Request("r", (1, 2, 3), SamplingParams(max_tokens=90, ignore_eos=True)))
     await anext(stream)
     await stream.aclose()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while driver.is_active("r"):
             await collect(driver, Request("other", (4,), GREEDY))
     assert engine._pool.num_available == engine._pool.num_pages - 1
@@ -136,7 +136,7 @@ class ScriptedEngine:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110  nothing tells
             await asyncio.sleep(0.001)
 

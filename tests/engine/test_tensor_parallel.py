@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "PYTHONPATH": f"{here.parent.parent}{os.pathsep}{here}",
     }
     command = [sys.executable, str(here / "tensor_parallel_process.py"), str(directory), "1", "2", "4", "8"]
-    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert outcome.returncode == 0, outcome.stderr[-3000:]
     return json.loads(outcome.stdout)
 

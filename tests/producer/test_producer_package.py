@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
+import collections.abc
+import re
 import subprocess
 import sys
 import tomllib
+import types
+import typing
+from dataclasses import is_dataclass
+from inspect import get_annotations, isfunction
 from pathlib import Path
 
 import penstock
@@ -14,6 +21,7 @@ from penstock.producer.wire import GenerateRequest
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"jax", "jaxlib", "flax", "numpy", "transformers", "tokenizers", "torch", "rich"}
+STANDARD = {name for module in (builtins, collections.abc, types, typing) for name in dir(module)}
 
 
 def test_importing_it_loads_nothing_heavy() -> None:
@@ -40,27 +48,63 @@ def test_everything_is_loaded_once_under_the_installed_name() -> None:
 
 
 def test_the_package_gives_what_the_producer_gives() -> None:
-    assert sorted(penstock.__all__) == sorted(producer.__all__)
-    assert all(getattr(penstock, name) is getattr(producer, name) for name in penstock.__all__)
+    assert sorted(penstock.__all__) == sorted(["__version__", *producer.__all__])
+    assert all(getattr(penstock, name) is getattr(producer, name) for name in producer.__all__)
+
+
+def test_what_public_methods_take_and_return_is_public() -> None:
+    """Users annotate with it."""
+    public = [getattr(penstock, name) for name in producer.__all__]
+    named = {name for kind in public if isinstance(kind, type) for name in named_by(kind)}
+    assert {"Prompt", "Sampling", "Handle", "BlockingReplyStream", "ProgressCallback", "TokenLogprob", "State"} <= named
+    assert named - set(penstock.__all__) == set()
+
+
+def named_by(kind: type) -> set[str]:
+    """The names of our own in the annotations of what a caller reads from a `kind` or calls on it."""
+    annotations = list(get_annotations(kind).values()) if is_dataclass(kind) else []
+    for name, value in vars(kind).items():
+        function = value.fget if isinstance(value, property) else value
+        if isfunction(function) and not name.startswith("_"):
+            annotations += get_annotations(function).values()
+    words = {word for annotation in annotations for word in re.findall(r"\w+", annotation)}
+    return (words & vars(sys.modules[kind.__module__]).keys()) - STANDARD
 
 
 def test_the_public_names_are_these() -> None:
     assert sorted(producer.__all__) == [
         "AsyncClient",
+        "BadAddress",
+        "BlockingHandle",
+        "BlockingReplyStream",
+        "BulkProgress",
+        "BulkResult",
+        "Choice",
         "Chunk",
         "Client",
         "ConnectionLost",
+        "FinishReason",
         "GenerateRequest",
+        "Handle",
+        "Message",
         "NotDurable",
         "PenstockError",
+        "ProgressCallback",
+        "Prompt",
         "QueueFull",
         "Reply",
         "ReplyCorrupt",
         "ReplyGone",
+        "ReplyStream",
         "ReplyTimeout",
         "RequestFailed",
         "RequestRefused",
+        "Sampling",
         "ServerRefused",
+        "State",
+        "Timings",
+        "TokenLogprob",
+        "Usage",
     ]
     assert all(hasattr(producer, name) for name in producer.__all__)
     assert (Path(penstock.__file__).parent / "py.typed").exists()

@@ -45,12 +45,12 @@ async def penstock(
 
 
 async def finish(process: asyncio.subprocess.Process, stdin: str = "") -> Outcome:
-    """Waits for the end; a process that takes over a minute is killed and fails the test."""
+    """Waits for the end; a process that takes over four minutes is killed and fails the test."""
     try:
-        out, err = await asyncio.wait_for(process.communicate(stdin.encode()), 60)
+        out, err = await asyncio.wait_for(process.communicate(stdin.encode()), 240)
     except TimeoutError:
         process.kill()
         out, err = await process.communicate()
-        raise AssertionError(f"still running after a minute\n{out.decode()}\n{err.decode()}") from None
+        raise AssertionError(f"still running after four minutes\n{out.decode()}\n{err.decode()}") from None
     assert process.returncode is not None
     return Outcome(process.returncode, out.decode(), err.decode())

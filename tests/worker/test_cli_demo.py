@@ -22,7 +22,7 @@ def is_open(port: int) -> bool:
 
 async def port_of(process: asyncio.subprocess.Process) -> int:
     assert process.stdout is not None
-    line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
+    line = (await asyncio.wait_for(process.stdout.readline(), 240)).decode()
     found = re.search(r"redis://127\.0\.0\.1:(\d+)", line)
     assert found, line
     return int(found[1])

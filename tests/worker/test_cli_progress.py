@@ -22,7 +22,7 @@ def test_a_terminal_sees_a_bar() -> None:
     ours, theirs = pty.openpty()
     try:
         variables = environment(TERM="xterm", COLUMNS="100")
-        subprocess.run([sys.executable, "-c", SHOW], stderr=theirs, cwd=ROOT, env=variables, check=True, timeout=30)
+        subprocess.run([sys.executable, "-c", SHOW], stderr=theirs, cwd=ROOT, env=variables, check=True, timeout=60)
         text = os.read(ours, 65_536).decode()
     finally:
         os.close(ours)

@@ -124,7 +124,7 @@ async def test_ctrl_c_cancels_the_request(redis_url: str, redis: RedisClient) ->
     async with ScriptedWorker(redis_url, wait) as worker:
         process = await start("send", "hi", REDIS_URL=redis_url)
         assert process.stdout is not None
-        assert await asyncio.wait_for(process.stdout.readexactly(5), 10) == b"begun"
+        assert await asyncio.wait_for(process.stdout.readexactly(5), 60) == b"begun"
         process.send_signal(signal.SIGINT)
         outcome = await finish(process)
         request_id = worker.taken[0].id

@@ -32,7 +32,7 @@ async def read_until(process: asyncio.subprocess.Process, event: str) -> list[di
     """The worker's log up to the first line of `event`."""
     assert process.stderr is not None
     lines: list[dict[str, object]] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while not lines or lines[-1]["event"] != event:
             line = await process.stderr.readline()
             assert line, f"the worker ended before {event!r}: {lines}"

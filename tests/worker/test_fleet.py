@@ -83,7 +83,7 @@ async def test_drain_waits_until_the_worker_left(
         assert await penstock(redis_url, "drain", "w", "--timeout", "0.01") == 1
         assert "still draining after 0.01 s: w" in capsys.readouterr().err
         assert await penstock(redis_url, "drain", "w", "w") == 0
-        await asyncio.wait_for(worker.task, 5)
+        await asyncio.wait_for(worker.task, 60)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("w:")]
     assert lines[0] == "w: told to drain"
     assert lines[1].startswith("w: left after ")

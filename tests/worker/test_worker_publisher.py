@@ -139,7 +139,7 @@ async def test_while_processors_are_short_an_end_waits_with_the_chunks_of_what_s
         assert [len(await desk.written(live.id)) for live in lives] == [1, 1, 1]
         assert not desk.publisher.is_idle
         desk.publisher.push(lives[2], Output("r2", 0, 1, (2,), " b", finish_reason="stop"))  # nothing runs any more
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(desk.table):
                 await desk.table.changed.wait()
         for live in lives:

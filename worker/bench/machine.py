@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("penstock", "jax", "jaxlib", "numpy", "redis", "hiredis", "transformers", "torch")
+from penstock import __version__
+
+PACKAGES = ("jax", "jaxlib", "numpy", "redis", "hiredis", "transformers", "torch")
 
 
 def describe_machine() -> dict[str, Any]:
@@ -23,7 +25,7 @@ def describe_machine() -> dict[str, Any]:
         "gpus": _gpus(),
         "system": f"{platform.system()} {platform.release()}",
         "load_before": round(os.getloadavg()[0], 2),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), "penstock": __version__, **_versions()},
     }
 
 

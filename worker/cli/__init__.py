@@ -49,6 +49,11 @@ app.add_typer(bench.app)
 app.add_typer(dead.dead)
 
 
+@app.callback()
+def _options(version: version.VersionOption = False) -> None:
+    """Those of `penstock` itself, which act by themselves."""
+
+
 def main() -> None:
     """Runs the command line and exits."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it says at every start that torch is missing

@@ -1,17 +1,25 @@
-"""`penstock version`."""
+"""`penstock version` and `penstock --version`."""
 
 from __future__ import annotations
 
-import importlib.metadata
+from typing import Annotated
 
 import typer
 
-from penstock.worker.cli.errors import CommandFailed
+from penstock import __version__
 
 
 def version() -> None:
     """Print the version."""
-    try:
-        typer.echo(importlib.metadata.version("penstock"))
-    except importlib.metadata.PackageNotFoundError:
-        raise CommandFailed("penstock runs from its source tree and is not installed, so it has no version") from None
+    typer.echo(__version__)
+
+
+def _show(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_show, is_eager=True, help="Print the version and exit.")
+]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 
+from penstock import __version__
 from penstock.worker.cli.checks import Finding
 from penstock.worker.cli.errors import missing_worker_extra
 
-PACKAGES = ("penstock", "redis", "pydantic", "jax", "flax", "transformers")
+PACKAGES = ("redis", "pydantic", "jax", "flax", "transformers")
 
 
 def check_packages() -> list[Finding]:
     """Versions of what is installed, and whether the worker extra is."""
-    found = []
+    found = [f"penstock {__version__}"]
     for name in PACKAGES:
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")

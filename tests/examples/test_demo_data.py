@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from penstock.engine.demo import MODEL_DIR
-from penstock.engine.demo.data import (
+from examples.demo_model.data import (
     DAYS,
     MONTHS,
     TASKS,
@@ -25,8 +24,9 @@ from penstock.engine.demo.data import (
     is_held_out,
     training_examples,
 )
-from penstock.engine.demo.packing import encode, pack
-from penstock.engine.demo.tokenizer import ASSISTANT, END, PAD, SPECIAL_TOKENS, USER, VOCAB_SIZE, build
+from examples.demo_model.packing import encode, pack
+from examples.demo_model.tokenizer import ASSISTANT, END, PAD, SPECIAL_TOKENS, USER, VOCAB_SIZE, build
+from penstock.engine.demo import MODEL_DIR
 
 EVERYTHING = {
     "sum": 1.0,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
 
-from penstock.engine.demo import stories
-from penstock.engine.demo.words import draw_word
+from examples.demo_model import stories
+from examples.demo_model.words import draw_word
 
 DAYS = stories.DAYS
 MONTHS = (

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from tokenizers import Tokenizer
 
-from penstock.engine.demo.data import Example
-from penstock.engine.demo.tokenizer import ASSISTANT, END, PAD, SYSTEM, USER
+from examples.demo_model.data import Example
+from examples.demo_model.tokenizer import ASSISTANT, END, PAD, SYSTEM, USER
 
 _GIVE_UP_AFTER = 6  # examples in a row that no row has room for
 

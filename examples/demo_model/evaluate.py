@@ -1,4 +1,4 @@
-"""Measures the demo model on held-out problems: `python -m penstock.engine.demo.evaluate`.
+"""Measures the demo model on held-out problems: `python -m examples.demo_model.evaluate`.
 
 An answer counts when greedy decoding gives it exactly, end mark included. Greedy decoding gives a certain answer if and
 only if each of its tokens is the most likely one after the tokens before it, so one forward pass over question and
@@ -24,11 +24,11 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
+from examples.demo_model.attention import PackedAttention
+from examples.demo_model.data import TASKS, Example, Problem, held_out_problems
+from examples.demo_model.packing import Batch, Encoded, encode, lay_out
 from penstock.engine.checkpoint import load_model, read_model_config
 from penstock.engine.demo import MODEL_DIR
-from penstock.engine.demo.attention import PackedAttention
-from penstock.engine.demo.data import TASKS, Example, Problem, held_out_problems
-from penstock.engine.demo.packing import Batch, Encoded, encode, lay_out
 from penstock.engine.models.decoder import Decoder
 
 _BATCH_TOKENS = 8192

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engine.demo.tokenizer import VOCAB_SIZE
+from examples.demo_model.tokenizer import VOCAB_SIZE
 from penstock.engine.models.config import ModelConfig, RopeConfig
 
 DEMO_CONFIG = ModelConfig(

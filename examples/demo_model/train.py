@@ -1,4 +1,4 @@
-"""Trains the demo model: `python -m penstock.engine.demo.train`. Resumes by itself from its last checkpoint.
+"""Trains the demo model: `python -m examples.demo_model.train`. Resumes by itself from its last checkpoint.
 
 Every step sees short rows (sums, spelling, short countings) and long ones (stories, long countings, conversations) at
 once. The batch of step n depends on the seed and n alone, so an interrupted run goes on as if nothing had happened.
@@ -22,13 +22,13 @@ from flax import nnx
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
 
+from examples.demo_model.attention import PackedAttention
+from examples.demo_model.config import DEMO_CONFIG
+from examples.demo_model.data import training_examples
+from examples.demo_model.export import export
+from examples.demo_model.packing import Batch, encode, pack
+from examples.demo_model.tokenizer import build as build_tokenizer
 from penstock.engine.demo import MODEL_DIR
-from penstock.engine.demo.attention import PackedAttention
-from penstock.engine.demo.config import DEMO_CONFIG
-from penstock.engine.demo.data import training_examples
-from penstock.engine.demo.export import export
-from penstock.engine.demo.packing import Batch, encode, pack
-from penstock.engine.demo.tokenizer import build as build_tokenizer
 from penstock.engine.models.decoder import Decoder
 
 SHORT_ROWS, SHORT_LENGTH = 24, 128

@@ -13,13 +13,13 @@ from flax import nnx
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from examples.demo_model.attention import PackedAttention
+from examples.demo_model.config import DEMO_CONFIG
+from examples.demo_model.evaluate import evaluate
+from examples.demo_model.export import export
+from examples.demo_model.train import TrainingState, restore, save, step_batches
 from penstock.engine.checkpoint import load_model, read_model_config
 from penstock.engine.demo import MODEL_DIR
-from penstock.engine.demo.attention import PackedAttention
-from penstock.engine.demo.config import DEMO_CONFIG
-from penstock.engine.demo.evaluate import evaluate
-from penstock.engine.demo.export import export
-from penstock.engine.demo.train import TrainingState, restore, save, step_batches
 from penstock.engine.models.decoder import Decoder
 
 PROMPT = "<|user|>What is 347 + 85?<|assistant|>347 + 85"

@@ -12,7 +12,7 @@ from random import Random
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from penstock.engine.demo.data import training_examples
+from examples.demo_model.data import training_examples
 
 VOCAB_SIZE = 640
 PAD, END, SYSTEM, USER, ASSISTANT = range(5)

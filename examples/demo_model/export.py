@@ -12,8 +12,8 @@ from flax import nnx
 from safetensors.numpy import save
 from tokenizers import Tokenizer
 
-from penstock.engine.demo.config import DEMO_CONFIG
-from penstock.engine.demo.tokenizer import END, PAD, SPECIAL_TOKENS
+from examples.demo_model.config import DEMO_CONFIG
+from examples.demo_model.tokenizer import END, PAD, SPECIAL_TOKENS
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.family import ParamPath
 from penstock.engine.models.qwen3 import QWEN3

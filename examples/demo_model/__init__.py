@@ -1,0 +1,1 @@
+"""How the demo model (`penstock.engine.demo`) was made: data, training, evaluation. `README.md` tells all of it."""
