@@ -11,13 +11,13 @@ import structlog
 
 from penstock.engine.request import FinishReason, Output
 from penstock.producer.connection import RedisClient
-from penstock.producer.pipeline import Command, Reconnected, execute
+from penstock.producer.pipeline import Reconnected, execute
 from penstock.worker import faults, memory, scripts, writes
 from penstock.worker.coalescing import Coalescing
 from penstock.worker.config import WorkerConfig
 from penstock.worker.ending import dead_letter, end_entry, observe_end
 from penstock.worker.errors import RedisRefused
-from penstock.worker.live import LiveRequest, LiveTable, Signal
+from penstock.worker.live import Burial, LiveRequest, LiveTable, Signal
 from penstock.worker.memory import Reconnects
 from penstock.worker.metrics import Metrics
 from penstock.worker.readiness import Readiness
@@ -118,10 +118,10 @@ class Publisher:
             self._wake.set()
         self._acks.append(entry_id)
 
-    def bury(self, letter: Command) -> None:
-        """Moves an entry to the dead-letter stream (`penstock.worker.ending.dead_letter`) with the next flush."""
-        self._metrics.dead_letters.inc()
-        self._aside.append(AsideWrite(letter))
+    def bury(self, burial: Burial) -> None:
+        """Moves an entry to the dead letters (`penstock.worker.ending.dead_letter`) with the next flush."""
+        self._metrics.dead_letters.labels(kind="malformed" if burial.is_malformed else "request").inc()
+        self._aside.append(burial)
         self._wake.set()
 
     def flush_soon(self, live: LiveRequest) -> None:
@@ -286,7 +286,7 @@ class Publisher:
                 return write.chunk.live.dropped
             case AsideWrite():
                 return write.is_ack
-            case RefreshWrite():
+            case Burial() | RefreshWrite():
                 return False
 
     def _look_at_entries(self) -> None:
@@ -311,6 +311,8 @@ class Publisher:
                 self._settle_probe(write.chunk, answer)
             case FinishWrite():
                 self._settle_finish(write, answer)
+            case Burial():
+                self._settle_burial(write, answer)
             case AsideWrite() | RefreshWrite():
                 self._settle_other(write, answer)
 
@@ -356,6 +358,16 @@ class Publisher:
             live.dropped = True
             self._table.remove(live)
             observe_end(self._metrics, live, write.end)
+
+    def _settle_burial(self, burial: Burial, answer: Any) -> None:
+        """A letter that Redis refuses for good is lost: its entry leaves the queue all the same, or it never would."""
+        if not isinstance(answer, Exception) or faults.is_no_group(answer):
+            return
+        self._refuse_if_final(answer)
+        self._metrics.lost_dead_letters.inc()
+        what = {"request_id": burial.request_id, "entry": burial.entry_id, "code": burial.code}
+        _log.error("dead_letter_lost", **what, error=str(answer))
+        self.acknowledge(burial.entry_id)
 
     def _settle_other(self, write: AsideWrite | RefreshWrite, answer: Any) -> None:
         if isinstance(answer, Exception) and not faults.is_no_group(answer):

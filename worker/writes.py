@@ -16,7 +16,7 @@ from penstock.producer import keys
 from penstock.producer.pipeline import Command
 from penstock.producer.wire import EndEntry, encode_reply
 from penstock.worker import scripts
-from penstock.worker.live import Choice, LiveRequest
+from penstock.worker.live import Burial, Choice, LiveRequest
 
 
 @dataclass(slots=True)  # one per chunk: frozen, it would take three times as long to make
@@ -56,7 +56,7 @@ class FinishWrite:
 
 @dataclass(frozen=True, slots=True)
 class AsideWrite:
-    """Something that nobody waits for: an acknowledgement, a dead letter, a count that is put right."""
+    """Something that nobody waits for: an acknowledgement, a count that is put right."""
 
     command: Command
     is_ack: bool = False
@@ -69,7 +69,7 @@ class RefreshWrite:
     command: Command
 
 
-Write: TypeAlias = ChunkWrite | ProbeWrite | FinishWrite | AsideWrite | RefreshWrite
+Write: TypeAlias = ChunkWrite | ProbeWrite | FinishWrite | Burial | AsideWrite | RefreshWrite
 
 
 def has_news(live: LiveRequest, choice: Choice) -> bool:
