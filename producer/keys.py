@@ -70,5 +70,8 @@ def cancel(queue: str, request_id: str) -> str:
 
 
 def wake(client_id: str) -> str:
-    """A client's own stream that it appends to when its blocked read must look again. Expires by itself."""
-    return f"penstock:{{{client_id}}}:wake"
+    """A client's own stream that it appends to when its blocked read must look again. Expires by itself.
+
+    It belongs to no queue, and so begins unlike the keys of queues: an ACL pattern for it fits none of them.
+    """
+    return f"penstock:wake:{{{client_id}}}"

@@ -230,6 +230,19 @@ async def test_malformed_entries_are_shown_and_removed_apart(
     assert await said("purge", real, "--yes") == "removed 1\n"
 
 
+async def test_a_letter_of_an_entry_from_the_far_future(
+    redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letter = {"id": "a", "entry": f"{2**64 - 1}-{2**64 - 1}", "code": "too_many_crashes", "field:prompt": "x"}
+    await redis.xadd(keys.dead("q"), letter)
+    assert await penstock(redis_url, "dead", "list", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["enqueued_at"] == f"after the year 9999 ({2**64 - 1} ms)"
+    await redis.xadd(keys.dead("q"), letter, id="253402300799999-1")
+    assert await penstock(redis_url, "dead", "list") == 0
+    assert await penstock(redis_url, "dead", "show", "a") == 0
+    assert "9999-12-31T23:59:59Z" in capsys.readouterr().out
+
+
 async def test_a_letter_that_no_request_fits_in_stays(redis: RedisClient, raw: RedisClient) -> None:
     await add_letter(redis, "wide", prompt="x", **{f"f{i}": "x" for i in range(10_000)})
     (letter,) = await all_letters(raw)

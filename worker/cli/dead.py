@@ -32,6 +32,7 @@ dead = typer.Typer(
 
 _NOUN: Mapping[Kind, str] = {"request": "dead letter", "malformed": "malformed entry"}
 _NOUNS: Mapping[Kind, str] = {"request": "dead letters", "malformed": "malformed entries"}
+_LAST_MS = 253_402_300_799_999
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 _Names = Annotated[
@@ -274,6 +275,8 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _time(ms: int) -> str:
+    if ms > _LAST_MS:  # anybody may choose the id of an entry
+        return f"after the year 9999 ({ms} ms)"
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
