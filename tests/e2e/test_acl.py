@@ -188,6 +188,9 @@ async def test_reader_reads_and_no_more(acl_server: EmbeddedServer, admin: Redis
         replies = await asyncio.gather(*(reader.handle(handle.id).result() for handle in sent))
         assert [reply.text for reply in replies] == [expected_text("hi", handle.id, 50) for handle in sent]
         assert await reader.handle(sent[0].id).state() == "finished"
+        for role in ("producer", "reader"):  # whether an id was ever sent may be asked, not what came of it
+            async with aclosing(connect(url_of(acl_server, role), decode=True)) as client_of_role:
+                assert await client_of_role.exists(keys.seen("q", sent[0].id)) == 1
         assert await denials(admin) == []
         with pytest.raises(ServerRefused):
             await reader.handle(sent[0].id).cancel()
