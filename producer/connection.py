@@ -20,7 +20,6 @@ from redis.asyncio.connection import (
 )
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
-from redis.driver_info import DriverInfo
 
 from penstock.producer import keys
 from penstock.producer.address import Address, parse_url
@@ -32,7 +31,6 @@ Fields: TypeAlias = dict[bytes, bytes]
 COMMAND_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
 BACKOFF = ExponentialWithJitterBackoff(base=0.05, cap=1.0)
-_DRIVER = DriverInfo()  # made once: it looks the library's version up on disk, for each connection otherwise
 UNREACHABLE = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
@@ -147,7 +145,8 @@ async def ensure_group(redis: RedisClient, queue: str) -> None:
 
 def _client(url: str | Address, **common: Any) -> RedisClient:
     address = parse_url(url) if isinstance(url, str) else url
-    options: dict[str, Any] = {"protocol": 2, "driver_info": _DRIVER, **address.options, **common}
+    # Without driver info no CLIENT SETINFO is sent, which an ACL file that Redis 7.0 is to load cannot allow.
+    options: dict[str, Any] = {"protocol": 2, "driver_info": None, **address.options, **common}
     options.update(username=address.username, password=address.password)
     if address.kind == "unix":
         return Redis.from_pool(_Pool(connection_class=_UnixConnection, path=address.path, db=address.db, **options))

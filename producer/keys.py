@@ -23,8 +23,23 @@ def seen(queue: str, request_id: str) -> str:
 
 
 def dead(queue: str) -> str:
-    """The stream of requests that were given up: malformed ones, and those that kept taking workers down."""
+    """The stream of requests that were given up, mostly those that kept taking workers down."""
     return f"penstock:{{{queue}}}:dead"
+
+
+def malformed(queue: str) -> str:
+    """The stream of entries that could not be read as a request: kept apart, so that they push out no request."""
+    return f"penstock:{{{queue}}}:malformed"
+
+
+def letter_sizes(letters: str) -> str:
+    """A stream that has, under the id of each letter of `letters` (`dead` or `malformed`), the bytes it takes."""
+    return f"{letters}:sizes"
+
+
+def letter_bytes(letters: str) -> str:
+    """The sum of `letter_sizes`."""
+    return f"{letters}:bytes"
 
 
 def heartbeat(queue: str, worker: str) -> str:
@@ -55,5 +70,8 @@ def cancel(queue: str, request_id: str) -> str:
 
 
 def wake(client_id: str) -> str:
-    """A client's own stream that it appends to when its blocked read must look again. Expires by itself."""
-    return f"penstock:{{{client_id}}}:wake"
+    """A client's own stream that it appends to when its blocked read must look again. Expires by itself.
+
+    It belongs to no queue, and so begins unlike the keys of queues: an ACL pattern for it fits none of them.
+    """
+    return f"penstock:wake:{{{client_id}}}"

@@ -14,6 +14,7 @@ from redis import exceptions
 
 from penstock.producer import keys
 from penstock.producer.pipeline import script_hash
+from penstock.producer.wire import MAX_FIELDS
 
 Execute: TypeAlias = Callable[..., Awaitable[Any]]
 """Sends one command, given as its parts: `execute_command` of a client, or `execute` of a `Batcher`."""
@@ -60,7 +61,12 @@ async def enqueue(
 
     `max_length` bounds the requests that are waiting or running, as both stay in the stream until they end. The length
     check, the append and the mark are one step on the server. A queue that did not exist gets its consumer group.
+
+    Raises:
+        ValueError: more than `MAX_FIELDS` fields, which no worker would read; Lua's limit is at some thousands.
     """
+    if len(fields) > MAX_FIELDS:
+        raise ValueError(f"the entry has {len(fields)} fields, the limit is {MAX_FIELDS}")
     pairs = [part for pair in fields.items() for part in pair]
     verdict, value = await _ENQUEUE(
         execute,

@@ -26,6 +26,9 @@ _TRACEPARENT = re.compile(
 
 FinishReason = Literal["stop", "length", "cancelled", "expired", "error"]
 
+MAX_FIELDS = 128
+"""Of one request entry, and of its JSON document: several times what the schema has. What has more is not looked at."""
+
 REFUSED_CODES = frozenset({"invalid_request", "too_large", "too_long"})
 """Codes of an `error` end that say the request was refused before anything was generated."""
 
@@ -252,6 +255,8 @@ def parse_request(entry_id: str, fields: Mapping[bytes, bytes], *, max_body_byte
     size = sum(len(name) + len(value) for name, value in fields.items())
     if size > max_body_bytes:
         _refuse("too_large", f"the entry has {size} bytes, the limit max_body_bytes is {max_body_bytes}", fallback_id)
+    if len(fields) > MAX_FIELDS:
+        _refuse("invalid_request", f"the entry has {len(fields)} fields, the limit is {MAX_FIELDS}", fallback_id)
     try:
         flat = {name.decode(): value.decode() for name, value in fields.items()}
     except UnicodeDecodeError as error:
@@ -301,6 +306,9 @@ def _json_document(flat: Mapping[str, str], fallback_id: str) -> dict[str, Any]:
                 fallback_id,
             )
         document["id"] = flat["id"]
+    if len(document) > MAX_FIELDS:
+        request_id = _readable_id(document.get("id")) or fallback_id
+        _refuse("invalid_request", f"`request` has {len(document)} fields, the limit is {MAX_FIELDS}", request_id)
     return document
 
 

@@ -12,6 +12,8 @@ from penstock.producer import keys
 from penstock.producer.wire import ID_PATTERN
 from penstock.worker.errors import BadWorkerConfig
 
+MAX_DEAD_TTL_S = 10 * 365 * 86_400  # far below what Redis takes for a time to live
+
 
 def default_name() -> str:
     """Names this process: unique, so that no two workers share a list of pending entries."""
@@ -41,7 +43,10 @@ class WorkerConfig:
 
     reply_ttl_s: float = 86_400.0  # of a reply that is being written, from its last refresh
     reply_ttl_after_end_s: float = 3600.0
-    max_dead_entries: int = 10_000  # kept in the dead-letter stream, roughly
+    # Of dead letters. Malformed entries are kept apart, up to a tenth of this number and of these bytes.
+    max_dead_entries: int = 10_000
+    max_dead_bytes: int = 256 << 20
+    dead_ttl_s: float = 14 * 86_400.0
 
     max_body_bytes: int = 1 << 20
     max_prompt_tokens: int | None = None  # None: what the model and its page pool can hold
@@ -58,7 +63,8 @@ class WorkerConfig:
         _require(self.name != keys.UNOWNED, "name", self.name, "another one: this stands for entries without a worker")
         for name in (
             "heartbeat_ttl_s", "reclaim_interval_s", "block_ms", "cancel_poll_ms", "reply_ttl_s",
-            "reply_ttl_after_end_s", "max_attempts", "max_dead_entries", "max_body_bytes", "max_n",
+            "reply_ttl_after_end_s", "max_attempts", "max_dead_entries", "max_dead_bytes", "dead_ttl_s",
+            "max_body_bytes", "max_n",
         ):  # fmt: skip
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         for name in (
@@ -74,6 +80,7 @@ class WorkerConfig:
         _require(bool(self.health_host), "health_host", self.health_host, "an address")  # "" would be all of them
         _require(self.health_port is None or 0 <= self.health_port < 65_536, "health_port", self.health_port,
                  "0 to 65535")  # fmt: skip
+        _require(self.dead_ttl_s <= MAX_DEAD_TTL_S, "dead_ttl_s", self.dead_ttl_s, f"at most {MAX_DEAD_TTL_S}")
         # A heartbeat is sent three times within its time to live; a read that blocks longer is no reason to miss one,
         # but a drain and a takeover wait for it.
         _require(self.block_ms <= 10_000, "block_ms", self.block_ms, "at most 10000")

@@ -1,4 +1,6 @@
-"""The dead-letter stream of a queue: requests that were given up, to be looked at, sent again or removed.
+"""The dead letters of a queue: requests that were given up, to be looked at, sent again or removed.
+
+Entries that could not be read as a request are letters too, on a stream of their own.
 
 A request that is sent again gets a new id, and so a new reply. The old reply has had its one `end`, which its reader
 may have acted on; writing on after it would break the promise that an end is final. The new id says where it comes
@@ -11,12 +13,13 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient
 from penstock.producer.scripts import Script
 from penstock.producer.streams import read_range
+from penstock.producer.wire import MAX_FIELDS
 
 PAGE = 50  # letters read at a time; each may hold a whole request
 REMOVE_PAGE = 500
@@ -27,14 +30,21 @@ COUNTS = ("attempts", "crashes", "strikes", "handbacks")
 _REPLAYED = re.compile(r"\.replay-\d+-\d+$")
 
 
+Kind: TypeAlias = Literal["request", "malformed"]
+"""`malformed`: no worker could read the entry as a request."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
 class NotReplayable(ValueError):
-    """The letter does not hold the request it is about, as that was over the size limit."""
+    """The letter does not hold the request it is about, as that was over a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One request that was given up."""
+    """One request that was given up, or one entry that never was a request."""
 
+    kind: Kind
     id: str  # of the entry on the dead-letter stream; its first half is when the request was given up
     request_id: str
     entry_id: str  # of the queue entry; its first half is when the request was enqueued
@@ -42,7 +52,7 @@ class Letter:
     message: str
     worker: str  # which gave it up
     counts: Mapping[str, int]  # of COUNTS; empty if no worker ever claimed it
-    fields: Mapping[bytes, bytes]  # of the queue entry; empty if that was over the size limit
+    fields: Mapping[bytes, bytes]  # of the queue entry; empty if that was over a limit
 
     @property
     def given_up_ms(self) -> int:
@@ -71,10 +81,14 @@ class Letter:
         """The fields of the new queue entry: those of the old one under the new id.
 
         Raises:
-            NotReplayable: they were not kept.
+            NotReplayable: they were not kept, or there are more than a worker would look at.
         """
         if not self.fields:
             raise NotReplayable(f"letter {self.id} holds no request to send again, only why it was given up")
+        if len(self.fields) >= MAX_FIELDS:
+            raise NotReplayable(
+                f"letter {self.id} holds {len(self.fields)} fields, no request has more than {MAX_FIELDS}"
+            )
         fields = {**self.fields, b"id": self.replay_id.encode()}
         document = self._document()
         if document is not None:
@@ -89,28 +103,38 @@ class Letter:
         return document if isinstance(document, dict) else None
 
 
-async def read_letters(redis: RedisClient, queue: str, *, newest_first: bool = False) -> AsyncIterator[Letter]:
-    """All letters of a queue, for a client that does not decode."""
-    key, bound = keys.dead(queue), "+" if newest_first else "-"
+def stream_of(queue: str, kind: Kind) -> str:
+    """The key of the stream that letters of this kind are on."""
+    return keys.dead(queue) if kind == "request" else keys.malformed(queue)
+
+
+async def read_letters(
+    redis: RedisClient, queue: str, kind: Kind = "request", *, newest_first: bool = False
+) -> AsyncIterator[Letter]:
+    """All letters of a kind, for a client that does not decode."""
+    key, bound = stream_of(queue, kind), "+" if newest_first else "-"
     while True:
         if newest_first:
             page: Any = await redis.xrevrange(key, max=bound, count=PAGE)
         else:
             page = await redis.xrange(key, min=bound, count=PAGE)
         for letter_id, fields in page:
-            yield _letter(letter_id.decode(), fields)
+            yield _letter(kind, letter_id.decode(), fields)
         if len(page) < PAGE:
             return
         bound = "(" + page[-1][0].decode()
 
 
-async def find_letters(redis: RedisClient, queue: str, name: str) -> list[Letter]:
-    """The letter with this id, or else those about the request with this id, oldest first."""
+async def find_letters(redis: RedisClient, queue: str, name: str, kind: Kind = "request") -> list[Letter]:
+    """The letter with this id, or else those about the request with this id, oldest first.
+
+    Letters of different kinds may have the same id.
+    """
     if re.fullmatch(r"\d+-\d+", name):
-        page: Any = await redis.xrange(keys.dead(queue), min=name, max=name)
+        page: Any = await redis.xrange(stream_of(queue, kind), min=name, max=name)
         if page:
-            return [_letter(name, page[0][1])]
-    return [letter async for letter in read_letters(redis, queue) if letter.request_id == name]
+            return [_letter(kind, name, page[0][1])]
+    return [letter async for letter in read_letters(redis, queue, kind) if letter.request_id == name]
 
 
 async def replay(redis: RedisClient, queue: str, letter: Letter) -> str | None:
@@ -122,16 +146,17 @@ async def replay(redis: RedisClient, queue: str, letter: Letter) -> str | None:
     Raises:
         NotReplayable: the letter does not hold the request.
     """
-    key_names = [keys.dead(queue), keys.requests(queue), keys.seen(queue, letter.replay_id)]
+    key_names = [*_letter_keys(queue, letter.kind), keys.requests(queue), keys.seen(queue, letter.replay_id)]
     arguments: list[Any] = [letter.id, SEEN_TTL_S, keys.GROUP, *letter.replay_fields()]
     return letter.replay_id if await _REPLAY(redis.execute_command, key_names, arguments) is not None else None
 
 
-async def remove(redis: RedisClient, queue: str, letter_ids: Sequence[str]) -> int:
+async def remove(redis: RedisClient, queue: str, kind: Kind, letter_ids: Sequence[str]) -> int:
     """Deletes letters; returns how many of them were still there."""
     removed = 0
     for start in range(0, len(letter_ids), REMOVE_PAGE):
-        removed += int(await redis.xdel(keys.dead(queue), *letter_ids[start : start + REMOVE_PAGE]))
+        page = letter_ids[start : start + REMOVE_PAGE]
+        removed += int(await _REMOVE(redis.execute_command, _letter_keys(queue, kind), page))
     return removed
 
 
@@ -154,8 +179,14 @@ async def owners(redis: RedisClient, queue: str, request_id: str) -> list[tuple[
     return found
 
 
-def _letter(letter_id: str, fields: Mapping[bytes, bytes]) -> Letter:
+def _letter_keys(queue: str, kind: Kind) -> list[str]:
+    stream = stream_of(queue, kind)
+    return [stream, keys.letter_sizes(stream), keys.letter_bytes(stream)]
+
+
+def _letter(kind: Kind, letter_id: str, fields: Mapping[bytes, bytes]) -> Letter:
     return Letter(
+        kind=kind,
         id=letter_id,
         request_id=_text(fields.get(b"id", b"")),
         entry_id=_text(fields.get(b"entry", b"")),
@@ -171,18 +202,42 @@ def _text(value: bytes) -> str:
     return value.decode(errors="backslashreplace")
 
 
+# What a letter took is given back; `penstock.worker.scripts.bury` counts it.
+_TAKE = """
+    local function take(letter)
+        local removed = redis.call('XDEL', KEYS[1], letter)
+        local noted = redis.call('XRANGE', KEYS[2], letter, letter)[1]
+        if noted then
+            redis.call('XDEL', KEYS[2], letter)
+            redis.call('DECRBY', KEYS[3], noted[2][2])
+        end
+        return removed
+    end
+"""
+
 _REPLAY = Script(
-    """
-    local entry = redis.call('GET', KEYS[3])
+    _TAKE
+    + """
+    local requests, seen = KEYS[4], KEYS[5]
+    local entry = redis.call('GET', seen)
     if entry then return entry end
     if #redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1]) == 0 then return false end
-    if redis.call('EXISTS', KEYS[2]) == 0 then
-        redis.call('XGROUP', 'CREATE', KEYS[2], ARGV[3], '0', 'MKSTREAM')
+    if redis.call('EXISTS', requests) == 0 then
+        redis.call('XGROUP', 'CREATE', requests, ARGV[3], '0', 'MKSTREAM')
     end
-    entry = redis.call('XADD', KEYS[2], '*', unpack(ARGV, 4))
-    redis.call('SET', KEYS[3], entry, 'EX', ARGV[2])
-    redis.call('XDEL', KEYS[1], ARGV[1])
+    entry = redis.call('XADD', requests, '*', unpack(ARGV, 4))
+    redis.call('SET', seen, entry, 'EX', ARGV[2])
+    take(ARGV[1])
     return entry
+    """
+)
+
+_REMOVE = Script(
+    _TAKE
+    + """
+    local removed = 0
+    for i = 1, #ARGV do removed = removed + take(ARGV[i]) end
+    return removed
     """
 )
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from penstock.engine.request import FinishReason
-from penstock.producer.pipeline import Command
-from penstock.producer.wire import EndEntry
+from penstock.producer import keys
+from penstock.producer.wire import MAX_FIELDS, EndEntry, WireError, parse_request
 from penstock.worker import scripts
 from penstock.worker.config import WorkerConfig
-from penstock.worker.live import LiveRequest
+from penstock.worker.live import Burial, LiveRequest
 from penstock.worker.metrics import Metrics
-from penstock.worker.scripts import Claim
+from penstock.worker.scripts import Claim, LetterLimits
 
 MAX_MESSAGE_CHARS = 2000  # of an error, which may quote what the client sent
+MALFORMED_SHARE = 10  # entries that never were a request get a tenth of what dead letters may take
+
+_MALFORMED_CODES = ("invalid_request", "too_large")  # of a dead letter; as a mere end, a limit may be meant
 
 
 def end_entry(live: LiveRequest, reason: FinishReason) -> EndEntry:
@@ -50,8 +53,8 @@ def observe_end(metrics: Metrics, live: LiveRequest, end: EndEntry) -> None:
     )
 
 
-def dead_letter(live: LiveRequest, code: str, message: str, config: WorkerConfig) -> Command:
-    """Moves the queue entry of `live` to the dead-letter stream, with why and with its history."""
+def dead_letter(live: LiveRequest, code: str, message: str, config: WorkerConfig) -> Burial:
+    """Moves the queue entry of `live` to the dead letters, with why and with its history."""
     return dead_letter_of(live.id, live.entry_id, live.fields, code, message, config, live.claim)
 
 
@@ -63,18 +66,40 @@ def dead_letter_of(
     message: str,
     config: WorkerConfig,
     claim: Claim | None = None,
-) -> Command:
-    """As `dead_letter`. The entry's own fields are kept as `field:<name>`, unless they are over the size limit."""
+) -> Burial:
+    """As `dead_letter`. The entry's own fields are kept as `field:<name>`, unless they are over a limit."""
+    is_malformed = code in _MALFORMED_CODES or not _is_request(entry_id, fields, config)
+    limits = _limits(config, share=MALFORMED_SHARE if is_malformed else 1)
     letter: list[str | bytes] = ["id", request_id, "entry", entry_id, "code", code, "message", printable(message),
                                  "worker", config.name]  # fmt: skip
     if claim is not None:
         for name in ("attempts", "crashes", "strikes", "handbacks"):
             letter += (name, str(getattr(claim, name)))
-    if sum(len(name) + len(value) for name, value in fields.items()) <= config.max_body_bytes:
+    size = sum(len(name) + len(value) for name, value in fields.items())
+    if len(fields) <= MAX_FIELDS and size <= min(config.max_body_bytes, limits.max_bytes):
         for name_bytes, value in fields.items():
             letter += (b"field:" + name_bytes, value)
-    return scripts.bury(
-        config.queue, worker=config.name, entry_id=entry_id, keep=config.max_dead_entries, fields=letter
+    stream = keys.malformed(config.queue) if is_malformed else keys.dead(config.queue)
+    command = scripts.bury(
+        config.queue, worker=config.name, entry_id=entry_id, letters=stream, limits=limits, fields=letter
+    )
+    return Burial(request_id, entry_id, code, is_malformed, command)
+
+
+def _is_request(entry_id: str, fields: dict[bytes, bytes], config: WorkerConfig) -> bool:
+    """Whether the entry could be read. Where that is not said by the code, it is rare enough to be read again."""
+    try:
+        parse_request(entry_id, fields, max_body_bytes=config.max_body_bytes)
+    except WireError:
+        return False
+    return True
+
+
+def _limits(config: WorkerConfig, *, share: int) -> LetterLimits:
+    return LetterLimits(
+        max_entries=max(1, config.max_dead_entries // share),
+        max_bytes=max(1, config.max_dead_bytes // share),
+        ttl_ms=max(1, round(config.dead_ttl_s * 1000)),
     )
 
 

@@ -26,6 +26,9 @@ _FINAL_TYPES = (
     exceptions.AuthenticationWrongNumberOfArgsError,
 )
 
+# What a script was not allowed to do comes as a general error, with these words of Valkey and of Redis.
+_FINAL_WORDS = ("ACL failure in script", "The user executing the script can't")
+
 
 def is_passing(error: BaseException) -> bool:
     """Whether the same command may succeed later."""
@@ -36,7 +39,7 @@ def is_passing(error: BaseException) -> bool:
 
 def is_final(error: BaseException) -> bool:
     """Whether Redis will go on refusing what this worker does, whatever the request."""
-    return isinstance(error, _FINAL_TYPES)
+    return isinstance(error, _FINAL_TYPES) or str(error).startswith(_FINAL_WORDS)
 
 
 def is_no_group(error: BaseException) -> bool:

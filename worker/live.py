@@ -57,6 +57,17 @@ class Choice:
             self.logprobs += output.logprobs
 
 
+@dataclass(frozen=True, slots=True)
+class Burial:
+    """Moves the entry of a request that was given up from its queue to the dead letters."""
+
+    request_id: str
+    entry_id: str
+    code: str
+    is_malformed: bool
+    command: Command
+
+
 class LiveRequest:
     """A claimed request. Belongs to the event loop."""
 
@@ -122,7 +133,7 @@ class LiveRequest:
         self.is_submitted = False  # the engine has it
         self.dropped = False  # ended, or somebody else's now: nothing more may be written for it
         self.num_unsettled = 0  # writes that Redis has not answered yet; the next ones wait for them
-        self.dead_letter: Command | None = None  # what happens to the queue entry after an end that is to be kept
+        self.dead_letter: Burial | None = None  # what happens to the queue entry after an end that is to be kept
         self.refresh_at_s = float("inf")  # monotonic: when the reply's time to live is to be renewed
         self.is_resumed = False  # tokens of an earlier claim are on the reply stream
 

@@ -33,7 +33,12 @@ class Metrics:
         self.duplicates = self._counter("duplicate_entries", "Queue entries dropped because their request had one.")
         self.handed_back = self._counter("handed_back_requests", "Requests given back by a drain.")
         self.reclaimed = self._counter("reclaimed_entries", "Queue entries taken away from dead workers.")
-        self.dead_letters = self._counter("dead_letters", "Requests moved to the dead-letter stream.")
+        self.dead_letters = self._counter(
+            "dead_letters", "Entries moved to the dead letters: requests that were given up, malformed ones.", "kind"
+        )
+        for kind in ("request", "malformed"):
+            self.dead_letters.labels(kind=kind)
+        self.lost_dead_letters = self._counter("lost_dead_letters", "Dead letters that Redis refused to keep.")
         self.chunks = self._counter("chunks", "Chunks written to reply streams, those that came with an end left out.")
         self.tokens = self._counter("published_tokens", "Tokens written to reply streams before the end came.")
         self.publish_failures = self._counter("publish_failures", "Flushes that Redis did not take and that were kept.")

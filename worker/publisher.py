@@ -14,14 +14,14 @@ from redis.asyncio import RedisCluster
 
 from penstock.engine.request import FinishReason, Output
 from penstock.producer.connection import RedisClient
-from penstock.producer.pipeline import Command, Reconnected, execute
+from penstock.producer.pipeline import Reconnected, execute
 from penstock.worker import faults, memory, scripts, writes
 from penstock.worker.coalescing import Coalescing
 from penstock.worker.config import WorkerConfig
 from penstock.worker.ending import dead_letter, end_entry, observe_end
 from penstock.worker.errors import RedisRefused
 from penstock.worker.journal import JournalError
-from penstock.worker.live import LiveRequest, LiveTable, Signal
+from penstock.worker.live import Burial, LiveRequest, LiveTable, Signal
 from penstock.worker.memory import Reconnects
 from penstock.worker.metrics import Metrics
 from penstock.worker.readiness import Readiness
@@ -65,7 +65,7 @@ class Publisher:
         self._abort = abort  # tells the engine that nobody wants the rest of a request
         self._urgent: dict[LiveRequest, None] = {}
         self._dirty: dict[LiveRequest, None] = {}
-        self._removals: list[str | Command] = []  # ids of entries to acknowledge, and what makes dead letters
+        self._removals: list[str | Burial] = []  # ids of entries to acknowledge, and dead letters to be
         self._settling: deque[tuple[float, EndCheck]] = deque()  # (when, monotonic; what is looked at before removing)
         self._has_settling_ends = isinstance(redis, RedisCluster)
         self._aside: list[Write] = []
@@ -137,19 +137,23 @@ class Publisher:
         """Removes an entry from the queue with the next flush, if it is still this worker's."""
         self._remove(entry_id)
 
-    def bury(self, letter: Command) -> None:
-        """Moves an entry to the dead-letter stream (`penstock.worker.ending.dead_letter`) with the next flush."""
-        self._metrics.dead_letters.inc()
-        self._remove(letter)
+    def bury(self, burial: Burial) -> None:
+        """Moves an entry to the dead letters (`penstock.worker.ending.dead_letter`) with the next flush."""
+        self._note_letter(burial)
+        self._remove(burial)
 
-    def _remove(self, entry: str | Command) -> None:
+    def _note_letter(self, burial: Burial) -> None:
+        self._metrics.dead_letters.labels(kind="malformed" if burial.is_malformed else "request").inc()
+
+    def _remove(self, entry: str | Burial) -> None:
         if not self._removals:
             self._wake.set()
         self._removals.append(entry)
 
     def _remove_ended(self, live: LiveRequest) -> None:
         """Takes the entry of a request whose end was written out of the queue."""
-        self._metrics.dead_letters.inc(live.dead_letter is not None)
+        if live.dead_letter is not None:
+            self._note_letter(live.dead_letter)
         if not self._has_settling_ends:
             self._remove(live.dead_letter or live.entry_id)
             return
@@ -251,7 +255,7 @@ class Publisher:
     def _take_removals(self) -> list[Write]:
         removals, self._removals = self._removals, []
         entry_ids = [entry for entry in removals if isinstance(entry, str)]
-        taken: list[Write] = [AsideWrite(entry, removes_entry=True) for entry in removals if not isinstance(entry, str)]
+        taken: list[Write] = [entry for entry in removals if not isinstance(entry, str)]
         if entry_ids:
             taken.append(writes.acknowledge(self._config.queue, self._config.name, entry_ids))
         return taken
@@ -346,6 +350,8 @@ class Publisher:
                 return False
             case AsideWrite():
                 return write.removes_entry
+            case Burial():
+                return True
             case RefreshWrite():
                 return False
 
@@ -373,6 +379,8 @@ class Publisher:
                 self._settle_finish(write, answer)
             case EndCheck():
                 self._settle_end_check(write, answer)
+            case Burial():
+                self._settle_burial(write, answer)
             case AsideWrite() | RefreshWrite():
                 self._settle_other(write, answer)
 
@@ -425,6 +433,16 @@ class Publisher:
             self._remove(check.removal)
         else:
             self._look_at_entries()
+
+    def _settle_burial(self, burial: Burial, answer: Any) -> None:
+        """A letter that Redis refuses for good is lost: its entry leaves the queue all the same, or it never would."""
+        if not isinstance(answer, Exception) or faults.is_no_group(answer):
+            return
+        self._refuse_if_final(answer)
+        self._metrics.lost_dead_letters.inc()
+        what = {"request_id": burial.request_id, "entry": burial.entry_id, "code": burial.code}
+        _log.error("dead_letter_lost", **what, error=str(answer))
+        self.acknowledge(burial.entry_id)
 
     def _settle_other(self, write: AsideWrite | RefreshWrite, answer: Any) -> None:
         if isinstance(answer, Exception) and not faults.is_no_group(answer):

@@ -100,7 +100,7 @@ if s[3] == 'done' or s[3] == 'dead' then return 'already' end
 local newest = redis.call('XREVRANGE', reply, '+', '-', 'COUNT', 1)[1]
 if not newest or newest[1] ~= epoch .. '-' .. last then return 'lost' end
 local at = 6
-while ARGV[at] do
+while ARGV[at] do  -- one reply entry at a time: unpack takes a few thousand values, and the schema has few fields
   local count = tonumber(ARGV[at + 1])
   redis.call('XADD', reply, epoch .. '-' .. ARGV[at], unpack(ARGV, at + 2, at + 1 + count))
   at = at + 2 + count
@@ -164,14 +164,43 @@ return acked
 """
 )
 
+# `sizes` has an entry for each letter, under the letter's id, as the worker may not read letters. The oldest letters go
+# while a limit is passed, the new one stays whatever it takes. A letter that somebody deleted by hand counts until it
+# would be the oldest.
 _BURY = (
     _OWNED
     + """
-local group, worker, entry, keep = unpack(ARGV, 1, 4)
-if not owned(KEYS[1], group, worker, entry) then return 0 end
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', keep, '*', unpack(ARGV, 5))
-redis.call('XACK', KEYS[1], group, entry)
-redis.call('XDEL', KEYS[1], entry)
+local requests, letters, sizes, sum = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local group, worker, entry, size = unpack(ARGV, 1, 4)
+local max_entries, max_bytes, ttl = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+if not owned(requests, group, worker, entry) then return 0 end
+local letter = redis.call('XADD', letters, 'MAXLEN', '=', max_entries, '*', unpack(ARGV, 8))
+redis.call('XACK', requests, group, entry)
+redis.call('XDEL', requests, entry)
+
+local bytes = redis.pcall('GET', sum)
+bytes = type(bytes) == 'string' and string.match(bytes, '^%d+$') and tonumber(bytes)
+local noted = bytes and redis.call('XLEN', letters) > 1 and redis.pcall('XADD', sizes, letter, 'bytes', size)
+if type(noted) ~= 'string' then  -- the first letter, or somebody wrote here
+  redis.call('DEL', sizes, sum)
+  redis.call('XADD', sizes, letter, 'bytes', size)
+  bytes = 0
+end
+bytes = bytes + size
+
+local time, count, removed, oldest = redis.call('TIME'), redis.call('XLEN', sizes), 0, nil
+local since = time[1] * 1000 + math.floor(time[2] / 1000) - ttl
+while removed < 1000 do
+  oldest = redis.call('XRANGE', sizes, '-', '+', 'COUNT', 1)[1]
+  local is_old = tonumber(string.match(oldest[1], '^%d+')) < since
+  if oldest[1] == letter or not (is_old or count > max_entries or bytes > max_bytes) then break end
+  redis.call('XDEL', sizes, oldest[1])
+  removed, count, bytes = removed + 1, count - 1, bytes - (tonumber(oldest[2][2]) or 0)
+end
+redis.call('XTRIM', letters, 'MINID', '=', oldest[1])
+redis.call('SET', sum, string.format('%d', math.max(bytes, 0)), 'PX', ttl)
+redis.call('PEXPIRE', sizes, ttl)
+redis.call('PEXPIRE', letters, ttl)
 return 1
 """
 )
@@ -392,9 +421,32 @@ def ack(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
     return _eval(_ACK, (keys.requests(queue),), (keys.GROUP, worker, *entry_ids))
 
 
-def bury(queue: str, *, worker: str, entry_id: str, keep: int, fields: Sequence[str | bytes]) -> Command:
-    """Moves an entry that is pending for `worker` to the dead-letter stream, as `fields`."""
-    return _eval(_BURY, (keys.requests(queue), keys.dead(queue)), (keys.GROUP, worker, entry_id, keep, *fields))
+@dataclass(frozen=True, slots=True)
+class LetterLimits:
+    """What a stream of dead letters holds at most. The newest letter stays, whatever it takes."""
+
+    max_entries: int
+    max_bytes: int  # names and values of all letters
+    ttl_ms: int  # of a letter; where no other follows, it is kept for up to twice as long
+
+
+def bury(
+    queue: str, *, worker: str, entry_id: str, letters: str, limits: LetterLimits, fields: Sequence[str | bytes]
+) -> Command:
+    """Moves an entry that is pending for `worker` to a stream of dead letters: 1, or 0 if it is not pending for it.
+
+    Args:
+        queue: where the entry is.
+        worker: whose it is.
+        entry_id: of the queue entry.
+        letters: `keys.dead` or `keys.malformed` of the queue.
+        limits: what that stream may hold.
+        fields: of the letter, at most some hundred.
+    """
+    size = sum(len(part) if isinstance(part, bytes) else len(part.encode()) for part in fields)
+    key_names = (keys.requests(queue), letters, keys.letter_sizes(letters), keys.letter_bytes(letters))
+    bounds = (limits.max_entries, limits.max_bytes, limits.ttl_ms)
+    return _eval(_BURY, key_names, (keys.GROUP, worker, entry_id, size, *bounds, *fields))
 
 
 def disown(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:

@@ -144,7 +144,21 @@ class Settings(BaseSettings):
     max_attempts: int = _setting(
         "Worker", "Workers that a request may take down in a row before it goes to the dead-letter stream.", 3
     )
-    max_dead_entries: int = _setting("Worker", "Entries that the dead-letter stream keeps, roughly.", 10_000)
+    max_dead_entries: int = _setting(
+        "Worker",
+        "Dead letters that a queue keeps, the newest; beside them a tenth as many entries that never were a request.",
+        10_000,
+    )
+    max_dead_bytes: ByteSize = _setting(
+        "Worker",
+        "Bytes of the dead letters that a queue keeps, the newest; a tenth for entries that never were a request.",
+        ByteSize(256 << 20),
+    )
+    dead_ttl_s: float = _setting(
+        "Worker",
+        "How long a dead letter is kept: it goes with the next one after that, at the latest after twice that time.",
+        14 * 86_400.0,
+    )
     reply_ttl_s: float = _setting("Worker", "How long an unfinished reply is kept without a refresh.", 86_400.0)
     reply_ttl_after_end_s: float = _setting("Worker", "How long a reply is kept after its end.", 3600.0)
 
@@ -239,7 +253,7 @@ def default_text(field: FieldInfo) -> str:
     if isinstance(field.default, bool):
         return "on" if field.default else "off"
     if isinstance(field.default, float):
-        return f"{field.default:g}"
+        return f"{field.default:.15g}"
     return "none" if field.default is None else str(field.default)
 
 

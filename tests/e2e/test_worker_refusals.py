@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from worker_harness import eventually, is_queue_empty, read_reply, running_worke
 
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect
+from penstock.producer.wire import MAX_FIELDS
+from penstock.worker import scripts
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 
 MALFORMED: dict[str, dict[Any, Any]] = {
@@ -64,7 +67,8 @@ async def test_malformed_entry(redis_url: str, redis: RedisClient, name: str) ->
     assert reply.end.code == ("too_large" if name == "too large" else "invalid_request")
     assert reply.end.message
     binary = connect(redis_url, decode=False)
-    letters = await binary.xrange(keys.dead("q"))
+    letters = await binary.xrange(keys.malformed("q"))
+    assert not await binary.exists(keys.dead("q"))
     await binary.aclose()
     assert [fields[b"entry"].decode() for _, fields in letters] == [entry_id]
     kept = {field.removeprefix(b"field:") for field in letters[0][1] if field.startswith(b"field:")}
@@ -85,7 +89,110 @@ async def test_refused_request_names_the_limit(redis_url: str, redis: RedisClien
     assert end.message is not None
     assert words in end.message
     assert engine.prefilled == [beside]
+    assert not await redis.exists(keys.dead("q"), keys.malformed("q"))
+
+
+WIDE: dict[str, dict[Any, Any]] = {
+    "4,000 fields": {f"f{i}": "v" for i in range(4_000)},
+    "100,000 fields": {f"{i}": "" for i in range(100_000)},
+    "as many fields as are looked at": {f"f{i}": "v" for i in range(MAX_FIELDS)},
+    "one field more": {f"f{i}": "v" for i in range(MAX_FIELDS + 1)},
+    "binary names": {bytes([i]) * 3: b"\xff" for i in range(128, 255)},
+    "an empty name": {"": ""},
+    "one huge field": {"prompt": "x" * 3_000_000},
+    "a wide document": {"request": json.dumps({f"f{i}": i for i in range(50_000)})},
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+async def test_whatever_an_entry_holds_it_leaves(redis_url: str, redis: RedisClient, name: str) -> None:
+    async with running_worker(redis_url) as worker:
+        entry_id = await redis.execute_command(
+            "XADD", keys.requests("q"), "*", *(part for pair in WIDE[name].items() for part in pair)
+        )
+        end = (await read_reply(redis, entry_id)).end
+        await worker.drain()
+    assert end.code == ("too_large" if name == "one huge field" else "invalid_request")
+    if len(WIDE[name]) > MAX_FIELDS or name == "a wide document":
+        assert f"fields, the limit is {MAX_FIELDS}" in (end.message or "")  # nothing looks at each of them
+    assert await is_queue_empty(redis)
+    async with running_worker(redis_url):
+        beside = await send(redis, prompt="beside", max_tokens=5)
+        assert (await read_reply(redis, beside)).text() == expected_text("beside", beside, 5)
+        await eventually(lambda: is_queue_empty(redis))
+    async with aclosing(connect(redis_url, decode=False)) as binary:
+        ((_, letter),) = await binary.xrange(keys.malformed("q"))
+        assert not await binary.exists(keys.dead("q"))
+    kept = {field.removeprefix(b"field:"): value for field, value in letter.items() if field.startswith(b"field:")}
+    fits = len(WIDE[name]) <= MAX_FIELDS and end.code == "invalid_request"
+    assert kept == ({_bytes(field): _bytes(value) for field, value in WIDE[name].items()} if fits else {})
+
+
+async def test_an_entry_left_by_a_worker_that_could_not_bury_it_leaves(redis_url: str, redis: RedisClient) -> None:
+    """Its end is written, its worker died: as the next one finds it."""
+    fields = [part for i in range(4_000) for part in (f"f{i}", "v")]
+    entry_id = await redis.execute_command("XADD", keys.requests("q"), "*", *fields)
+    await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0")
+    await redis.xreadgroup(keys.GROUP, "dead", {keys.requests("q"): ">"})
+    claim = {"entry_id": entry_id, "worker": "dead", "instance": "i", "ttl_ms": 10**6}
+    await redis.execute_command(*scripts.claim("q", entry_id, **claim))
+    end = ["type", "end", "finish_reason", "error", "code", "invalid_request"]
+    await redis.execute_command(
+        *scripts.finish("q", entry_id, epoch=1, status="dead", ttl_ms=10**6, entries=[(1, end)])
+    )
+    async with running_worker(redis_url):
+        await eventually(lambda: is_queue_empty(redis))
+    ((_, letter),) = await redis.xrange(keys.malformed("q"))
+    assert (letter["id"], letter["code"]) == (entry_id, "given_up")
     assert not await redis.exists(keys.dead("q"))
+
+
+SPOILT_LETTERS: dict[str, tuple[str | int, ...]] = {
+    "a string": ("SET", keys.malformed("q"), "something else"),
+    "a list": ("RPUSH", keys.malformed("q"), "something else"),
+    "a stream at its end": ("XADD", keys.malformed("q"), f"{2**64 - 1}-{2**64 - 1}", "a", "b"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT_LETTERS)
+async def test_a_letter_that_cannot_be_kept_holds_up_no_entry(
+    redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    await redis.execute_command(*SPOILT_LETTERS[name])
+    async with running_worker(redis_url) as worker:
+        entry_id = await send(redis, nonsense="secret", id="junk")
+        assert (await read_reply(redis, "junk")).end.code == "invalid_request"
+        await eventually(lambda: is_queue_empty(redis))
+        assert worker.service.metrics.lost_dead_letters._value.get() == 1
+        beside = await send(redis, prompt="beside", max_tokens=5)
+        assert (await read_reply(redis, beside)).text() == expected_text("beside", beside, 5)
+        await eventually(lambda: is_queue_empty(redis))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "dead_letter_lost" in line]
+    assert "error" in line
+    assert entry_id in line
+    assert "secret" not in line
+
+
+async def test_malformed_entries_push_out_no_request(redis_url: str, redis: RedisClient) -> None:
+    await redis.set(keys.reply("q", "real"), "something else")
+    async with running_worker(redis_url, max_dead_entries=50, max_dead_bytes=20_000, max_body_bytes=4096):
+        await send(redis, prompt="x", id="real")
+        await eventually(lambda: redis.xlen(keys.dead("q")))
+        for i in range(100):
+            await send(redis, nonsense=f"{i}" * 100)
+            await send(redis, prompt="x" * 10_000)
+        await eventually(lambda: is_queue_empty(redis))
+    ((_, letter),) = await redis.xrange(keys.dead("q"))
+    assert letter["id"] == "real"
+    assert await redis.xlen(keys.malformed("q")) <= 5
+    kept = [len("".join(part for pair in fields.items() for part in pair))
+            for _, fields in await redis.xrange(keys.malformed("q"))]  # fmt: skip
+    assert 0 < sum(kept) <= 2000
+    assert await redis.get(keys.letter_bytes(keys.malformed("q"))) == str(sum(kept))
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()
 
 
 async def test_keys_of_another_type_are_a_dead_letter_and_no_more(redis_url: str, redis: RedisClient) -> None:

@@ -11,6 +11,7 @@ from fakes import LossyProxy
 from penstock.producer import AsyncClient, QueueFull, RequestRefused, keys
 from penstock.producer.connection import RedisClient, connect
 from penstock.producer.scripts import Added, Full, enqueue
+from penstock.producer.wire import MAX_FIELDS, ChunkEntry, EndEntry, GenerateRequest, OwnEntry
 from penstock.worker.embedded import EmbeddedServer
 
 STREAM = keys.requests("q")
@@ -27,6 +28,17 @@ async def test_a_request_is_added_once(redis: RedisClient) -> None:
     assert not first.again
     assert await put(redis, "a") == Added(first.entry_id, again=True)
     assert await redis.xrange(STREAM) == [(first.entry_id, {"request": '{"prompt": "a"}'})]
+
+
+async def test_no_script_is_given_more_fields_than_it_can_unpack(redis: RedisClient) -> None:
+    wide = {f"f{i}": "x" for i in range(MAX_FIELDS)}
+    options = {"max_length": None, "dedupe_window_s": 60}
+    assert isinstance(await enqueue(redis.execute_command, "q", "a", wide, **options), Added)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="has 129 fields"):
+        await enqueue(redis.execute_command, "q", "b", wide | {"more": "x"}, **options)  # type: ignore[arg-type]
+    assert await redis.xlen(STREAM) == 1
+    for schema in (GenerateRequest, OwnEntry, ChunkEntry, EndEntry):
+        assert len(schema.model_fields) <= MAX_FIELDS // 2
 
 
 async def test_the_mark_expires_with_the_window(redis: RedisClient) -> None:

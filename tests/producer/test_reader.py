@@ -109,11 +109,11 @@ async def test_the_wake_up_stream_expires_and_is_removed(redis: RedisClient, red
             tasks.append(asyncio.create_task(client.generate("x")))
             await eventually(lambda count=count: len(worker.taken) == count)
             await asyncio.sleep(0.02)
-        (key,) = await redis.keys("penstock:*:wake")
+        (key,) = await redis.keys("penstock:wake:*")
         assert await redis.xlen(key) == 1
         assert 0 < await redis.ttl(key) <= 60
         await client.close()
-        assert not await redis.keys("penstock:*:wake")
+        assert not await redis.keys("penstock:wake:*")
         for task in tasks:
             with pytest.raises(ConnectionLost):
                 await task

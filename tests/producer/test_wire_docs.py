@@ -86,6 +86,7 @@ def test_the_keys_are_there() -> None:
     assert keys.seen("QUEUE", "ID") in TEXT
     assert keys.heartbeat("QUEUE", "NAME") in TEXT
     assert keys.dead("QUEUE") in TEXT
+    assert keys.malformed("QUEUE") in TEXT
 
 
 def test_the_limits_are_those_of_the_worker() -> None:

@@ -16,7 +16,7 @@ from penstock.producer.connection import RedisClient, connect
 from penstock.worker import dead
 from penstock.worker.chaos.fake_engine import expected_text
 from penstock.worker.cli import run
-from penstock.worker.dead import Letter, NotReplayable
+from penstock.worker.dead import Kind, Letter, NotReplayable
 
 
 @pytest.fixture
@@ -26,15 +26,17 @@ async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
     await client.aclose()
 
 
-async def add_letter(redis: RedisClient, request_id: str, code: str = "too_many_crashes", **fields: str) -> str:
+async def add_letter(
+    redis: RedisClient, request_id: str, code: str = "too_many_crashes", *, kind: Kind = "request", **fields: str
+) -> str:
     """As a worker would leave it."""
     letter = {"id": request_id, "entry": "1000-0", "code": code, "message": "why", "worker": "w", "crashes": "3"}
     letter |= {f"field:{name}": value for name, value in fields.items()}
-    return str(await redis.xadd(keys.dead("q"), letter))  # type: ignore[arg-type]
+    return str(await redis.xadd(dead.stream_of("q", kind), letter))  # type: ignore[arg-type]
 
 
-async def all_letters(raw: RedisClient) -> list[Letter]:
-    return [letter async for letter in dead.read_letters(raw, "q")]
+async def all_letters(raw: RedisClient, kind: Kind = "request") -> list[Letter]:
+    return [letter async for letter in dead.read_letters(raw, "q", kind)]
 
 
 async def penstock(redis_url: str, *arguments: str) -> int:
@@ -47,12 +49,11 @@ async def test_a_replayed_request_runs_under_its_new_id(redis_url: str, redis: R
     await send(redis, request=json.dumps({**document, "id": "a", "unknown": 1}))
     async with running_worker(redis_url):
         assert (await read_reply(redis, "a")).end.code == "invalid_request"
-        await eventually(lambda: redis.exists(keys.dead("q")))
-    (letter,) = await all_letters(raw)
+        await eventually(lambda: redis.exists(keys.malformed("q")))
+    (letter,) = await all_letters(raw, "malformed")
     assert (letter.request_id, letter.code, letter.counts["attempts"]) == ("a", "invalid_request", 1)
     assert letter.request() == {**document, "id": "a", "unknown": 1}
 
-    await redis.delete(keys.dead("q"))
     await add_letter(redis, "a", request=json.dumps({**document, "id": "a"}))
     (letter,) = await all_letters(raw)
     new_id = await dead.replay(raw, "q", letter)
@@ -123,7 +124,7 @@ async def test_letters_are_found_by_either_id_over_many_pages(redis: RedisClient
     assert [letter.id async for letter in dead.read_letters(raw, "q", newest_first=True)] == ids[::-1]
     assert [letter.id for letter in await dead.find_letters(raw, "q", "r7")] == [ids[7], ids[67]]
     assert [letter.id for letter in await dead.find_letters(raw, "q", ids[7])] == [ids[7]]
-    assert await dead.remove(raw, "q", [*ids[:100], "1-1"]) == 100
+    assert await dead.remove(raw, "q", "request", [*ids[:100], "1-1"]) == 100
 
 
 async def test_list_and_show(redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,3 +187,65 @@ async def test_purge_command(
     capsys.readouterr()
     assert await penstock(redis_url, "dead", "purge", "--all", "--yes") == 0
     assert capsys.readouterr().out == "nothing to remove\n"
+
+
+async def test_malformed_entries_are_shown_and_removed_apart(
+    redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = await add_letter(redis, "real", prompt="x")
+    junk = await add_letter(redis, "junk", "invalid_request", kind="malformed", nonsense="y")
+    await add_letter(redis, "junk2", "too_large", kind="malformed")
+
+    async def said(*arguments: str) -> str:
+        assert await penstock(redis_url, "dead", *arguments) == 0
+        return capsys.readouterr().out
+
+    listed = await said("list")
+    assert "real" in listed
+    assert "junk" not in listed
+    assert listed.endswith("beside them 2 malformed entries; --malformed lists these\n")
+    assert "has 1 dead letters, none with code invalid_request\nbeside" in await said(
+        "list", "--code", "invalid_request"
+    )
+    listed = await said("list", "--malformed", "--limit", "1")
+    assert "too_large" in listed
+    assert "real" not in listed
+    assert listed.endswith("1 of 2 malformed entries; --limit shows more\n")
+    assert [json.loads(line)["kind"] for line in (await said("list", "--malformed", "--json")).splitlines()] == [
+        "malformed", "malformed",
+    ]  # fmt: skip
+    assert "kind:         malformed" in await said("show", "--malformed", "junk")
+    assert await penstock(redis_url, "dead", "show", "junk") == 1
+    assert "'junk' among its malformed entries: add --malformed" in capsys.readouterr().err
+    assert await penstock(redis_url, "dead", "show", "--malformed", "real") == 1
+    assert "no malformed entry 'real'" in capsys.readouterr().err
+    assert "kind:         request" in await said("show", real)
+
+    assert await said("purge", "--code", "too_large", "--yes") == "nothing to remove\n"
+    assert await said("purge", "--malformed", "--code", "too_large", "--yes") == "removed 1\n"
+    assert await said("replay", "--malformed", "--all") == f"junk.replay-{junk}\n"
+    await add_letter(redis, "junk", "invalid_request", kind="malformed", nonsense="y")
+    assert await said("purge", "--malformed", "junk", "--yes") == "removed 1\n"
+    assert (await redis.xlen(keys.dead("q")), await redis.xlen(keys.malformed("q"))) == (1, 0)
+    assert await said("purge", real, "--yes") == "removed 1\n"
+
+
+async def test_a_letter_of_an_entry_from_the_far_future(
+    redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letter = {"id": "a", "entry": f"{2**64 - 1}-{2**64 - 1}", "code": "too_many_crashes", "field:prompt": "x"}
+    await redis.xadd(keys.dead("q"), letter)
+    assert await penstock(redis_url, "dead", "list", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["enqueued_at"] == f"after the year 9999 ({2**64 - 1} ms)"
+    await redis.xadd(keys.dead("q"), letter, id="253402300799999-1")
+    assert await penstock(redis_url, "dead", "list") == 0
+    assert await penstock(redis_url, "dead", "show", "a") == 0
+    assert "9999-12-31T23:59:59Z" in capsys.readouterr().out
+
+
+async def test_a_letter_that_no_request_fits_in_stays(redis: RedisClient, raw: RedisClient) -> None:
+    await add_letter(redis, "wide", prompt="x", **{f"f{i}": "x" for i in range(10_000)})
+    (letter,) = await all_letters(raw)
+    with pytest.raises(NotReplayable, match="holds 10001 fields"):
+        await dead.replay(raw, "q", letter)
+    assert len(await all_letters(raw)) == 1

@@ -93,7 +93,8 @@ class Clients:
                 break
             await asyncio.sleep(RETRY_S)
         self._history.left_in_queue = left
-        self._history.dead_letters = await self._patiently(lambda: self._direct.xlen(keys.dead(self._queue)))
+        streams = (keys.dead(self._queue), keys.malformed(self._queue))
+        self._history.dead_letters = sum([await self._patiently(partial(self._direct.xlen, each)) for each in streams])
 
     async def _page(self, request_id: str, start: str) -> list[Seen]:
         page: Any = await self._direct.xrange(keys.reply(self._queue, request_id), start, "+", PAGE)

@@ -189,5 +189,7 @@ async def _forget(redis: RedisClient, plan: Plan, queue: str) -> None:
         for key in (keys.reply, keys.state, keys.cancel):
             pipeline.delete(key(queue, request.id))
         pipeline.delete(keys.seen(queue, request.id))
-    pipeline.delete(keys.requests(queue), keys.dead(queue))
+    for letters in (keys.dead(queue), keys.malformed(queue)):
+        pipeline.delete(letters, keys.letter_sizes(letters), keys.letter_bytes(letters))
+    pipeline.delete(keys.requests(queue))
     await pipeline.execute()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -15,13 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.producer import keys
 from penstock.producer.connection import RedisClient
 from penstock.worker import dead as letters
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.cli.redis import connected, visible
-from penstock.worker.dead import Letter
+from penstock.worker.dead import Kind, Letter
 from penstock.worker.settings import Settings
 
 dead = typer.Typer(
@@ -31,6 +30,9 @@ dead = typer.Typer(
     rich_markup_mode="rich",
 )
 
+_NOUN: Mapping[Kind, str] = {"request": "dead letter", "malformed": "malformed entry"}
+_NOUNS: Mapping[Kind, str] = {"request": "dead letters", "malformed": "malformed entries"}
+_LAST_MS = 253_402_300_799_999
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 _Names = Annotated[
@@ -39,6 +41,9 @@ _Names = Annotated[
 ]
 _All = Annotated[bool, typer.Option("--all", help="All letters (that the other options leave).")]
 _Code = Annotated[str | None, typer.Option(help="Only letters with this error code.", metavar="CODE")]
+_Malformed = Annotated[
+    bool, typer.Option("--malformed", help="Entries that never were a request, instead of requests given up.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="One JSON object per letter.")]
 
 
@@ -47,19 +52,24 @@ _Json = Annotated[bool, typer.Option("--json", help="One JSON object per letter.
 def list_letters(
     *,
     settings: Settings,
+    malformed: _Malformed = False,
     code: _Code = None,
     limit: Annotated[int, typer.Option(help="Letters to list at most.", metavar="NUMBER", min=1)] = 50,
     as_json: _Json = False,
 ) -> None:
     """List requests that were given up, the newest first."""
-    found, num_all = asyncio.run(_newest(settings, code, limit))
+    kind = _kind(malformed)
+    found, counts = asyncio.run(_newest(settings, kind, code, limit))
     if as_json:
         for letter in found:
             typer.echo(json.dumps(_document(letter)))
         return
-    if not found:
-        typer.echo(f"queue {settings.queue} has {num_all} dead letters" + (f", none with code {code}" if code else ""))
-        return
+    if found:
+        _print_table(found)
+    _print_counts(settings.queue, kind, counts, len(found), code)
+
+
+def _print_table(found: list[Letter]) -> None:
     table = Table(box=None, header_style="bold")
     for title in ("letter", "given up", "request", "code", "crashes"):
         table.add_column(title, overflow="fold", no_wrap=title != "request")
@@ -68,8 +78,15 @@ def list_letters(
         cells = (letter.id, _time(letter.given_up_ms), letter.request_id, letter.code, crashes)
         table.add_row(*(Text(visible(cell)) for cell in cells))
     Console(highlight=False).print(table)
-    if num_all > len(found):
-        typer.echo(f"{len(found)} of {num_all}; --limit shows more")
+
+
+def _print_counts(queue: str, kind: Kind, counts: Mapping[Kind, int], num_shown: int, code: str | None) -> None:
+    if not num_shown:
+        typer.echo(f"queue {queue} has {counts[kind]} {_NOUNS[kind]}" + (f", none with code {code}" if code else ""))
+    elif counts[kind] > num_shown:
+        typer.echo(f"{num_shown} of {counts[kind]} {_NOUNS[kind]}; --limit shows more")
+    if kind == "request" and counts["malformed"]:
+        typer.echo(f"beside them {counts['malformed']} {_NOUNS['malformed']}; --malformed lists these")
 
 
 @dead.command()
@@ -78,10 +95,11 @@ def show(
     *,
     settings: Settings,
     name: Annotated[str, typer.Argument(help="Id of a letter, or of a request.", metavar="LETTER")],
+    malformed: _Malformed = False,
     as_json: _Json = False,
 ) -> None:
     """Show why a request was given up, its history, and the request itself."""
-    for letter, owners in asyncio.run(_with_owners(settings, name)):
+    for letter, owners in asyncio.run(_with_owners(settings, _kind(malformed), name)):
         document = {**_document(letter), "claims": [{"epoch": epoch, "worker": worker} for epoch, worker in owners]}
         document["request"] = letter.request() if letter.fields else None
         if as_json:
@@ -97,6 +115,7 @@ def replay(
     settings: Settings,
     names: _Names = None,
     everything: _All = False,
+    malformed: _Malformed = False,
     code: _Code = None,
 ) -> None:
     """Send requests again, under new ids, and print these.
@@ -107,7 +126,7 @@ def replay(
     Exit status: 0 all were sent, 1 some could not be.
     """
     _check_selection(names, everything, code is not None)
-    failed = asyncio.run(_replay(settings, _Selection(tuple(names or ()), code)))
+    failed = asyncio.run(_replay(settings, _Selection(_kind(malformed), tuple(names or ()), code)))
     if failed:
         raise CommandFailed("; ".join(failed))
 
@@ -119,6 +138,7 @@ def purge(
     settings: Settings,
     names: _Names = None,
     everything: _All = False,
+    malformed: _Malformed = False,
     code: _Code = None,
     older_than: Annotated[
         str | None, typer.Option(help="Only letters older than this, such as 90m, 12h or 7d.", metavar="AGE")
@@ -128,19 +148,21 @@ def purge(
     """Remove letters for good, after asking."""
     _check_selection(names, everything, code is not None or older_than is not None)
     min_age_s = None if older_than is None else _seconds(older_than)
-    ids = asyncio.run(_ids(settings, _Selection(tuple(names or ()), code, min_age_s)))
+    kind = _kind(malformed)
+    ids = asyncio.run(_ids(settings, _Selection(kind, tuple(names or ()), code, min_age_s)))
     if not ids:
         typer.echo("nothing to remove")
         return
     if not yes:
-        typer.confirm(f"remove {len(ids)} dead letters of queue {settings.queue}?", abort=True)
-    typer.echo(f"removed {asyncio.run(_remove(settings, ids))}")
+        typer.confirm(f"remove {len(ids)} {_NOUNS[kind]} of queue {settings.queue}?", abort=True)
+    typer.echo(f"removed {asyncio.run(_remove(settings, kind, ids))}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """Letters by name, or all; of these, those that the rest leaves."""
+    """Letters of a kind, by name or all; of these, those that the rest leaves."""
 
+    kind: Kind
     names: tuple[str, ...] = ()
     code: str | None = None
     min_age_s: float | None = None
@@ -154,14 +176,14 @@ class _Selection:
         before_ms = None
         if self.min_age_s is not None:
             before_ms = await letters.server_ms(redis, queue) - self.min_age_s * 1000
-        async for letter in self._named(redis, queue) if self.names else letters.read_letters(redis, queue):
+        async for letter in self._named(redis, queue) if self.names else letters.read_letters(redis, queue, self.kind):
             if self.code not in (None, letter.code) or (before_ms is not None and letter.given_up_ms > before_ms):
                 continue
             yield letter
 
     async def _named(self, redis: RedisClient, queue: str) -> AsyncIterator[Letter]:
         for name in self.names:
-            for letter in await _find(redis, queue, name):
+            for letter in await _find(redis, queue, self.kind, name):
                 yield letter
 
 
@@ -172,28 +194,34 @@ def _check_selection(names: list[str] | None, everything: bool, is_narrowed: boo
         raise typer.BadParameter("say which letters, or --all", param_hint="LETTER")
 
 
-async def _newest(settings: Settings, code: str | None, limit: int) -> tuple[list[Letter], int]:
+def _kind(malformed: bool) -> Kind:
+    return "malformed" if malformed else "request"
+
+
+async def _newest(settings: Settings, kind: Kind, code: str | None, limit: int) -> tuple[list[Letter], dict[Kind, int]]:
     found: list[Letter] = []
     async with connected(settings.redis_url) as redis:
-        num_all = int(await redis.xlen(keys.dead(settings.queue)))
-        async for letter in letters.read_letters(redis, settings.queue, newest_first=True):
+        counts = {each: int(await redis.xlen(letters.stream_of(settings.queue, each))) for each in letters.KINDS}
+        async for letter in letters.read_letters(redis, settings.queue, kind, newest_first=True):
             if code in (None, letter.code):
                 found.append(letter)
             if len(found) == limit:
                 break
-    return found, num_all
+    return found, counts
 
 
-async def _with_owners(settings: Settings, name: str) -> list[tuple[Letter, list[tuple[int, str]]]]:
+async def _with_owners(settings: Settings, kind: Kind, name: str) -> list[tuple[Letter, list[tuple[int, str]]]]:
     async with connected(settings.redis_url) as redis:
-        found = await _find(redis, settings.queue, name)
+        found = await _find(redis, settings.queue, kind, name)
         return [(letter, await letters.owners(redis, settings.queue, letter.request_id)) for letter in found]
 
 
-async def _find(redis: RedisClient, queue: str, name: str) -> list[Letter]:
-    found = await letters.find_letters(redis, queue, name)
+async def _find(redis: RedisClient, queue: str, kind: Kind, name: str) -> list[Letter]:
+    found = await letters.find_letters(redis, queue, name, kind)
+    if not found and kind == "request" and await letters.find_letters(redis, queue, name, "malformed"):
+        raise CommandFailed(f"queue {queue!r} has {name!r} among its malformed entries: add --malformed")
     if not found:
-        raise CommandFailed(f"queue {queue!r} has no dead letter {name!r}, and none about a request of this id")
+        raise CommandFailed(f"queue {queue!r} has no {_NOUN[kind]} {name!r}, and none about a request of this id")
     return found
 
 
@@ -217,14 +245,15 @@ async def _ids(settings: Settings, selection: _Selection) -> list[str]:
         return [letter.id async for letter in selection.read(redis, settings.queue)]
 
 
-async def _remove(settings: Settings, ids: list[str]) -> int:
+async def _remove(settings: Settings, kind: Kind, ids: list[str]) -> int:
     async with connected(settings.redis_url) as redis:
-        return await letters.remove(redis, settings.queue, ids)
+        return await letters.remove(redis, settings.queue, kind, ids)
 
 
 def _document(letter: Letter) -> dict[str, Any]:
     return {
         "letter": letter.id,
+        "kind": letter.kind,
         "given_up_at": _time(letter.given_up_ms),
         "request_id": letter.request_id,
         "enqueued_at": _time(letter.enqueued_ms),
@@ -241,11 +270,13 @@ def _print(document: dict[str, Any]) -> None:
         typer.echo(f"{name + ':':14}{visible(str(value))}")
     for claim in claims:
         typer.echo(f"{'claim:':14}{claim['epoch']} by {visible(claim['worker'])}")
-    shown = "not kept, it was over the size limit" if request is None else json.dumps(request, indent=2)
+    shown = "not kept, it was over a limit" if request is None else json.dumps(request, indent=2)
     typer.echo(f"{'request:':14}{shown}")
 
 
 def _time(ms: int) -> str:
+    if ms > _LAST_MS:  # anybody may choose the id of an entry
+        return f"after the year 9999 ({ms} ms)"
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 

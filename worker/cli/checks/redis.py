@@ -108,7 +108,13 @@ async def _queue(client: RedisClient, queue: str) -> Finding:
 
 async def _dead(client: RedisClient, queue: str) -> Finding:
     num_dead = await client.xlen(keys.dead(queue))
-    if not num_dead:
+    num_malformed = await client.xlen(keys.malformed(queue))
+    if not (num_dead or num_malformed):
         return Finding("dead letters", "ok", "none")
-    look = "look at them: penstock dead list"
-    return Finding("dead letters", "warn", f"{num_dead} requests were given up", look)
+    if not num_dead:
+        look = "look at them: penstock dead list --malformed"
+        return Finding("dead letters", "warn", f"{num_malformed} entries were no requests", look)
+    also = f", {num_malformed} entries were no requests" if num_malformed else ""
+    return Finding(
+        "dead letters", "warn", f"{num_dead} requests were given up{also}", "look at them: penstock dead list"
+    )
