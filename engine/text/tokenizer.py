@@ -13,6 +13,7 @@ import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest
+from penstock.engine.files import check_files
 from penstock.engine.text.decoders import DecoderKind, decoder_kind
 from penstock.engine.text.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
 
@@ -41,7 +42,8 @@ class Tokenizer:
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         """One above the highest token id, added tokens included. A model's own vocabulary may be padded beyond it."""
         special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
-        tokens = ((id_, self._backend.id_to_token(id_)) for id_ in range(self.vocab_size))
+        ids = {id_ for added in (False, True) for id_ in self._backend.get_vocab(with_added_tokens=added).values()}
+        tokens = ((id_, self._backend.id_to_token(id_)) for id_ in sorted(ids))  # few, however high the highest is
         self._visible = {id_: token for id_, token in tokens if token is not None and token not in special}
         self._bytes = _bytes_of(self._visible, self._kind)
 
@@ -53,6 +55,7 @@ class Tokenizer:
             CheckpointError: there are no tokenizer files, or they are malformed.
             ConfigError: the tokenizer is not a fast one, or its decoder can't be streamed through.
         """
+        check_files(directory)
         try:
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the parsers beneath raise all kinds, plain Exception included

@@ -71,6 +71,16 @@ def test_a_malformed_tokenizer_file_is_an_error(directory: Path) -> None:
         Tokenizer.from_dir(directory)
 
 
+def test_a_token_with_an_id_far_above_the_others(directory: Path) -> None:
+    path = directory / "tokenizer.json"
+    state = json.loads(path.read_text())
+    state["model"]["vocab"]["zzz"] = 2**31
+    path.write_text(json.dumps(state))
+    tokenizer = Tokenizer.from_dir(directory)
+    assert tokenizer.vocab_size == 2**31 + 1
+    assert tokenizer.decode([2**31]) == "zzz"
+
+
 def test_a_slow_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer"}))
     with pytest.raises(ConfigError, match="ByT5Tokenizer"):

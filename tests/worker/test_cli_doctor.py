@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -126,6 +127,19 @@ def test_a_damaged_checkpoint_names_the_file(tmp_path: Path, broken: str, name: 
     found = by_name(check_model(str(copy), "auto"))[name]
     assert found.status == "fail"
     assert broken.split(".")[0] in found.detail
+
+
+@pytest.mark.parametrize(
+    ("hostile", "name"), [("config.json", "model"), ("model.safetensors", "weights"), ("tokenizer.json", "tokenizer")]
+)
+def test_a_pipe_in_a_checkpoint_blocks_nobody(tmp_path: Path, hostile: str, name: str) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, copy)
+    (copy / hostile).unlink()
+    os.mkfifo(copy / hostile)
+    found = by_name(check_model(str(copy), "auto"))[name]
+    assert found.status == "fail"
+    assert f"{hostile} is a FIFO" in found.detail
 
 
 @pytest.mark.parametrize(("model", "status"), [("/no/such/folder", "fail"), ("owner/name", "warn")])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -96,6 +97,26 @@ async def test_a_model_that_cannot_be_loaded_exits_4() -> None:
     outcome = await penstock("worker", "--model", "/no/such/folder", "--health-port", "0")
     assert outcome.status == 4
     assert "there is no directory /no/such/folder" in outcome.err.splitlines()[-1]
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            '{"model_type": "llama", "dtype": "float32", "num_hidden_layers": 1000000000}',
+            "num_hidden_layers must be at most 1024",
+        ),
+        ("[" * 10**6, "config.json is not readable as JSON: it is nested too deep"),
+        (None, "config.json is a FIFO, not a regular file"),
+    ],
+)
+async def test_a_hostile_config_exits_4(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "config.json"
+    os.mkfifo(path) if content is None else path.write_text(content)
+    outcome = await penstock("worker", "--model", str(tmp_path), "--health-port", "0")
+    assert outcome.status == 4
+    assert message in outcome.err.splitlines()[-1]
     assert "Traceback" not in outcome.err
 
 
