@@ -142,6 +142,15 @@ def test_a_pipe_in_a_checkpoint_blocks_nobody(tmp_path: Path, hostile: str, name
     assert f"{hostile} is a FIFO" in found.detail
 
 
+def test_a_chat_template_that_fails_is_told_with_its_reason(tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, copy)
+    (copy / "chat_template.jinja").write_text("{{ 1 // 0 }}")
+    found = by_name(check_model(str(copy), "auto"))["tokenizer"]
+    assert found.status == "ok"
+    assert "only plain prompts can be sent: the model's chat template failed: ZeroDivisionError" in found.detail
+
+
 @pytest.mark.parametrize(("model", "status"), [("/no/such/folder", "fail"), ("owner/name", "warn")])
 def test_a_model_that_is_not_here(model: str, status: str) -> None:
     assert [finding.status for finding in check_model(model, "auto")] == [status]

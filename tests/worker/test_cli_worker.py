@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from cli_process import finish, penstock, start
 
+from penstock.engine.demo import MODEL_DIR
 from penstock.producer import AsyncClient
 from penstock.worker.cli import run
 from penstock.worker.embedded import EmbeddedServer
@@ -77,6 +79,36 @@ async def test_a_second_signal_aborts(redis_url: str, compile_cache: Path) -> No
         outcome = await finish(process)
     assert outcome.status == 130
     assert outcome.err.splitlines()[-1].startswith("penstock: told to stop a second time")
+
+
+async def test_a_drain_leaves_no_rendering_process_behind(redis_url: str, compile_cache: Path, tmp_path: Path) -> None:
+    shutil.copytree(MODEL_DIR, tmp_path / "model")
+    template = tmp_path / "model" / "chat_template.jinja"
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template.write_text("{% if messages[0].content == 'loop' %}" + loop + "{% endif %}" + template.read_text())
+    process = await start(
+        *SMALL, "--model", str(tmp_path / "model"), "--redis-url", redis_url, "--compile-cache-dir", str(compile_cache)
+    )
+    await read_until(process, "joined")
+    async with AsyncClient(redis_url) as client:
+        assert await client.generate([{"role": "user", "content": "Hello"}], max_tokens=5)
+        rendering = children(process.pid)
+        assert rendering
+        await client.submit([{"role": "user", "content": "loop"}])
+        await client.generate("Once", max_tokens=5)  # so that it is taken
+        process.send_signal(signal.SIGTERM)
+    outcome = await finish(process)
+    assert (outcome.status, outcome.out) == (0, "")
+    assert "Traceback" not in outcome.err
+    assert not is_any_left(rendering)
+
+
+def is_any_left(pids: list[int]) -> bool:
+    return any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def children(pid: int) -> list[int]:
+    return [int(pid) for file in Path(f"/proc/{pid}/task").glob("*/children") for pid in file.read_text().split()]
 
 
 @pytest.mark.parametrize(
