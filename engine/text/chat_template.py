@@ -21,7 +21,7 @@ from penstock.engine.text.template_process import CPU_S
 
 MAX_PROCESSES = 2  # so that one that is busy with a bad request keeps nobody waiting
 PATIENCE_S = 30.0  # for a process that is not even running; one that runs is ended by the kernel, much sooner
-TRIES = 2  # a process may have been killed while it was idle
+TRIES = 2  # the last one in a new process: whoever killed one that was idle has killed all
 
 _SIZE_BYTES = 8
 _PROGRAM = Path(__file__).with_name("template_process.py")
@@ -59,7 +59,7 @@ class ChatTemplate:
 
     def _ask(self, request: bytes) -> dict[str, Any]:
         for tries_left in reversed(range(TRIES)):
-            process = self._idle.pop() if self._idle else _Process(self._source)
+            process = (self._idle_one() if tries_left else None) or _Process(self._source)
             try:
                 answer = process.ask(request)
             except _Gone as gone:
@@ -72,6 +72,12 @@ class ChatTemplate:
                 self._idle.append(process)
             return answer
         raise AssertionError("the last try returns or raises")
+
+    def _idle_one(self) -> _Process | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
 
 class _Gone(Exception):

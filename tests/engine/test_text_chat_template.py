@@ -148,6 +148,14 @@ def test_a_process_that_was_killed_is_replaced(number: signal.Signals) -> None:
     assert not is_running(pid_of(process))
 
 
+def test_when_all_processes_were_killed_no_request_is_refused() -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    template._idle += [chat_template._Process(template._source) for _ in range(2)]
+    for process in template._idle:
+        os.kill(pid_of(process), signal.SIGKILL)
+    assert render(template) == "hello"
+
+
 def test_a_process_that_has_grown_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = chat_template._PROGRAM.read_text()
     (tmp_path / "program.py").write_text(program.replace("MAX_IDLE_BYTES = 2**27", "MAX_IDLE_BYTES = 2**20"))
