@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -16,6 +15,7 @@ from flax import nnx
 from huggingface_hub import snapshot_download
 
 from penstock.engine.errors import CheckpointError, ConfigError
+from penstock.engine.files import read_json
 from penstock.engine.models import FAMILIES, Decoder, Family, ModelConfig, ParamPath, family_of, layer_runs
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.models.hf_config import checked_dtype
@@ -160,28 +160,12 @@ def abstract_model(config: ModelConfig, placement: Placement, *, stacked: bool) 
     return _merged(graph, filled)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        CheckpointError: the file is missing, unreadable, or holds something else.
-    """
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no {path.name} in {path.parent}") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not readable as JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise CheckpointError(f"{path} holds a {type(fields).__name__}, not a JSON object")
-    return fields
-
-
 def _checked(
     directory: Path, config: ModelConfig, *, stacked: bool = False
 ) -> tuple[nnx.GraphDef[Decoder], Mapping[str, Stored], list[Source]]:
     """The model's structure, what the files hold, and which of it each parameter is made of."""
     stored = _stored_tensors(directory)
+    _check_layers(stored, config)
     graph, abstract = _abstract(config, stacked=stacked)
     sources = [_source(path, param, config, stacked=stacked) for path, param in abstract.items()]
     _check(stored, sources, tied=config.tie_word_embeddings)
@@ -244,9 +228,9 @@ def _embedding_dtype(directory: Path, family: Family) -> str:
 
 def _stored_tensors(directory: Path) -> dict[str, Stored]:
     """The headers of all weight files, by tensor name; nothing else of the files is read."""
-    if (directory / WEIGHTS_FILE).is_file():
+    if (directory / WEIGHTS_FILE).exists():
         return dict(_header(directory / WEIGHTS_FILE))
-    if not (directory / INDEX_FILE).is_file():
+    if not (directory / INDEX_FILE).exists():
         raise CheckpointError(
             f"there is neither {WEIGHTS_FILE} nor {INDEX_FILE} in {directory}; "
             "weights in other formats must be converted to safetensors"
@@ -269,7 +253,7 @@ def _weight_map(directory: Path) -> dict[str, Path]:
     outside = sorted({file for file in names.values() if Path(file).name != file})
     if outside:
         raise CheckpointError(f"{INDEX_FILE} names {outside[0]!r}, which is not a file name inside {directory}")
-    missing = sorted({file for file in names.values() if not (directory / file).is_file()})
+    missing = sorted({file for file in names.values() if not (directory / file).exists()})
     if missing:
         raise CheckpointError(f"{INDEX_FILE} names {', '.join(missing)}, not found in {directory}")
     return {name: directory / file for name, file in names.items()}
@@ -280,6 +264,13 @@ def _header(file: Path) -> Iterator[tuple[str, Stored]]:
         for name in tensors.keys():  # noqa: SIM118 -- not a mapping
             entry = tensors.get_slice(name)
             yield name, Stored(file, tuple(entry.get_shape()), entry.get_dtype())
+
+
+def _check_layers(stored: Mapping[str, Stored], config: ModelConfig) -> None:
+    """By one tensor each, and first of all: to build the structure of a thousand layers takes half a minute."""
+    family = FAMILIES[config.family]
+    names = {family.tensor_name(("blocks", layer, "attention_norm", "scale")) for layer in range(config.num_layers)}
+    _refuse(names - stored.keys(), f"{CONFIG_FILE} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
 
 
 def _check(stored: Mapping[str, Stored], sources: list[Source], *, tied: bool) -> None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.engine.checkpoint import CONFIG_FILE, read_json
+from penstock.engine.checkpoint import CONFIG_FILE
 from penstock.engine.errors import CheckpointError, InvalidRequest
-from penstock.engine.request import SamplingParams
+from penstock.engine.files import read_json, shown
+from penstock.engine.request import MAX_STOP_TOKENS, SamplingParams
 
 T = TypeVar("T", bool, int, float)
 
@@ -64,7 +65,7 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
     Raises:
         CheckpointError: a file is malformed, or a value in it is out of range.
     """
-    has_file = (directory / GENERATION_FILE).is_file()
+    has_file = (directory / GENERATION_FILE).exists()
     fields = read_json(directory / GENERATION_FILE) if has_file else {"do_sample": True}
     eos = fields.get("eos_token_id")
     if eos is None:
@@ -77,7 +78,7 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
         min_p=_field(fields, "min_p", float, 0.0),
         repetition_penalty=_field(fields, "repetition_penalty", float, 1.0),
         ignored=tuple(
-            f"{name}={fields[name]!r}" for name, off in NOT_HONOURED.items() if fields.get(name) not in (None, off)
+            f"{name}={shown(fields[name])}" for name, off in NOT_HONOURED.items() if fields.get(name) not in (None, off)
         ),
     )
     _check_ranges(defaults)
@@ -86,8 +87,10 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
 
 def _token_ids(value: object) -> tuple[int, ...]:
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0 for id_ in ids):
-        raise CheckpointError(f"eos_token_id must be a token id or a list of them, not {value!r}")
+    if not all(isinstance(id_, int) and not isinstance(id_, bool) and 0 <= id_ < 2**31 for id_ in ids):
+        raise CheckpointError(f"eos_token_id must be a token id or a list of them, not {shown(value)}")
+    if len(ids) > MAX_STOP_TOKENS:
+        raise CheckpointError(f"eos_token_id lists {len(ids)} token ids, at most {MAX_STOP_TOKENS} can be")
     return tuple(dict.fromkeys(ids))
 
 
@@ -95,10 +98,10 @@ def _field(fields: Mapping[str, Any], name: str, kind: type[T], default: T) -> T
     value = fields.get(name)
     if value is None:
         return default
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
     if type(value) is not kind:
-        raise CheckpointError(f"{GENERATION_FILE}: {name} must be of type {kind.__name__}, not {value!r}")
+        raise CheckpointError(f"{GENERATION_FILE}: {name} must be of type {kind.__name__}, not {shown(value)}")
     return value
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from penstock.engine.errors import CheckpointError
+from penstock.engine.files import check_file
 from penstock.engine.models import ParamPath
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.sharding import Placement
@@ -114,6 +115,7 @@ def open_weights(file: Path) -> Any:
     Raises:
         CheckpointError: the file cannot be read, or is no safetensors file.
     """
+    check_file(file)
     try:
         return safe_open(file, framework="numpy")
     except (SafetensorError, OSError) as error:

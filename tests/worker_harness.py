@@ -7,13 +7,14 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient
 from penstock.producer.streams import stream_entries
 from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
+from penstock.worker.admission import TextEncoder
 from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.service import WorkerService
@@ -81,11 +82,14 @@ class Reply:
 
 
 @asynccontextmanager
-async def running_worker(url: str, engine: FakeEngine | None = None, **options: Any) -> AsyncIterator[Running]:
+async def running_worker(
+    url: str, engine: FakeEngine | None = None, text: TextEncoder | None = None, **options: Any
+) -> AsyncIterator[Running]:
     """A worker that has joined its queue; drained or aborted at the end, whatever happened to it."""
     engine = engine or FakeEngine()
+    model = fake_model(engine) if text is None else replace(fake_model(engine), text=text)
     config = WorkerConfig(**{**QUICK, "name": f"w{next(_names)}", **options})
-    service = WorkerService(config, url, lambda: fake_model(engine))
+    service = WorkerService(config, url, lambda: model)
     running = Running(service, engine, asyncio.create_task(service.run()))
     try:
         await eventually(lambda: service.readiness.is_ready or running.task.done())

@@ -23,8 +23,10 @@ class TextEncoder(Protocol):
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
         """The tokens of a conversation under the model's chat template, ready for the assistant's turn.
 
+        It may block for as long as a template may take: not for the event loop.
+
         Raises:
-            InvalidRequest: the template refuses the messages, or there is none.
+            InvalidRequest: the template refuses the messages or fails, or there is none.
         """
 
 

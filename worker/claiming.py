@@ -34,6 +34,7 @@ from penstock.worker.scripts import Claim, NotClaimed
 _T = TypeVar("_T")
 
 TOKENIZER_THREADS = 2
+CHAT_THREADS = 2  # a chat template renders in as many processes at once
 MAX_JOURNAL_READS = 8  # each holds a connection
 SMALL_BYTES = 4096  # an entry of this size is read and tokenised sooner than a thread has taken it on
 SUSPECT_STRIKES = 2  # from here on a request runs alone, so that the next crash tells who did it
@@ -81,9 +82,11 @@ class Claimer:
         self._publisher = publisher
         self._metrics = metrics
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="penstock-tokenizer")
+        self._chat_threads = ThreadPoolExecutor(CHAT_THREADS, thread_name_prefix="penstock-chat")
 
     async def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._chat_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
         await self._batcher.close()
 
     async def admit(self, entry_id: str, fields: Fields, *, alone: bool = False) -> Admitted | None:
@@ -168,13 +171,23 @@ class Claimer:
             live.deadline_s = live.clock.monotonic_at(live.enqueued_ms + request.timeout_s * 1000)
         if self._ends_unrun(live, journal):
             return None
-        tokens = await self._apart(live.fields, lambda: encode_prompt(request, self._text, self._config))
+        tokens = await self._encode(request, live.fields)
         live.prompt_tokens = len(tokens)
         if live.outcome is not None:  # only the end is missing
             self._publisher.end(live, live.outcome)
             return None
         live.is_admitted = True
         return Admitted(live, to_engine_request(request, tokens, self._defaults, journal.generated))
+
+    async def _encode(self, request: GenerateRequest, fields: Fields) -> tuple[int, ...]:
+        """A chat always in a thread, and not in one of the prompts': its template may take long and make much text."""
+
+        def encode() -> tuple[int, ...]:
+            return encode_prompt(request, self._text, self._config)
+
+        if request.messages is None:
+            return await self._apart(fields, encode)
+        return await asyncio.get_running_loop().run_in_executor(self._chat_threads, encode)
 
     def _ends_unrun(self, live: LiveRequest, journal: Journal) -> bool:
         claim = live.claim

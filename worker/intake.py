@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 import structlog
 from redis import exceptions
@@ -21,12 +22,13 @@ from penstock.worker.heartbeat import Heartbeat
 from penstock.worker.live import LiveTable
 from penstock.worker.publisher import Publisher
 from penstock.worker.readiness import Readiness
-from penstock.worker.tasks import pause
+from penstock.worker.tasks import end_tasks, pause
 
 _log = structlog.get_logger(__name__)
 _PART = "intake"  # in readiness
 
 RECOVERY_PAGE = 100
+SLOW_S = 0.05  # an entry that takes longer to get ready keeps those behind it waiting no more
 
 Entry = tuple[str, Fields]
 
@@ -66,6 +68,8 @@ class Intake:
         driver.watch_room(table.changed.fire)
         self._must_recover = True  # a process of the same name may have died with entries pending
         self.parked: dict[str, Fields] = {}  # entries of suspects, pending here until they can run alone
+        self._taking: dict[asyncio.Task[None], str] = {}  # what gets entries ready that were read
+        self._failures: list[BaseException] = []  # what ended some of it
 
     @property
     def is_stopping(self) -> bool:
@@ -84,13 +88,20 @@ class Intake:
             RedisRefused: the server will go on refusing.
             DriverStopped: the engine's thread is not running.
         """
-        while not self._stopping.is_set():
-            try:
-                await self._round()
-                self._backoff.reset()
-                self._readiness.clear(_PART)
-            except exceptions.RedisError as error:
-                await self._survive(error)
+        try:
+            while not self._stopping.is_set():
+                await self._try(self._round())
+            await self._try(self._until_taken())
+        finally:
+            await end_tasks(self._taking)
+
+    async def _try(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+            self._backoff.reset()
+            self._readiness.clear(_PART)
+        except exceptions.RedisError as error:
+            await self._survive(error)
 
     async def _round(self) -> None:
         if (self._needs_recovery or self._heartbeat.is_contested) and (left_s := await self._heartbeat.beat()):
@@ -137,9 +148,10 @@ class Intake:
 
     async def _wait_for_room(self) -> int:
         while not self._stopping.is_set() and not self._publisher.has_dropped:
+            self._raise_failure()
             if self._publisher.is_troubled:
                 await self._publisher.settled.wait()
-            elif spare := self._driver.spare:
+            elif (spare := self._driver.spare - len(self._taking)) > 0:
                 return spare
             else:
                 await self._table.changed.wait()
@@ -156,7 +168,7 @@ class Intake:
             if not entries:
                 return
             start = entries[-1][0]
-            known = self._table.entry_ids() | self.parked.keys()
+            known = self._table.entry_ids() | self.parked.keys() | set(self._taking.values())
             await self._take_on([entry for entry in entries if entry[0] not in known])
 
     async def _adopt(self, spare: int) -> list[Entry]:
@@ -181,13 +193,36 @@ class Intake:
         return _decode(stream_entries(answer))
 
     async def _take_on(self, entries: Iterable[Entry]) -> None:
-        """Claims entries side by side, and hands each to the engine as soon as it is ready."""
-        answers = await asyncio.gather(
-            *(self._take_on_one(entry_id, fields) for entry_id, fields in entries), return_exceptions=True
-        )
-        for error in answers:
-            if error is not None:
-                raise error
+        """Claims entries side by side, and hands each to the engine as soon as it is ready.
+
+        Returns when all are, or the rest takes long (a chat template may): that goes on beside what is read next.
+        """
+        tasks = [self._start_taking(entry_id, fields) for entry_id, fields in entries]
+        if tasks:
+            await asyncio.wait(tasks, timeout=SLOW_S)
+        self._raise_failure()
+
+    def _start_taking(self, entry_id: str, fields: Fields) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._take_on_one(entry_id, fields), name="taking")
+        self._taking[task] = entry_id
+        task.add_done_callback(self._note_taken)
+        return task
+
+    def _note_taken(self, task: asyncio.Task[None]) -> None:
+        del self._taking[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failures.append(error)
+        self._table.changed.fire()
+
+    async def _until_taken(self) -> None:
+        while self._taking:
+            await self._table.changed.wait()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failures:
+            failures, self._failures = self._failures, []
+            raise failures[0]
 
     async def _take_on_one(self, entry_id: str, fields: Fields) -> None:
         if not fields:  # somebody deleted the entry while it was pending
@@ -209,7 +244,7 @@ class Intake:
     async def _run_suspects(self) -> None:
         """Runs requests that were there at several crashes one by one, so that no other pays for them."""
         while self.parked:
-            while any(live.is_submitted for live in self._table) and not self._stopping.is_set():
+            while self._is_busy() and not self._stopping.is_set():
                 await self._table.changed.wait()
             if self._stopping.is_set():
                 return
@@ -222,6 +257,9 @@ class Intake:
             await self._submit(admitted)
             while self._table.get(admitted.live.id) is admitted.live and not self._stopping.is_set():
                 await self._table.changed.wait()
+
+    def _is_busy(self) -> bool:
+        return bool(self._taking) or any(live.is_submitted for live in self._table)
 
 
 def _decode(streams: Streams) -> list[Entry]:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.engine.errors import ConfigError
+from penstock.engine.files import shown
 from penstock.engine.models.config import ModelConfig, RopeConfig
 from penstock.engine.models.decoder import Attend, Decoder, LayerCache, LayerRun, StackedCache, layer_runs
 from penstock.engine.models.family import Family, ParamPath
@@ -43,16 +44,18 @@ def family_of(fields: Mapping[str, Any]) -> Family:
     """
     architectures = fields.get("architectures") or []
     if not isinstance(architectures, list):
-        raise ConfigError(f"config.json: architectures must be a list, not {architectures!r}")
+        raise ConfigError(f"config.json: architectures must be a list, not {shown(architectures)}")
     model_type = fields.get("model_type")
     if model_type is None:
         model_type = next((f.model_type for f in FAMILIES.values() if f.architecture in architectures), None)
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise ConfigError(
-            f"model type {model_type!r} (architectures {architectures!r}) is not supported; "
+            f"model type {shown(model_type)} (architectures {shown(architectures)}) is not supported; "
             f"supported are {', '.join(FAMILIES)}"
         )
     if architectures and family.architecture not in architectures:
-        raise ConfigError(f"architectures {architectures!r} is not supported; {model_type} needs {family.architecture}")
+        raise ConfigError(
+            f"architectures {shown(architectures)} is not supported; {model_type} needs {family.architecture}"
+        )
     return family

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.engine.checkpoint import read_json, read_model_config
+from penstock.engine.checkpoint import read_model_config
 from penstock.engine.errors import ConfigError
+from penstock.engine.files import read_json
 from penstock.engine.models import ModelConfig, family_of
 from penstock.engine.models.hf_config import checked_dtype
 from penstock.engine.planning.presets import PRESETS, preset
@@ -24,7 +25,7 @@ def planned_model(model: str, dtype: str = "auto") -> ModelConfig:
     path = Path(model).expanduser()
     if path.is_dir():
         return read_model_config(path, dtype)
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(
             f"{model!r} is no preset ({', '.join(PRESETS)}), no folder of a checkpoint and no config.json"
         )

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest
+from penstock.engine.files import check_files, shown
+from penstock.engine.text.chat_template import ChatTemplate
 from penstock.engine.text.decoders import DecoderKind, decoder_kind
 from penstock.engine.text.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
 
@@ -30,9 +31,11 @@ class Tokenizer:
         """Takes the tokenizer over: the caller must not use it afterwards.
 
         Raises:
-            ConfigError: its decoder is one that text can't be streamed through.
+            ConfigError: its decoder is one that text can't be streamed through, or its chat template is no text.
         """
-        self._templates = tokenizer
+        template = _template_of(tokenizer)
+        self._chat = None if template is None else ChatTemplate(template)
+        self._special = dict(tokenizer.special_tokens_map)
         self._backend = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these anew at every call, under the feet of other threads.
         self._backend.no_truncation()
@@ -41,7 +44,8 @@ class Tokenizer:
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         """One above the highest token id, added tokens included. A model's own vocabulary may be padded beyond it."""
         special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
-        tokens = ((id_, self._backend.id_to_token(id_)) for id_ in range(self.vocab_size))
+        ids = {id_ for added in (False, True) for id_ in self._backend.get_vocab(with_added_tokens=added).values()}
+        tokens = ((id_, self._backend.id_to_token(id_)) for id_ in sorted(ids))  # few, however high the highest is
         self._visible = {id_: token for id_, token in tokens if token is not None and token not in special}
         self._bytes = _bytes_of(self._visible, self._kind)
 
@@ -53,6 +57,7 @@ class Tokenizer:
             CheckpointError: there are no tokenizer files, or they are malformed.
             ConfigError: the tokenizer is not a fast one, or its decoder can't be streamed through.
         """
+        check_files(directory)
         try:
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the parsers beneath raise all kinds, plain Exception included
@@ -76,17 +81,26 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Token ids of a conversation in the checkpoint's chat template, up to where the model's answer begins.
 
+        The template runs in a process of its own, which this waits for: not to be called in an event loop.
+
         Raises:
-            InvalidRequest: there is no chat template, or it refuses these messages.
+            InvalidRequest: there is no chat template, or it refuses these messages, fails, or takes too much time,
+                text or memory.
         """
-        if self._templates.chat_template is None:
+        if self._chat is None:
             raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
-        conversation: list[dict[str, Any]] = [dict(message) for message in messages]
-        try:
-            text = self._templates.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
-        except (jinja2.TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
-            raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
-        return self._encode(str(text), add_special_tokens=False)
+        if not messages:
+            raise InvalidRequest("messages is empty")
+        text = self._chat.render(
+            {
+                **self._special,
+                "messages": [dict(message) for message in messages],
+                "tools": None,
+                "documents": None,
+                "add_generation_prompt": True,
+            }
+        )
+        return self._encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`. Special tokens, and ids that are in no vocabulary, have none.
@@ -114,6 +128,17 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"the text is not valid Unicode: {error}") from error
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+
+def _template_of(tokenizer: PreTrainedTokenizerFast) -> str | None:
+    """Of several templates the one that is called the default."""
+    try:
+        template: object = tokenizer.get_chat_template()
+    except ValueError:
+        return None
+    if not isinstance(template, str):
+        raise ConfigError(f"the tokenizer's chat template must be text, not {shown(template)}")
+    return template
 
 
 def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:

@@ -117,6 +117,15 @@ def test_a_missing_tensor_is_named(directory: Path) -> None:
         load(directory)
 
 
+def test_layers_that_are_not_there_are_named_before_a_structure_is_made(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nnx, "eval_shape", lambda *_: pytest.fail("that takes long"))
+    edit_config(directory, "layer_types", num_hidden_layers=1000)
+    with pytest.raises(CheckpointError, match=r"num_hidden_layers = 1000, the checkpoint lacks: model\.layers\.10\.in"):
+        load(directory)
+
+
 def test_an_unexpected_tensor_is_named_with_its_file(directory: Path) -> None:
     change(directory / "model.safetensors", lambda tensors: tensors.update({"model.extra.weight": np.ones(3)}))
     with pytest.raises(CheckpointError, match=r"model\.extra\.weight \(model\.safetensors\)"):

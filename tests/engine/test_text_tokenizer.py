@@ -71,6 +71,33 @@ def test_a_malformed_tokenizer_file_is_an_error(directory: Path) -> None:
         Tokenizer.from_dir(directory)
 
 
+def test_a_token_with_an_id_far_above_the_others(directory: Path) -> None:
+    path = directory / "tokenizer.json"
+    state = json.loads(path.read_text())
+    state["model"]["vocab"]["zzz"] = 2**31
+    path.write_text(json.dumps(state))
+    tokenizer = Tokenizer.from_dir(directory)
+    assert tokenizer.vocab_size == 2**31 + 1
+    assert tokenizer.decode([2**31]) == "zzz"
+
+
+def test_a_chat_template_that_is_no_text_is_refused(directory: Path) -> None:
+    (directory / "chat_template.jinja").unlink()
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": 5}))
+    with pytest.raises(ConfigError, match="chat template must be text, not 5"):
+        Tokenizer.from_dir(directory)
+
+
+def test_of_several_chat_templates_the_default_is_used() -> None:
+    templates = {"default": "{{ messages[0].content }}", "other": "{{ 1 // 0 }}"}
+    messages = [{"role": "user", "content": "the é"}]
+    tokenizer = Tokenizer(byte_level(chat_template=templates))
+    assert tokenizer.encode_chat(messages) == tokenizer.encode("the é")
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        Tokenizer(byte_level(chat_template={"other": "x"})).encode_chat(messages)
+
+
 def test_a_slow_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer"}))
     with pytest.raises(ConfigError, match="ByT5Tokenizer"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -132,6 +133,28 @@ def test_a_damaged_checkpoint_names_the_file(tmp_path: Path, broken: str, name: 
     found = by_name(check_model(str(copy), "auto"))[name]
     assert found.status == "fail"
     assert broken.split(".")[0] in found.detail
+
+
+@pytest.mark.parametrize(
+    ("hostile", "name"), [("config.json", "model"), ("model.safetensors", "weights"), ("tokenizer.json", "tokenizer")]
+)
+def test_a_pipe_in_a_checkpoint_blocks_nobody(tmp_path: Path, hostile: str, name: str) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, copy)
+    (copy / hostile).unlink()
+    os.mkfifo(copy / hostile)
+    found = by_name(check_model(str(copy), "auto"))[name]
+    assert found.status == "fail"
+    assert f"{hostile} is a FIFO" in found.detail
+
+
+def test_a_chat_template_that_fails_is_told_with_its_reason(tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, copy)
+    (copy / "chat_template.jinja").write_text("{{ 1 // 0 }}")
+    found = by_name(check_model(str(copy), "auto"))["tokenizer"]
+    assert found.status == "ok"
+    assert "only plain prompts can be sent: the model's chat template failed: ZeroDivisionError" in found.detail
 
 
 @pytest.mark.parametrize(("model", "status"), [("/no/such/folder", "fail"), ("owner/name", "warn")])

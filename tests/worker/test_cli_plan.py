@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,16 @@ def test_an_unknown_chip_and_an_unknown_model_are_named(tiny: str, capsys: pytes
     assert "'a100:8' is of no known chip (v5e, v6e, tpu7x)" in capsys.readouterr().err
     assert run(["plan", "--model", "gpt-5", "--topology", "v5e:2x2", "--tensor", "1"]) == 1
     assert "'gpt-5' is no preset" in capsys.readouterr().err
+
+
+def test_a_hostile_config_is_refused(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(tiny).write_text(json.dumps({**TINY, "rope_theta": float("nan")}))
+    assert run(["plan", "--model", tiny, "--topology", "v5e:2x2", "--tensor", "1"]) == 1
+    assert "rope_theta must be a number above 0, not nan" in capsys.readouterr().err
+    Path(tiny).unlink()
+    os.mkfifo(tiny)
+    assert run(["plan", "--model", tiny, "--topology", "v5e:2x2", "--tensor", "1"]) == 1
+    assert "is a FIFO" in capsys.readouterr().err
 
 
 def test_without_a_model_it_is_wrong_usage(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from cli_process import finish, penstock, start
 
+from penstock.engine.demo import MODEL_DIR
 from penstock.producer import AsyncClient
 from penstock.worker.cli import run
 from penstock.worker.embedded import EmbeddedServer
@@ -78,6 +81,36 @@ async def test_a_second_signal_aborts(redis_url: str, compile_cache: Path) -> No
     assert outcome.err.splitlines()[-1].startswith("penstock: told to stop a second time")
 
 
+async def test_a_drain_leaves_no_rendering_process_behind(redis_url: str, compile_cache: Path, tmp_path: Path) -> None:
+    shutil.copytree(MODEL_DIR, tmp_path / "model")
+    template = tmp_path / "model" / "chat_template.jinja"
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template.write_text("{% if messages[0].content == 'loop' %}" + loop + "{% endif %}" + template.read_text())
+    process = await start(
+        *SMALL, "--model", str(tmp_path / "model"), "--redis-url", redis_url, "--compile-cache-dir", str(compile_cache)
+    )
+    await read_until(process, "joined")
+    async with AsyncClient(redis_url) as client:
+        assert await client.generate([{"role": "user", "content": "Hello"}], max_tokens=5)
+        rendering = children(process.pid)
+        assert rendering
+        await client.submit([{"role": "user", "content": "loop"}])
+        await client.generate("Once", max_tokens=5)  # so that it is taken
+        process.send_signal(signal.SIGTERM)
+    outcome = await finish(process)
+    assert (outcome.status, outcome.out) == (0, "")
+    assert "Traceback" not in outcome.err
+    assert not is_any_left(rendering)
+
+
+def is_any_left(pids: list[int]) -> bool:
+    return any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def children(pid: int) -> list[int]:
+    return [int(pid) for file in Path(f"/proc/{pid}/task").glob("*/children") for pid in file.read_text().split()]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -96,6 +129,26 @@ async def test_a_model_that_cannot_be_loaded_exits_4() -> None:
     outcome = await penstock("worker", "--model", "/no/such/folder", "--health-port", "0")
     assert outcome.status == 4
     assert "there is no directory /no/such/folder" in outcome.err.splitlines()[-1]
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            '{"model_type": "llama", "dtype": "float32", "num_hidden_layers": 1000000000}',
+            "num_hidden_layers must be at most 1024",
+        ),
+        ("[" * 10**6, "config.json is not readable as JSON: it is nested too deep"),
+        (None, "config.json is a FIFO, not a regular file"),
+    ],
+)
+async def test_a_hostile_config_exits_4(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "config.json"
+    os.mkfifo(path) if content is None else path.write_text(content)
+    outcome = await penstock("worker", "--model", str(tmp_path), "--health-port", "0")
+    assert outcome.status == 4
+    assert message in outcome.err.splitlines()[-1]
     assert "Traceback" not in outcome.err
 
 

@@ -44,8 +44,8 @@ def check_model(model: str, dtype: str) -> list[Finding]:
 def _chat(tokenizer: Tokenizer) -> str:
     try:
         tokenizer.encode_chat([{"role": "user", "content": "hello"}])
-    except InvalidRequest:
-        return "no usable chat template: only plain prompts can be sent"
+    except InvalidRequest as error:
+        return f"only plain prompts can be sent: {error}"
     return "with a chat template"
 
 

@@ -1,0 +1,103 @@
+"""Entries that take long to get ready: others go past them, and what ends them is not lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from redis import exceptions
+from worker_harness import eventually, is_queue_empty, read_reply, running_worker, send
+
+from penstock.producer.connection import RedisClient
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
+from penstock.worker.claiming import Claimer
+from penstock.worker.errors import RedisRefused
+from penstock.worker.intake import SLOW_S
+
+
+class Slow:
+    """Holds up the admission of one prompt until `go` is set, and then fails once if there is something to raise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, prompt: bytes, error: Exception | None = None) -> None:
+        self.go = asyncio.Event()
+        self.calls = 0
+        admit = Claimer.admit
+
+        async def slow(claimer: Claimer, entry_id: str, fields: Any, **options: Any) -> Any:
+            if fields.get(b"prompt") == prompt:
+                self.calls += 1
+                await self.go.wait()
+                if error is not None and self.calls == 1:
+                    raise error
+            return await admit(claimer, entry_id, fields, **options)
+
+        monkeypatch.setattr(Claimer, "admit", slow)
+
+
+async def test_others_go_past_a_slow_one(redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch, b"slow")
+    async with running_worker(redis_url):
+        held = await send(redis, prompt="slow", max_tokens=5)
+        for prompt in ("first", "second"):
+            request_id = await send(redis, prompt=prompt, max_tokens=5)
+            assert (await read_reply(redis, request_id)).text() == expected_text(prompt, request_id, 5)
+        slow.go.set()
+        assert (await read_reply(redis, held)).text() == expected_text("slow", held, 5)
+    assert slow.calls == 1
+
+
+async def test_slow_ones_take_up_room(redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch, b"slow")
+    engine = FakeEngine(max_num_seqs=2)
+    async with running_worker(redis_url, engine):
+        ids = [await send(redis, prompt="slow", max_tokens=5) for _ in range(6)]
+        await eventually(lambda: slow.calls == 2)
+        slow.go.set()
+        for request_id in ids:
+            await read_reply(redis, request_id)
+    assert engine.most_rows <= 2
+
+
+async def test_a_slow_one_that_fails_is_taken_again(
+    redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(monkeypatch, b"slow", exceptions.ConnectionError("gone"))
+    async with running_worker(redis_url):
+        for _ in range(3):  # new connections make the worker look at its entries, too
+            await read_reply(redis, await send(redis, prompt="before", max_tokens=5))
+        held = await send(redis, prompt="slow", max_tokens=5)
+        await eventually(lambda: slow.calls == 1)
+        await asyncio.sleep(2 * SLOW_S)  # were it shorter, it would not be slow
+        slow.go.set()
+        assert (await read_reply(redis, held)).text() == expected_text("slow", held, 5)
+        await eventually(lambda: is_queue_empty(redis))
+    assert slow.calls == 2
+
+
+async def test_what_a_slow_one_finds_out_ends_the_worker(
+    redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(monkeypatch, b"slow", RedisRefused("no permission"))
+    async with running_worker(redis_url) as running:
+        await send(redis, prompt="slow", max_tokens=5)
+        beside = await send(redis, prompt="beside", max_tokens=5)
+        await read_reply(redis, beside)
+        slow.go.set()
+        with pytest.raises(RedisRefused, match="no permission"):
+            await running.task
+
+
+async def test_a_drain_waits_for_a_slow_one(
+    redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(monkeypatch, b"slow")
+    async with running_worker(redis_url) as running:
+        held = await send(redis, prompt="slow", max_tokens=5)
+        beside = await send(redis, prompt="beside", max_tokens=5)
+        await read_reply(redis, beside)
+        draining = asyncio.create_task(running.drain())
+        await eventually(lambda: not running.service.readiness.is_ready)
+        slow.go.set()
+        await draining
+        assert (await read_reply(redis, held)).text() == expected_text("slow", held, 5)
