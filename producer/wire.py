@@ -245,14 +245,23 @@ def decode_reply(fields: Mapping[str, str]) -> ReplyEntry:
         raise WireError("bad_reply", f"reply entry of type {kind.__name__}: {error}", request_id="") from error
 
 
-def parse_request(entry_id: str, fields: Mapping[bytes, bytes], *, max_body_bytes: int) -> GenerateRequest:
+def parse_request(
+    entry_id: str, fields: Mapping[bytes, bytes], *, max_body_bytes: int, size: int | None = None
+) -> GenerateRequest:
     """Reads a request entry as `XREADGROUP` gives it. The result always has an `id`.
+
+    Args:
+        entry_id: of the entry.
+        fields: of the entry; of one that is over the limit perhaps only `id`.
+        max_body_bytes: the limit on names and values together.
+        size: that of the entry, where not all `fields` are given.
 
     Raises:
         WireError: with the id that a reply can be sent to, the entry's own where the request names none.
     """
     fallback_id = _readable_id(fields.get(b"id")) or entry_id
-    size = sum(len(name) + len(value) for name, value in fields.items())
+    if size is None:
+        size = sum(len(name) + len(value) for name, value in fields.items())
     if size > max_body_bytes:
         _refuse("too_large", f"the entry has {size} bytes, the limit max_body_bytes is {max_body_bytes}", fallback_id)
     if len(fields) > MAX_FIELDS:

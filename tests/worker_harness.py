@@ -8,15 +8,17 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient
 from penstock.producer.streams import stream_entries
 from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
+from penstock.worker import scripts
 from penstock.worker.admission import TextEncoder
 from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
+from penstock.worker.scripts import Claim
 from penstock.worker.service import WorkerService
 
 QUICK = {
@@ -149,3 +151,23 @@ async def is_queue_empty(redis: RedisClient) -> bool:
     if await redis.xlen(keys.requests("q")):
         return False
     return int((await redis.xpending(keys.requests("q"), keys.GROUP))["pending"]) == 0
+
+
+async def take_and_claim(redis: RedisClient, worker: str, request_id: str) -> Claim:
+    """Reads the next entry and claims it, as a worker would that then dies."""
+    await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0", mkstream=True)
+    answer = await redis.xreadgroup(keys.GROUP, worker, {keys.requests("q"): ">"}, count=1)
+    entry_id = answer[0][1][0][0]
+    command = scripts.claim("q", request_id, entry_id=entry_id, worker=worker, instance="i", ttl_ms=10**6)
+    _, epoch, *_ = await redis.execute_command(*command)
+    return Claim(int(epoch), "i", False, False, 0, 0, 1, 0, 0, 0)
+
+
+async def end_as(
+    redis: RedisClient, request_id: str, claim: Claim, status: Literal["done", "dead"], **end: str
+) -> None:
+    fields = ["type", "end", *(part for item in end.items() for part in item)]
+    command = scripts.finish(
+        "q", request_id, claim=claim, last_number=0, status=status, ttl_ms=10**6, entries=[(1, fields)]
+    )
+    assert await redis.execute_command(*command) == "ok"

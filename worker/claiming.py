@@ -23,6 +23,7 @@ from penstock.worker import faults, scripts
 from penstock.worker.admission import TextEncoder, check_limits, encode_prompt, to_engine_request
 from penstock.worker.config import WorkerConfig
 from penstock.worker.ending import dead_letter, dead_letter_of
+from penstock.worker.entries import QueueEntry
 from penstock.worker.errors import RedisRefused
 from penstock.worker.journal import Journal, JournalError, read_journal
 from penstock.worker.live import LiveRequest, LiveTable, ServerClock
@@ -89,12 +90,11 @@ class Claimer:
             threads.shutdown(wait=False, cancel_futures=True)
         await self._batcher.close()
 
-    async def admit(self, entry_id: str, fields: Fields, *, alone: bool = False) -> Admitted | None:
+    async def admit(self, entry: QueueEntry, *, alone: bool = False) -> Admitted | None:
         """Claims the request of a queue entry. None: it needs no generation, and its end is on its way if it needs one.
 
         Args:
-            entry_id: of the queue entry.
-            fields: of the queue entry.
+            entry: as it was read.
             alone: that nothing else runs, which suspects need.
 
         Raises:
@@ -102,9 +102,9 @@ class Claimer:
             RedisError: the server is in trouble; the entry stays pending, and admitting it again is safe.
             RedisRefused: the server will go on refusing.
         """
-        parsed = await self._apart(fields, lambda: _parse(entry_id, fields, self._config.max_body_bytes))
-        request_id = parsed.request_id if isinstance(parsed, WireError) else parsed.id or entry_id
-        claim = await self._claim(request_id, entry_id, fields)
+        parsed = await self._apart(entry.fields, lambda: _parse(entry, self._config.max_body_bytes))
+        request_id = parsed.request_id if isinstance(parsed, WireError) else parsed.id or entry.id
+        claim = await self._claim(request_id, entry.id, entry.kept)
         if claim is None:
             return None
         if SUSPECT_STRIKES <= claim.strikes < self._config.max_attempts and not alone:
@@ -114,7 +114,7 @@ class Claimer:
             raise Suspect
         clock = ServerClock(claim.server_ms, time.monotonic())
         log = request_logger(request_id, None if isinstance(parsed, WireError) else parsed.traceparent)
-        live = LiveRequest(self._config.queue, request_id, entry_id, claim, clock, log, fields)
+        live = LiveRequest(self._config.queue, request_id, entry.id, claim, clock, log, entry.kept)
         live.refresh_at_s = clock.monotonic_s + self._config.reply_ttl_s / 2
         previous = self._table.get(request_id)
         if previous is not None:  # this worker was frozen, lost the request, and now has it back
@@ -254,8 +254,8 @@ class Claimer:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
 
-def _parse(entry_id: str, fields: Fields, max_body_bytes: int) -> GenerateRequest | WireError:
+def _parse(entry: QueueEntry, max_body_bytes: int) -> GenerateRequest | WireError:
     try:
-        return parse_request(entry_id, fields, max_body_bytes=max_body_bytes)
+        return parse_request(entry.id, entry.fields, max_body_bytes=max_body_bytes, size=entry.size)
     except WireError as error:
         return error

@@ -11,12 +11,11 @@ import structlog
 from redis import exceptions
 
 from penstock.engine.driver import EngineDriver
-from penstock.producer import keys
-from penstock.producer.connection import Fields, RedisClient, ensure_group
-from penstock.producer.streams import Streams, pairs, stream_entries
-from penstock.worker import faults, scripts
+from penstock.producer.connection import RedisClient, ensure_group
+from penstock.worker import faults
 from penstock.worker.claiming import Admitted, Claimer, Suspect
 from penstock.worker.config import WorkerConfig
+from penstock.worker.entries import EntryReader, QueueEntry
 from penstock.worker.errors import RedisRefused
 from penstock.worker.heartbeat import Heartbeat
 from penstock.worker.live import LiveTable
@@ -27,10 +26,7 @@ from penstock.worker.tasks import end_tasks, pause
 _log = structlog.get_logger(__name__)
 _PART = "intake"  # in readiness
 
-RECOVERY_PAGE = 100
 SLOW_S = 0.05  # an entry that takes longer to get ready keeps those behind it waiting no more
-
-Entry = tuple[str, Fields]
 
 
 class Intake:
@@ -54,7 +50,7 @@ class Intake:
         readiness: Readiness,
     ) -> None:
         self._redis = redis
-        self._blocking = blocking
+        self._entries = EntryReader(redis, blocking, config)
         self._config = config
         self._driver = driver
         self._table = table
@@ -67,7 +63,7 @@ class Intake:
         self._adopt_at_s = 0.0
         driver.watch_room(table.changed.fire)
         self._must_recover = True  # a process of the same name may have died with entries pending
-        self.parked: dict[str, Fields] = {}  # entries of suspects, pending here until they can run alone
+        self.parked: dict[str, QueueEntry] = {}  # entries of suspects, pending here until they can run alone
         self._taking: dict[asyncio.Task[None], str] = {}  # what gets entries ready that were read
         self._failures: list[BaseException] = []  # what ended some of it
 
@@ -115,7 +111,7 @@ class Intake:
         spare = await self._wait_for_room()
         if not spare or self._stopping.is_set():
             return
-        await self._take_on(await self._adopt(spare) or await self._read(spare))
+        await self._take_on(await self._adopt(spare) or await self._entries.take(spare) or await self._wait_for_one())
 
     @property
     def _needs_recovery(self) -> bool:
@@ -159,52 +155,48 @@ class Intake:
 
     async def _recover(self) -> None:
         """Takes on what is pending here and not being worked on: its reading, or its claim, failed half-way."""
-        start = "0"
+        last = "0-0"
         while not self._stopping.is_set():
-            page = await self._redis.xreadgroup(
-                keys.GROUP, self._config.name, {keys.requests(self._config.queue): start}, count=RECOVERY_PAGE
-            )
-            entries = _decode(stream_entries(page))
+            known = self._known()  # what leaves the queue meanwhile may still be on the page
+            entries = await self._entries.pending(after=last)
             if not entries:
                 return
-            start = entries[-1][0]
-            known = self._table.entry_ids() | self.parked.keys() | set(self._taking.values())
-            await self._take_on([entry for entry in entries if entry[0] not in known])
+            last = entries[-1].id
+            known |= self._known()
+            await self._take_on([entry for entry in entries if entry.id not in known])
 
-    async def _adopt(self, spare: int) -> list[Entry]:
+    def _known(self) -> set[str]:
+        """Entries that are being worked on, or about to leave."""
+        leaving = self._publisher.removals.entry_ids()
+        return {*self._table.entry_ids(), *leaving, *self.parked, *self._taking.values()}
+
+    async def _adopt(self, spare: int) -> list[QueueEntry]:
         """Entries that nobody owns. While there are any it looks again at once, otherwise every `block_ms`."""
         now_s = time.monotonic()
         if now_s < self._adopt_at_s:
             return []
-        command = scripts.adopt(self._config.queue, worker=self._config.name, count=spare)
-        answer = await self._redis.execute_command(*command)
-        if not answer:
+        entries = await self._entries.adopt(spare)
+        if not entries:
             self._adopt_at_s = now_s + self._config.block_ms / 1000
-        return [(entry_id.decode(), pairs(fields)) for entry_id, fields in answer]
+        return entries
 
-    async def _read(self, spare: int) -> list[Entry]:
-        answer = await self._blocking.xreadgroup(
-            keys.GROUP,
-            self._config.name,
-            {keys.requests(self._config.queue): ">"},
-            count=spare,
-            block=max(1, round((self._adopt_at_s - time.monotonic()) * 1000)),
-        )
-        return _decode(stream_entries(answer))
+    async def _wait_for_one(self) -> list[QueueEntry]:
+        """Until it is time to look for entries that nobody owns again."""
+        return await self._entries.wait_for_one(max(1, round((self._adopt_at_s - time.monotonic()) * 1000)))
 
-    async def _take_on(self, entries: Iterable[Entry]) -> None:
+    async def _take_on(self, entries: Iterable[QueueEntry]) -> None:
         """Claims entries side by side, and hands each to the engine as soon as it is ready.
 
         Returns when all are, or the rest takes long (a chat template may): that goes on beside what is read next.
         """
-        tasks = [self._start_taking(entry_id, fields) for entry_id, fields in entries]
+        tasks = [self._start_taking(entry) for entry in entries]
         if tasks:
             await asyncio.wait(tasks, timeout=SLOW_S)
         self._raise_failure()
 
-    def _start_taking(self, entry_id: str, fields: Fields) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._take_on_one(entry_id, fields), name="taking")
-        self._taking[task] = entry_id
+    def _start_taking(self, entry: QueueEntry) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._take_on_one(entry), name="taking")
+        self._taking[task] = entry.id
         task.add_done_callback(self._note_taken)
         return task
 
@@ -224,14 +216,14 @@ class Intake:
             failures, self._failures = self._failures, []
             raise failures[0]
 
-    async def _take_on_one(self, entry_id: str, fields: Fields) -> None:
-        if not fields:  # somebody deleted the entry while it was pending
-            self._publisher.acknowledge(entry_id)
+    async def _take_on_one(self, entry: QueueEntry) -> None:
+        if entry.is_deleted:
+            self._publisher.acknowledge(entry.id)
             return
         try:
-            admitted = await self._claimer.admit(entry_id, fields)
+            admitted = await self._claimer.admit(entry)
         except Suspect:
-            self.parked[entry_id] = fields
+            self.parked[entry.id] = entry
             return
         if admitted is not None:
             await self._submit(admitted)
@@ -248,10 +240,9 @@ class Intake:
                 await self._table.changed.wait()
             if self._stopping.is_set():
                 return
-            entry_id = next(iter(self.parked))
-            fields = self.parked.pop(entry_id)
-            _log.warning("running_alone", entry=entry_id)
-            admitted = await self._claimer.admit(entry_id, fields, alone=True)
+            entry = self.parked.pop(next(iter(self.parked)))
+            _log.warning("running_alone", entry=entry.id)
+            admitted = await self._claimer.admit(entry, alone=True)
             if admitted is None:
                 continue
             await self._submit(admitted)
@@ -260,7 +251,3 @@ class Intake:
 
     def _is_busy(self) -> bool:
         return bool(self._taking) or any(live.is_submitted for live in self._table)
-
-
-def _decode(streams: Streams) -> list[Entry]:
-    return [(entry_id.decode(), fields) for _, entries in streams for entry_id, fields in entries]

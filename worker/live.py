@@ -67,6 +67,11 @@ class Burial:
     is_malformed: bool
     command: Command
 
+    @property
+    def entry_ids(self) -> tuple[str, ...]:
+        """Of the entries that it removes from the queue."""
+        return (self.entry_id,)
+
 
 class LiveRequest:
     """A claimed request. Belongs to the event loop."""

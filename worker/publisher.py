@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 from redis.asyncio import RedisCluster
@@ -25,17 +24,11 @@ from penstock.worker.live import Burial, LiveRequest, LiveTable, Signal
 from penstock.worker.memory import Reconnects
 from penstock.worker.metrics import Metrics
 from penstock.worker.readiness import Readiness
+from penstock.worker.removals import Removals
 from penstock.worker.writes import AsideWrite, ChunkWrite, EndCheck, FinishWrite, ProbeWrite, RefreshWrite, Write
 
 _log = structlog.get_logger(__name__)
 _PART = "publisher"  # in readiness
-
-ENDS_SETTLE_S = 2.0
-"""In a cluster an entry is removed this long after its end was written, and if that is still there: the queue's node
-and the reply's node may lose different last writes, by a power cut (`appendfsync everysec`) or to a replica that lags,
-and an end that is lost after its entry was removed would never be made again. On one server the end is in the log
-before the removal.
-"""
 
 
 class Publisher:
@@ -65,9 +58,7 @@ class Publisher:
         self._abort = abort  # tells the engine that nobody wants the rest of a request
         self._urgent: dict[LiveRequest, None] = {}
         self._dirty: dict[LiveRequest, None] = {}
-        self._removals: list[str | Burial] = []  # ids of entries to acknowledge, and dead letters to be
-        self._settling: deque[tuple[float, EndCheck]] = deque()  # (when, monotonic; what is looked at before removing)
-        self._has_settling_ends = isinstance(redis, RedisCluster)
+        self.removals = Removals(config, has_nodes=isinstance(redis, RedisCluster))
         self._aside: list[Write] = []
         self._unsettled: list[Write] = []  # sent, or tried to; the server's answer is not known or was "not now"
         self._coalescing = coalescing
@@ -94,8 +85,7 @@ class Publisher:
         return not (
             self._urgent
             or self._dirty
-            or self._removals
-            or self._settling
+            or not self.removals.is_empty
             or self._aside
             or self._unsettled
             or self._is_writing
@@ -146,21 +136,8 @@ class Publisher:
         self._metrics.dead_letters.labels(kind="malformed" if burial.is_malformed else "request").inc()
 
     def _remove(self, entry: str | Burial) -> None:
-        if not self._removals:
-            self._wake.set()
-        self._removals.append(entry)
-
-    def _remove_ended(self, live: LiveRequest) -> None:
-        """Takes the entry of a request whose end was written out of the queue."""
-        if live.dead_letter is not None:
-            self._note_letter(live.dead_letter)
-        if not self._has_settling_ends:
-            self._remove(live.dead_letter or live.entry_id)
-            return
-        if not self._settling:
-            self._wake.set()
-        wait_s = min(ENDS_SETTLE_S, self._config.reply_ttl_after_end_s / 2)
-        self._settling.append((time.monotonic() + wait_s, EndCheck.of(live)))
+        self.removals.add(entry)
+        self._wake.set()
 
     def flush_soon(self, live: LiveRequest) -> None:
         """Writes what there is of a request without waiting for the interval."""
@@ -227,9 +204,7 @@ class Publisher:
         if self._urgent or self._aside:
             return 0.0
         next_flush_s = self._flushed_at_s + self._coalescing.interval_s
-        if self._dirty or self._removals:
-            return next_flush_s
-        return max(next_flush_s, self._settling[0][0]) if self._settling else None
+        return next_flush_s if self._dirty else self.removals.due_s(next_flush_s)
 
     def _collect(self, now_s: float) -> list[Write]:
         batch, self._unsettled = self._unsettled, []
@@ -248,17 +223,7 @@ class Publisher:
                 batch += writes.refresh(live, round(self._config.reply_ttl_s * 1000))
         batch += self._aside
         self._aside = []
-        while self._settling and self._settling[0][0] <= now_s:
-            batch.append(self._settling.popleft()[1])
-        return batch + self._take_removals()
-
-    def _take_removals(self) -> list[Write]:
-        removals, self._removals = self._removals, []
-        entry_ids = [entry for entry in removals if isinstance(entry, str)]
-        taken: list[Write] = [entry for entry in removals if not isinstance(entry, str)]
-        if entry_ids:
-            taken.append(writes.acknowledge(self._config.queue, self._config.name, entry_ids))
-        return taken
+        return batch + self.removals.collect(now_s)
 
     def _take(self, live: LiveRequest) -> list[Write]:
         live.urgent = False
@@ -296,10 +261,7 @@ class Publisher:
             if self._num_trusted != self._reconnects.count:
                 count = self._reconnects.count
                 await self._check_memory()
-                kept = [write for write in batch if not self._is_void(write)]
-                if len(kept) < len(batch):  # the intake may have looked already, when the end was not yet known
-                    batch = kept
-                    self._look_at_entries()
+                batch = [write for write in batch if not self._is_void(write) or self._withdraw(write)]
                 self._num_trusted = count
             commands = [write.command for write in batch]
             try:
@@ -346,14 +308,16 @@ class Publisher:
                 return write.live.dropped
             case ProbeWrite():
                 return write.chunk.live.dropped
-            case EndCheck():
+            case AsideWrite() | Burial():
+                return bool(write.entry_ids)
+            case EndCheck() | RefreshWrite():
                 return False
-            case AsideWrite():
-                return write.removes_entry
-            case Burial():
-                return True
-            case RefreshWrite():
-                return False
+
+    def _withdraw(self, write: Write) -> Literal[False]:
+        """Does not send what is void."""
+        if not isinstance(write, AsideWrite | Burial) or not self.removals.doubt(write):
+            self._look_at_entries()  # again: the end was perhaps not yet known when the intake looked
+        return False
 
     def _look_at_entries(self) -> None:
         self.has_dropped = True
@@ -378,7 +342,8 @@ class Publisher:
             case FinishWrite():
                 self._settle_finish(write, answer)
             case EndCheck():
-                self._settle_end_check(write, answer)
+                if not self.removals.settle_check(write, answer):
+                    self._look_at_entries()
             case Burial():
                 self._settle_burial(write, answer)
             case AsideWrite() | RefreshWrite():
@@ -423,19 +388,16 @@ class Publisher:
         elif answer == b"lost":
             self.drop(live, "rolled_back")
         else:
-            self._remove_ended(live)
+            if live.dead_letter is not None:
+                self._note_letter(live.dead_letter)
+            self.removals.add_ended(live)
             live.dropped = True
             self._table.remove(live)
             observe_end(self._metrics, live, write.end)
 
-    def _settle_end_check(self, check: EndCheck, answer: Any) -> None:
-        if isinstance(answer, Exception) or EndCheck.is_there(answer):  # what can't be read can't be made again either
-            self._remove(check.removal)
-        else:
-            self._look_at_entries()
-
     def _settle_burial(self, burial: Burial, answer: Any) -> None:
         """A letter that Redis refuses for good is lost: its entry leaves the queue all the same, or it never would."""
+        self.removals.settle(burial)
         if not isinstance(answer, Exception) or faults.is_no_group(answer):
             return
         self._refuse_if_final(answer)
@@ -445,6 +407,8 @@ class Publisher:
         self.acknowledge(burial.entry_id)
 
     def _settle_other(self, write: AsideWrite | RefreshWrite, answer: Any) -> None:
+        if isinstance(write, AsideWrite):
+            self.removals.settle(write)
         if isinstance(answer, Exception) and not faults.is_no_group(answer):
             self._refuse_if_final(answer)
             _log.error("write_refused", command=write.command[0], error=str(answer))

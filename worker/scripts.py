@@ -219,14 +219,59 @@ return released
 """
 )
 
-_ADOPT = """
-local group, unowned, worker, count = unpack(ARGV)
-local pending = redis.call('XPENDING', KEYS[1], group, '-', '+', count, unowned)
-if #pending == 0 then return {} end
-local ids = {}
-for i, item in ipairs(pending) do ids[i] = item[1] end
-return redis.call('XCLAIM', KEYS[1], group, worker, 0, unpack(ids))
+# Entries are handed out as {id, bytes, whether all its fields are here, fields}, until they have `most` bytes together.
+_WEIGHED = """
+local group, worker, count, limit, most = unpack(ARGV, 1, 5)
+local found, bytes = {}, 0
+limit, most = tonumber(limit), tonumber(most)
+local function hand_out(id, fields)
+  local size, kept = 0, {}
+  for i = 1, #fields do size = size + #fields[i] end
+  bytes = bytes + size
+  if size <= limit then
+    found[#found + 1] = {id, size, 1, fields}
+    return bytes < most
+  end
+  for i = 1, #fields, 2 do
+    if fields[i] == 'id' then kept = {'id', string.sub(fields[i + 1], 1, 256)} end
+  end
+  found[#found + 1] = {id, size, 0, kept}
+  return bytes < most
+end
 """
+
+_TAKE = (
+    _WEIGHED
+    + """
+for _ = 1, count do
+  local answer = redis.call('XREADGROUP', 'GROUP', group, worker, 'COUNT', 1, 'STREAMS', KEYS[1], '>')
+  if not answer or not hand_out(answer[1][2][1][1], answer[1][2][1][2]) then break end
+end
+return found
+"""
+)
+
+_ADOPT = (
+    _WEIGHED
+    + """
+for _, item in ipairs(redis.call('XPENDING', KEYS[1], group, '-', '+', count, ARGV[6])) do
+  local entry = redis.call('XCLAIM', KEYS[1], group, worker, 0, item[1])[1]
+  if entry and not hand_out(entry[1], entry[2]) then break end
+end
+return found
+"""
+)
+
+_PENDING = (
+    _WEIGHED
+    + """
+for _, item in ipairs(redis.call('XPENDING', KEYS[1], group, '(' .. ARGV[6], '+', count, worker)) do
+  local entry = redis.call('XRANGE', KEYS[1], item[1], item[1])[1]
+  if not hand_out(item[1], entry and entry[2] or {}) then break end
+end
+return found
+"""
+)
 
 _RETIRE = """
 local group, consumer, unowned, count = unpack(ARGV)
@@ -454,9 +499,29 @@ def disown(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
     return _eval(_DISOWN, (keys.requests(queue),), (keys.GROUP, worker, keys.UNOWNED, *entry_ids))
 
 
-def adopt(queue: str, *, worker: str, count: int) -> Command:
-    """Takes up to `count` entries that nobody owns; answers them as XCLAIM does."""
-    return _eval(_ADOPT, (keys.requests(queue),), (keys.GROUP, keys.UNOWNED, worker, count))
+def take(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int) -> Command:
+    """Takes up to `count` new entries; `worker.entries` reads the answer.
+
+    Args:
+        queue: whose.
+        worker: the consumer's name.
+        count: of entries at most.
+        max_body_bytes: of an entry that is larger only the size is told, and its `id`.
+        max_bytes: no entry is taken once those before it have so many together.
+    """
+    return _eval(_TAKE, (keys.requests(queue),), (keys.GROUP, worker, count, max_body_bytes, max_bytes))
+
+
+def adopt(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int) -> Command:
+    """As `take`, of the entries that nobody owns."""
+    arguments = (keys.GROUP, worker, count, max_body_bytes, max_bytes, keys.UNOWNED)
+    return _eval(_ADOPT, (keys.requests(queue),), arguments)
+
+
+def pending(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int, after: str) -> Command:
+    """As `take`, of the entries pending for `worker`, from the one that follows `after` on. Changes nothing."""
+    arguments = (keys.GROUP, worker, count, max_body_bytes, max_bytes, after)
+    return _eval(_PENDING, (keys.requests(queue),), arguments)
 
 
 def retire(queue: str, *, consumer: str, count: int) -> Command:

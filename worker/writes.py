@@ -7,13 +7,14 @@ know their own work, so the second sending changes nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from penstock.engine.request import TokenLogprob
 from penstock.producer import keys
 from penstock.producer.pipeline import Command
+from penstock.producer.streams import pairs
 from penstock.producer.wire import EndEntry, encode_reply
 from penstock.worker import scripts
 from penstock.worker.live import Burial, Choice, LiveRequest
@@ -70,25 +71,29 @@ class AsideWrite:
     """Something that nobody waits for: an acknowledgement, a count that is put right."""
 
     command: Command
-    removes_entry: bool = False  # from the queue, as its reply has ended
+    entry_ids: tuple[str, ...] = ()  # of the entries that it removes from the queue
 
 
 @dataclass(frozen=True, slots=True)
 class EndCheck:
     """Looks whether an end that was written is still there; only then the queue entry may go."""
 
+    entry_id: str
     removal: str | Burial  # the id of the entry, or the dead letter that it becomes
     command: Command
 
     @classmethod
     def of(cls, live: LiveRequest) -> EndCheck:
-        return cls(live.dead_letter or live.entry_id, ("XREVRANGE", live.reply_key, "+", "-", "COUNT", 1))
+        look = ("XREVRANGE", live.reply_key, "+", "-", "COUNT", 1)
+        return cls(live.entry_id, live.dead_letter or live.entry_id, look)
 
     @staticmethod
     def is_there(answer: Any) -> bool:
         """What the server's answer says."""
-        fields = answer[0][1] if answer else ()
-        return b"end" in (fields.values() if isinstance(fields, dict) else fields[1::2])
+        if not answer:
+            return False
+        fields = answer[0][1]  # a cluster client makes a mapping of them
+        return bool((fields if isinstance(fields, dict) else pairs(fields)).get(b"type") == b"end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +173,8 @@ def take_end(live: LiveRequest, end: EndEntry, *, ttl_ms: int) -> FinishWrite:
     return FinishWrite(live, end, command)
 
 
-def acknowledge(queue: str, worker: str, entry_ids: Iterable[str]) -> AsideWrite:
-    return AsideWrite(scripts.ack(queue, worker=worker, entry_ids=entry_ids), removes_entry=True)
+def acknowledge(queue: str, worker: str, entry_ids: Sequence[str]) -> AsideWrite:
+    return AsideWrite(scripts.ack(queue, worker=worker, entry_ids=entry_ids), tuple(entry_ids))
 
 
 def refresh(live: LiveRequest, ttl_ms: int) -> list[RefreshWrite]:

@@ -124,7 +124,7 @@ async def test_the_nodes_of_a_cluster_lose_different_writes(
     lossy_cluster: list[Server], lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reply's node forgets what the queue's node remembers."""
-    monkeypatch.setattr("penstock.worker.publisher.ENDS_SETTLE_S", 5.0)
+    monkeypatch.setattr("penstock.worker.removals.ENDS_SETTLE_S", 5.0)
     url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.server.port}" for node in lossy_cluster)
     redis, engine = connect(url, decode=True), FakeEngine(step_s=0.002)
     queue_node, *_ = lossy_cluster

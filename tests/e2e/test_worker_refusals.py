@@ -7,12 +7,11 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from worker_harness import eventually, is_queue_empty, read_reply, running_worker, send
+from worker_harness import end_as, eventually, is_queue_empty, read_reply, running_worker, send, take_and_claim
 
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect
 from penstock.producer.wire import MAX_FIELDS
-from penstock.worker import scripts
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 
 MALFORMED: dict[str, dict[Any, Any]] = {
@@ -132,14 +131,8 @@ async def test_an_entry_left_by_a_worker_that_could_not_bury_it_leaves(redis_url
     """Its end is written, its worker died: as the next one finds it."""
     fields = [part for i in range(4_000) for part in (f"f{i}", "v")]
     entry_id = await redis.execute_command("XADD", keys.requests("q"), "*", *fields)
-    await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0")
-    await redis.xreadgroup(keys.GROUP, "dead", {keys.requests("q"): ">"})
-    claim = {"entry_id": entry_id, "worker": "dead", "instance": "i", "ttl_ms": 10**6}
-    await redis.execute_command(*scripts.claim("q", entry_id, **claim))
-    end = ["type", "end", "finish_reason", "error", "code", "invalid_request"]
-    await redis.execute_command(
-        *scripts.finish("q", entry_id, epoch=1, status="dead", ttl_ms=10**6, entries=[(1, end)])
-    )
+    claim = await take_and_claim(redis, "dead", entry_id)
+    await end_as(redis, entry_id, claim, "dead", finish_reason="error", code="invalid_request")
     async with running_worker(redis_url):
         await eventually(lambda: is_queue_empty(redis))
     ((_, letter),) = await redis.xrange(keys.malformed("q"))
@@ -218,3 +211,22 @@ async def test_reply_that_turns_into_another_type_is_given_up(redis_url: str, re
         await eventually(lambda: is_queue_empty(redis))
     ((_, letter),) = await redis.xrange(keys.dead("q"))
     assert letter["code"] == "reply_unwritable"
+
+
+@pytest.mark.parametrize("way", ["new", "left by a dead worker"])
+async def test_many_large_entries_hold_up_nobody(redis_url: str, redis: RedisClient, way: str) -> None:
+    """Together they are far more than a worker should hold, or could read before a time-out."""
+    await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0", mkstream=True)
+    large = [await send(redis, prompt="x" * 20_000_000, id=f"large{number}") for number in range(12)]
+    if way != "new":
+        await redis.xreadgroup(keys.GROUP, "dead", {keys.requests("q"): ">"}, count=1)  # one body is enough of that
+        await redis.xclaim(keys.requests("q"), keys.GROUP, "dead", 0, large, justid=True, force=True)
+        await redis.xgroup_setid(keys.requests("q"), keys.GROUP, large[-1])
+    small = await send(redis, prompt="small", max_tokens=5)
+    async with running_worker(redis_url, max_body_bytes=1000):
+        assert (await read_reply(redis, small)).text() == expected_text("small", small, 5)
+        for number in range(12):
+            end = (await read_reply(redis, f"large{number}")).end
+            assert (end.finish_reason, end.code) == ("error", "too_large")
+            assert f"{20_000_000 + len('promptid') + len(f'large{number}')} bytes" in (end.message or "")
+        await eventually(lambda: is_queue_empty(redis))

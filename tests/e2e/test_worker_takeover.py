@@ -6,42 +6,29 @@ import asyncio
 import signal
 import time
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from fakes import ranked
-from worker_harness import Reply, eventually, is_queue_empty, read_reply, read_until, running_worker, send
+from worker_harness import (
+    Reply,
+    end_as,
+    eventually,
+    is_queue_empty,
+    read_reply,
+    read_until,
+    running_worker,
+    send,
+    take_and_claim,
+)
 from worker_process import WorkerProcess
 
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient
-from penstock.worker import scripts
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, word
-from penstock.worker.scripts import Claim
 
 
 def is_chunk(entry: object) -> bool:
     return getattr(entry, "type", None) == "chunk"
-
-
-async def take_and_claim(redis: RedisClient, worker: str, request_id: str) -> Claim:
-    """Reads the next entry and claims it, as a worker would that then dies."""
-    await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0", mkstream=True)
-    answer = await redis.xreadgroup(keys.GROUP, worker, {keys.requests("q"): ">"}, count=1)
-    entry_id = answer[0][1][0][0]
-    command = scripts.claim("q", request_id, entry_id=entry_id, worker=worker, instance="i", ttl_ms=10**6)
-    _, epoch, *_ = await redis.execute_command(*command)
-    return Claim(int(epoch), "i", False, False, 0, 0, 1, 0, 0, 0)
-
-
-async def end_as(
-    redis: RedisClient, request_id: str, claim: Claim, status: Literal["done", "dead"], **end: str
-) -> None:
-    fields = ["type", "end", *(part for item in end.items() for part in item)]
-    command = scripts.finish(
-        "q", request_id, claim=claim, last_number=0, status=status, ttl_ms=10**6, entries=[(1, fields)]
-    )
-    assert await redis.execute_command(*command) == "ok"
 
 
 async def add_chunk(

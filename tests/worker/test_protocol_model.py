@@ -29,7 +29,6 @@ from redis import exceptions
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect, ensure_group
 from penstock.producer.scripts import Added, enqueue
-from penstock.producer.streams import stream_entries
 from penstock.worker import memory, scripts
 from penstock.worker.scripts import Claim, Command
 
@@ -37,6 +36,7 @@ QUEUE = "q"
 REQUESTS = ("a", "b", "c")
 TRUTH = (11, 12, 13, 14, 15)  # what any worker generates for any request
 TTL_MS = 10**7
+LIMITS = {"max_body_bytes": 1000, "max_bytes": 10**6}
 
 worker_at = st.integers(0, 2)
 request_ids = st.sampled_from(REQUESTS)
@@ -208,26 +208,24 @@ class Protocol(RuleBasedStateMachine):
             newest = scripts.parse_standing(self.send(scripts.newest(QUEUE, request_id)))
             if memory.judge(live, newest) != "kept":
                 del worker.held[request_id]
-        self.read_entries(worker, "0", 100)
+        self.give(worker, scripts.pending(QUEUE, worker=worker.name, count=100, after="0-0", **LIMITS))
 
     # What workers do, whether they live or are taken for dead.
 
     @rule(at=worker_at)
     def read(self, at: int) -> None:
-        self.read_entries(self.acting(at), ">", 1)
+        worker = self.acting(at)
+        self.give(worker, scripts.take(QUEUE, worker=worker.name, count=1, **LIMITS))
 
-    def read_entries(self, worker: Worker, start: str, count: int) -> None:
-        answer = self.run(self.redis.xreadgroup(keys.GROUP, worker.name, {keys.requests(QUEUE): start}, count=count))
-        for _, entries in stream_entries(answer):
-            for entry_id, fields in entries:
-                if fields:
-                    worker.entries[entry_id.decode()] = fields[b"id"].decode()
+    def give(self, worker: Worker, command: Command) -> None:
+        for entry_id, _, _, fields in self.send(command):
+            if fields:
+                worker.entries[entry_id.decode()] = fields[1].decode()
 
     @rule(at=worker_at)
     def adopt(self, at: int) -> None:
         worker = self.acting(at)
-        for entry_id, fields in self.send(scripts.adopt(QUEUE, worker=worker.name, count=2)):
-            worker.entries[entry_id.decode()] = fields[1].decode()
+        self.give(worker, scripts.adopt(QUEUE, worker=worker.name, count=2, **LIMITS))
 
     @rule()
     def reclaim(self) -> None:

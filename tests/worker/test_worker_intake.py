@@ -12,6 +12,7 @@ from worker_harness import eventually, is_queue_empty, read_reply, running_worke
 from penstock.producer.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.claiming import Claimer
+from penstock.worker.entries import QueueEntry
 from penstock.worker.errors import RedisRefused
 from penstock.worker.intake import SLOW_S
 
@@ -24,13 +25,13 @@ class Slow:
         self.calls = 0
         admit = Claimer.admit
 
-        async def slow(claimer: Claimer, entry_id: str, fields: Any, **options: Any) -> Any:
-            if fields.get(b"prompt") == prompt:
+        async def slow(claimer: Claimer, entry: QueueEntry, **options: Any) -> Any:
+            if entry.fields.get(b"prompt") == prompt:
                 self.calls += 1
                 await self.go.wait()
                 if error is not None and self.calls == 1:
                     raise error
-            return await admit(claimer, entry_id, fields, **options)
+            return await admit(claimer, entry, **options)
 
         monkeypatch.setattr(Claimer, "admit", slow)
 

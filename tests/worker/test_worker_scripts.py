@@ -380,10 +380,11 @@ async def test_entries_given_back_are_adopted_once_and_in_order(raw: RedisClient
     ids = await owned(raw, "a", 3)
     assert await run(raw, scripts.disown("q", worker="b", entry_ids=ids)) == 0
     assert await run(raw, scripts.disown("q", worker="a", entry_ids=ids)) == 3
-    adopted = await run(raw, scripts.adopt("q", worker="b", count=2))
-    assert adopted == [[ids[0].encode(), [b"prompt", b"x"]], [ids[1].encode(), [b"prompt", b"x"]]]
-    assert len(await run(raw, scripts.adopt("q", worker="c", count=2))) == 1
-    assert await run(raw, scripts.adopt("q", worker="c", count=2)) == []
+    limits = {"count": 2, "max_body_bytes": 100, "max_bytes": 1000}
+    adopted = await run(raw, scripts.adopt("q", worker="b", **limits))
+    assert adopted == [[entry_id.encode(), 7, 1, [b"prompt", b"x"]] for entry_id in ids[:2]]
+    assert len(await run(raw, scripts.adopt("q", worker="c", **limits))) == 1
+    assert await run(raw, scripts.adopt("q", worker="c", **limits)) == []
     assert await owners(raw) == {"a": 0, keys.UNOWNED: 0, "b": 2, "c": 1}
 
 

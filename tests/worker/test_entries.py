@@ -1,0 +1,112 @@
+"""Entries are taken by their size: no body over the limit comes into a worker, but for one of a blocking read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from penstock.producer import keys
+from penstock.producer.connection import RedisClient, connect, ensure_group
+from penstock.worker import entries
+from penstock.worker.config import WorkerConfig
+from penstock.worker.entries import EntryReader, QueueEntry
+
+STREAM = keys.requests("q")
+LIMIT = 100
+LARGE = {"id": "large", "prompt": "x" * LIMIT}
+
+
+@pytest.fixture
+async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
+    client = connect(redis_url, decode=False)
+    await ensure_group(client, "q")
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def reader(raw: RedisClient) -> EntryReader:
+    return EntryReader(raw, raw, WorkerConfig(queue="q", name="w", max_body_bytes=LIMIT))
+
+
+async def add(redis: RedisClient, *bodies: dict[str, str]) -> list[str]:
+    return [(await redis.xadd(STREAM, body)).decode() for body in bodies]  # type: ignore[arg-type]
+
+
+async def pending(redis: RedisClient, worker: str = "w") -> list[str]:
+    found = await redis.xpending_range(STREAM, keys.GROUP, "-", "+", 100, worker)
+    return [item["message_id"].decode() for item in found]
+
+
+async def give_back(redis: RedisClient) -> None:
+    """All entries belong to nobody."""
+    ids = [entry_id for entry_id, _ in await redis.xrange(STREAM)]
+    await redis.xreadgroup(keys.GROUP, keys.UNOWNED, {STREAM: ">"})
+    await redis.xclaim(STREAM, keys.GROUP, keys.UNOWNED, 0, ids)
+
+
+async def test_new_entries_are_taken_up_to_a_number(raw: RedisClient, reader: EntryReader) -> None:
+    assert await reader.take(5) == []
+    ids = await add(raw, *({"prompt": str(number)} for number in range(5)))
+    taken = await reader.take(3)
+    assert [entry.id for entry in taken] == ids[:3] == await pending(raw)
+    assert taken[0] == QueueEntry(ids[0], {b"prompt": b"0"}, 7)
+    assert [entry.id for entry in await reader.take(3)] == ids[3:]
+
+
+@pytest.mark.parametrize("way", ["take", "adopt", "pending", "wait_for_one"])
+async def test_a_body_over_the_limit_stays_where_it_is(raw: RedisClient, reader: EntryReader, way: str) -> None:
+    """The worker learns its size and its id, so that it can be refused under it."""
+    (large,) = await add(raw, LARGE)
+    match way:
+        case "take":
+            found = await reader.take(2)
+        case "adopt":
+            await give_back(raw)
+            found = await reader.adopt(2)
+        case "pending":
+            await raw.xreadgroup(keys.GROUP, "w", {STREAM: ">"})
+            found = await reader.pending("0-0")
+        case _:
+            found = await reader.wait_for_one(1)
+    (entry,) = found
+    assert entry == QueueEntry(large, {b"id": b"large"}, LIMIT + 13, is_whole=False)
+    assert entry.kept == {}
+    assert await pending(raw) == [large]
+
+
+@pytest.mark.parametrize("way", ["take", "adopt", "pending"])
+async def test_one_answer_brings_a_bounded_number_of_bytes(
+    raw: RedisClient, reader: EntryReader, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is over the limit counts as what it is: the server has to read it to learn its size."""
+    monkeypatch.setattr(entries, "BYTES_PER_READ", 100)
+    bodies = [{"prompt": "x" * 44}] * 5 + [LARGE] + [{"prompt": "x"}] * 3
+    ids = await add(raw, *bodies)
+    if way == "pending":
+        await raw.xreadgroup(keys.GROUP, "w", {STREAM: ">"})
+    elif way == "adopt":
+        await give_back(raw)
+    found: list[list[str]] = [[]]
+    while not found or found[-1] or len(found) == 1:
+        last = found[-1][-1] if found[-1] else "0-0"
+        page = await (reader.pending(last) if way == "pending" else getattr(reader, way)(100))
+        found.append([entry.id for entry in page])
+    assert found[1:-1] == [ids[0:2], ids[2:4], ids[4:6], ids[6:9]]
+
+
+async def test_an_entry_that_was_deleted_while_pending_is_told_as_such(raw: RedisClient, reader: EntryReader) -> None:
+    ids = await add(raw, {"prompt": "a"}, {"": ""})
+    await reader.take(2)
+    await raw.xdel(STREAM, ids[0])
+    deleted, empty = await reader.pending("0-0")
+    assert (deleted.id, deleted.is_deleted) == (ids[0], True)
+    assert (empty.id, empty.is_deleted, empty.fields) == (ids[1], False, {b"": b""})
+
+
+async def test_a_wait_brings_one_entry_and_leaves_the_others(raw: RedisClient, reader: EntryReader) -> None:
+    assert await reader.wait_for_one(1) == []
+    ids = await add(raw, {"prompt": "a"}, {"prompt": "b"})
+    assert [entry.id for entry in await reader.wait_for_one(1)] == ids[:1]
+    assert await pending(raw) == ids[:1]

@@ -1,0 +1,95 @@
+"""Reads queue entries by their size: of one that is over the limit the worker gets to know that, and not the body.
+
+Whoever can enqueue can send bodies of half a gigabyte (`proto-max-bulk-len`), as many as they like. So the scripts that
+hand entries out look first; a body over the limit stays on the server. Only the blocking read, which no script can do,
+may bring one, and it brings one at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from penstock.producer import keys
+from penstock.producer.connection import Fields, RedisClient
+from penstock.producer.streams import pairs, stream_entries
+from penstock.worker import scripts
+from penstock.worker.config import WorkerConfig
+
+BYTES_PER_READ = 8 << 20  # what one answer brings, and one entry more
+ENTRIES_PER_READ = 256  # for how long one script may hold the server
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    """An entry of the request stream."""
+
+    id: str
+    fields: Fields  # of one over the limit only `id`, if it has one
+    size: int  # bytes of all its names and values
+    is_whole: bool = True  # whether `fields` are all
+
+    @property
+    def is_deleted(self) -> bool:
+        """Somebody deleted it while it was pending."""
+        return self.is_whole and not self.fields
+
+    @property
+    def kept(self) -> Fields:
+        """The fields as far as they are worth keeping: all or nothing."""
+        return self.fields if self.is_whole else {}
+
+    @classmethod
+    def of(cls, entry_id: str, fields: Fields, max_bytes: int) -> Self:
+        """An entry as it came, without its body if that is over the limit."""
+        size = sum(len(name) + len(value) for name, value in fields.items())
+        if size <= max_bytes:
+            return cls(entry_id, fields, size)
+        return cls(entry_id, {b"id": fields[b"id"][:256]} if b"id" in fields else {}, size, is_whole=False)
+
+
+class EntryReader:
+    """Takes entries of one queue for one worker. Nothing is ever sent twice."""
+
+    def __init__(self, redis: RedisClient, blocking: RedisClient, config: WorkerConfig) -> None:
+        self._redis = redis
+        self._blocking = blocking
+        self._config = config
+
+    async def adopt(self, count: int) -> list[QueueEntry]:
+        """Up to `count` entries that nobody owns."""
+        return await self._read(scripts.adopt, count)
+
+    async def take(self, count: int) -> list[QueueEntry]:
+        """Up to `count` new entries, if there are any."""
+        return await self._read(scripts.take, count)
+
+    async def pending(self, after: str) -> list[QueueEntry]:
+        """Entries pending for this worker, from the one that follows `after` on; none when there are no more."""
+        return await self._read(scripts.pending, ENTRIES_PER_READ, after=after)
+
+    async def wait_for_one(self, block_ms: int) -> list[QueueEntry]:
+        """The next new entry, if one comes in time. Never cancel it: the entry would be pending and known to nobody."""
+        answer = await self._blocking.xreadgroup(
+            keys.GROUP, self._config.name, {keys.requests(self._config.queue): ">"}, count=1, block=block_ms
+        )
+        return [
+            QueueEntry.of(entry_id.decode(), fields, self._config.max_body_bytes)
+            for _, entries in stream_entries(answer)
+            for entry_id, fields in entries
+        ]
+
+    async def _read(self, script: Any, count: int, **more: str) -> list[QueueEntry]:
+        command = script(
+            self._config.queue,
+            worker=self._config.name,
+            count=min(count, ENTRIES_PER_READ),
+            max_body_bytes=self._config.max_body_bytes,
+            max_bytes=BYTES_PER_READ,
+            **more,
+        )
+        answer: Any = await self._redis.execute_command(*command)
+        return [
+            QueueEntry(entry_id.decode(), pairs(fields), size, bool(is_whole))
+            for entry_id, size, is_whole, fields in answer
+        ]

@@ -1,0 +1,98 @@
+"""Which entries leave the queue, and when: one goes only while its end is known to be on the reply stream."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from penstock.worker import writes
+from penstock.worker.config import WorkerConfig
+from penstock.worker.live import Burial, LiveRequest
+from penstock.worker.writes import AsideWrite, EndCheck, Write
+
+ENDS_SETTLE_S = 2.0
+"""In a cluster an entry is removed this long after its end was written, and if that is still there: the queue's node
+and the reply's node may lose different last writes, by a power cut (`appendfsync everysec`) or to a replica that lags,
+and an end that is lost after its entry was removed would never be made again. On one server the end is in the log
+before the removal.
+"""
+
+
+class Removals:
+    """Entries to acknowledge, and to make dead letters of. Belongs to the publisher.
+
+    Args:
+        config: the queue's and the worker's names, and for how long ends are kept.
+        has_nodes: that queue and reply may be on different servers.
+    """
+
+    def __init__(self, config: WorkerConfig, *, has_nodes: bool) -> None:
+        self._config = config
+        self._has_nodes = has_nodes
+        self._ready: list[str | Burial] = []
+        self._settling: deque[tuple[float, EndCheck]] = deque()  # (when, monotonic; what is to be seen before)
+        self._leaving: dict[str, EndCheck | None] = {}  # entries until the server has answered, and where their end is
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._ready or self._settling)
+
+    def entry_ids(self) -> set[str]:
+        """Of the entries that are about to leave: nobody need look at them again."""
+        return {*self._leaving, *(check.entry_id for _, check in self._settling)}
+
+    def due_s(self, next_flush_s: float) -> float | None:
+        """When there is something to write (monotonic), given when the next flush is; None while there is nothing."""
+        if self._ready:
+            return next_flush_s
+        return max(next_flush_s, self._settling[0][0]) if self._settling else None
+
+    def add(self, entry: str | Burial) -> None:
+        """An entry that needs no end, or of which another worker's claim has told that it has one."""
+        self._leaving.setdefault(entry if isinstance(entry, str) else entry.entry_id, None)
+        self._ready.append(entry)
+
+    def add_ended(self, live: LiveRequest) -> None:
+        """The entry of a request whose end was written just now."""
+        check = EndCheck.of(live)
+        if self._has_nodes:
+            wait_s = min(ENDS_SETTLE_S, self._config.reply_ttl_after_end_s / 2)
+            self._settling.append((time.monotonic() + wait_s, check))
+        else:
+            self._release(check)
+
+    def collect(self, now_s: float) -> list[Write]:
+        """What is to be written now."""
+        taken: list[Write] = []
+        while self._settling and self._settling[0][0] <= now_s:
+            taken.append(self._settling.popleft()[1])
+        ready, self._ready = self._ready, []
+        taken += [entry for entry in ready if isinstance(entry, Burial)]
+        if entry_ids := [entry for entry in ready if isinstance(entry, str)]:
+            taken.append(writes.acknowledge(self._config.queue, self._config.name, entry_ids))
+        return taken
+
+    def settle_check(self, check: EndCheck, answer: object) -> bool:
+        """Whether the end was there, or can't be read, so that it can't be made again either: then the entry goes."""
+        if isinstance(answer, Exception) or EndCheck.is_there(answer):
+            self._release(check)
+            return True
+        return False
+
+    def settle(self, write: AsideWrite | Burial) -> None:
+        """The server has answered."""
+        for entry_id in write.entry_ids:
+            self._leaving.pop(entry_id, None)
+
+    def doubt(self, write: AsideWrite | Burial) -> bool:
+        """Holds a removal back that was not sent yet, as the server is another one: the end may be unknown there.
+
+        False: nobody here knows what to look for, so whoever finds the entry pending has to claim it.
+        """
+        checks = [self._leaving.pop(entry_id, None) for entry_id in write.entry_ids]
+        self._settling.extendleft((0.0, check) for check in checks if check is not None)
+        return None not in checks
+
+    def _release(self, check: EndCheck) -> None:
+        self._leaving[check.entry_id] = check
+        self._ready.append(check.removal)
