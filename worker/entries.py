@@ -17,6 +17,7 @@ from penstock.worker import scripts
 from penstock.worker.config import WorkerConfig
 
 BYTES_PER_READ = 8 << 20  # what one answer brings, and one entry more
+LARGEST_ID = f"{2**64 - 1}-{2**64 - 1}"
 ENTRIES_PER_READ = 256  # for how long one script may hold the server
 
 
@@ -66,6 +67,8 @@ class EntryReader:
 
     async def pending(self, after: str) -> list[QueueEntry]:
         """Entries pending for this worker, from the one that follows `after` on; none when there are no more."""
+        if after == LARGEST_ID:  # the server takes what follows it for an error
+            return []
         return await self._read(scripts.pending, ENTRIES_PER_READ, after=after)
 
     async def wait_for_one(self, block_ms: int) -> list[QueueEntry]:

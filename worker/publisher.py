@@ -397,14 +397,15 @@ class Publisher:
 
     def _settle_burial(self, burial: Burial, answer: Any) -> None:
         """A letter that Redis refuses for good is lost: its entry leaves the queue all the same, or it never would."""
-        self.removals.settle(burial)
         if not isinstance(answer, Exception) or faults.is_no_group(answer):
+            self.removals.settle(burial)
             return
         self._refuse_if_final(answer)
         self._metrics.lost_dead_letters.inc()
         what = {"request_id": burial.request_id, "entry": burial.entry_id, "code": burial.code}
         _log.error("dead_letter_lost", **what, error=str(answer))
-        self.acknowledge(burial.entry_id)
+        self.removals.give_up(burial)
+        self._wake.set()
 
     def _settle_other(self, write: AsideWrite | RefreshWrite, answer: Any) -> None:
         if isinstance(write, AsideWrite):

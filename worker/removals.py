@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 
 from penstock.worker import writes
 from penstock.worker.config import WorkerConfig
@@ -39,7 +40,7 @@ class Removals:
 
     def entry_ids(self) -> set[str]:
         """Of the entries that are about to leave: nobody need look at them again."""
-        return {*self._leaving, *(check.entry_id for _, check in self._settling)}
+        return set(self._leaving)
 
     def due_s(self, next_flush_s: float) -> float | None:
         """When there is something to write (monotonic), given when the next flush is; None while there is nothing."""
@@ -54,12 +55,12 @@ class Removals:
 
     def add_ended(self, live: LiveRequest) -> None:
         """The entry of a request whose end was written just now."""
-        check = EndCheck.of(live)
+        check = self._leaving[live.entry_id] = EndCheck.of(live)
         if self._has_nodes:
             wait_s = min(ENDS_SETTLE_S, self._config.reply_ttl_after_end_s / 2)
             self._settling.append((time.monotonic() + wait_s, check))
         else:
-            self._release(check)
+            self._ready.append(check.removal)
 
     def collect(self, now_s: float) -> list[Write]:
         """What is to be written now."""
@@ -75,8 +76,9 @@ class Removals:
     def settle_check(self, check: EndCheck, answer: object) -> bool:
         """Whether the end was there, or can't be read, so that it can't be made again either: then the entry goes."""
         if isinstance(answer, Exception) or EndCheck.is_there(answer):
-            self._release(check)
+            self._ready.append(check.removal)
             return True
+        self._leaving.pop(check.entry_id, None)
         return False
 
     def settle(self, write: AsideWrite | Burial) -> None:
@@ -84,15 +86,20 @@ class Removals:
         for entry_id in write.entry_ids:
             self._leaving.pop(entry_id, None)
 
+    def give_up(self, burial: Burial) -> None:
+        """The dead letter can't be kept: the entry goes without."""
+        check = self._leaving[burial.entry_id]
+        self._leaving[burial.entry_id] = check and replace(check, removal=burial.entry_id)
+        self._ready.append(burial.entry_id)
+
     def doubt(self, write: AsideWrite | Burial) -> bool:
         """Holds a removal back that was not sent yet, as the server is another one: the end may be unknown there.
 
         False: nobody here knows what to look for, so whoever finds the entry pending has to claim it.
         """
-        checks = [self._leaving.pop(entry_id, None) for entry_id in write.entry_ids]
+        checks = [self._leaving[entry_id] for entry_id in write.entry_ids]
         self._settling.extendleft((0.0, check) for check in checks if check is not None)
+        for entry_id, check in zip(write.entry_ids, checks, strict=True):
+            if check is None:
+                del self._leaving[entry_id]
         return None not in checks
-
-    def _release(self, check: EndCheck) -> None:
-        self._leaving[check.entry_id] = check
-        self._ready.append(check.removal)

@@ -10,7 +10,7 @@ from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect, ensure_group
 from penstock.worker import entries
 from penstock.worker.config import WorkerConfig
-from penstock.worker.entries import EntryReader, QueueEntry
+from penstock.worker.entries import LARGEST_ID, EntryReader, QueueEntry
 
 STREAM = keys.requests("q")
 LIMIT = 100
@@ -110,3 +110,10 @@ async def test_a_wait_brings_one_entry_and_leaves_the_others(raw: RedisClient, r
     ids = await add(raw, {"prompt": "a"}, {"prompt": "b"})
     assert [entry.id for entry in await reader.wait_for_one(1)] == ids[:1]
     assert await pending(raw) == ids[:1]
+
+
+async def test_the_largest_id_is_an_entry_like_any_other(raw: RedisClient, reader: EntryReader) -> None:
+    await raw.xadd(STREAM, {"prompt": "a"}, id=LARGEST_ID)
+    assert [entry.id for entry in await reader.take(1)] == [LARGEST_ID]
+    assert [entry.id for entry in await reader.pending("0-0")] == [LARGEST_ID]
+    assert await reader.pending(LARGEST_ID) == []

@@ -87,6 +87,7 @@ def test_an_entry_whose_end_is_gone_stays(answer: Any, goes: bool) -> None:
     (check,) = queue.collect(float("inf"))
     assert isinstance(check, EndCheck)
     assert queue.settle_check(check, answer) == goes
+    assert queue.entry_ids() == ({"1-1"} if goes else set())
     assert entry_ids(queue.collect(float("inf"))) == [("1-1",)] * goes
 
 
@@ -124,5 +125,18 @@ def test_what_was_answered_is_forgotten() -> None:
     assert queue.entry_ids() == {"1-1"}
     queue.settle(removal)
     assert queue.entry_ids() == set()
-    assert not queue.doubt(removal)
     assert queue.is_empty
+
+
+def test_a_letter_that_cannot_be_kept_is_an_acknowledgement_that_knows_its_end() -> None:
+    queue = make()
+    queue.add_ended(live(letter=LETTER))
+    queue.collect(0.0)
+    queue.give_up(LETTER)
+    (removal,) = queue.collect(0.0)
+    assert isinstance(removal, AsideWrite)
+    assert queue.doubt(removal)
+    (check,) = queue.collect(0.0)
+    assert isinstance(check, EndCheck)
+    assert queue.settle_check(check, END)
+    assert entry_ids(queue.collect(0.0)) == [("1-1",)]
