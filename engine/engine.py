@@ -21,9 +21,9 @@ from penstock.engine.models import Decoder
 from penstock.engine.models.packed import pack_weights
 from penstock.engine.pace import Pace
 from penstock.engine.page_pool import PagePool
-from penstock.engine.request import MAX_STOP_TOKENS, FinishReason, Output, Request, TokenLogprob
+from penstock.engine.request import MAX_STOP_TOKENS, FinishReason, Output, Request, SamplingParams, TokenLogprob
 from penstock.engine.runner import InFlight, Progress, Runner
-from penstock.engine.sampling import NOT_A_TOKEN, Logprobs
+from penstock.engine.sampling import NOT_A_TOKEN, NOTHING_LEFT, Logprobs
 from penstock.engine.scheduler import Plan, Row, Scheduler, SequenceFailed
 from penstock.engine.sequence import Sequence
 from penstock.engine.text.stream import TextStream
@@ -32,6 +32,11 @@ from penstock.engine.warm_up import warm_up
 
 _DEFAULT_KV_CACHE_BYTES = 2**30
 _SHARE_OF_FREE_MEMORY = 0.9
+
+_NO_TOKEN = {
+    NOT_A_TOKEN: "the model's logits are not finite",
+    NOTHING_LEFT: "no token is left to sample: the request forbids each one that the model gives a chance",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +163,7 @@ class Engine:
         num_stops = len(stop_ids(params, self.defaults.eos_token_ids))
         if num_stops > MAX_STOP_TOKENS:
             raise InvalidRequest(f"{num_stops} stop tokens, the model's own included; at most {MAX_STOP_TOKENS} can be")
-        if params.allowed_token_ids and set(params.allowed_token_ids) <= set(params.bad_token_ids):
-            raise InvalidRequest("bad_token_ids leaves none of allowed_token_ids")
+        self._check_choice(params)
 
     def add(self, request: Request) -> None:
         """Queues `request`. Where this raises, nothing of it is left here.
@@ -259,8 +263,8 @@ class Engine:
         sequence = row.sequence
         num_known = len(sequence.token_ids)
         try:
-            if token_id == NOT_A_TOKEN:
-                outputs.append(self._cut_short(sequence, "error", "the model's logits are not finite"))
+            if token_id is not None and token_id < 0:
+                outputs.append(self._cut_short(sequence, "error", _NO_TOKEN[token_id]))
                 return
             self._scheduler.commit(row, token_id)
             if token_id is not None:
@@ -343,6 +347,19 @@ class Engine:
             return []
         text = f"the step failed: {type(error).__name__}: {error}"
         return [self._cut_short(blamed.rows[0].sequence, "error", text, error)]
+
+    def _check_choice(self, params: SamplingParams) -> None:
+        """Some token must be left to sample, also while `min_tokens` suppresses those that stop."""
+        candidates = params.allowed_token_ids or range(self._vocab_size)
+        of = "allowed_token_ids" if params.allowed_token_ids else f"the {self._vocab_size} tokens there are"
+        forbidden = set(params.bad_token_ids)
+        if all(token_id in forbidden for token_id in candidates):
+            raise InvalidRequest(f"bad_token_ids leaves none of {of}")
+        forbidden.update(stop_ids(params, self.defaults.eos_token_ids))
+        if params.min_tokens and all(token_id in forbidden for token_id in candidates):
+            raise InvalidRequest(
+                f"min_tokens is {params.min_tokens}, and bad_token_ids leaves none of {of} but those that stop"
+            )
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         for token_id in ids:
