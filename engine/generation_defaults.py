@@ -14,6 +14,7 @@ from penstock.engine.request import SamplingParams
 T = TypeVar("T", bool, int, float)
 
 GENERATION_FILE = "generation_config.json"
+MAX_SHOWN_CHARS = 200  # of a field that is ignored: some are lists of thousands of tokens
 
 # Fields that change which tokens are chosen and that have no counterpart here, with the value that means "off".
 NOT_HONOURED: Mapping[str, Any] = {
@@ -42,7 +43,7 @@ class GenerationDefaults:
     """What a request that says nothing gets.
 
     `ignored` lists the fields of generation_config.json, as `name=value`, that would change the output and are not
-    honoured: whoever loads the model should log them.
+    honoured: the worker logs them when it has loaded the model.
     """
 
     eos_token_ids: tuple[int, ...]
@@ -77,7 +78,9 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
         min_p=_field(fields, "min_p", float, 0.0),
         repetition_penalty=_field(fields, "repetition_penalty", float, 1.0),
         ignored=tuple(
-            f"{name}={fields[name]!r}" for name, off in NOT_HONOURED.items() if fields.get(name) not in (None, off)
+            f"{name}={fields[name]!r}"[:MAX_SHOWN_CHARS]
+            for name, off in NOT_HONOURED.items()
+            if fields.get(name) not in (None, off)
         ),
     )
     _check_ranges(defaults)
