@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from penstock.engine.attention import AttentionBackend
 from penstock.engine.batch import Geometry, unpack_sampling, unpack_step
 from penstock.engine.models.decoder import Decoder
-from penstock.engine.sampling import NOT_A_TOKEN, sample
+from penstock.engine.sampling import are_sound, sample
 from penstock.engine.sharding import Placement, gathered
 
 
@@ -59,8 +59,9 @@ def decode_loop(
         )
         hidden, cache = model(token_ids, positions, cache, partial(attention, batch=ragged))
         logits = gathered(model.logits(hidden), placement)
-        sampled = sample(logits, replace(sampling, output_index=sampling.output_index + step))
-        has_ended = jnp.any(sampled[:, None] == ends["stop_ids"], axis=-1) | (sampled == NOT_A_TOKEN)
+        rows = replace(sampling, output_index=sampling.output_index + step)
+        sampled = sample(logits, rows, are_sound(logits))
+        has_ended = jnp.any(sampled[:, None] == ends["stop_ids"], axis=-1) | (sampled < 0)
         has_ended |= step + 1 >= ends["limits"]
         return step + 1, is_active & ~has_ended, sampled, tokens.at[step, :num_rows].set(sampled), cache
 

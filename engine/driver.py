@@ -44,7 +44,8 @@ class StepEngine(Protocol):
     def check(self, request: Request) -> None:
         """Raises RequestError if the engine can never serve `request`. Reads only what never changes."""
 
-    def add(self, request: Request) -> None: ...
+    def add(self, request: Request) -> None:
+        """Where this raises, the engine holds nothing of the request."""
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
         """Ends every choice of a request with `reason`, reported by the next step. An unknown id is ignored."""
@@ -142,7 +143,7 @@ class EngineDriver:
             raise InvalidRequest(f"a request with id {request.id!r} is running already")
         self._engine.check(request)
         self._active[request.id] = _Active(sink, request.n)
-        self._inbox.put(lambda: self._engine.add(request))
+        self._inbox.put(lambda: self._add(request))
 
     def abort(self, request_id: str, reason: FinishReason = "cancelled") -> None:
         """Ends a request early; its sink still gets the final outputs. An unknown id is ignored."""
@@ -219,6 +220,13 @@ class EngineDriver:
         self._hand_over()
         self._on_loop(self._end, failure)
 
+    def _add(self, request: Request) -> None:
+        """A request that the engine cannot even take on ends as one that breaks later does."""
+        try:
+            self._engine.add(request)
+        except Exception as error:
+            self._on_loop(self._deliver, [_failed(request, index, error) for index in range(request.n)])
+
     def _note_stats(self) -> None:
         before, self._stats = self._stats, self._engine.stats()
         if before.num_waiting and not self._stats.num_waiting:
@@ -278,6 +286,25 @@ class EngineDriver:
             ended.set_result(None)
         else:
             ended.set_exception(failure)
+
+
+def stumbled(error: Exception) -> str:
+    """What the client of a request is told over which the engine stumbled."""
+    return f"the engine failed at this request: {type(error).__name__}: {error}"
+
+
+def _failed(request: Request, index: int, error: Exception) -> Output:
+    return Output(
+        request_id=request.id,
+        index=index,
+        offset=len(request.generated[index]) if request.generated else 0,
+        token_ids=(),
+        text="",
+        finish_reason="error",
+        error=stumbled(error),
+        cause=error,
+        num_prompt_tokens=len(request.prompt_token_ids),
+    )
 
 
 def _is_urgent(output: Output) -> bool:

@@ -14,17 +14,17 @@ from penstock.engine.checkpoint import load_model, read_model_config, resolve
 from penstock.engine.compilation import keep_compilations
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import deploy, with_pages
-from penstock.engine.driver import EngineStats
+from penstock.engine.driver import EngineStats, stumbled
 from penstock.engine.errors import ConfigError, InvalidRequest, PromptTooLong
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.models import Decoder
 from penstock.engine.models.packed import pack_weights
 from penstock.engine.pace import Pace
 from penstock.engine.page_pool import PagePool
-from penstock.engine.request import MAX_STOP_TOKENS, FinishReason, Output, Request, TokenLogprob
+from penstock.engine.request import MAX_STOP_TOKENS, FinishReason, Output, Request, SamplingParams, TokenLogprob
 from penstock.engine.runner import InFlight, Progress, Runner
-from penstock.engine.sampling import NOT_A_TOKEN, Logprobs
-from penstock.engine.scheduler import Plan, Scheduler
+from penstock.engine.sampling import NOT_A_TOKEN, NOTHING_LEFT, Logprobs
+from penstock.engine.scheduler import Plan, Row, Scheduler, SequenceFailed
 from penstock.engine.sequence import Sequence
 from penstock.engine.text.stream import TextStream
 from penstock.engine.text.tokenizer import Tokenizer
@@ -32,6 +32,11 @@ from penstock.engine.warm_up import warm_up
 
 _DEFAULT_KV_CACHE_BYTES = 2**30
 _SHARE_OF_FREE_MEMORY = 0.9
+
+_NO_TOKEN = {
+    NOT_A_TOKEN: "the model's logits are not finite",
+    NOTHING_LEFT: "no token is left to sample: the request forbids each one that the model gives a chance",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,11 @@ class Engine:
 
     A step dispatches the next plan before it reads what the last one sampled, so that the device never waits for the
     host; a sequence that turns out to have finished costs one discarded row.
+
+    What raises while a request is added, or while one of its sequences is planned, committed or turned into text, ends
+    that request or sequence alone. A dispatch that raises, packing included, makes all of its sequences suspects, until
+    each has run alone (`_recover`). Beyond this border no request is to blame: the counts of pages and lanes, the pace,
+    a device that does not even take a new cache. What raises there comes out of `step`, and ends the engine.
     """
 
     def __init__(
@@ -153,11 +163,10 @@ class Engine:
         num_stops = len(stop_ids(params, self.defaults.eos_token_ids))
         if num_stops > MAX_STOP_TOKENS:
             raise InvalidRequest(f"{num_stops} stop tokens, the model's own included; at most {MAX_STOP_TOKENS} can be")
-        if params.allowed_token_ids and set(params.allowed_token_ids) <= set(params.bad_token_ids):
-            raise InvalidRequest("bad_token_ids leaves none of allowed_token_ids")
+        self._check_choice(params)
 
     def add(self, request: Request) -> None:
-        """Queues `request`.
+        """Queues `request`. Where this raises, nothing of it is left here.
 
         Raises:
             RequestError: as `check`, or its id is in use.
@@ -165,29 +174,36 @@ class Engine:
         self.check(request)
         if request.id in self._sequences:
             raise InvalidRequest(f"a request with id {request.id!r} is running already")
-        self._sequences[request.id] = []
-        self._totals["prompt_tokens"] += len(request.prompt_token_ids)
+        stops = frozenset(stop_ids(request.sampling, self.defaults.eos_token_ids))
+        choices: dict[Sequence, _Choice] = {}
+        ended: list[tuple[Sequence, FinishReason]] = []  # by tokens of an earlier run
         for index in range(request.n):
             sequence = Sequence(request, index, next(self._arrivals))
-            stream = TextStream(self.tokenizer, request.sampling.stop)
-            stops = frozenset(stop_ids(request.sampling, self.defaults.eos_token_ids))
-            self._choices[sequence] = _Choice(stream, stops)
-            self._sequences[request.id].append(sequence)
+            choices[sequence] = _Choice(TextStream(self.tokenizer, request.sampling.stop), stops)
+            reason = self._replay(sequence, choices[sequence])
+            if reason is not None:
+                ended.append((sequence, reason))
+        # Nothing below raises: a request is here with all its choices or, where the above raised, not at all.
+        self._choices |= choices
+        self._sequences[request.id] = list(choices)
+        self._totals["prompt_tokens"] += len(request.prompt_token_ids)
+        for sequence in choices:
             self._scheduler.add(sequence)
-            self._resume(sequence)
+        for sequence, reason in ended:  # its text went out with its last token
+            self._early_outputs.append(self._end(sequence, reason, ""))
 
     def abort(self, request_id: str, reason: FinishReason = "cancelled") -> None:
         """Ends what is left of a request; the next step reports it. An unknown id is ignored."""
         for sequence in list(self._sequences.get(request_id, ())):
-            self._early_outputs.append(self._end(sequence, reason, self._choices[sequence].stream.finish()))
+            self._early_outputs.append(self._cut_short(sequence, reason))
 
     def has_work(self) -> bool:
         return bool(self._choices or self._early_outputs or self._in_flight)
 
     def step(self) -> list[Output]:
         """Plans and dispatches the next step, then commits the one before it."""
+        plan = self._plan()
         outputs, self._early_outputs = self._early_outputs, []
-        plan = self._scheduler.plan(self._pace)
         last, self._in_flight = self._in_flight, None
         failed: tuple[Plan, Exception] | None = None
         if plan is not None:
@@ -218,26 +234,50 @@ class Engine:
             **{f"{name}_total": total for name, total in self._totals.items()},
         )
 
+    def _plan(self) -> Plan | None:
+        while True:
+            try:
+                return self._scheduler.plan(self._pace)
+            except SequenceFailed as failure:
+                error = failure.__cause__ if isinstance(failure.__cause__, Exception) else failure
+                self._early_outputs.append(self._fail(failure.sequence, error))
+
     def _dispatch(self, plan: Plan) -> InFlight:
         self._totals["steps"] += 1
         return self._runner.dispatch(self._builder.build(plan), len(plan.sampled))
 
     def _commit(self, plan: Plan, token_ids: list[list[int]], logprobs: Logprobs | None) -> list[Output]:
-        outputs = []
+        outputs: list[Output] = []
         for sampled in token_ids:
-            outputs += [
-                self._give_up(row.sequence, "the model's logits are not finite")
-                for row, token_id in zip(plan.sampled, sampled, strict=True)
-                if token_id == NOT_A_TOKEN and not row.sequence.is_finished
-            ]
-            takers = self._scheduler.commit(plan, sampled)
-            self._totals["generated_tokens"] += len(takers)
-            outputs += [self._advance(sequence, _logprob(sequence, logprobs, place)) for place, sequence in takers]
+            place = 0
+            for row in plan.rows:
+                token_id = sampled[place] if row.num_sampled else None
+                if not row.sequence.is_finished:
+                    self._commit_row(row, token_id, logprobs, place, outputs)
+                place += token_id is not None
         return outputs
 
-    def _advance(self, sequence: Sequence, logprob: TokenLogprob | None) -> Output:
+    def _commit_row(
+        self, row: Row, token_id: int | None, logprobs: Logprobs | None, place: int, outputs: list[Output]
+    ) -> None:
+        sequence = row.sequence
+        num_known = len(sequence.token_ids)
+        try:
+            if token_id is not None and token_id < 0:
+                outputs.append(self._cut_short(sequence, "error", _NO_TOKEN[token_id]))
+                return
+            self._scheduler.commit(row, token_id)
+            if token_id is not None:
+                logprob = None if logprobs is None else _logprob(sequence, logprobs, place)
+                outputs.append(self._advance(sequence, token_id, logprob))
+                self._totals["generated_tokens"] += 1
+        except Exception as error:
+            del sequence.token_ids[num_known:]  # that token is never seen
+            outputs.append(self._fail(sequence, error))
+
+    def _advance(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> Output:
         """What a sequence's newest token means: its text, and perhaps its end."""
-        token_id, choice = sequence.token_ids[-1], self._choices[sequence]
+        choice = self._choices[sequence]
         stream = choice.stream
         if token_id in choice.stop_ids:
             return self._end(sequence, "stop", stream.finish(), (token_id,), logprob)
@@ -248,22 +288,32 @@ class Engine:
             return self._end(sequence, "length", text + stream.finish(), (token_id,), logprob)
         return _output(sequence, text, (token_id,), logprob)
 
-    def _resume(self, sequence: Sequence) -> None:
-        """Brings a sequence with tokens of an earlier run to where that run was; ends it if that was its end."""
+    def _replay(self, sequence: Sequence, choice: _Choice) -> FinishReason | None:
+        """Brings the text of a sequence with tokens of an earlier run to where that run was; says why, if it ended."""
         generated = sequence.token_ids[sequence.num_prompt :]
         if not generated:
-            return
-        choice = self._choices[sequence]
-        is_stopped = choice.stream.replay(generated) or generated[-1] in choice.stop_ids
-        if is_stopped or self._is_full(sequence):  # its text went out with its last token
-            self._early_outputs.append(self._end(sequence, "stop" if is_stopped else "length", ""))
+            return None
+        if choice.stream.replay(generated) or generated[-1] in choice.stop_ids:
+            return "stop"
+        return "length" if self._is_full(sequence) else None
 
     def _is_full(self, sequence: Sequence) -> bool:
         num_generated = len(sequence.token_ids) - sequence.num_prompt
         return num_generated >= sequence.request.sampling.max_tokens or len(sequence.token_ids) >= self.max_model_len
 
-    def _give_up(self, sequence: Sequence, error: str) -> Output:
-        return self._end(sequence, "error", self._choices[sequence].stream.finish(), error=error)
+    def _cut_short(
+        self, sequence: Sequence, reason: FinishReason, error: str | None = None, cause: Exception | None = None
+    ) -> Output:
+        """Ends a sequence for a reason that is not in its tokens, with the text that was held back."""
+        try:
+            text = self._choices[sequence].stream.finish()
+        except Exception as failure:
+            return self._fail(sequence, failure)
+        return self._end(sequence, reason, text, error=error, cause=cause)
+
+    def _fail(self, sequence: Sequence, cause: Exception) -> Output:
+        """Ends a sequence over which the host stumbled. Its text may be half-way through a token and is left alone."""
+        return self._end(sequence, "error", "", error=stumbled(cause), cause=cause)
 
     def _end(
         self,
@@ -273,6 +323,7 @@ class Engine:
         token_ids: tuple[int, ...] = (),
         logprob: TokenLogprob | None = None,
         error: str | None = None,
+        cause: Exception | None = None,
     ) -> Output:
         self._scheduler.finish(sequence)
         del self._choices[sequence]
@@ -281,7 +332,7 @@ class Engine:
         if not siblings:
             del self._sequences[sequence.request.id]
         self._totals["cached_tokens"] += sequence.num_cached
-        return _output(sequence, text, token_ids, logprob, reason, error)
+        return _output(sequence, text, token_ids, logprob, reason, error, cause)
 
     def _recover(self, blamed: Plan, error: Exception, lost: Plan | None) -> list[Output]:
         """After a step that failed: all sequences are computed anew; one that failed all by itself is given up.
@@ -294,7 +345,21 @@ class Engine:
         self._runner.reset_cache()
         if len(blamed.rows) > 1 or blamed.rows[0].sequence.is_finished:
             return []
-        return [self._give_up(blamed.rows[0].sequence, f"the step failed: {type(error).__name__}: {error}")]
+        text = f"the step failed: {type(error).__name__}: {error}"
+        return [self._cut_short(blamed.rows[0].sequence, "error", text, error)]
+
+    def _check_choice(self, params: SamplingParams) -> None:
+        """Some token must be left to sample, also while `min_tokens` suppresses those that stop."""
+        candidates = params.allowed_token_ids or range(self._vocab_size)
+        of = "allowed_token_ids" if params.allowed_token_ids else f"the {self._vocab_size} tokens there are"
+        forbidden = set(params.bad_token_ids)
+        if all(token_id in forbidden for token_id in candidates):
+            raise InvalidRequest(f"bad_token_ids leaves none of {of}")
+        forbidden.update(stop_ids(params, self.defaults.eos_token_ids))
+        if params.min_tokens and all(token_id in forbidden for token_id in candidates):
+            raise InvalidRequest(
+                f"min_tokens is {params.min_tokens}, and bad_token_ids leaves none of {of} but those that stop"
+            )
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         for token_id in ids:
@@ -309,6 +374,7 @@ def _output(
     logprob: TokenLogprob | None,
     finish_reason: FinishReason | None = None,
     error: str | None = None,
+    cause: Exception | None = None,
 ) -> Output:
     return Output(
         request_id=sequence.request.id,
@@ -319,14 +385,15 @@ def _output(
         logprobs=None if logprob is None else (logprob,),
         finish_reason=finish_reason,
         error=error,
+        cause=cause,
         num_prompt_tokens=sequence.num_prompt,
         num_cached_tokens=sequence.num_cached,
     )
 
 
-def _logprob(sequence: Sequence, logprobs: Logprobs | None, place: int) -> TokenLogprob | None:
+def _logprob(sequence: Sequence, logprobs: Logprobs, place: int) -> TokenLogprob | None:
     count = sequence.request.sampling.logprobs
-    if logprobs is None or count is None:
+    if count is None:
         return None
     top = zip(logprobs.top_ids[place, :count].tolist(), logprobs.top[place, :count].tolist(), strict=True)
     return TokenLogprob(float(logprobs.sampled[place]), tuple(top))

@@ -43,7 +43,7 @@ class GenerationDefaults:
     """What a request that says nothing gets.
 
     `ignored` lists the fields of generation_config.json, as `name=value`, that would change the output and are not
-    honoured: whoever loads the model should log them.
+    honoured: the worker logs them when it has loaded the model.
     """
 
     eos_token_ids: tuple[int, ...]

@@ -53,7 +53,12 @@ class PagePool:
         """Hands out `count` pages, evicting the least recently used cached ones where free ones run out.
 
         The caller has checked `num_available`.
+
+        Raises:
+            AssertionError: it has not. Nothing is handed out then.
         """
+        if count > self.num_available:
+            raise AssertionError(f"{count} pages asked for, {self.num_available} are there")
         pages = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
         for page in pages:
             self._references[page] = 1

@@ -13,6 +13,7 @@ FinishReason = Literal["stop", "length", "cancelled", "expired", "error"]
 MAX_BIASED_TOKENS = 1024  # entries of logit_bias, allowed and bad tokens together: the width of a row's upload
 MAX_STOP_TOKENS = 32  # end-of-sequence ids included
 MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 100.0  # to either side, as in OpenAI's API
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class SamplingParams:
             self.logprobs,
             f"0 to {MAX_LOGPROBS}",
         )
+        for token_id, bias in self.logit_bias.items():
+            _require(-MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS, f"logit_bias of token {token_id}", bias, "-100 to 100")
         biased = len(self.logit_bias) + len(self.allowed_token_ids) + len(self.bad_token_ids)
         _require(
             biased <= MAX_BIASED_TOKENS,
@@ -130,6 +133,7 @@ class Output:
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None  # with finish_reason `error`: what went wrong
+    cause: Exception | None = None  # with finish_reason `error`: what was raised, if something was
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens that the prefix cache saved
 

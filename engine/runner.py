@@ -18,7 +18,7 @@ from penstock.engine.batch import NUM_SAMPLING_WORDS, Batch, Geometry, unpack_ex
 from penstock.engine.compilation import CompileWatch, compiled
 from penstock.engine.decode_loop import decode_loop
 from penstock.engine.models.decoder import Decoder, LayerCache
-from penstock.engine.sampling import Logprobs, extend, logprobs_of, sample
+from penstock.engine.sampling import Logprobs, are_sound, extend, logprobs_of, sample
 from penstock.engine.sharding import Placement, gathered
 
 Progress = Callable[[int, int, str], None]
@@ -282,9 +282,10 @@ def _sample_rows(
 ) -> tuple[jax.Array, Logprobs | None]:
     """Samples the first `num_rows` rows. Tokens are i32 `[max_rows]`, so that the next step has one shape for all."""
     logits = gathered(rebuild(params).logits(rows[:num_rows]), placement)
+    is_sound = are_sound(logits)
     if extended is not None:
         logits = extend(logits, unpack_extended(geometry.extended_layout(num_rows), extended, last_tokens))
-    token_ids = sample(logits, unpack_sampling(sampling[:num_rows]))
+    token_ids = sample(logits, unpack_sampling(sampling[:num_rows]), is_sound)
     logprobs = None if extended is None else logprobs_of(logits, token_ids)
     return jnp.pad(token_ids, (0, geometry.max_rows - num_rows)), logprobs
 

@@ -16,9 +16,15 @@ import jax.numpy as jnp
 from penstock.engine.request import MAX_LOGPROBS
 
 NOT_A_TOKEN = -1
-"""Sampled where the logits are not finite: the model's numbers broke down for that row."""
+"""Sampled where a logit is NaN or plus infinity: the model's numbers broke down for that row."""
 
-NEVER = -1e30  # a logit that softmax turns into exactly 0, and that stays finite when shifted
+NOTHING_LEFT = -2
+"""Sampled where every token is forbidden, by the request or by a model that gives minus infinity to all."""
+
+NEVER = -1e30
+"""The logit of a token that may not be drawn: softmax turns it into exactly 0, and it stays finite when shifted."""
+
+_LARGEST = 1e29  # penalties and biases do not get a logit beyond it, to either side: none comes near NEVER
 
 _ARGMAX_BLOCK = 64
 
@@ -50,7 +56,7 @@ class ExtendedRows:
     presence_penalty: jax.Array  # f32 [num_rows]
     frequency_penalty: jax.Array  # f32 [num_rows]
     bias_ids: jax.Array  # i32 [num_rows, max_biased]
-    bias: jax.Array  # f32 [num_rows, max_biased]
+    bias: jax.Array  # f32 [num_rows, max_biased]; NEVER for bad tokens
     is_restricted: jax.Array  # i32 [num_rows]: whether only the ids with `is_allowed` may be drawn
     is_allowed: jax.Array  # i32 [num_rows, max_biased]
     blocked_ids: jax.Array  # i32 [num_rows, max_stop]: stop tokens while min_tokens is not reached
@@ -66,18 +72,29 @@ class Logprobs:
     top: jax.Array  # f32 [num_rows, MAX_LOGPROBS]
 
 
-def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+def are_sound(logits: jax.Array) -> jax.Array:
+    """Whether no logit of a row is NaN or plus infinity, bool `[num_rows]`. Minus infinity is a token with no chance.
+
+    Asked of each logit, not of their maximum: XLA's maximum on CPU drops a NaN, from some shapes on.
+    """
+    return jnp.all(logits < jnp.inf, axis=-1)
+
+
+def sample(logits: jax.Array, rows: SamplingRows, is_sound: jax.Array) -> jax.Array:
     """Draws one token per row, i32 `[num_rows]`, from f32 logits `[num_rows, vocab]`.
 
     Filters apply in the order of Hugging Face's generate: temperature, top_k, top_p, min_p. Of equally likely tokens at
-    a filter's edge all are kept; of equal maxima greedy takes the first. A row with a NaN or without a finite maximum
-    gives NOT_A_TOKEN.
+    a filter's edge all are kept; of equal maxima greedy takes the first. `is_sound` tells what `are_sound` found in the
+    model's own logits: a row that is not gives NOT_A_TOKEN. One without a token that may be drawn gives NOTHING_LEFT.
     """
     greedy = jax.lax.platform_dependent(logits, cpu=_argmax_on_cpu, default=partial(jnp.argmax, axis=-1))
     greedy = greedy.astype(jnp.int32)
-    drawn = jax.lax.cond(jnp.any(rows.temperature > 0), _draw, lambda *_: greedy, logits, rows)
+    drawn = jax.lax.cond(
+        jnp.any(rows.temperature > 0), _draw, lambda _logits, _rows, greedy: greedy, logits, rows, greedy
+    )
     sampled = jnp.where(rows.temperature > 0, drawn, greedy)
-    return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), sampled, NOT_A_TOKEN)
+    has_choice = jnp.take_along_axis(logits, greedy[:, None], axis=-1)[:, 0] > NEVER
+    return jnp.where(is_sound, jnp.where(has_choice, sampled, NOTHING_LEFT), NOT_A_TOKEN)
 
 
 def _argmax_on_cpu(logits: jax.Array) -> jax.Array:
@@ -96,7 +113,7 @@ def extend(logits: jax.Array, rows: ExtendedRows) -> jax.Array:
     """Applies penalties, biases and restrictions to logits `[num_rows, vocab]`.
 
     Repetition as in CTRL (Keskar et al., arXiv 1909.05858), over prompt and output; presence and frequency as in
-    OpenAI's API, over the output alone.
+    OpenAI's API, over the output alone. What may not be drawn gets NEVER, whatever its bias; all else stays above it.
     """
     vocab = logits.shape[-1]
     place = jnp.arange(rows.history.shape[1])[None]
@@ -113,24 +130,25 @@ def extend(logits: jax.Array, rows: ExtendedRows) -> jax.Array:
         vocab,
     )
     penalty = rows.repetition_penalty[:, None]
+    is_allowed = (allowed > 0) | (rows.is_restricted[:, None] == 0)
+    may_be_drawn = is_allowed & (bias > NEVER / 2) & (blocked == 0) & (logits > -jnp.inf)
     logits = jnp.where(seen > 0, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
     logits = logits - rows.presence_penalty[:, None] * (counts > 0) - rows.frequency_penalty[:, None] * counts
-    logits = jnp.where((allowed > 0) | (rows.is_restricted[:, None] == 0), logits, NEVER) + bias
-    return jnp.where(blocked > 0, NEVER, logits)
+    return jnp.where(may_be_drawn, jnp.clip(logits + bias, -_LARGEST, _LARGEST), NEVER)
 
 
 def _spread(lists: Sequence[tuple[jax.Array, jax.Array | None]], vocab: int) -> jax.Array:
     """Sums of values by id, f32 `[len(lists), num_rows, vocab]`, from ids and values `[num_rows, any length]`.
 
-    A list without values counts its ids; an id of `vocab` is dropped. All lists go through one scatter, because each
-    takes the TPU's compiler many seconds.
+    A list without values counts its ids; an id that is no token is dropped: `vocab` is padding, and one in flight may
+    turn out to be NOT_A_TOKEN. All lists go through one scatter, because each takes the TPU's compiler many seconds.
     """
     num_rows = lists[0][0].shape[0]
     size = len(lists) * num_rows * vocab
     indices, values = [], []
     for number, (ids, of_ids) in enumerate(lists):
         start = (number * num_rows + jnp.arange(num_rows, dtype=jnp.int32))[:, None] * vocab
-        indices.append(jnp.where(ids < vocab, start + ids, size).reshape(-1))
+        indices.append(jnp.where((ids >= 0) & (ids < vocab), start + ids, size).reshape(-1))
         values.append((jnp.ones(ids.shape, jnp.float32) if of_ids is None else of_ids).reshape(-1))
     flat = jnp.zeros(size, jnp.float32).at[jnp.concatenate(indices)].add(jnp.concatenate(values), mode="drop")
     return flat.reshape(len(lists), num_rows, vocab)
@@ -144,7 +162,7 @@ def logprobs_of(logits: jax.Array, token_ids: jax.Array) -> Logprobs:
     return Logprobs(sampled, top_ids.astype(jnp.int32), top)
 
 
-def _draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+def _draw(logits: jax.Array, rows: SamplingRows, greedy: jax.Array) -> jax.Array:
     temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)
     logits = logits / temperature[:, None]
     is_filtered = jnp.any((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
@@ -152,8 +170,20 @@ def _draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
     cumulative = jnp.cumsum(weights, axis=-1)
     target = jax.vmap(_uniform)(rows.seed, rows.output_index)[:, None] * cumulative[:, -1:]
-    # The first entry whose cumulative weight exceeds the target has a weight above 0, whatever the rounding.
-    return jnp.minimum(jnp.sum(cumulative <= target, axis=-1), logits.shape[-1] - 1).astype(jnp.int32)
+    return _first_past(target, cumulative, weights, greedy)
+
+
+def _first_past(target: jax.Array, cumulative: jax.Array, weights: jax.Array, otherwise: jax.Array) -> jax.Array:
+    """The first token with a weight whose cumulative weight exceeds `target` `[num_rows, 1]`, i32 `[num_rows]`.
+
+    The weight is asked for because the sums of a parallel scan are rounded each in its own way: one may grow by a hair
+    where the weight is 0. For the same reason there may be no such token, and also where a temperature next to 0 made
+    logits overflow: that row takes its `otherwise`.
+    """
+    vocab = weights.shape[-1]
+    place = jnp.where((cumulative > target) & (weights > 0), jnp.arange(vocab, dtype=jnp.int32), vocab)
+    first = jnp.min(place, axis=-1)
+    return jnp.where(first < vocab, first, otherwise)
 
 
 def _uniform(seed: jax.Array, output_index: jax.Array) -> jax.Array:
@@ -178,7 +208,8 @@ def _filter(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     def enough_mass(threshold: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(logits >= threshold, weights, 0.0), axis=-1, keepdims=True) >= wanted
 
-    kept = (logits >= _highest(enough_mass, logits)) | (rows.top_p[:, None] >= 1.0)
+    # A top_p that f32 takes for 0 wants no mass at all, and still keeps the most likely token.
+    kept = (logits >= jnp.minimum(_highest(enough_mass, logits), top)) | (rows.top_p[:, None] >= 1.0)
     floor = top + jnp.log(rows.min_p)[:, None]  # -inf where min_p is 0
     return jnp.where(kept & (logits >= floor), logits, NEVER)
 

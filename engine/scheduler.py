@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,6 +44,14 @@ class Plan:
         return tuple(row for row in self.rows if row.num_sampled)
 
 
+class SequenceFailed(Exception):
+    """Planning stumbled over one sequence. All others are as they were: without it, the plan can be made."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__(f"choice {sequence.index} of request {sequence.request.id!r}")
+        self.sequence = sequence
+
+
 class Scheduler:
     """Token-budget scheduling over a page pool.
 
@@ -61,7 +68,7 @@ class Scheduler:
         self._max_batch_tokens = max_batch_tokens
         self._max_model_len = max_model_len
         self._waiting: list[Sequence] = []  # ordered by rank
-        self._running: list[Sequence] = []  # ordered by rank; exactly those that hold pages
+        self._running: list[Sequence] = []  # ordered by rank; exactly those that hold a lane
         self._suspects: set[Sequence] = set()
         self._free_lanes = list(range(max_num_seqs))
         self.num_preemptions = 0
@@ -83,9 +90,9 @@ class Scheduler:
             return
         sequence.is_finished = True
         self._clear(sequence)
-        if sequence.pages:
+        if sequence.lane >= 0:
             self._running.remove(sequence)
-            self._release_pages(sequence)
+            self._release(sequence)
         else:
             self._waiting.remove(sequence)
 
@@ -93,6 +100,9 @@ class Scheduler:
         """The next step, or None if there is nothing to compute. Counts its tokens as computed.
 
         Where all do nothing but decode, and nobody waits, it is as many steps in one as `pace` allows.
+
+        Raises:
+            SequenceFailed: let go of that sequence with `finish`, and plan again.
         """
         chosen = {}
         if self._suspects:
@@ -110,24 +120,19 @@ class Scheduler:
             row.sequence.num_in_flight += row.num_sampled
         return Plan(rows, sum(row.num_tokens for row in rows), num_steps)
 
-    def commit(self, plan: Plan, sampled_ids: Iterable[int]) -> list[tuple[int, Sequence]]:
-        """Appends the tokens that one step of `plan` sampled; returns the (place in `plan.sampled`, sequence) that took
-        theirs. Called once for each step, in order.
+    def commit(self, row: Row, token_id: int | None) -> None:
+        """Appends the token that a row sampled, None if it sampled none. Called once for each row of each step of a
+        plan, in order, unless its sequence finished meanwhile.
 
-        A sequence that finished meanwhile takes none. One that was preempted meanwhile does: its token was computed
-        from valid pages, and is part of what will be recomputed.
+        A sequence that was preempted meanwhile takes its token like all others: it was computed from valid pages, and
+        is part of what will be recomputed.
         """
-        takers = []
-        for place, (row, token_id) in enumerate(zip(plan.sampled, sampled_ids, strict=True)):
-            if not row.sequence.is_finished:
-                row.sequence.token_ids.append(token_id)
-                row.sequence.num_in_flight -= 1
-                takers.append((place, row.sequence))
-        for row in plan.rows:
-            self._clear(row.sequence)
-            if not row.sequence.is_finished:
-                self._index_full_pages(row.sequence)
-        return takers
+        sequence = row.sequence
+        if token_id is not None:
+            sequence.token_ids.append(token_id)
+            sequence.num_in_flight -= 1
+        self._clear(sequence)
+        self._index_full_pages(sequence)
 
     def roll_back(self, blamed: Plan, lost: Plan | None) -> None:
         """Undoes what was not committed, the cache's content with it: every sequence is computed anew.
@@ -155,15 +160,18 @@ class Scheduler:
         for sequence in self._running:
             if self._pool.pages_for(sequence.num_computed) > len(sequence.pages):
                 raise AssertionError(f"{sequence.num_computed} tokens computed in {len(sequence.pages)} pages")
-        if any(sequence.pages for sequence in self._waiting):
-            raise AssertionError("a waiting sequence holds pages")
+        if any(sequence.pages or sequence.lane >= 0 for sequence in self._waiting):
+            raise AssertionError("a waiting sequence holds pages or a lane")
+        lanes = sorted([*self._free_lanes, *(sequence.lane for sequence in self._running)])
+        if lanes != list(range(self._max_num_seqs)):
+            raise AssertionError(f"lanes of running sequences and free ones are {lanes}")
         if len(self._running) > self._max_num_seqs:
             raise AssertionError(f"{len(self._running)} sequences run, the limit is {self._max_num_seqs}")
 
     def _choose(self, suspect: Sequence | None, pace: Pace) -> dict[Sequence, int]:
         """How many tokens each chosen sequence computes; pages for them are held when this returns."""
         if suspect is not None:
-            running, waiting = ([suspect], []) if suspect.pages else ([], [suspect])
+            running, waiting = ([suspect], []) if suspect.lane >= 0 else ([], [suspect])
         else:
             running = [sequence for sequence in self._running if not sequence.is_suspect]
             waiting = [sequence for sequence in self._waiting if not sequence.is_suspect]
@@ -174,14 +182,37 @@ class Scheduler:
         chosen: dict[Sequence, int] = {}
         budget = self._max_batch_tokens
         for sequence in decoding + prefilling:
-            count = _chunk(sequence, budget, room) if sequence.num_pending > 1 else min(1, budget)
-            if sequence.pages and count:  # without pages it was preempted a moment ago
-                budget += self._make_room(sequence, sequence.num_computed + count, chosen)
-                if sequence.pages:
-                    chosen[sequence] = count
-                    budget -= count
-        self._admit(waiting, chosen, budget, room)
+            try:
+                budget -= self._continue(sequence, chosen, budget, room)
+            except Exception as error:
+                raise SequenceFailed(sequence) from error
+        for sequence in waiting:
+            if not budget or len(self._running) >= self._max_num_seqs or sequence.num_in_flight:
+                break
+            try:
+                count = self._admit(sequence, budget, room)
+            except Exception as error:
+                raise SequenceFailed(sequence) from error
+            if not count:
+                break
+            chosen[sequence] = count
+            budget -= count
         return chosen
+
+    def _continue(self, sequence: Sequence, chosen: dict[Sequence, int], budget: int, room: PromptRoom) -> int:
+        """Chooses a running sequence if it finds pages. Returns what that takes of the budget: less than nothing where
+        it preempted others that had been chosen.
+        """
+        count = _chunk(sequence, budget, room) if sequence.num_pending > 1 else min(1, budget)
+        if sequence.lane < 0 or not count:  # without a lane it was preempted a moment ago
+            return 0
+        returned = 0
+        if len(sequence.pages) * self._pool.page_size < sequence.num_computed + count:
+            returned = self._make_room(sequence, sequence.num_computed + count, chosen)
+            if sequence.lane < 0:
+                return -returned
+        chosen[sequence] = count
+        return count - returned
 
     def _num_steps(self, chosen: dict[Sequence, int], max_steps: int) -> int:
         """How many decode steps may run in one go: 1 or `max_steps`; pages for them are held when this returns."""
@@ -227,19 +258,15 @@ class Scheduler:
             sequence.pages += self._pool.allocate(needed)
         return returned
 
-    def _admit(self, waiting: list[Sequence], chosen: dict[Sequence, int], budget: int, room: PromptRoom) -> None:
-        """Starts waiting sequences, in order, while budget, rows and pages last."""
-        for sequence in waiting:
-            if not budget or len(self._running) >= self._max_num_seqs or sequence.num_in_flight:
-                return
-            cached, hashes = self._pool.find_prefix(sequence.token_ids, sequence.request.cache_salt)
-            if not self._fits(sequence, cached) or room.tokens(len(cached) * self._pool.page_size) == 0:
-                return
-            self._start(sequence, cached, hashes)
-            count = _chunk(sequence, budget, room)
-            sequence.pages += self._pool.allocate(self._pool.pages_for(sequence.num_computed + count) - len(cached))
-            chosen[sequence] = count
-            budget -= count
+    def _admit(self, sequence: Sequence, budget: int, room: PromptRoom) -> int:
+        """Starts a waiting sequence, unless pages or room are short; returns how many tokens it computes."""
+        cached, hashes = self._pool.find_prefix(sequence.token_ids, sequence.request.cache_salt)
+        if not self._fits(sequence, cached) or room.tokens(len(cached) * self._pool.page_size) == 0:
+            return 0
+        self._start(sequence, cached, hashes)
+        count = _chunk(sequence, budget, room)
+        sequence.pages += self._pool.allocate(self._pool.pages_for(sequence.num_computed + count) - len(cached))
+        return count
 
     def _fits(self, sequence: Sequence, cached: list[int]) -> bool:
         """Whether all of a waiting sequence's tokens find pages, and the running ones could still grow a while."""
@@ -274,14 +301,15 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
-        self._release_pages(sequence)
+        self._release(sequence)
         self.num_preemptions += 1
         self.add(sequence)
 
-    def _release_pages(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Sequence) -> None:
         self._pool.release(sequence.pages)
         sequence.pages, sequence.page_hashes, sequence.num_computed = [], [], 0
         self._free_lanes.append(sequence.lane)
+        sequence.lane = -1
 
     def _index_full_pages(self, sequence: Sequence) -> None:
         """Makes pages findable whose tokens are all known and dispatched."""

@@ -27,6 +27,7 @@ class Sequence:
         "num_starts",
         "page_hashes",
         "pages",
+        "rank",
         "request",
         "sampling_words",
         "seed",
@@ -37,6 +38,11 @@ class Sequence:
         self.request = request
         self.index = index
         self.arrival = arrival
+        self.rank = (
+            -request.priority,
+            arrival,
+            index,
+        )  # who runs first, and from the other end, who is preempted first
         generated = request.generated[index] if request.generated else ()
         self.token_ids: list[int] = [*request.prompt_token_ids, *generated]
         self.num_prompt = len(request.prompt_token_ids)
@@ -45,7 +51,7 @@ class Sequence:
         self.num_cached = 0  # prompt tokens that the prefix cache saved when the sequence first ran
         self.pages: list[int] = []
         self.page_hashes: list[bytes] = []  # of the pages that are full and indexed, in order
-        self.lane = -1  # while it runs: its place in tables that mirror running sequences
+        self.lane = -1  # while it runs, its place in tables that mirror running sequences; -1 while it waits
         self.num_starts = 0  # how often it was admitted: tells a lane's new holder from its old one
         self.seed = _seed(request, index)
         self.sampling_words: tuple[int, ...] = ()  # what is uploaded of its sampling parameters, once it was packed
@@ -66,11 +72,6 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens whose keys and values are still to be computed."""
         return self.num_tokens - self.num_computed
-
-    @property
-    def rank(self) -> tuple[int, int, int]:
-        """Orders sequences: who runs first, and from the other end, who is preempted first."""
-        return (-self.request.priority, self.arrival, self.index)
 
 
 def _seed(request: Request, index: int) -> int:

@@ -79,7 +79,8 @@ def _w3c(value: str) -> str:
 Text = Annotated[str, AfterValidator(_encodable)]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[tuple[TokenId, ...], BeforeValidator(_from_json)]
-LogitBias = Annotated[dict[TokenId, Annotated[float, Field(allow_inf_nan=False)]], BeforeValidator(_from_json)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+LogitBias = Annotated[dict[TokenId, Bias], BeforeValidator(_from_json)]
 
 
 class Message(BaseModel):

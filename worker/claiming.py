@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from redis import exceptions
 
-from penstock.engine.driver import EngineDriver
+from penstock.engine.driver import DriverStopped, EngineDriver
 from penstock.engine.errors import RequestError
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import Request
@@ -137,6 +137,10 @@ class Claimer:
             self._driver.submit(admitted.request, lambda output: self._publisher.push(live, output))
         except RequestError as error:
             self._refuse(live, error.code, str(error))
+        except DriverStopped:
+            raise
+        except Exception:
+            self._stumble(live)
         else:
             live.is_submitted = True
 
@@ -156,8 +160,7 @@ class Claimer:
             self._table.remove(live)
             raise
         except Exception:
-            live.log.exception("admission_failed")
-            self._refuse(live, "internal_error", "the worker failed to prepare the request; its log says why")
+            self._stumble(live)
         return None
 
     async def _restore(self, live: LiveRequest, request: GenerateRequest) -> Admitted | None:
@@ -200,6 +203,11 @@ class Claimer:
         elif live.deadline_s is not None and live.deadline_s <= time.monotonic():
             self._publisher.end(live, "expired")
         return live.end is not None
+
+    def _stumble(self, live: LiveRequest) -> None:
+        """Ends a request that raised what nobody expects; called where it is handled."""
+        live.log.exception("admission_failed")
+        self._refuse(live, "internal_error", "the worker failed to prepare the request; its log says why")
 
     def _refuse(self, live: LiveRequest, code: str, message: str) -> None:
         live.error = (code, message)

@@ -159,6 +159,8 @@ class LiveRequest:
             return
         if output.error is not None:
             self.error = ("engine_error", output.error)
+        if output.cause is not None:
+            self.log.error("engine_error", index=output.index, exc_info=output.cause)
         self.end = self.outcome
 
     @property

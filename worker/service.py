@@ -101,6 +101,7 @@ class WorkerService:
         try:
             model = await self._load_or_stop()
             if model is not None:
+                _warn_of_ignored(model.defaults)
                 await self._serve(model)
                 _log.info("drained", worker=self.config.name)
         finally:
@@ -175,6 +176,12 @@ class WorkerService:
         pending = int(group["pending"])
         lag = group.get("lag")  # unknown after somebody deleted unread entries
         self.metrics.set_queue(length=length, pending=pending, lag=length - pending if lag is None else int(lag))
+
+
+def _warn_of_ignored(defaults: GenerationDefaults) -> None:
+    """The model's authors recommend what is not done here: its answers differ from those they show."""
+    if defaults.ignored:
+        _log.warning("generation_config_ignored", fields=list(defaults.ignored))
 
 
 async def _in_daemon_thread(function: Callable[[], Model]) -> Model:

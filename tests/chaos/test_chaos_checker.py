@@ -59,6 +59,7 @@ def test_a_reply_that_moved_to_another_worker_is_right() -> None:
         ([OWN, chunk("1-1", 0, "5,6,7,8", "abxd"), end("1-2")], "wrong"),  # the text
         ([OWN, chunk("1-1", 0, "5,6,7,8", "abcd"), end("1-2", 3)], "wrong"),  # the count
         ([OWN, end("1-1", 0, "error")], "wrong"),
+        ([OWN, chunk("1-1", 0, "5,6,7,8", "abcd"), end("1-2", reason="stop")], "wrong"),  # it came to its length
         ([OWN, chunk("1-1", 0, "5", "a"), end("1-2", 1, "cancelled")], "wrong"),  # nobody asked for it
         ([OWN, chunk("1-1", 0, "5,6,7,8", "abcd", index=1), end("1-2")], "wrong"),  # a choice that is none
     ],

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from penstock.worker.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, ChaosOptions, Plan, make_plan
+from penstock.worker.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, ChaosOptions, Plan, calm_id, make_plan
 
 
 def planned(plan: Plan) -> Counter[str]:
@@ -43,6 +43,29 @@ def test_every_moment_is_visited() -> None:
     assert max(fault.times for fault in faults if fault.kind == "kill") == 10
     assert any(fault.times == 2 for fault in faults if fault.kind == "freeze")
     assert all(fault.length_s > 1.0 for fault in faults if fault.kind == "freeze")
+
+
+def test_requests_to_the_model_vary_in_all_that_a_takeover_rebuilds() -> None:
+    plan = make_plan(ChaosOptions(1, requests=200, kills=30, engine="model"), heartbeat_ttl_s=1.0)
+    requests = plan.requests
+    assert all(request.seed is not None for request in requests)  # or the undisturbed run would say something else
+    for stop in (False, True):
+        assert {request.n for request in requests if bool(request.stop) is stop} == {1, 2}
+    assert {request.temperature == 0.0 for request in requests if request.penalties} == {False, True}
+    assert len({name for request in requests for name in request.penalties}) == 3
+    assert any(request.min_tokens for request in requests)
+    at_choice = [request for request in requests if request.fault is not None and request.fault.stage == "choice"]
+    assert {request.fault.side for request in at_choice if request.fault is not None} == {"before", "after"}
+    assert all(request.n == 2 and not request.ignore_eos for request in at_choice)  # its choices end apart
+
+
+def test_the_undisturbed_requests_are_the_same_ones_in_peace() -> None:
+    plan = make_plan(ChaosOptions(1, engine="model"), heartbeat_ttl_s=1.0)
+    for request, calm in zip(plan.requests, plan.undisturbed, strict=True):
+        assert calm.id == calm_id(request.id) == calm_id(f"{request.id}.again.twice") == calm_id(calm.id)
+        assert (calm.prompt, calm.seed, calm.stop, calm.n) == (request.prompt, request.seed, request.stop, request.n)
+        assert calm.fault is None
+        assert not calm.may_end_early
 
 
 def test_requests_that_a_fault_waits_for_run_to_their_end() -> None:

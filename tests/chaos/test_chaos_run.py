@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.worker.chaos.plan import ChaosOptions
+import pytest
+from servers import SERVERS
+
+from penstock.worker.chaos.history import Record
+from penstock.worker.chaos.plan import ChaosOptions, make_plan
 from penstock.worker.chaos.report import table
 from penstock.worker.chaos.run import run_chaos
 from penstock.worker.chaos.site import Site
@@ -20,3 +24,29 @@ async def test_short_run(lasting_server: EmbeddedServer, tmp_path: Path) -> None
     done = sum(int(rows[name]) for name in ("kills", "zombies", "server restarts"))
     assert done + int(rows["missed faults"]) >= options.kills + options.zombies + options.restarts
     assert all(int(rows[name]) > 0 for name in ("resumed", "fenced writes", "absorbed retries", "dropped replies"))
+
+
+@pytest.mark.timeout(300)  # each worker that is killed is followed by one that imports and loads everything anew
+@pytest.mark.skipif(not SERVERS, reason="no Redis server")
+async def test_short_run_with_the_model(tmp_path: Path) -> None:
+    """Choices that end apart, stop strings, penalties and seeds go from worker to worker: the fake engine has none."""
+    options = ChaosOptions(seed=3, requests=16, kills=3, zombies=1, restarts=0, losses=2, workers=2, engine="model")
+    plan = make_plan(options, heartbeat_ttl_s=1.0)
+    for has in (
+        lambda request: request.n == 2 and request.fault is not None and request.fault.stage == "choice",
+        lambda request: request.n == 2 and request.stop,
+        lambda request: request.n == 1 and request.temperature == 0.0,
+        lambda request: request.penalties and request.temperature,
+        lambda request: request.min_tokens,
+    ):
+        assert any(map(has, plan.requests))
+    with EmbeddedServer(next(iter(SERVERS.values())), data_dir=tmp_path) as server:
+        outcome = await run_chaos(options, Site(server), model="demo", logs=tmp_path, progress=lambda *_: None)
+    assert outcome.verdict.problems == []
+    assert any(map(went_on_beside_an_ended_choice, outcome.history.records.values()))
+
+
+def went_on_beside_an_ended_choice(record: Record) -> bool:
+    """Whether a worker took the request when one of its choices had ended and another had not."""
+    kinds = [entry.fields["type"] if "finish_reason" not in entry.fields else "ended" for entry in record.seen]
+    return "ended" in kinds and "own" in kinds[kinds.index("ended") :]

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from fakes import ranked
-from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
+from structlog.testing import capture_logs
+from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
+from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient
 from penstock.producer.wire import ChunkEntry
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
+from penstock.worker.config import WorkerConfig
+from penstock.worker.service import Model, WorkerService
 
 
 async def test_flat_fields_give_a_whole_reply_under_the_entry_id(redis_url: str, redis: RedisClient) -> None:
@@ -44,6 +49,23 @@ async def test_json_request_with_chat_and_two_choices(redis_url: str, redis: Red
         assert last.logprobs[-1].top == {tokens[-1]: -0.5}
     assert reply.end.finish_reasons == ("length", "length")
     assert reply.end.completion_tokens == 18
+
+
+@pytest.mark.parametrize("ignored", [("num_beams=4", "suppress_tokens=[5]"), ()])
+async def test_what_the_model_asks_for_and_does_not_get_is_logged_once(
+    redis_url: str, ignored: tuple[str, ...]
+) -> None:
+    def load() -> Model:
+        return replace(fake_model(), defaults=GenerationDefaults(eos_token_ids=(), ignored=ignored))
+
+    service = WorkerService(WorkerConfig(**QUICK), redis_url, load)
+    with capture_logs() as lines:
+        work = asyncio.create_task(service.run())
+        await eventually(lambda: service.readiness.is_ready or work.done())
+        service.request_drain()
+        await work
+    told = [line for line in lines if line["event"] == "generation_config_ignored"]
+    assert [(line["log_level"], line["fields"]) for line in told] == ([("warning", list(ignored))] if ignored else [])
 
 
 async def test_requests_from_before_the_group_are_seen(redis_url: str, redis: RedisClient) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import random
+from dataclasses import dataclass, field, replace
+from itertools import product
+from operator import eq
 from pathlib import Path
 
 import numpy as np
 import pytest
 from engines import SMALL, VOCAB_SIZE, Result, drive
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from penstock.engine import Engine, Request, SamplingParams
 
@@ -121,6 +126,116 @@ def test_choices_of_one_request_differ_and_each_repeats(engine: Engine) -> None:
     resumed = drive(engine, [replace(request, generated=partial)])
     for index, (done, whole) in enumerate(zip(partial, first, strict=True)):
         assert list(done) + resumed["r", index].token_ids == whole.token_ids
+
+
+def spelled(text: str) -> tuple[int, ...]:
+    """The tokens of printable ASCII without spaces: the byte-level alphabet begins with it."""
+    return tuple(ord(letter) - ord("!") for letter in text)
+
+
+# Five letters, of which one ends a choice, and short stop strings: choices end early, each at another point and way.
+LETTERS = spelled("abcde")
+ENDINGS = {
+    "a stop string": SamplingParams(stop=("ab", "cad", "bb"), max_tokens=12),
+    "a stop token": SamplingParams(stop_token_ids=LETTERS[4:], max_tokens=12),
+    "a stop token, not too early": SamplingParams(stop_token_ids=LETTERS[4:], min_tokens=4, max_tokens=12),
+    "the length": SamplingParams(max_tokens=3),
+    "any of them": SamplingParams(stop=("dd", "abc"), stop_token_ids=LETTERS[4:], min_tokens=2, max_tokens=7),
+}
+
+
+@dataclass
+class Whole:
+    """A choice that ran undisturbed, token by token."""
+
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)  # what each token released
+    finish_reason: str | None = None
+
+
+def whole(engine: Engine, request: Request) -> list[Whole]:
+    assert not engine.has_work()
+    choices = [Whole() for _ in range(request.n)]
+    engine.add(request)
+    while engine.has_work():
+        for output in engine.step():
+            choices[output.index].token_ids += output.token_ids
+            choices[output.index].texts += [output.text] * len(output.token_ids)
+            choices[output.index].finish_reason = output.finish_reason
+    return choices
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 2**63 - 1),
+    temperature=st.sampled_from([0.0, 1.0, 5.0]),
+    penalties=st.sampled_from([{}, {"repetition_penalty": 1.4}, {"presence_penalty": 0.7, "frequency_penalty": -0.4}]),
+    n=st.integers(2, 3),
+)
+def test_every_choice_resumed_from_any_of_its_tokens(
+    engine: Engine, ending: SamplingParams, seed: int, temperature: float, penalties: dict[str, float], n: int
+) -> None:
+    params = replace(
+        ending, seed=seed, temperature=temperature, allowed_token_ids=LETTERS, ignore_eos=True, **penalties
+    )
+    request = Request("r", PROMPT, params, n=n)
+    choices = whole(engine, request)
+    counts = list(product(*(range(len(choice.token_ids) + 1) for choice in choices)))
+    ends = tuple(len(choice.token_ids) for choice in choices)
+    one_ended = [count for count in counts if sum(map(eq, count, ends)) == 1]
+    chosen = {ends, *random.Random(seed).sample(counts, min(10, len(counts)))}
+    chosen |= set(random.Random(seed).sample(one_ended, min(10, len(one_ended))))
+    resumed = {
+        f"r{count}": replace(
+            request,
+            id=f"r{count}",
+            generated=tuple(tuple(choice.token_ids[:k]) for choice, k in zip(choices, count, strict=True)),
+        )
+        for count in chosen
+        if any(count)
+    }
+    results = drive(engine, resumed.values(), limit=1000)
+    for count in chosen:
+        for index, (choice, done) in enumerate(zip(choices, count, strict=True)):
+            if any(count):
+                rest = results[f"r{count}", index]
+                assert rest.token_ids == choice.token_ids[done:]
+                assert "".join(choice.texts[:done]) + rest.text == "".join(choice.texts)
+                assert rest.finish_reason == choice.finish_reason
+    assert engine._pool.num_available == engine._pool.num_pages - 1
+
+
+@pytest.mark.parametrize(
+    ("generated", "reasons"),
+    [
+        (((5, 6, 7), (5,)), ("length", "length")),  # the first has ended, by its length
+        (((5,), (5, 6, 7)), ("length", "length")),
+        (((5, 6, 7), (5, 6, 7)), ("length", "length")),  # nothing is left to do
+        (((5, 8), (5,)), ("stop", "length")),  # by a stop token
+        (((5, 8), (8,)), ("stop", "stop")),
+        ((spelled("xy"), (5,)), ("stop", "length")),  # by a stop string
+        (((5,), spelled("xy")), ("length", "stop")),
+        (((5, 6, 7), spelled("xy")), ("length", "stop")),
+    ],
+)
+def test_resumed_with_choices_that_have_ended(
+    engine: Engine, generated: tuple[tuple[int, ...], ...], reasons: tuple[str, str]
+) -> None:
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=3,
+        stop=("xy",),
+        stop_token_ids=(8,),
+        bad_token_ids=(8, *spelled("x")),
+        ignore_eos=True,
+    )
+    results = drive(engine, [Request("r", PROMPT, params, n=2, generated=generated), *neighbours(2)])
+    assert (results["r", 0].finish_reason, results["r", 1].finish_reason) == reasons
+    for index, tokens in enumerate(generated):
+        is_over = len(tokens) == 3 or reasons[index] == "stop"
+        assert len(results["r", index].token_ids) == (0 if is_over else 3 - len(tokens))
+    assert engine._pool.num_available == engine._pool.num_pages - 1
 
 
 def test_unseeded_requests_with_other_ids_differ(engine: Engine) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from engines import EOS, SMALL, VOCAB_SIZE, drive
+from engines import EOS, SMALL, VOCAB_SIZE, drive, write_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from penstock.engine import ConfigError, Engine, EngineConfig, InvalidRequest, PromptTooLong, Request, SamplingParams
 from penstock.engine.batch import Batch
 from penstock.engine.runner import InFlight
+from penstock.engine.sampling import NOTHING_LEFT
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+STOPPING: dict[str, Any] = {"stop_token_ids": (4, 5), "ignore_eos": True, "min_tokens": 2}
 
 
 def some_prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -38,7 +45,19 @@ def tokens_of(engine: Engine, request: Request) -> list[int]:
         (Request("r", (-1,)), "prompt_token_ids holds -1"),
         (Request("r", (1,), SamplingParams(stop_token_ids=(999,))), "stop_token_ids holds 999"),
         (Request("r", (1,), SamplingParams(logit_bias={999: 1.0})), "logit_bias holds 999"),
-        (Request("r", (1,), SamplingParams(allowed_token_ids=(4,), bad_token_ids=(4, 5))), "bad_token_ids"),
+        (Request("r", (1,), SamplingParams(allowed_token_ids=(4,), bad_token_ids=(4, 5))), "none of allowed_token_ids"),
+        (
+            Request("r", (1,), SamplingParams(bad_token_ids=tuple(range(VOCAB_SIZE)))),
+            f"none of the {VOCAB_SIZE} tokens",
+        ),
+        (
+            Request("r", (1,), SamplingParams(allowed_token_ids=(EOS,), min_tokens=1)),
+            "min_tokens is 1.* but those that",
+        ),
+        (
+            Request("r", (1,), SamplingParams(allowed_token_ids=(4, 5, 6), bad_token_ids=(6,), **STOPPING)),
+            "min_tokens is 2, and bad_token_ids leaves none of allowed_token_ids but those that stop",
+        ),
         (Request("r", (1,), SamplingParams(stop_token_ids=tuple(range(32)))), "33 stop tokens"),
         (Request("r", (1,), n=5), "n must be 1 to 4, not 5"),
         (Request("r", (1,), n=2, generated=((1,),)), "generated has 1 entries for 2 choices"),
@@ -48,6 +67,18 @@ def test_what_cannot_be_served_is_refused_by_name(engine: Engine, request_: Requ
     with pytest.raises(InvalidRequest, match=names):
         engine.add(request_)
     assert not engine.has_work()
+
+
+@pytest.mark.parametrize("bias", [1e39, -1e39, 100.1, -101.0, float("inf"), float("-inf"), float("nan")])
+def test_a_bias_out_of_range_is_refused_by_name(bias: float) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(f"logit_bias of token 7 must be -100 to 100, not {bias}")):
+        SamplingParams(logit_bias={3: 100.0, 7: bias})
+
+
+def test_what_may_stop_after_its_minimum_is_no_contradiction(engine: Engine) -> None:
+    """Only while `min_tokens` holds it off would nothing be left."""
+    request = Request("r", (1,), SamplingParams(temperature=0.0, allowed_token_ids=(EOS,)))
+    assert drive(engine, [request])["r", 0].token_ids == [EOS]
 
 
 def test_a_prompt_of_the_maximum_length_gets_one_token_and_one_longer_is_refused(engine: Engine) -> None:
@@ -101,7 +132,7 @@ def test_a_stop_token_ends_without_text_and_min_tokens_holds_it_off(engine: Engi
 
 
 def test_the_end_of_sequence_token_ends_unless_ignored(engine: Engine) -> None:
-    always_eos = SamplingParams(temperature=0.0, max_tokens=5, logit_bias={EOS: 1000.0})
+    always_eos = SamplingParams(temperature=0.0, max_tokens=5, logit_bias={EOS: 100.0})
     stopped = drive(engine, [Request("r", some_prompt(5), always_eos)])["r", 0]
     assert (stopped.token_ids, stopped.text, stopped.finish_reason) == ([EOS], "", "stop")
     ignored = drive(engine, [Request("r", some_prompt(5), replace(always_eos, ignore_eos=True))])["r", 0]
@@ -156,7 +187,7 @@ def test_allowed_bad_and_biased_tokens(engine: Engine) -> None:
     params = SamplingParams(temperature=3.0, seed=1, max_tokens=20, ignore_eos=True)
     allowed = tokens_of(engine, Request("r", (5,), replace(params, allowed_token_ids=(7, 8, 9), bad_token_ids=(8,))))
     assert set(allowed) == {7, 9}
-    biased = tokens_of(engine, Request("r", (5,), replace(params, logit_bias={11: 500.0})))
+    biased = tokens_of(engine, Request("r", (5,), replace(params, logit_bias={11: 100.0})))
     assert set(biased) == {11}
 
 
@@ -229,6 +260,46 @@ def test_logits_that_are_not_finite_end_their_own_request_alone(
     assert results["good", 0].token_ids == expected
 
 
+def test_a_row_with_nothing_left_to_sample_ends_its_own_request_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = Request("good", some_prompt(9), GREEDY), Request("bad", (1, 2, 3), GREEDY)
+    expected = tokens_of(engine, good)
+    real = engine._runner.dispatch
+
+    def dispatch(batch: Batch, num_sampled: int) -> InFlight:
+        """The model gives minus infinity to every token of the second sequence."""
+        step = real(batch, num_sampled)
+        ids = [
+            [NOTHING_LEFT if place == 1 else token_id for place, token_id in enumerate(row)] for row in step.token_ids()
+        ]
+        monkeypatch.setattr(step, "token_ids", lambda: ids)
+        return step
+
+    monkeypatch.setattr(engine._runner, "dispatch", dispatch)
+    results = drive(engine, [good, bad])
+    assert (results["bad", 0].finish_reason, results["bad", 0].token_ids) == ("error", [])
+    assert "no token is left to sample" in (results["bad", 0].error or "")
+    assert results["good", 0].token_ids == expected
+
+
+@pytest.mark.parametrize(("vocab_size", "max_num_seqs"), [(512, 4), (4096, 16)])
+@pytest.mark.parametrize("attention", ["xla", None])
+def test_a_checkpoint_with_a_nan_in_its_head_gives_no_token(
+    tmp_path: Path, vocab_size: int, max_num_seqs: int, attention: str | None
+) -> None:
+    directory = write_model(tmp_path, vocab_size=vocab_size)
+    weights = load_file(directory / "model.safetensors")
+    weights["lm_head.weight"][500] = float("nan")
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    config = replace(SMALL, max_num_seqs=max_num_seqs, decode_steps=4)
+    engine = Engine.from_checkpoint(directory, config if attention is None else replace(config, attention=attention))
+    kinds = [GREEDY, replace(GREEDY, temperature=0.8, top_p=0.9), replace(GREEDY, allowed_token_ids=(5, 6))]
+    results = drive(engine, [Request(f"r{i}", some_prompt(4, seed=i), kinds[i % 3]) for i in range(9)])
+    for result in results.values():
+        assert (result.token_ids, result.error) == ([], "the model's logits are not finite")
+
+
 class LateFailure(InFlight):
     """A step that was dispatched well and whose result turns out to be an error, as asynchronous ones do."""
 
@@ -288,6 +359,7 @@ def test_nothing_compiles_after_warm_up(engine: Engine, traffic: list[tuple[int,
         )
         for i, (length, max_tokens, temperature, min_tokens, n) in enumerate(traffic)
     ]
+    engine._runner.start_watch()  # other tests compile, too
     drive(engine, requests)
     assert engine.stats().compiles_after_warmup_total == 0
 

@@ -91,7 +91,8 @@ def steps(scheduler: Scheduler, count: int) -> list[Any]:
     for _ in range(count):
         plan = scheduler.plan(PACED)
         assert plan is not None
-        scheduler.commit(plan, [7] * len(plan.sampled))
+        for row in plan.rows:
+            scheduler.commit(row, 7 if row.num_sampled else None)
         plans.append(plan)
     return plans
 

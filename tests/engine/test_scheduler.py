@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.engine.page_pool import PagePool
 from penstock.engine.request import Request, SamplingParams
-from penstock.engine.scheduler import Plan, Scheduler
+from penstock.engine.scheduler import Plan, Row, Scheduler
 from penstock.engine.sequence import Sequence
 
 PAGE = 4
@@ -49,12 +49,17 @@ class Harness:
         if last is not None and self.fails(last):
             self.recover(last, plan)
         elif last is not None:
-            for _, sequence in self.scheduler.commit(last, [7] * len(last.sampled)):
-                self.num_generated += 1
-                if self.is_full(sequence):
-                    self.finish(sequence)
+            for row in last.rows:
+                if not row.sequence.is_finished:
+                    self.commit(row)
         self.scheduler.check()
         return plan
+
+    def commit(self, row: Row) -> None:
+        self.scheduler.commit(row, 7 if row.num_sampled else None)
+        self.num_generated += bool(row.num_sampled)
+        if row.num_sampled and self.is_full(row.sequence):
+            self.finish(row.sequence)
 
     def recover(self, blamed: Plan, lost: Plan | None) -> None:
         self.in_flight = None

@@ -160,6 +160,12 @@ raw_values = st.binary(max_size=40) | json_values.map(lambda value: json.dumps(v
 documents = st.dictionaries(st.sampled_from([*GenerateRequest.model_fields, "other"]), json_values, max_size=4)
 
 
+@pytest.mark.parametrize("bias", ["1e39", "-1e39", "100.5", "-101", "Infinity", "-Infinity", "NaN"])
+def test_a_bias_out_of_range_is_refused_by_name(bias: str) -> None:
+    with pytest.raises(WireError, match=r"logit_bias\.7: Input should be (greater|less) than or equal to -?100, not"):
+        parse({b"prompt": b"x", b"logit_bias": f'{{"3": 100, "7": {bias}}}'.encode()})
+
+
 @given(
     st.dictionaries(field_names | st.binary(max_size=8), raw_values, max_size=5)
     | documents.map(lambda document: {b"request": json.dumps(document).encode()})

@@ -20,7 +20,7 @@ from penstock.worker.cli.checks.redis import check_redis
 
 ALL_CHECKS = [
     *("packages", "redis", "maxmemory-policy", "appendonly", "queue", "dead letters"),
-    *("devices", "model", "weights", "tokenizer"),
+    *("devices", "model", "weights", "tokenizer", "generation"),
 ]
 
 
@@ -155,6 +155,17 @@ def test_a_chat_template_that_fails_is_told_with_its_reason(tmp_path: Path) -> N
     found = by_name(check_model(str(copy), "auto"))["tokenizer"]
     assert found.status == "ok"
     assert "only plain prompts can be sent: the model's chat template failed: ZeroDivisionError" in found.detail
+
+
+def test_generation_settings_that_are_not_honoured_are_a_warning(tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, copy)
+    (copy / "generation_config.json").write_text('{"num_beams": 4, "stop_strings": ["zz"], "do_sample": true}')
+    found = by_name(check_model(str(copy), "auto"))["generation"]
+    assert (found.status, "num_beams=4, stop_strings=['zz']" in found.detail) == ("warn", True)
+    (copy / "generation_config.json").write_text('{"temperature": "hot", "do_sample": true}')
+    found = by_name(check_model(str(copy), "auto"))["generation"]
+    assert (found.status, "temperature must be of type float, not 'hot'" in found.detail) == ("fail", True)
 
 
 @pytest.mark.parametrize(("model", "status"), [("/no/such/folder", "fail"), ("owner/name", "warn")])

@@ -21,6 +21,7 @@ class Truth:
 
     tokens: tuple[int, ...]
     text: str
+    finish_reason: str = "length"
 
 
 Truths = Mapping[str, Sequence[Truth]]
@@ -162,9 +163,17 @@ class _RecordCheck:
             allowed.add("expired")
         if fields["finish_reason"] not in allowed:
             self._say("wrong", f"ended with {fields['finish_reason']}: {fields.get('code')} {fields.get('message')}")
+        if self._is_whole:
+            self._check_reasons(fields)
         num_tokens = sum(map(len, self._tokens))
         if int(fields.get("completion_tokens", 0)) != num_tokens:
             self._say("wrong", f"the end counts {fields.get('completion_tokens')} tokens, {num_tokens} were seen")
+
+    def _check_reasons(self, fields: Mapping[str, str]) -> None:
+        reasons = fields.get("finish_reasons", fields["finish_reason"]).split(",")
+        expected = [truth.finish_reason for truth in self._truths]
+        if reasons != expected:
+            self._say("wrong", f"its choices ended with {', '.join(reasons)}, not {', '.join(expected)}")
 
     def _check_choice(self, index: int, truth: Truth) -> None:
         tokens, text = tuple(self._tokens[index]), "".join(self._texts[index])

@@ -21,6 +21,11 @@ from penstock.worker.chaos.plan import RequestPlan
 BLOCK_S = 1.0
 RETRY_S = 0.05
 PAGE = 1000
+MAX_TROUBLES = 5  # so many workers that ended by themselves, and the run has failed: nobody waits for replies any more
+REQUEST_FIELDS = (
+    *("id", "prompt", "max_tokens", "n", "min_tokens", "stop"),
+    *("seed", "temperature", "ignore_eos", "timeout_s"),
+)
 
 _T = TypeVar("_T")
 
@@ -107,12 +112,8 @@ class Clients:
         await self._follow(record)
 
     async def _enqueue(self, request: RequestPlan) -> str:
-        fields = GenerateRequest.model_validate(
-            {
-                name: getattr(request, name)
-                for name in ("id", "prompt", "max_tokens", "n", "seed", "temperature", "ignore_eos", "timeout_s")
-            }
-        ).to_entry()
+        named = {name: getattr(request, name) for name in REQUEST_FIELDS}
+        fields = GenerateRequest.model_validate({**named, **request.penalties}).to_entry()
         answer = await self._patiently(
             lambda: enqueue(
                 self._redis.execute_command, self._queue, request.id, fields, max_length=None, dedupe_window_s=3600
@@ -125,7 +126,7 @@ class Clients:
         cancel_key = keys.cancel(self._queue, record.request.id)
         num_tokens, is_cancelled = 0, False
         give_up_s = time.monotonic() + self._patience_s
-        while not record.has_ended and time.monotonic() < give_up_s:
+        while not record.has_ended and time.monotonic() < give_up_s and len(self._history.troubles) < MAX_TROUBLES:
             cancel_after = record.request.cancel_after
             if cancel_after is not None and num_tokens >= cancel_after and not is_cancelled:
                 is_cancelled = True

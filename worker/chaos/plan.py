@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 EngineKind = Literal["fake", "model"]
 Kind = Literal["kill", "freeze", "restart", "drop", "cut", "delay"]
-Stage = Literal["read", "claim", "chunk", "finish", "ack"]
+Stage = Literal["read", "claim", "chunk", "choice", "finish", "ack"]
 Side = Literal["before", "after"]
 
 KILL_MOMENTS: tuple[tuple[Stage, Side], ...] = (
@@ -22,6 +22,13 @@ KILL_MOMENTS: tuple[tuple[Stage, Side], ...] = (
     ("finish", "after"),
     ("ack", "before"),
     ("ack", "after"),
+)
+# With the model, whose choices end at different tokens. `choice` is a chunk that ends one while others go on.
+MODEL_KILL_MOMENTS: tuple[tuple[Stage, Side], ...] = (
+    ("choice", "after"),
+    ("chunk", "after"),
+    ("choice", "before"),
+    *KILL_MOMENTS,
 )
 FREEZE_MOMENTS: tuple[tuple[Stage, Side], ...] = (
     ("claim", "after"),
@@ -45,6 +52,8 @@ LOSSES: tuple[tuple[Kind, Stage, Side], ...] = (
 
 MODEL_TOKENS = 400  # at most, as a model may be small
 
+CHOICE_TOKENS = 250  # at most, where the end of one choice is waited for: most end by themselves before
+
 _WORDS = ("river", "lamp", "seven", "orange", "quiet", "stone", "window", "garden", "paper", "bridge", "winter",
           "apple", "north", "engine", "candle", "letter")  # fmt: skip
 _MODEL_PROMPTS = (
@@ -52,6 +61,16 @@ _MODEL_PROMPTS = (
     "Count from {a} to {b}.",
     "Tell me a short story about a {word}.",
     "How do you spell {word}?",
+)
+_STORY = _MODEL_PROMPTS[2]
+_TEMPERATURES = (0.0, 0.0, 0.7, 0.9, 1.3)
+_STOPS: tuple[tuple[str, ...], ...] = ((), (), (".",), (" the", "e a", "\n"), ("1", "zz", "and then"))
+_PENALTIES: tuple[Mapping[str, float], ...] = (
+    {},
+    {},
+    {"repetition_penalty": 1.2},
+    {"presence_penalty": 0.6, "frequency_penalty": 0.3},
+    {"repetition_penalty": 0.9, "frequency_penalty": -0.2},
 )
 
 
@@ -83,6 +102,9 @@ class RequestPlan:
     prompt: str
     max_tokens: int
     n: int = 1
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    penalties: Mapping[str, float] = field(default_factory=dict)  # by name, as in GenerateRequest
     seed: int | None = None
     temperature: float | None = None
     ignore_eos: bool = False
@@ -134,12 +156,12 @@ class Plan:
     requests: tuple[RequestPlan, ...]
 
     @property
-    def undisturbed(self) -> Plan:
+    def undisturbed(self) -> tuple[RequestPlan, ...]:
         """The same requests under other ids, run to their ends: what the model says when nothing happens."""
-        calm = (
+        return tuple(
             replace(
                 request,
-                id=f"calm-{request.id}",
+                id=calm_id(request.id),
                 cancel_after=None,
                 timeout_s=None,
                 sends=1,
@@ -149,8 +171,11 @@ class Plan:
             )
             for request in self.requests
         )
-        quiet = replace(self.options, kills=0, zombies=0, restarts=0, losses=0)
-        return Plan(quiet, tuple(calm))
+
+
+def calm_id(request_id: str) -> str:
+    """Under which a request ran undisturbed; it may have run more than once otherwise, with a suffix."""
+    return request_id if request_id.startswith("calm-") else f"calm-{request_id.partition('.')[0]}"
 
 
 def make_plan(options: ChaosOptions, *, heartbeat_ttl_s: float) -> Plan:
@@ -170,8 +195,9 @@ def _faults(rng: random.Random, options: ChaosOptions, ttl_s: float) -> Iterator
         times = min(repeated, 10)
         yield Fault("kill", "chunk", rng.choice(("before", "after")), at_chunk=rng.randint(3, 8), times=times)
         repeated -= times
+    moments = KILL_MOMENTS if options.engine == "fake" else MODEL_KILL_MOMENTS
     for i in range(options.kills - options.kills // 3 + max(0, repeated)):
-        stage, side = KILL_MOMENTS[i % len(KILL_MOMENTS)]
+        stage, side = moments[i % len(moments)]
         yield Fault("kill", stage, side, at_chunk=rng.randint(1, 6))
     pairs = options.zombies // 4
     for _ in range(pairs):
@@ -211,22 +237,31 @@ def _fake_request(rng: random.Random, place: int, fault: Fault | None) -> Reques
 
 
 def _model_request(rng: random.Random, place: int, fault: Fault | None) -> RequestPlan:
+    """Greedy or with a seed: without one, the undisturbed run, whose id is another, would draw other tokens."""
     a, b = rng.randint(1, 400), rng.randint(1, 400)
-    prompt = rng.choice(_MODEL_PROMPTS).format(a=min(a, b), b=max(a, b), word=rng.choice(_WORDS))
-    is_greedy = rng.random() < 0.5
-    return RequestPlan(
+    request = RequestPlan(
         id=f"r{place}",
-        prompt=prompt,
-        max_tokens=rng.randint(40, 120) if fault is None else min(MODEL_TOKENS, _tokens_for(rng, fault, per_chunk=24)),
-        n=1 if is_greedy else rng.choice((1, 2)),
-        seed=None if is_greedy else rng.randrange(2**31),
-        temperature=0.0 if is_greedy else 0.9,
-        ignore_eos=fault is not None,  # or it could be over before the moment comes
+        prompt=rng.choice(_MODEL_PROMPTS).format(a=min(a, b), b=max(a, b), word=rng.choice(_WORDS)),
+        max_tokens=rng.randint(40, 120),
+        n=rng.choice((1, 2)),
+        min_tokens=rng.choice((0, 0, 5)),
+        stop=rng.choice(_STOPS),
+        penalties=rng.choice(_PENALTIES),
+        seed=rng.randrange(2**31),
+        temperature=rng.choice(_TEMPERATURES),
         sends=2 if rng.random() < 0.1 else 1,
         loses_enqueue=rng.random() < 0.05,
         loses_read=rng.random() < 0.05,
         fault=fault,
     )
+    if fault is None:
+        return request
+    if fault.stage == "choice":
+        story = _STORY.format(word=rng.choice(_WORDS))
+        stop = rng.choice(((), (".",)))
+        return replace(request, prompt=story, max_tokens=CHOICE_TOKENS, n=2, temperature=1.3, stop=stop)
+    max_tokens = min(MODEL_TOKENS, _tokens_for(rng, fault, per_chunk=24))
+    return replace(request, max_tokens=max_tokens, stop=(), ignore_eos=True)  # or it could end before the moment comes
 
 
 def _tokens_for(rng: random.Random, fault: Fault, *, per_chunk: int) -> int:

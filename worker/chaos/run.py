@@ -18,7 +18,7 @@ from penstock.worker.chaos.client import BLOCK_S, Clients
 from penstock.worker.chaos.fake_engine import expected_tokens, word
 from penstock.worker.chaos.fleet import Fleet, WorkerSetup
 from penstock.worker.chaos.history import History, Record
-from penstock.worker.chaos.plan import ChaosOptions, Plan, RequestPlan, make_plan
+from penstock.worker.chaos.plan import ChaosOptions, Plan, RequestPlan, calm_id, make_plan
 from penstock.worker.chaos.proxy import Proxy
 from penstock.worker.chaos.saboteur import ClientWatcher, Saboteur
 from penstock.worker.chaos.site import Site
@@ -31,7 +31,12 @@ RECOVERY_SLACK_S = 5.0  # for a machine that is busy with everything else the ru
 IN_FLIGHT: Mapping[str, int] = {"fake": 40, "model": 12}
 FAKE_ENGINE: Mapping[str, Any] = {"max_num_seqs": 32, "step_s": 0.003, "prefill_steps": 1, "holds_back": True}
 # Small, so that there is little to compile and a killed worker is soon followed by the next one.
-MODEL_SETTINGS: Mapping[str, Any] = {"max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520}
+MODEL_SETTINGS: Mapping[str, Any] = {
+    "max_num_seqs": 8,
+    "max_batch_tokens": 64,
+    "num_pages": 520,
+    "max_flush_interval_ms": 10,  # many chunks: the moments that faults wait for
+}
 
 Progress = Callable[[int, int, str], None]
 """Called with (replies that have ended, requests, what runs)."""
@@ -81,18 +86,16 @@ async def run_chaos(options: ChaosOptions, site: Site, *, model: str, logs: Path
     tempo = Tempo.of(options.engine)
     plan = make_plan(options, heartbeat_ttl_s=tempo.heartbeat_ttl_s)
     setup = worker_setup(options, tempo, model=model, logs=logs)
-    if options.engine == "fake":
-        history = await run_plan(plan, site, setup, progress=progress)
-        truths = fake_truths(history)
-    else:
-        calm = await run_plan(plan.undisturbed, site, setup, progress=progress)
-        history = await run_plan(plan, site, setup, progress=progress)
-        truths = {id_: _truth(calm.records[f"calm-{id_.partition('.')[0]}"]) for id_ in history.records}
+    history = await run_plan(plan, site, setup, progress=progress)
+    truths = fake_truths(history) if options.engine == "fake" else model_truths(history)
     return Outcome(plan, history, check(history, truths, recovery_limit_s=tempo.recovery_limit_s), logs)
 
 
 async def run_plan(plan: Plan, site: Site, setup: WorkerSetup, *, progress: Progress) -> History:
-    """Runs a plan and returns what was seen. Everything that it starts has ended when it returns or raises."""
+    """Runs a plan and returns what was seen. Everything that it starts has ended when it returns or raises.
+
+    With the model, the same workers first get each request undisturbed: nobody else knows what it has to give.
+    """
     history = History()
     saboteur = Saboteur(plan, history, site)
     started_s = time.monotonic()
@@ -100,13 +103,16 @@ async def run_plan(plan: Plan, site: Site, setup: WorkerSetup, *, progress: Prog
         direct = connect(site.url, decode=True, retries=0)
         stack.push_async_callback(direct.aclose)
         if not site.is_own:
-            stack.push_async_callback(_forget, direct, plan, setup.queue)
+            stack.push_async_callback(_forget, direct, history, setup.queue)
         clients = await _connect_clients(stack, plan, site, setup, history, direct, progress)
         fleet = Fleet(site, setup, plan.options.workers, saboteur.watch, history)
         saboteur.fleet = await stack.enter_async_context(fleet)
-        await clients.run(plan.requests, in_flight=IN_FLIGHT[plan.options.engine])
+        in_flight = IN_FLIGHT[plan.options.engine]
+        if plan.options.engine == "model":
+            await clients.run(plan.undisturbed, in_flight=in_flight)
+        await clients.run(plan.requests, in_flight=in_flight)
         for suffix in (".again", ".twice"):
-            await clients.run(saboteur.rearm(suffix), in_flight=IN_FLIGHT[plan.options.engine])
+            await clients.run(saboteur.rearm(suffix), in_flight=in_flight)
         await saboteur.wait_restarted()
         await fleet.wait_awake()
         await clients.wait_until_empty(EMPTY_TIMEOUT_S)
@@ -145,8 +151,12 @@ def _fake_truth(request: RequestPlan, index: int) -> Truth:
     return Truth(tuple(tokens), "".join(map(word, tokens)))
 
 
-def _truth(record: Record) -> tuple[Truth, ...]:
-    """What an undisturbed run has said."""
+def model_truths(history: History) -> dict[str, tuple[Truth, ...]]:
+    """What the model said to each request when it ran undisturbed."""
+    return {id_: _said(history.records[calm_id(id_)]) for id_ in history.records}
+
+
+def _said(record: Record) -> tuple[Truth, ...]:
     tokens: list[list[int]] = [[] for _ in range(record.request.n)]
     texts: list[list[str]] = [[] for _ in range(record.request.n)]
     for entry in record.seen:
@@ -154,7 +164,14 @@ def _truth(record: Record) -> tuple[Truth, ...]:
             index = int(entry.fields["index"])
             tokens[index] += (int(token) for token in entry.fields["tokens"].split(",") if token)
             texts[index].append(entry.fields["text"])
-    return tuple(Truth(tuple(ids), "".join(parts)) for ids, parts in zip(tokens, texts, strict=True))
+    end = record.seen[-1].fields if record.has_ended else {}
+    reasons = end.get("finish_reasons", end.get("finish_reason", "")).split(",")
+    reasons += [""] * (
+        len(tokens) - len(reasons)
+    )  # it got no end, or was refused: the checker says so of its own record
+    return tuple(
+        Truth(tuple(ids), "".join(parts), reason) for ids, parts, reason in zip(tokens, texts, reasons, strict=True)
+    )
 
 
 async def _connect_clients(
@@ -179,16 +196,17 @@ async def _connect_clients(
 
 
 def _tell(progress: Progress, plan: Plan, num_ended: int) -> None:
-    progress(num_ended, len(plan.requests), "chaos" if any(request.fault for request in plan.requests) else "no chaos")
+    num_calm = len(plan.undisturbed) if plan.options.engine == "model" else 0
+    progress(num_ended, num_calm + len(plan.requests), "no chaos" if num_ended < num_calm else "chaos")
 
 
-async def _forget(redis: RedisClient, plan: Plan, queue: str) -> None:
+async def _forget(redis: RedisClient, history: History, queue: str) -> None:
     """Deletes what the run has written, as it was a guest."""
     pipeline = redis.pipeline(transaction=False)
-    for request in plan.requests:
+    for request_id in history.records:
         for key in (keys.reply, keys.state, keys.cancel):
-            pipeline.delete(key(queue, request.id))
-        pipeline.delete(keys.seen(queue, request.id))
+            pipeline.delete(key(queue, request_id))
+        pipeline.delete(keys.seen(queue, request_id))
     for letters in (keys.dead(queue), keys.malformed(queue)):
         pipeline.delete(letters, keys.letter_sizes(letters), keys.letter_bytes(letters))
     pipeline.delete(keys.requests(queue))

@@ -29,6 +29,7 @@ _ACK = script_hash(str(scripts.ack("", worker="", entry_ids=())[1]))
 _FIND = script_hash(str(scripts.find("", "", "")[1]))
 _FOUND_ID_AT = 5  # EVAL or EVALSHA, script, 2, state, reply, entry id
 _STAGES: dict[str, Stage] = {_CLAIM: "claim", _FINISH: "finish", _ACK: "ack"}
+_FIELDS_AT = 4  # XADD, key, NOMKSTREAM, id, name, value, name, value ...
 _ACK_IDS_AT = 6  # EVAL or EVALSHA, script, 1, key, group, worker, entry ids
 
 
@@ -104,7 +105,11 @@ class Saboteur:
     def _moments(self, command: Command, side: Side, answer: Any) -> list[tuple[Stage, str]]:
         name = command[0]
         if name == b"XADD":
-            return [("chunk", _request_id(command[1]))]
+            request_id = _request_id(command[1])
+            stages: tuple[Stage, ...] = (
+                ("chunk", "choice") if b"finish_reason" in command[_FIELDS_AT::2] else ("chunk",)
+            )
+            return [(stage, request_id) for stage in stages]
         if name == b"XREADGROUP" and side == "after":
             return [("read", request_id) for request_id in self._learn(answer)]
         stage = _STAGES.get(_script(command))

@@ -8,6 +8,7 @@ from pathlib import Path
 from penstock.engine.checkpoint import HUB_ID, check_weights, read_model_config
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.errors import EngineError, InvalidRequest
+from penstock.engine.generation_defaults import GENERATION_FILE, read_generation_defaults
 from penstock.engine.models import ModelConfig
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.worker.cli.checks import Finding
@@ -38,7 +39,19 @@ def check_model(model: str, dtype: str) -> list[Finding]:
     found = [_tried("model", read_config)]
     if config:
         found.append(_tried("weights", read_headers))
-    return [*found, _tried("tokenizer", read_tokenizer)]
+    return [*found, _tried("tokenizer", read_tokenizer), _check_generation(directory)]
+
+
+def _check_generation(directory: Path) -> Finding:
+    name = "generation"
+    try:
+        defaults = read_generation_defaults(directory)
+    except EngineError as error:
+        return Finding(name, "fail", str(error), f"correct {GENERATION_FILE}")
+    if defaults.ignored:
+        detail = f"{GENERATION_FILE} asks for what is not done here: {', '.join(defaults.ignored)}"
+        return Finding(name, "warn", detail, f"take these fields out of {GENERATION_FILE} if you can do without them")
+    return Finding(name, "ok", f"temperature {defaults.temperature:g}, ends at {list(defaults.eos_token_ids)}")
 
 
 def _chat(tokenizer: Tokenizer) -> str:

@@ -1,0 +1,247 @@
+"""One request over which the engine stumbles ends alone: neighbours, pages, lanes and the engine stay as they were."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from engines import Results, drive
+
+from penstock.engine import Engine, EngineDriver, Output, Request, SamplingParams
+from penstock.engine import batch as batch_module
+from penstock.engine.scheduler import Row
+from penstock.engine.text.detokenizer import Detokenizer
+from penstock.engine.text.tokenizer import Tokenizer
+
+POISON = 200
+CLEAN = SamplingParams(temperature=1.0, seed=3, max_tokens=9, ignore_eos=True, bad_token_ids=(POISON,))
+NEIGHBOURS = [
+    Request("one", (1, 2, 3, 4, 5), CLEAN),
+    Request("two", tuple(range(30)), replace(CLEAN, temperature=0.0, stop=("zz",), frequency_penalty=0.5), n=2),
+]
+BAD = Request("bad", tuple(range(60, 70)), replace(CLEAN, bad_token_ids=(), allowed_token_ids=(POISON,)))
+
+
+class Oops(Exception):
+    """What nobody expects."""
+
+
+class StumblingTokenizer:
+    """A tokenizer whose detokenizers raise: when they see POISON, or when they are to flush after it."""
+
+    def __init__(self, real: Tokenizer, at: str) -> None:
+        self._real, self._at = real, at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def detokenizer(self) -> Detokenizer:
+        return StumblingDetokenizer(self._real.detokenizer(), self._at)
+
+
+class StumblingDetokenizer:
+    def __init__(self, real: Detokenizer, at: str) -> None:
+        self._real, self._at = real, at
+        self._has_seen = False
+
+    def push(self, token_id: int) -> str:
+        self._has_seen |= token_id == POISON
+        if self._at == "push" and self._has_seen:
+            raise Oops("at push")
+        return self._real.push(token_id)
+
+    def flush(self) -> str:
+        if self._at == "flush" and self._has_seen:
+            raise Oops("at flush")
+        return self._real.flush()
+
+
+def stumble_in_text(engine: Engine, patch: pytest.MonkeyPatch, at: str = "push") -> None:
+    patch.setattr(engine, "tokenizer", StumblingTokenizer(engine.tokenizer, at))
+
+
+def stumble_at_the_end_of_text(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    stumble_in_text(engine, patch, "flush")
+
+
+def stumble_in_planning(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    find_prefix = engine._pool.find_prefix
+
+    def find(token_ids: list[int], salt: str) -> Any:
+        if token_ids[0] == BAD.prompt_token_ids[0]:
+            raise Oops("at planning")
+        return find_prefix(token_ids, salt)
+
+    patch.setattr(engine._pool, "find_prefix", find)
+
+
+def stumble_in_growing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    """Where it already runs, and others of the step have their pages."""
+    make_room = engine._scheduler._make_room
+
+    def make(sequence: Any, num_tokens: int, chosen: Any) -> int:
+        if sequence.request.id == "bad" and num_tokens > 12:
+            raise Oops("at growing")
+        return make_room(sequence, num_tokens, chosen)
+
+    patch.setattr(engine._scheduler, "_make_room", make)
+
+
+def stumble_in_packing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    words = batch_module._sampling_words
+
+    def sampling_words(row: Row) -> tuple[int, ...]:
+        if row.sequence.request.id == "bad" and row.output_index >= 3:
+            raise Oops("at packing")
+        return words(row)
+
+    patch.setattr(batch_module, "_sampling_words", sampling_words)
+
+
+def stumble_in_committing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    index = engine._pool.index
+
+    def index_page(page: int, parent: bytes, token_ids: list[int]) -> bytes:
+        if POISON in token_ids:
+            raise Oops("at committing")
+        return index(page, parent, token_ids)
+
+    patch.setattr(engine._pool, "index", index_page)
+
+
+def stumble_in_logprobs(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    """Where the host reads what the device sampled."""
+
+    def logprob(sequence: Any, *_: Any) -> None:
+        if sequence.request.id == "bad":
+            raise Oops("at log-probabilities")
+
+    patch.setattr("penstock.engine.engine._logprob", logprob)
+
+
+STUMBLES = [
+    stumble_in_text,
+    stumble_at_the_end_of_text,
+    stumble_in_planning,
+    stumble_in_growing,
+    stumble_in_packing,
+    stumble_in_committing,
+    stumble_in_logprobs,
+]
+each_stumble = pytest.mark.parametrize("stumble", STUMBLES, ids=lambda stumble: stumble.__name__)
+
+
+def undisturbed(engine: Engine) -> Results:
+    results = drive(engine, NEIGHBOURS)
+    engine._pool.forget_contents()
+    return results
+
+
+def assert_as_before(engine: Engine, results: Results, expected: Results) -> None:
+    for key, result in expected.items():
+        assert (results[key].token_ids, results[key].text) == (result.token_ids, result.text)
+        assert results[key].finish_reason == result.finish_reason
+    assert engine._pool.num_available == engine._pool.num_pages - 1
+    engine._scheduler.check()
+
+
+@each_stumble
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_sequence_that_raises_ends_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, stumble: Callable[[Engine, pytest.MonkeyPatch], None], n: int
+) -> None:
+    expected = undisturbed(engine)
+    stumble(engine, monkeypatch)
+    results = drive(engine, [NEIGHBOURS[0], replace(BAD, n=n), NEIGHBOURS[1]])
+    assert_as_before(engine, results, expected)
+    for index in range(n):
+        assert results["bad", index].finish_reason == "error"
+        assert "Oops: at" in (results["bad", index].error or "")
+    monkeypatch.undo()
+    again = drive(engine, [*NEIGHBOURS, replace(BAD, n=n)])  # the engine is as good as new
+    assert_as_before(engine, again, expected)
+    assert again["bad", 0].finish_reason == "length"
+
+
+@each_stumble
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_an_abort_is_answered_whatever_raises(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, stumble: Callable[[Engine, pytest.MonkeyPatch], None], steps: int
+) -> None:
+    stumble(engine, monkeypatch)
+    engine.add(BAD)
+    outputs = [output for _ in range(steps) for output in engine.step()]
+    engine.abort("bad")
+    while engine.has_work():
+        outputs += engine.step()
+    engine._scheduler.check()
+    assert [output.finish_reason for output in outputs if output.finish_reason] in (["cancelled"], ["error"])
+    assert engine._pool.num_available == engine._pool.num_pages - 1
+
+
+def test_a_request_that_cannot_be_added_leaves_nothing_behind(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = undisturbed(engine)
+    stumble_in_text(engine, monkeypatch)
+    resumed = replace(BAD, n=2, generated=((), (POISON,)))  # the second choice raises when the first one is ready
+    with pytest.raises(Oops):
+        engine.add(resumed)
+    assert not engine.has_work()
+    assert (engine._sequences, engine._choices) == ({}, {})
+    assert_as_before(engine, drive(engine, NEIGHBOURS), expected)
+
+
+def test_a_salt_that_is_no_text_ends_its_request(engine: Engine) -> None:
+    """Nobody injects anything here: planning hashes the salt, and half a character has no bytes."""
+    expected = undisturbed(engine)
+    results = drive(engine, [*NEIGHBOURS, replace(BAD, cache_salt="\ud800", n=2)])
+    assert "UnicodeEncodeError" in (results["bad", 0].error or "")
+    assert "UnicodeEncodeError" in (results["bad", 1].error or "")
+    assert_as_before(engine, results, expected)
+
+
+def test_planning_that_no_sequence_can_be_blamed_for_raises(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The border: what concerns a whole step ends the engine's thread."""
+
+    def room(*_: Any) -> None:
+        raise Oops("the pace itself")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(engine._pace), "room", room)
+        engine.add(BAD)
+        with pytest.raises(Oops):
+            engine.step()
+    while engine.has_work():
+        engine.step()
+    engine._scheduler.check()
+
+
+async def outputs_of(driver: EngineDriver, request: Request) -> list[Output]:
+    async with asyncio.timeout(60):
+        return [output async for output in driver.generate(request)]
+
+
+async def test_the_thread_outlives_a_request_that_cannot_be_added(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = undisturbed(engine)
+    stumble_in_text(engine, monkeypatch)
+    driver = EngineDriver(engine)
+    await driver.start()
+    resumed = replace(BAD, n=2, generated=((POISON, POISON), (POISON,)))
+    beside, failed = await asyncio.gather(outputs_of(driver, NEIGHBOURS[0]), outputs_of(driver, resumed))
+    assert [(output.index, output.offset, output.finish_reason) for output in failed] == [
+        (0, 2, "error"),
+        (1, 1, "error"),
+    ]
+    assert all(output.error == "the engine failed at this request: Oops: at push" for output in failed)
+    assert all(isinstance(output.cause, Oops) for output in failed)
+    assert [token for output in beside for token in output.token_ids] == expected["one", 0].token_ids
+    assert not driver.is_active("bad")
+    again = await outputs_of(driver, NEIGHBOURS[0])
+    assert [token for output in again for token in output.token_ids] == expected["one", 0].token_ids
+    await driver.stop()
+    assert engine._pool.num_available == engine._pool.num_pages - 1
+    engine._scheduler.check()
