@@ -198,6 +198,8 @@ class Settings(BaseSettings):
             BadWorkerConfig: a value is out of range.
         """
         values = {field.name: getattr(self, field.name) for field in fields(WorkerConfig)}
+        # They go into commands, and the packer takes an int for one only if it is no kind of it.
+        values.update({name: int(value) for name, value in values.items() if isinstance(value, ByteSize)})
         if values["name"] is None:
             del values["name"]
         return WorkerConfig(**values)

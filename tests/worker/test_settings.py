@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,10 @@ def test_the_cache_is_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch)
 def test_the_page_of_settings_is_current() -> None:
     written = Path(__file__).parents[2] / "docs" / "configuration.md"
     assert written.read_text() == page(), "run `make docs`"
+
+
+def test_what_goes_into_commands_is_of_plain_types() -> None:
+    config = load_settings({"max_body_bytes": "2KiB"}).worker_config()
+    assert (config.max_body_bytes, type(config.max_body_bytes)) == (2048, int)
+    kinds = {type(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    assert kinds <= {int, float, str, bool, type(None)}
