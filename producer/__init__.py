@@ -19,6 +19,7 @@ from penstock.producer.errors import (
     RequestFailed,
     RequestRefused,
     ServerRefused,
+    UnknownRequest,
 )
 from penstock.producer.handle import Handle, ReplyStream
 from penstock.producer.reply import Choice, Chunk, Reply, Timings, Usage
@@ -58,5 +59,6 @@ __all__ = [
     "State",
     "Timings",
     "TokenLogprob",
+    "UnknownRequest",
     "Usage",
 ]

@@ -9,6 +9,7 @@
     ├── RequestRefused                              the request itself is wrong or over a limit; nothing was generated
     ├── RequestFailed                               generation ended in an error; holds what was generated before it
     ├── ReplyTimeout        (also TimeoutError)     the reply did not end within the time the caller gave
+    ├── UnknownRequest      (also LookupError)      nobody has sent a request with this id to the queue
     ├── ReplyGone                                   the reply expired, or the cursor names an entry that is not in it
     └── ReplyCorrupt                                an entry of it is malformed, or tokens are missing
 
@@ -86,6 +87,20 @@ class ReplyTimeout(PenstockError, TimeoutError):
         super().__init__(f"no end of the reply to {request_id} within {timeout_s:g} s")
         self.request_id = request_id
         self.timeout_s = timeout_s
+
+
+class UnknownRequest(PenstockError, LookupError):
+    """The queue knows nothing of the id: it was never sent, or is forgotten.
+
+    A request is known by the mark that the client library's enqueue leaves for `dedupe_window_s`, by its entry where
+    the id is the entry's own, and once a worker has taken it. One enqueued by hand under an id of its own is known from
+    then on.
+    """
+
+    def __init__(self, queue: str, request_id: str) -> None:
+        super().__init__(f"queue {queue!r} knows no request {request_id!r}: it was never sent, or is forgotten")
+        self.queue = queue
+        self.request_id = request_id
 
 
 class ReplyGone(PenstockError):

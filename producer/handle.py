@@ -83,6 +83,7 @@ class Handle:
         Raises (while iterating):
             RequestRefused, RequestFailed: the reply ends with an error.
             ReplyTimeout: it did not end within `timeout`; the request goes on.
+            UnknownRequest: nobody has sent the request.
             ReplyGone: it expired, or `after` is not an entry of it.
             ReplyCorrupt: tokens are missing or an entry is malformed.
             ConnectionLost, ServerRefused: Redis can't be read.
@@ -105,7 +106,8 @@ class Handle:
         await self._transport.cancel(self.queue, self.id)
 
     async def state(self) -> State:
-        """`queued`, `running`, `lost` (its worker is gone; another one will go on where that one stopped), `finished`.
+        """`unknown` (nobody has sent it, as `UnknownRequest` has it), `queued`, `running`, `lost` (its worker is gone;
+        another one will go on where that one stopped), `finished`.
 
         Raises:
             ReplyGone: it finished and its reply expired.

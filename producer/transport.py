@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal
 
+from redis import exceptions
+
 from penstock.producer import durable, keys
 from penstock.producer.address import parse_url
 from penstock.producer.connection import RedisClient, cancel_and_wait, connect, ensure_group, redis_errors
-from penstock.producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused
+from penstock.producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused, UnknownRequest
 from penstock.producer.ids import new_id, random_slot
 from penstock.producer.pipeline import Batcher
 from penstock.producer.reader import ENDED, ReplyReader, decode_fields, find_gone, position
@@ -19,9 +22,9 @@ from penstock.producer.scripts import Full, enqueue
 from penstock.producer.streams import read_newest, read_range
 from penstock.producer.wire import ID_PATTERN, GenerateRequest, ReplyEntry
 
-State = Literal["queued", "running", "lost", "finished"]
+State = Literal["unknown", "queued", "running", "lost", "finished"]
 """Where a request stands. `queued` may be again, after a worker gave it back. `lost`: its worker is gone, and it waits
-for another one to go on where that one stopped."""
+for another one to go on where that one stopped. `unknown`: as `UnknownRequest` has it."""
 
 CANCEL_TTL_S = 86_400
 CLOSE_TIMEOUT_S = 2.0
@@ -135,14 +138,38 @@ class Transport:
             return "finished"
         if status in ENDED:
             raise ReplyGone(request_id, "it ended and expired")
-        return "queued"
+        has_begun = status is not None or newest is not None
+        return "queued" if has_begun or await self._is_queued(queue, request_id) is not False else "unknown"
 
     async def check_present(self, queue: str, request_id: str) -> None:
-        """Raises ReplyGone if the reply ended and expired; passes if it exists, has not begun, or nobody can tell."""
+        """Passes if there is a reply or will be one, and where this client may not look.
+
+        Raises:
+            ReplyGone: it ended and expired.
+            UnknownRequest: nobody has sent it.
+        """
+        reply_key, state_key = keys.reply(queue, request_id), keys.state(queue, request_id)
         async with self._redis() as redis:
-            (gone,) = await find_gone(redis, [(keys.reply(queue, request_id), keys.state(queue, request_id), (0, 0))])
-        if gone:
-            raise ReplyGone(request_id, "it ended and expired")
+            (gone,) = await find_gone(redis, [(reply_key, state_key, (0, 0))])
+            if gone:
+                raise ReplyGone(request_id, "it ended and expired")
+            with suppress(exceptions.NoPermissionError):
+                if await redis.exists(state_key, reply_key):
+                    return
+        if await self._is_queued(queue, request_id) is False:
+            raise UnknownRequest(queue, request_id)
+
+    async def _is_queued(self, queue: str, request_id: str) -> bool | None:
+        """Whether a request that no worker has taken yet was sent at all; None where this client may not look."""
+        async with self._redis() as redis:
+            try:
+                if await redis.exists(keys.seen(queue, request_id)):
+                    return True
+                return _is_entry_id(request_id) and bool(
+                    await redis.xrange(keys.requests(queue), request_id, request_id)
+                )
+            except exceptions.NoPermissionError:
+                return None
 
     async def history(self, queue: str, request_id: str, until: str) -> AsyncIterator[tuple[str, ReplyEntry]]:
         """The entries of a reply from its first to `until`.
@@ -201,6 +228,11 @@ class Transport:
         """Failing is harmless: the request just runs to its end."""
         with suppress(ConnectionLost, ServerRefused):
             await self.cancel(self.queue, request_id)
+
+
+def _is_entry_id(text: str) -> bool:
+    match = re.fullmatch(r"([0-9]{1,20})-([0-9]{1,20})", text)
+    return match is not None and max(map(int, match.groups())) < 2**64
 
 
 def check_name(what: str, name: str) -> None:

@@ -22,7 +22,7 @@ from penstock.producer.wire import GenerateRequest, WireError, parse_request
 from penstock.worker import faults, scripts
 from penstock.worker.admission import TextEncoder, check_limits, encode_prompt, to_engine_request
 from penstock.worker.config import WorkerConfig
-from penstock.worker.ending import dead_letter, dead_letter_of
+from penstock.worker.ending import dead_letter, dead_letter_of, unclaimed_end
 from penstock.worker.entries import QueueEntry
 from penstock.worker.errors import RedisRefused
 from penstock.worker.journal import Journal, JournalError, read_journal
@@ -223,20 +223,24 @@ class Claimer:
                 raise RedisRefused(f"Redis refuses what a worker must do: {error}") from error
             if faults.is_passing(error):
                 raise
-            message = f"the request's keys can't be written: {error}"
-            self._publisher.bury(
-                dead_letter_of(request_id, entry_id, fields, "reply_unwritable", message, self._config)
-            )
+            self._give_up(request_id, entry_id, fields, f"the request's keys can't be written: {error}")
             return None
         if isinstance(answer, Claim):
             return answer
-        if answer.reason == "dead":  # its worker died between the end and the dead letter
+        if answer.reason == "unwritable":
+            self._give_up(request_id, entry_id, fields, "the reply holds an entry id that nothing can be written after")
+        elif answer.reason == "dead":  # its worker died between the end and the dead letter
             message = "given up by an earlier worker; the end of the reply says why"
             self._publisher.bury(dead_letter_of(request_id, entry_id, fields, "given_up", message, self._config))
         else:
             self._metrics.duplicates.inc(answer.reason == "duplicate")
             self._publisher.acknowledge(entry_id)
         return None
+
+    def _give_up(self, request_id: str, entry_id: str, fields: Fields, message: str) -> None:
+        """A request that can't be claimed: its keys hold what no worker writes there."""
+        self._publisher.tell(unclaimed_end(request_id, message, self._config))
+        self._publisher.bury(dead_letter_of(request_id, entry_id, fields, "reply_unwritable", message, self._config))
 
     async def _try_claim(self, request_id: str, entry_id: str, gone_entry: str = "") -> Claim | NotClaimed:
         command = scripts.claim(

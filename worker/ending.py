@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from penstock.engine.request import FinishReason
 from penstock.producer import keys
-from penstock.producer.wire import MAX_FIELDS, EndEntry, WireError, parse_request
+from penstock.producer.pipeline import Command
+from penstock.producer.wire import MAX_FIELDS, EndEntry, WireError, encode_reply, parse_request
 from penstock.worker import scripts
 from penstock.worker.config import WorkerConfig
 from penstock.worker.live import Burial, LiveRequest
@@ -33,6 +34,14 @@ def end_entry(live: LiveRequest, reason: FinishReason) -> EndEntry:
         code=code,
         message=None if message is None else printable(message),
     )
+
+
+def unclaimed_end(request_id: str, message: str, config: WorkerConfig) -> Command:
+    """Tells whoever waits for a request that can't be claimed, as far as its reply can be written."""
+    end = EndEntry(finish_reason="error", code="reply_unwritable", message=printable(message))
+    fields = [part for item in encode_reply(end).items() for part in item]
+    ttl_ms = round(config.reply_ttl_after_end_s * 1000)
+    return scripts.end_unclaimed(config.queue, request_id, ttl_ms=ttl_ms, fields=fields)
 
 
 def observe_end(metrics: Metrics, live: LiveRequest, end: EndEntry) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, get_args
 
 from penstock.engine.request import FinishReason
 from penstock.producer.connection import RedisClient
 from penstock.worker.live import Choice
 
 PAGE = 1000  # entries read at a time
+
+_REASONS: dict[bytes, FinishReason] = {reason.encode(): reason for reason in get_args(FinishReason)}
 
 
 class JournalError(Exception):
@@ -66,10 +68,12 @@ def _add_chunk(journal: Journal, entry_id: str, fields: dict[bytes, bytes]) -> N
     if not 0 <= index < len(journal.token_ids):
         raise JournalError(f"reply entry {entry_id} is of choice {index}, the request has {len(journal.token_ids)}")
     known = journal.token_ids[index]
-    if offset > len(known):
+    if not 0 <= offset <= len(known):
         raise JournalError(f"reply entry {entry_id} starts at token {offset}, but only {len(known)} came before it")
     # After a failover to a replica that lagged, a chunk may repeat tokens that a later read of the stream brought back.
     known += tokens[len(known) - offset :]
     reason = fields.get(b"finish_reason")
     if reason is not None:
-        journal.finish_reasons[index] = cast("FinishReason", reason.decode())
+        if reason not in _REASONS:
+            raise JournalError(f"reply entry {entry_id} has the finish reason {reason[:80]!r}")
+        journal.finish_reasons[index] = _REASONS[reason]

@@ -13,7 +13,7 @@ from redis.asyncio import RedisCluster
 
 from penstock.engine.request import FinishReason, Output
 from penstock.producer.connection import RedisClient
-from penstock.producer.pipeline import Reconnected, execute
+from penstock.producer.pipeline import Command, Reconnected, execute
 from penstock.worker import faults, memory, scripts, writes
 from penstock.worker.coalescing import Coalescing
 from penstock.worker.config import WorkerConfig
@@ -126,6 +126,11 @@ class Publisher:
     def acknowledge(self, entry_id: str) -> None:
         """Removes an entry from the queue with the next flush, if it is still this worker's."""
         self._remove(entry_id)
+
+    def tell(self, end: Command) -> None:
+        """Writes the end of a request that this worker could not claim, with the next flush."""
+        self._aside.append(AsideWrite(end))
+        self._wake.set()
 
     def bury(self, burial: Burial) -> None:
         """Moves an entry to the dead letters (`penstock.worker.ending.dead_letter`) with the next flush."""

@@ -112,6 +112,23 @@ redis.call('DEL', cancel)
 return 'ok'
 """
 
+_END_UNCLAIMED = """
+local ttl, max_epoch = ARGV[1], tonumber(ARGV[2])
+local time = redis.call('TIME')
+local epoch = time[1] * 1000000 + time[2]
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+if last then
+  for i = 1, #last[2], 2 do
+    if last[2][i] == 'type' and last[2][i + 1] == 'end' then return 'already' end
+  end
+  epoch = math.max(epoch, tonumber(string.match(last[1], '^%d+')) + 1)
+end
+if epoch > max_epoch then return 'unwritable' end
+redis.call('XADD', KEYS[1], string.format('%d', epoch) .. '-0', unpack(ARGV, 3))  -- few fields: the schema bounds them
+redis.call('PEXPIRE', KEYS[1], ttl)
+return 'ok'
+"""
+
 _RETURN = """
 local s = redis.call('HMGET', KEYS[1], 'epoch', 'status')
 if s[1] ~= ARGV[1] or s[2] ~= 'running' then return 0 end
@@ -424,6 +441,11 @@ def finish(
     for number, fields in entries:
         arguments += (number, len(fields), *fields)
     return _eval(_FINISH, _request_keys(queue, request_id), arguments)
+
+
+def end_unclaimed(queue: str, request_id: str, *, ttl_ms: int, fields: Fields) -> Command:
+    """Ends the reply to a request that can't be claimed, unless it has ended. Answers ok, already or unwritable."""
+    return _eval(_END_UNCLAIMED, (keys.reply(queue, request_id),), (ttl_ms, MAX_EPOCH, *fields))
 
 
 def return_request(queue: str, request_id: str, *, epoch: int, handbacks: int) -> Command:

@@ -123,8 +123,8 @@ async def test_kill_of_a_server_that_keeps_its_data(server: EmbeddedServer, redi
         running_worker(server.url, FakeEngine(step_s=0.005), heartbeat_ttl_s=30) as worker,
         AsyncClient(server.url, queue="q") as client,
     ):
-        follower = asyncio.create_task(client.handle("x").result())
         await begin(redis)
+        follower = asyncio.create_task(client.handle("x").result())
         server.kill()
         await eventually(lambda: not worker.service.readiness.is_ready)
         server.start()

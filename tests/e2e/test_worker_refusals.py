@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import aclosing
 from typing import Any
@@ -230,3 +231,62 @@ async def test_many_large_entries_hold_up_nobody(redis_url: str, redis: RedisCli
             assert (end.finish_reason, end.code) == ("error", "too_large")
             assert f"{20_000_000 + len('promptid') + len(f'large{number}')} bytes" in (end.message or "")
         await eventually(lambda: is_queue_empty(redis))
+
+
+SPOILT_KEYS: dict[str, tuple[str | int, ...]] = {
+    "a state of another type": ("SET", keys.state("q", "x"), "something else"),
+    "a count that is none": ("HSET", keys.state("q", "x"), "status", "running", "crashes", "many"),
+    "a state of nonsense": (
+        "HSET",
+        keys.state("q", "x"),
+        "status",
+        "?",
+        "epoch",
+        "1e300",
+        "attempts",
+        "-",
+        "entry",
+        "",
+    ),
+    "a cancel flag of another type": ("RPUSH", keys.cancel("q", "x"), "something else"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT_KEYS)
+async def test_whatever_its_keys_hold_a_request_ends(redis_url: str, redis: RedisClient, name: str) -> None:
+    await redis.execute_command(*SPOILT_KEYS[name])
+    async with running_worker(redis_url) as worker:
+        await send(redis, prompt="x", id="x", max_tokens=5)
+        end = (await read_reply(redis, "x")).end
+        await eventually(lambda: is_queue_empty(redis))
+        assert end.code in ("reply_unwritable", None)
+        beside = await send(redis, prompt="beside", max_tokens=5)
+        assert (await read_reply(redis, beside)).text() == expected_text("beside", beside, 5)
+        assert not worker.task.done()
+
+
+async def test_a_reply_with_the_largest_id_is_a_dead_letter(redis_url: str, redis: RedisClient) -> None:
+    await redis.xadd(keys.reply("q", "x"), {"type": "chunk"}, id=f"{2**64 - 1}-{2**64 - 1}")
+    async with running_worker(redis_url):
+        await send(redis, prompt="x", id="x", max_tokens=5)
+        await eventually(lambda: redis.xlen(keys.dead("q")))
+        await eventually(lambda: is_queue_empty(redis))
+    ((_, letter),) = await redis.xrange(keys.dead("q"))
+    assert (letter["code"], letter["field:prompt"]) == ("reply_unwritable", "x")
+
+
+@pytest.mark.parametrize(
+    "junk", [{"finish_reason": "because"}, {"offset": "-1"}, {"index": "7"}, {"tokens": "a"}, {"tokens": "9" * 5000}]
+)
+async def test_a_journal_of_junk_ends_as_unreadable(redis_url: str, redis: RedisClient, junk: dict[str, str]) -> None:
+    await send(redis, prompt="x", id="x", max_tokens=5, n=2)
+    claim = await take_and_claim(redis, "dead", "x")
+    chunk = {"type": "chunk", "index": "0", "offset": "0", "text": "a", "tokens": "7", **junk}
+    await redis.xadd(keys.reply("q", "x"), chunk, id=f"{claim.epoch}-1")  # type: ignore[arg-type]
+    async with running_worker(redis_url):
+        newest = None
+        while newest is None or newest[1]["type"] != "end":
+            ((newest),) = await redis.xrevrange(keys.reply("q", "x"), count=1)
+            await asyncio.sleep(0.02)
+        await eventually(lambda: is_queue_empty(redis))
+    assert (newest[1]["finish_reason"], newest[1]["code"]) == ("error", "reply_unreadable")

@@ -19,6 +19,7 @@ from penstock.producer import (
     RequestFailed,
     RequestRefused,
     ServerRefused,
+    UnknownRequest,
     keys,
 )
 from penstock.producer.connection import RedisClient
@@ -481,3 +482,25 @@ async def test_the_same_id_in_two_queues_is_two_requests(redis_url: str) -> None
         assert (await stream.read_to_end()).finish_reason == "cancelled"
         with pytest.raises(ValueError, match="queue 'no such name'"):
             client.handle("same", queue="no such name")
+
+
+@pytest.mark.parametrize("request_id", ["never-sent", "1700000000000-0", f"{2**64 - 1}-{2**64 - 1}", f"{10**19 * 9}-1"])
+async def test_what_nobody_sent_is_unknown_and_not_waited_for(redis_url: str, request_id: str) -> None:
+    async with AsyncClient(redis_url) as client:
+        handle = client.handle(request_id)
+        assert await handle.state() == "unknown"
+        with pytest.raises(UnknownRequest, match=f"queue 'default' knows no request '{request_id}'"):
+            await handle.result()
+        await client.submit("x", id="sent")
+        assert await client.handle("sent").state() == "queued"
+        assert await client.handle("sent", queue="other").state() == "unknown"
+
+
+async def test_an_entry_made_by_hand_is_known_by_its_own_id(redis: RedisClient, redis_url: str) -> None:
+    entry_id = str(await redis.xadd(keys.requests("default"), {"prompt": "by hand"}))
+    async with AsyncClient(redis_url) as client:
+        handle = client.handle(entry_id)
+        assert await handle.state() == "queued"
+        result = asyncio.create_task(handle.result())
+        async with ScriptedWorker(redis_url):
+            assert (await result).text == "by hand"

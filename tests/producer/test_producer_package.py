@@ -104,6 +104,7 @@ def test_the_public_names_are_these() -> None:
         "State",
         "Timings",
         "TokenLogprob",
+        "UnknownRequest",
         "Usage",
     ]
     assert all(hasattr(producer, name) for name in producer.__all__)
