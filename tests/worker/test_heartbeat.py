@@ -1,4 +1,4 @@
-"""One name, one process: who has the heartbeat key, who gets it when, and who has to stop."""
+"""One name, one process: who has the heartbeat key, who gets it when, who has to stop; and what the dead leave."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken
-from penstock.worker.heartbeat import Heartbeat
+from penstock.worker.heartbeat import RETIRE_COUNT, Heartbeat, Reclaimer
+from penstock.worker.metrics import Metrics
 from penstock.worker.readiness import Readiness
 
 KEY = keys.heartbeat("q", "w")
@@ -166,6 +167,21 @@ async def test_of_two_that_both_believe_one_goes_on(raw: RedisClient, make: Make
     await renew(raw, first)
     assert await second.beat() > 0
     assert (first.must_drain.is_set(), second.must_drain.is_set()) == (False, True)
+
+
+async def test_one_look_frees_all_that_a_dead_worker_had(raw: RedisClient) -> None:
+    stream, num_entries = keys.requests("q"), 2 * RETIRE_COUNT + 1
+    await raw.xgroup_create(stream, keys.GROUP, id="0", mkstream=True)
+    async with raw.pipeline(transaction=False) as pipe:
+        for i in range(num_entries):
+            pipe.xadd(stream, {"prompt": i})
+        await pipe.execute()
+    await raw.xreadgroup(keys.GROUP, "dead", {stream: ">"}, count=num_entries)
+    metrics = Metrics()
+    await Reclaimer(raw, WorkerConfig(**{**QUICK, "name": "w"}), metrics, Readiness()).scan()
+    consumers = await raw.xinfo_consumers(stream, keys.GROUP)
+    assert {consumer["name"].decode(): consumer["pending"] for consumer in consumers} == {keys.UNOWNED: num_entries}
+    assert metrics.reclaimed._value.get() == num_entries
 
 
 async def _lapses_within(raw: RedisClient, most_ms: int) -> bool:

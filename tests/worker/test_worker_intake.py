@@ -1,4 +1,4 @@
-"""Entries that take long to get ready: others go past them, and what ends them is not lost."""
+"""Which entries are taken, and when; those that take long to get ready: others go past, and what ends them is known."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from typing import Any
 
 import pytest
 from redis import exceptions
-from worker_harness import eventually, is_queue_empty, read_reply, running_worker, send
+from worker_harness import (
+    eventually,
+    is_queue_empty,
+    read_reply,
+    running_worker,
+    send,
+    take_and_claim,
+)
 
+from penstock.producer import keys
 from penstock.producer.connection import RedisClient
+from penstock.worker import scripts
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.claiming import Claimer
 from penstock.worker.entries import QueueEntry
@@ -102,3 +111,54 @@ async def test_a_drain_waits_for_a_slow_one(
         slow.go.set()
         await draining
         assert (await read_reply(redis, held)).text() == expected_text("slow", held, 5)
+
+
+async def test_entries_of_dead_workers_go_before_new_ones(redis_url: str, redis: RedisClient) -> None:
+    stream, engine = keys.requests("q"), FakeEngine(max_num_seqs=1)
+    await redis.xgroup_create(stream, keys.GROUP, id="0", mkstream=True)
+    left = {await send(redis, prompt="left", max_tokens=5) for _ in range(3)}
+    await redis.xreadgroup(keys.GROUP, "dead", {stream: ">"})
+    new = {await send(redis, prompt="new", max_tokens=5) for _ in range(3)}
+    assert await redis.execute_command(*scripts.retire("q", consumer="dead", count=100)) == 3
+    async with running_worker(redis_url, engine):
+        for request_id in left | new:
+            await read_reply(redis, request_id)
+    assert set(engine.prefilled[:3]) == left
+    assert set(engine.prefilled[3:]) == new
+
+
+async def test_nothing_new_is_taken_while_writes_fail(redis_url: str, redis: RedisClient) -> None:
+    """A full server hands entries out, but takes no writes."""
+    stream, engine = keys.requests("q"), FakeEngine(max_num_seqs=1)
+    engine.hold()
+    async with running_worker(redis_url, engine, heartbeat_ttl_s=1000) as worker:
+        failures = worker.service.metrics.publish_failures._value
+        ids = [await send(redis, prompt="x", max_tokens=5) for _ in range(3)]
+        await eventually(lambda: engine.prefilled)
+        await redis.config_set("maxmemory", 1)
+        try:
+            engine.allow(1)  # the first token can't be written
+            await eventually(lambda: failures.get() >= 4)
+            engine.allow()
+            await eventually(lambda: not engine.has_work())  # there is room
+            before = failures.get()
+            await eventually(lambda: failures.get() >= before + 2)
+            assert (await redis.xpending(stream, keys.GROUP))["pending"] == 1
+        finally:
+            await redis.config_set("maxmemory", 0)
+        for request_id in ids:
+            assert (await read_reply(redis, request_id)).text() == expected_text("x", request_id, 5)
+
+
+async def test_a_second_entry_runs_if_the_first_was_deleted_before_its_end(redis_url: str, redis: RedisClient) -> None:
+    first = await send(redis, prompt="x", id="same", max_tokens=5)
+    await take_and_claim(redis, "dead", "same")
+    await redis.xdel(keys.requests("q"), first)
+    second = await send(redis, prompt="x", id="same", max_tokens=5)
+    engine = FakeEngine()
+    async with running_worker(redis_url, engine) as worker:
+        await eventually(lambda: is_queue_empty(redis))
+        assert worker.service.metrics.duplicates._value.get() == 0
+    assert engine.prefilled == ["same"]
+    assert await redis.hget(keys.state("q", "same"), "entry") == second
+    assert (await read_reply(redis, "same")).text() == expected_text("x", "same", 5)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 from fakes import ranked
+from worker_harness import TIMEOUT_S, eventually
 
 from penstock.engine.request import Output
 from penstock.producer import keys
@@ -144,6 +145,32 @@ async def test_while_processors_are_short_an_end_waits_with_the_chunks_of_what_s
                 await desk.table.changed.wait()
         for live in lives:
             assert [tokens for _, tokens in await desk.written(live.id)] == ["1", "2"]
+
+
+async def test_an_entry_stays_until_the_server_has_confirmed_its_end(redis_url: str) -> None:
+    """A full server refuses the end, but would take the acknowledgement."""
+    stream, entry = keys.requests("q"), (b"1-1", {b"prompt": b"x"})
+    async with publishing(redis_url) as desk:
+        await desk.redis.xgroup_create(stream, keys.GROUP, id="0", mkstream=True)
+        await desk.redis.xadd(stream, {"prompt": "x"}, id="1-1")
+        await desk.redis.xreadgroup(keys.GROUP, "w", {stream: ">"})
+        live = await desk.claim("r")
+        desk.publisher.push(live, next(outputs("r")))
+        await desk.publisher.wait_idle()  # by now the server is known: on a new one no entry leaves before a look
+        await desk.redis.config_set("maxmemory", 1)
+        try:
+            desk.publisher.end(live, "cancelled")
+            await eventually(lambda: desk.metrics.publish_failures._value.get() >= 3)
+            assert await desk.redis.xrange(stream) == [entry]
+            assert (await desk.redis.xpending(stream, keys.GROUP))["pending"] == 1
+            assert desk.publisher.removals.entry_ids() == set()
+        finally:
+            await desk.redis.config_set("maxmemory", 0)
+        await asyncio.wait_for(desk.publisher.wait_idle(), TIMEOUT_S)
+        ((_, end),) = await desk.redis.xrevrange(keys.reply("q", "r"), count=1)
+        assert end[b"finish_reason"] == b"cancelled"
+        assert await desk.redis.xrange(stream) == []
+        assert (await desk.redis.xpending(stream, keys.GROUP))["pending"] == 0
 
 
 async def fence(desk: Desk) -> None:
