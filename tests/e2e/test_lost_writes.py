@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from worker_process import WorkerProcess
 from penstock.producer import AsyncClient, keys
 from penstock.producer.connection import RedisClient, connect
 from penstock.producer.ids import slot_of
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, word
 from penstock.worker.embedded import EmbeddedServer
 
 NUM_TOKENS = 300
@@ -117,6 +118,31 @@ async def test_two_owners_after_a_power_cut(lossy: Server, tmp_path: Path, lost:
     for choice in reply.choices:
         assert choice.text == expected_text("x", "x", NUM_TOKENS, choice.index)
         assert raw.tokens(choice.index) == expected_tokens(b"x", "x", choice.index, NUM_TOKENS)
+
+
+async def test_a_reader_whose_cursor_lies_above_the_new_ids(lossy: Server) -> None:
+    """The clock of the server that lost the claim was ahead of that of the one that gives the next."""
+    ahead = (int(time.time()) + 100) * 10**6
+    async with (
+        aclosing(connect(lossy.server.url, decode=True)) as redis,
+        AsyncClient(lossy.server.url, queue="q") as client,
+    ):
+        await client.submit("x", id="x", max_tokens=NUM_TOKENS)
+        size = lossy.size()
+        reply = keys.reply("q", "x")
+        await redis.xadd(reply, {"type": "own", "worker": "owner", "epoch": ahead}, id=f"{ahead}-0")
+        for offset, token in enumerate(expected_tokens(b"x", "x", 0, 5)):
+            fields = {"type": "chunk", "index": 0, "offset": offset, "text": word(token), "tokens": token}
+            await redis.xadd(reply, fields, id=f"{ahead}-{offset + 1}")  # type: ignore[arg-type]
+        stream = client.handle("x").stream()
+        seen = [await anext(stream) for _ in range(5)]
+        lossy.lose_what_came_after(size)
+        async with running_worker(lossy.server.url):
+            seen += [chunk async for chunk in stream]
+            raw = await read_reply(redis, "x")
+    assert "".join(chunk.text for chunk in seen) == expected_text("x", "x", NUM_TOKENS)
+    assert int(seen[-1].entry_id.split("-")[0]) < ahead
+    assert raw.tokens() == expected_tokens(b"x", "x", 0, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("lost", ["chunks", "end"])
