@@ -101,6 +101,14 @@ async def echo(reply: ScriptedReply) -> None:
     await reply.end()
 
 
+async def name_queue_until_cancelled(reply: ScriptedReply) -> None:
+    """Answers with the queue's name, and ends when told to."""
+    await reply.own()
+    await reply.chunk(reply.worker.queue)
+    await reply.cancelled()
+    await reply.end("cancelled")
+
+
 class ScriptedWorker:
     """Takes requests from a real queue and answers each as `behave` says; speaks the wire, knows no model.
 

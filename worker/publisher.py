@@ -67,17 +67,13 @@ class Publisher:
         self._flushed_at_s = 0.0
         self._wake = asyncio.Event()
         self._is_writing = False
+        self.is_troubled = False  # writes wait for Redis to take them, also while they are tried again
         self._num_chunks = 0  # confirmed by the flush under way
         self._num_tokens = 0
         self.has_dropped = False  # until the intake has looked whether the entry is still pending here
         self._reconnects = Reconnects(redis, self._look_at_entries)
         self._num_trusted = 0  # reconnects up to which the server is known to have what was written
         self.settled = Signal()  # fires after each flush
-
-    @property
-    def is_troubled(self) -> bool:
-        """Whether writes wait for Redis to take them."""
-        return bool(self._unsettled)
 
     @property
     def is_idle(self) -> bool:
@@ -329,6 +325,7 @@ class Publisher:
         self._table.changed.fire()
 
     def _note_trouble(self, error: Exception | None) -> None:
+        self.is_troubled = error is not None or bool(self._unsettled)  # a look at a refused chunk waits too
         if error is None:
             self._backoff.reset()
             self._readiness.clear(_PART)

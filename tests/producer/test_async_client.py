@@ -7,7 +7,7 @@ import gc
 import time
 
 import pytest
-from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually
+from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually, name_queue_until_cancelled
 
 from penstock.producer import (
     AsyncClient,
@@ -458,14 +458,8 @@ async def test_a_handle_needs_a_possible_id(redis_url: str, request_id: str) -> 
 
 
 async def test_the_same_id_in_two_queues_is_two_requests(redis_url: str) -> None:
-    async def hold(reply: ScriptedReply) -> None:
-        await reply.own()
-        await reply.chunk(reply.worker.queue)
-        await reply.cancelled()
-        await reply.end("cancelled")
-
     async with (
-        ScriptedWorker(redis_url, hold, queue="a"),
+        ScriptedWorker(redis_url, name_queue_until_cancelled, queue="a"),
         ScriptedWorker(redis_url, queue="b"),
         AsyncClient(redis_url, queue="a") as client,
         AsyncClient(redis_url, queue="b") as other,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fakes import ScriptedReply, ScriptedWorker, echo, eventually
+from fakes import ScriptedReply, ScriptedWorker, echo, eventually, name_queue_until_cancelled
 from redis.crc import key_slot
 
 from penstock.producer import AsyncClient, QueueFull, ReplyGone, ReplyTimeout, keys
@@ -90,16 +90,9 @@ async def test_one_connection_reads_replies_of_two_queues(
     redis_cluster_url: str, redis_cluster: list[EmbeddedServer]
 ) -> None:
     """Requests of one id in two queues share a slot, and nothing else."""
-
-    async def hold(reply: ScriptedReply) -> None:
-        await reply.own()
-        await reply.chunk(reply.worker.queue)
-        await reply.cancelled()
-        await reply.end("cancelled")
-
     async with (
-        ScriptedWorker(redis_cluster_url, hold, queue="a"),
-        ScriptedWorker(redis_cluster_url, hold, queue="b"),
+        ScriptedWorker(redis_cluster_url, name_queue_until_cancelled, queue="a"),
+        ScriptedWorker(redis_cluster_url, name_queue_until_cancelled, queue="b"),
         AsyncClient(redis_cluster_url, queue="a") as client,
         AsyncClient(redis_cluster_url, queue="b") as other,
     ):
