@@ -124,7 +124,10 @@ def _text(value: object) -> str:
 
 def _run(url: str, log: Path, engine: dict[str, Any], config: dict[str, Any]) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the parent ends with the harness
+        # The parent, the fork server, ends once nobody holds its pipe any more: the harness, that is, and not its
+        # workers, which get the pipe too and would keep the server alive that they wait for to die.
+        os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # noqa: SLF001
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the harness
     with log.open("w", buffering=1) as stream:
         os.dup2(stream.fileno(), 2)  # what Python itself says, such as why it ends
