@@ -88,7 +88,7 @@ class Removals:
 
     def give_up(self, burial: Burial) -> None:
         """The dead letter can't be kept: the entry goes without."""
-        check = self._leaving[burial.entry_id]
+        check = self._leaving.get(burial.entry_id)
         self._leaving[burial.entry_id] = check and replace(check, removal=burial.entry_id)
         self._ready.append(burial.entry_id)
 
@@ -97,9 +97,9 @@ class Removals:
 
         False: nobody here knows what to look for, so whoever finds the entry pending has to claim it.
         """
-        checks = [self._leaving[entry_id] for entry_id in write.entry_ids]
+        checks = [self._leaving.get(entry_id) for entry_id in write.entry_ids]
         self._settling.extendleft((0.0, check) for check in checks if check is not None)
         for entry_id, check in zip(write.entry_ids, checks, strict=True):
             if check is None:
-                del self._leaving[entry_id]
+                self._leaving.pop(entry_id, None)
         return None not in checks

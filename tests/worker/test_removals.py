@@ -140,3 +140,17 @@ def test_a_letter_that_cannot_be_kept_is_an_acknowledgement_that_knows_its_end()
     assert isinstance(check, EndCheck)
     assert queue.settle_check(check, END)
     assert entry_ids(queue.collect(0.0)) == [("1-1",)]
+
+
+def test_an_entry_may_be_told_twice() -> None:
+    """By the end of its request, and by a claim that found the end."""
+    queue = make()
+    queue.add_ended(live())
+    (first,) = queue.collect(0.0)
+    queue.add("1-1")
+    (second,) = queue.collect(0.0)
+    assert isinstance(first, AsideWrite)
+    assert isinstance(second, AsideWrite)
+    queue.settle(first)
+    assert not queue.doubt(second)
+    assert queue.is_empty
