@@ -220,6 +220,13 @@ class _Cluster(RedisCluster):
     connection that breaks, in a way that those tasks see an AttributeError instead of something that is tried again.
     """
 
+    async def aclose(self) -> None:
+        """Closes the connections to the nodes that were named at first too; the library forgets those it has made."""
+        first = {*self.startup_nodes, *self.nodes_manager.startup_nodes.values()}
+        await super().aclose()
+        for node in first:
+            await node.disconnect()
+
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         await self.initialize()
         return await super().execute_command(*args, **kwargs)

@@ -279,9 +279,12 @@ return found
 """
 )
 
+# The read beyond everything brings nothing, and makes the consumer known: Redis 7.0 does not list one that only waits.
 _PENDING = (
     _WEIGHED
     + """
+local ms, number = '18446744073709551615', '18446744073709551614'  -- one less than what '>' stands for
+redis.call('XREADGROUP', 'GROUP', group, worker, 'COUNT', 1, 'STREAMS', KEYS[1], ms .. '-' .. number)
 for _, item in ipairs(redis.call('XPENDING', KEYS[1], group, '(' .. ARGV[6], '+', count, worker)) do
   local entry = redis.call('XRANGE', KEYS[1], item[1], item[1])[1]
   if not hand_out(item[1], entry and entry[2] or {}) then break end
@@ -541,7 +544,7 @@ def adopt(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes
 
 
 def pending(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int, after: str) -> Command:
-    """As `take`, of the entries pending for `worker`, from the one that follows `after` on. Changes nothing."""
+    """As `take`, of the entries pending for `worker`, from the one that follows `after` on."""
     arguments = (keys.GROUP, worker, count, max_body_bytes, max_bytes, after)
     return _eval(_PENDING, (keys.requests(queue),), arguments)
 

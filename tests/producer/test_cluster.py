@@ -102,7 +102,7 @@ async def test_one_connection_reads_replies_of_two_queues(
         streams = mine.stream(), theirs.stream()
         assert [(await anext(stream)).text for stream in streams] == ["a", "b"]
         await eventually(lambda: _num_blocked_reads(redis_cluster))
-        assert await _num_blocked_reads(redis_cluster) == 1
+        assert await _num_blocked_reads(redis_cluster) <= 1  # none in between, when the read is made anew
         await mine.cancel()
         assert (await streams[0].read_to_end()).finish_reason == "cancelled"
         assert (await mine.state(), await theirs.state()) == ("finished", "running")

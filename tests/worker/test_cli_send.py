@@ -129,5 +129,5 @@ async def test_ctrl_c_cancels_the_request(redis_url: str, redis: RedisClient) ->
         outcome = await finish(process)
         request_id = worker.taken[0].id
         assert request_id is not None
-        await eventually(lambda: redis.exists(keys.cancel("q", request_id)))
+        await eventually(lambda: redis.exists(keys.cancel("default", request_id)))
     assert outcome.status == 130

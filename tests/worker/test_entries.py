@@ -117,3 +117,9 @@ async def test_the_largest_id_is_an_entry_like_any_other(raw: RedisClient, reade
     assert [entry.id for entry in await reader.take(1)] == [LARGEST_ID]
     assert [entry.id for entry in await reader.pending("0-0")] == [LARGEST_ID]
     assert await reader.pending(LARGEST_ID) == []
+
+
+async def test_the_group_knows_a_worker_from_its_first_look_on(raw: RedisClient, reader: EntryReader) -> None:
+    """`penstock workers` lists it then, although it has been given nothing."""
+    await reader.pending("0-0")
+    assert [consumer["name"] for consumer in await raw.xinfo_consumers(STREAM, keys.GROUP)] == [b"w"]

@@ -49,6 +49,11 @@ async def test_members(redis_url: str, redis: RedisClient, raw: RedisClient) -> 
         await redis.set(keys.cancel("q", "y"), 1)
 
 
+async def has_read(redis: RedisClient, name: str) -> bool:
+    """Whether the group knows the worker: from its first read on."""
+    return name in [consumer["name"] for consumer in await redis.xinfo_consumers(keys.requests("q"), keys.GROUP)]
+
+
 async def test_drain_hands_over_and_reports(
     redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,6 +61,7 @@ async def test_drain_hands_over_and_reports(
         await send(redis, prompt="x", id="x", max_tokens=300)
         await read_until(redis, "x", is_chunk)
         async with running_worker(redis_url, name="second"):
+            await eventually(lambda: has_read(redis, "second"))
             assert await penstock(redis_url, "drain", "first", "--no-wait") == 0
             assert "first: told to drain\n" in capsys.readouterr().out
             assert await penstock(redis_url, "workers", "--json") == 0

@@ -26,6 +26,15 @@ _NOBODY = Claim(0, "", False, False, 0, 0, 0, 0, 0, 0)
 _CLAIM = script_hash(str(scripts.claim("", "", entry_id="", worker="", instance="", ttl_ms=1)[1]))
 _FINISH = script_hash(str(scripts.finish("", "", claim=_NOBODY, last_number=0, status="done", ttl_ms=1, entries=())[1]))
 _ACK = script_hash(str(scripts.ack("", worker="", entry_ids=())[1]))
+_LIMITS: dict[str, Any] = {"worker": "", "count": 1, "max_body_bytes": 1, "max_bytes": 1}
+_READS = frozenset(
+    script_hash(str(command[1]))
+    for command in (
+        scripts.take("", **_LIMITS),
+        scripts.adopt("", **_LIMITS),
+        scripts.pending("", **_LIMITS, after=""),
+    )
+)
 _FIND = script_hash(str(scripts.find("", "", "")[1]))
 _FOUND_ID_AT = 5  # EVAL or EVALSHA, script, 2, state, reply, entry id
 _STAGES: dict[str, Stage] = {_CLAIM: "claim", _FINISH: "finish", _ACK: "ack"}
@@ -111,26 +120,27 @@ class Saboteur:
             )
             return [(stage, request_id) for stage in stages]
         if name == b"XREADGROUP" and side == "after":
-            return [("read", request_id) for request_id in self._learn(answer)]
-        stage = _STAGES.get(_script(command))
+            return [("read", request_id) for request_id in self._learn(_entries_read(answer))]
+        script = _script(command)
+        stage = _STAGES.get(script)
         if isinstance(answer, ReplyError) and str(answer).startswith("NOSCRIPT"):  # it comes again, whole
             return []
+        if script in _READS and side == "after":
+            entries = [] if isinstance(answer, ReplyError) else [(entry[0], entry[3]) for entry in answer]
+            return [("read", request_id) for request_id in self._learn(entries)]
         if stage == "ack":
             known = (self._request_of.get(entry_id) for entry_id in command[_ACK_IDS_AT:])
             return [("ack", request_id) for request_id in known if request_id is not None]
         return [] if stage is None else [(stage, _request_id(command[3]))]
 
-    def _learn(self, answer: Any) -> list[str]:
-        """The armed requests among the entries of an answer to XREADGROUP."""
-        if not answer or isinstance(answer, ReplyError):
-            return []
+    def _learn(self, entries: Iterable[tuple[bytes, list[bytes]]]) -> list[str]:
+        """The armed requests among queue entries that a worker was given: (id, [name, value, name, value, ...])."""
         found = []
-        for _, entries in answer.items() if isinstance(answer, dict) else answer:
-            for entry_id, fields in entries:  # name, value, name, value, ...
-                request_id = json.loads(fields[1])["id"] if fields and fields[0] == b"request" else ""
-                if request_id in self._armed:
-                    self._request_of[entry_id] = request_id
-                    found.append(request_id)
+        for entry_id, fields in entries:
+            request_id = json.loads(fields[1])["id"] if fields and fields[0] == b"request" else ""
+            if request_id in self._armed:
+                self._request_of[entry_id] = request_id
+                found.append(request_id)
         return found
 
     def _is_due(self, armed: _Armed, slot: Slot) -> bool:
@@ -189,6 +199,14 @@ class Saboteur:
         elif script == _FINISH:
             self._wire.fenced += answer == b"fenced"
             self._wire.absorbed += answer == b"already"
+
+
+def _entries_read(answer: Any) -> list[tuple[bytes, list[bytes]]]:
+    """The entries of an answer to XREADGROUP."""
+    if not answer or isinstance(answer, ReplyError):
+        return []
+    streams = answer.items() if isinstance(answer, dict) else answer
+    return [entry for _, entries in streams for entry in entries]
 
 
 def _script(command: Command) -> str:
