@@ -389,7 +389,7 @@ class Rival:
 def claim(
     queue: str, request_id: str, *, entry_id: str, worker: str, instance: str, ttl_ms: int, gone_entry: str = ""
 ) -> Command:
-    """Takes the next epoch of a request and locks out all earlier ones. Read the answer with `parse_claim`.
+    """Takes a higher epoch of a request and locks out all earlier ones. Read the answer with `parse_claim`.
 
     Args:
         queue: where the entry was read.
