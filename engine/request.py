@@ -133,9 +133,9 @@ class Output:
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None  # with finish_reason `error`: what went wrong
-    cause: Exception | None = None  # with finish_reason `error`: what was raised, if something was
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens that the prefix cache saved
+    cause: Exception | None = None  # with finish_reason `error`: what was raised, if something was
 
 
 def _require(holds: bool, name: str, value: object, range_: str) -> None:
