@@ -246,6 +246,11 @@ def decode_reply(fields: Mapping[str, str]) -> ReplyEntry:
         raise WireError("bad_reply", f"reply entry of type {kind.__name__}: {error}", request_id="") from error
 
 
+def entry_size(fields: Mapping[bytes, bytes]) -> int:
+    """Bytes of all names and values of an entry, which `max_body_bytes` bounds."""
+    return sum(len(name) + len(value) for name, value in fields.items())
+
+
 def parse_request(
     entry_id: str, fields: Mapping[bytes, bytes], *, max_body_bytes: int, size: int | None = None
 ) -> GenerateRequest:
@@ -262,7 +267,7 @@ def parse_request(
     """
     fallback_id = _readable_id(fields.get(b"id")) or entry_id
     if size is None:
-        size = sum(len(name) + len(value) for name, value in fields.items())
+        size = entry_size(fields)
     if size > max_body_bytes:
         _refuse("too_large", f"the entry has {size} bytes, the limit max_body_bytes is {max_body_bytes}", fallback_id)
     if len(fields) > MAX_FIELDS:

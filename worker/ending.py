@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.engine.request import FinishReason
 from penstock.producer import keys
 from penstock.producer.pipeline import Command
-from penstock.producer.wire import MAX_FIELDS, EndEntry, WireError, encode_reply, parse_request
+from penstock.producer.wire import MAX_FIELDS, EndEntry, WireError, encode_reply, entry_size, parse_request
 from penstock.worker import scripts
 from penstock.worker.config import WorkerConfig
 from penstock.worker.live import Burial, LiveRequest
@@ -84,8 +84,7 @@ def dead_letter_of(
     if claim is not None:
         for name in ("attempts", "crashes", "strikes", "handbacks"):
             letter += (name, str(getattr(claim, name)))
-    size = sum(len(name) + len(value) for name, value in fields.items())
-    if len(fields) <= MAX_FIELDS and size <= min(config.max_body_bytes, limits.max_bytes):
+    if len(fields) <= MAX_FIELDS and entry_size(fields) <= min(config.max_body_bytes, limits.max_bytes):
         for name_bytes, value in fields.items():
             letter += (b"field:" + name_bytes, value)
     stream = keys.malformed(config.queue) if is_malformed else keys.dead(config.queue)

@@ -13,6 +13,7 @@ from typing import Any, Self
 from penstock.producer import keys
 from penstock.producer.connection import Fields, RedisClient
 from penstock.producer.streams import pairs, stream_entries
+from penstock.producer.wire import entry_size
 from penstock.worker import scripts
 from penstock.worker.config import WorkerConfig
 
@@ -43,7 +44,7 @@ class QueueEntry:
     @classmethod
     def of(cls, entry_id: str, fields: Fields, max_bytes: int) -> Self:
         """An entry as it came, without its body if that is over the limit."""
-        size = sum(len(name) + len(value) for name, value in fields.items())
+        size = entry_size(fields)
         if size <= max_bytes:
             return cls(entry_id, fields, size)
         return cls(entry_id, {b"id": fields[b"id"][:256]} if b"id" in fields else {}, size, is_whole=False)
