@@ -20,7 +20,7 @@ from penstock.worker.bench.load import Load
 from penstock.worker.bench.on_engine import run_on_engine
 from penstock.worker.bench.presets import GEOMETRIES
 from penstock.worker.bench.summary import Summary
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 from penstock.worker.service import Model
 
 _ONLINE_SHARE = 0.4  # of the bare engine's requests per second: few wait for one another

@@ -17,7 +17,7 @@ from redis import Redis
 
 from penstock.producer.connection import connect
 from penstock.worker.config import WorkerConfig
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 from penstock.worker.service import Model, WorkerService
 from penstock.worker.settings import flag
 

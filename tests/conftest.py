@@ -14,7 +14,7 @@ from redis import Redis as BlockingRedis
 from servers import SERVERS, cluster_arguments, form_cluster
 
 from penstock.producer.connection import RedisClient, connect
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 # A shell that starts the suite in the background ignores SIGINT, and so would the processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,7 +8,7 @@ import time
 
 from redis import Redis as BlockingRedis
 
-from penstock.worker.embedded import EmbeddedServer, find_servers
+from penstock.worker.local.embedded import EmbeddedServer, find_servers
 
 SERVERS = find_servers()
 

@@ -14,11 +14,11 @@ from penstock.producer import keys
 from penstock.producer.connection import RedisClient
 from penstock.producer.streams import stream_entries
 from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
-from penstock.worker import scripts
-from penstock.worker.admission import TextEncoder
 from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
-from penstock.worker.scripts import Claim
+from penstock.worker.delivery.admission import TextEncoder
+from penstock.worker.protocol import scripts
+from penstock.worker.protocol.scripts import Claim
 from penstock.worker.service import WorkerService
 
 QUICK = {

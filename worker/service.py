@@ -17,13 +17,13 @@ from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.producer import keys
 from penstock.producer.address import Address
 from penstock.producer.connection import RedisClient, connect, connect_blocking
-from penstock.worker.admission import TextEncoder
 from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.admission import TextEncoder
 from penstock.worker.errors import Aborted, EngineFailed
 from penstock.worker.health import HealthApp, HealthServer
 from penstock.worker.metrics import Metrics
 from penstock.worker.readiness import Readiness
-from penstock.worker.shift import Shift
+from penstock.worker.session import Session
 from penstock.worker.tasks import Shared, end_tasks
 
 _log = structlog.get_logger(__name__)
@@ -62,7 +62,7 @@ class WorkerService:
         self._stop = asyncio.Event()
         self._abort = asyncio.Event()
         self._driver: EngineDriver | None = None
-        self._shift: Shift | None = None
+        self._session: Session | None = None
         self._redis: RedisClient | None = None
         self._health: HealthServer | None = None
         self._scrape = Shared(self._make_page)
@@ -138,11 +138,11 @@ class WorkerService:
         driver = EngineDriver(model.engine)
         await driver.start()
         self._redis, self._driver = redis, driver
-        self._shift = Shift(
+        self._session = Session(
             redis, blocking, self.config, driver, model.text, model.defaults, self.metrics, self.readiness
         )
         try:
-            await self._shift.run(self._stop)
+            await self._session.run(self._stop)
         finally:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ENGINE_STOP_TIMEOUT_S):
@@ -151,14 +151,14 @@ class WorkerService:
             await blocking.aclose()
 
     def _is_alive(self) -> bool:
-        return self._shift is None or not self._shift.has_engine_ended
+        return self._session is None or not self._session.has_engine_ended
 
     async def _make_page(self) -> bytes:
         """The metrics. Scrapes share it, so that no number of them takes more than one connection to Redis."""
         if self._driver is not None:
             self.metrics.set_engine(self._driver.stats)
         self.metrics.set_service(
-            num_live=len(self._shift.table) if self._shift is not None else 0, is_ready=self.readiness.is_ready
+            num_live=len(self._session.table) if self._session is not None else 0, is_ready=self.readiness.is_ready
         )
         if self._redis is not None:
             with suppress(TimeoutError, exceptions.RedisError):  # the gauges keep their last values

@@ -10,7 +10,7 @@ from penstock.worker.chaos.history import History
 from penstock.worker.chaos.plan import ChaosOptions, Plan, RequestPlan
 from penstock.worker.chaos.run import Tempo, fake_truths, run_plan, worker_setup
 from penstock.worker.chaos.site import Site
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 QUICK = Tempo(heartbeat_ttl_s=0.5, reclaim_interval_s=0.1, block_ms=100)
 

@@ -8,7 +8,7 @@ import pytest
 from redis import Redis as BlockingRedis
 from servers import SERVERS
 
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 
 @pytest.fixture(scope="module", params=list(SERVERS) or ["none"])

@@ -8,7 +8,7 @@ import pytest
 from chaos_lab import run_requests
 
 from penstock.worker.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, LOSSES, Fault, Kind, RequestPlan, Side, Stage
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 
 def victim(fault: Fault, max_tokens: int = 60, **more: object) -> RequestPlan:

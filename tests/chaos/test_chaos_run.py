@@ -12,7 +12,7 @@ from penstock.worker.chaos.plan import ChaosOptions, make_plan
 from penstock.worker.chaos.report import table
 from penstock.worker.chaos.run import run_chaos
 from penstock.worker.chaos.site import Site
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 
 async def test_short_run(lasting_server: EmbeddedServer, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from penstock.producer.connection import RedisClient, connect
 from penstock.producer.scripts import Added, enqueue
 from penstock.producer.wire import GenerateRequest
 from penstock.worker.chaos.process import FakeWorker
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 TTL_S = 1.0
 WAVES = 5  # after each, what has to expire is waited for
@@ -47,7 +47,7 @@ class Sample:
 
 
 @pytest.mark.parametrize("num_requests", [pytest.param(3000), pytest.param(50_000, marks=pytest.mark.slow)])
-async def test_memory_stays_flat(tmp_path: Path, num_requests: int) -> None:
+async def test_reconnect_stays_flat(tmp_path: Path, num_requests: int) -> None:
     with EmbeddedServer() as server:
         worker = FakeWorker(server.url, tmp_path / "log", {"max_num_seqs": 64}, CONFIG)
         redis = connect(server.url, decode=True)

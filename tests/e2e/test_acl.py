@@ -26,8 +26,8 @@ from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, fake_mo
 from penstock.worker.cli import run
 from penstock.worker.cli.checks.redis import check_redis
 from penstock.worker.config import WorkerConfig
-from penstock.worker.embedded import EmbeddedServer
 from penstock.worker.errors import NameTaken, RedisRefused
+from penstock.worker.local.embedded import EmbeddedServer
 from penstock.worker.service import WorkerService
 
 USERS = Path(__file__).parents[2] / "deploy/redis/users.acl"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.worker.embedded import EmbeddedServer, find_servers
+from penstock.worker.local.embedded import EmbeddedServer, find_servers
 from penstock.worker.settings import Settings, variable
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from penstock.producer.connection import RedisClient, connect
 from penstock.producer.handle import Handle
 from penstock.producer.reply import Reply
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 
 @dataclass

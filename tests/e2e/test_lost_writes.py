@@ -21,7 +21,7 @@ from penstock.producer import AsyncClient, keys
 from penstock.producer.connection import RedisClient, connect
 from penstock.producer.ids import slot_of
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, word
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 NUM_TOKENS = 300
 
@@ -152,7 +152,7 @@ async def test_the_nodes_of_a_cluster_lose_different_writes(
     lossy_cluster: list[Server], lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reply's node forgets what the queue's node remembers."""
-    monkeypatch.setattr("penstock.worker.removals.ENDS_SETTLE_S", 5.0)
+    monkeypatch.setattr("penstock.worker.delivery.removals.ENDS_SETTLE_S", 5.0)
     url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.server.port}" for node in lossy_cluster)
     redis, engine = connect(url, decode=True), FakeEngine(step_s=0.002)
     queue_node, *_ = lossy_cluster

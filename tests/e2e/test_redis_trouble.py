@@ -20,7 +20,7 @@ from worker_harness import Running, eventually, is_queue_empty, read_reply, read
 from penstock.producer import AsyncClient, keys
 from penstock.producer.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 TOKENS = 150
 

@@ -17,10 +17,10 @@ from worker_process import WorkerProcess
 from penstock.producer import AsyncClient, RequestRefused, keys
 from penstock.producer.connection import RedisClient, connect
 from penstock.producer.ids import slot_of
-from penstock.worker import dead
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
-from penstock.worker.embedded import EmbeddedServer
-from penstock.worker.fleet import members, presence, tell_to_drain
+from penstock.worker.local.embedded import EmbeddedServer
+from penstock.worker.protocol import dead_letters
+from penstock.worker.protocol.members import members, presence, tell_to_drain
 
 
 @pytest.fixture
@@ -106,16 +106,16 @@ async def test_dead_letters(redis_cluster_url: str, redis: RedisClient) -> None:
     ):
         await redis.xadd(keys.requests("q"), {"id": "bad", "prompt": "x", "max_tokens": "many"})
         await eventually(lambda: redis.xlen(keys.malformed("q")))
-        (letter,) = [letter async for letter in dead.read_letters(raw, "q", "malformed")]
-        assert await dead.owners(raw, "q", "bad")
-        new_id = await dead.replay(raw, "q", letter)
+        (letter,) = [letter async for letter in dead_letters.read_letters(raw, "q", "malformed")]
+        assert await dead_letters.owners(raw, "q", "bad")
+        new_id = await dead_letters.replay(raw, "q", letter)
         assert new_id is not None
         with pytest.raises(RequestRefused, match="max_tokens"):
             await client.handle(new_id).result()
-        assert await dead.server_ms(raw, "q") >= letter.given_up_ms
+        assert await dead_letters.server_ms(raw, "q") >= letter.given_up_ms
         await eventually(lambda: redis.xlen(keys.malformed("q")))
-        ids = [letter.id async for letter in dead.read_letters(raw, "q", "malformed")]
-        assert await dead.remove(raw, "q", "malformed", ids) == 1
+        ids = [letter.id async for letter in dead_letters.read_letters(raw, "q", "malformed")]
+        assert await dead_letters.remove(raw, "q", "malformed", ids) == 1
         assert await redis.get(keys.letter_bytes(keys.malformed("q"))) == "0"
 
 

@@ -12,8 +12,8 @@ from worker_harness import eventually, is_queue_empty, read_reply, read_until, r
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
-from penstock.worker.embedded import EmbeddedServer
 from penstock.worker.errors import RedisRefused
+from penstock.worker.local.embedded import EmbeddedServer
 
 
 async def test_lost_answers_double_and_lose_nothing(redis_url: str, redis: RedisClient) -> None:

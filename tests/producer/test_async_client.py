@@ -24,7 +24,7 @@ from penstock.producer import (
 )
 from penstock.producer.connection import RedisClient
 from penstock.producer.wire import ChunkEntry, OwnEntry, TokenLogprob
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 
 async def never(reply: ScriptedReply) -> None:

@@ -11,7 +11,7 @@ from redis.crc import key_slot
 from penstock.producer import AsyncClient, QueueFull, ReplyGone, ReplyTimeout, keys
 from penstock.producer.connection import connect
 from penstock.producer.ids import new_id, random_slot, slot_of
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 
 async def test_the_client_works_on_a_cluster(redis_cluster_url: str) -> None:

@@ -27,7 +27,7 @@ from penstock.producer.connection import (
 )
 from penstock.producer.errors import ConnectionLost, ServerRefused
 from penstock.producer.streams import read_streams, stream_entries
-from penstock.worker.embedded import EmbeddedServer, dies_with_parent, find_servers
+from penstock.worker.local.embedded import EmbeddedServer, dies_with_parent, find_servers
 
 SECRET = "s3cr3t"
 URLS_WITH_SECRET = [

@@ -13,7 +13,7 @@ from servers import SERVERS, cluster_arguments, form_cluster
 
 from penstock.producer import AsyncClient, Client, NotDurable, ServerRefused, durable, keys
 from penstock.producer.connection import RedisClient, connect
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 KNOWS = [name for name in SERVERS if name != "redis-server"]  # 7.0 does not have WAITAOF
 pytestmark = pytest.mark.skipif(not KNOWS, reason="no server with WAITAOF")

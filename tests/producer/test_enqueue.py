@@ -12,7 +12,7 @@ from penstock.producer import AsyncClient, QueueFull, RequestRefused, keys
 from penstock.producer.connection import RedisClient, connect
 from penstock.producer.scripts import Added, Full, enqueue
 from penstock.producer.wire import MAX_FIELDS, ChunkEntry, EndEntry, GenerateRequest, OwnEntry
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 STREAM = keys.requests("q")
 

@@ -13,7 +13,7 @@ from redis import Redis as BlockingRedis
 from penstock.producer import AsyncClient, ConnectionLost, ReplyGone, ReplyTimeout, ServerRefused, keys
 from penstock.producer.connection import RedisClient
 from penstock.producer.reader import position
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 
 async def readers(redis: RedisClient) -> list[dict[str, str]]:

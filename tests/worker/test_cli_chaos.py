@@ -6,7 +6,7 @@ import pytest
 from cli_process import penstock
 
 from penstock.producer.connection import RedisClient
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 FEW = ("--requests", "12", "--kills", "1", "--zombies", "1", "--losses", "2", "--seed", "5")
 

@@ -10,7 +10,7 @@ import pytest
 from cli_process import finish, penstock, start
 from fakes import eventually
 
-from penstock.worker.embedded import find_servers
+from penstock.worker.local.embedded import find_servers
 
 pytestmark = pytest.mark.skipif(not find_servers(), reason="no Redis server at hand")
 

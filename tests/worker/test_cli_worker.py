@@ -15,7 +15,7 @@ from cli_process import finish, penstock, start
 from penstock.engine.demo import MODEL_DIR
 from penstock.producer import AsyncClient
 from penstock.worker.cli import run
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 
 @pytest.fixture

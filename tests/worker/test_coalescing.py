@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.worker import coalescing
-from penstock.worker.coalescing import Coalescing
+from penstock.worker.delivery import coalescing
+from penstock.worker.delivery.coalescing import Coalescing
 
 NUM_PROCESSORS = 4
 

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect, ensure_group
-from penstock.worker import entries
 from penstock.worker.config import WorkerConfig
-from penstock.worker.entries import LARGEST_ID, EntryReader, QueueEntry
+from penstock.worker.delivery import entries
+from penstock.worker.delivery.entries import LARGEST_ID, EntryReader, QueueEntry
 
 STREAM = keys.requests("q")
 LIMIT = 100

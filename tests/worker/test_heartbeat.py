@@ -12,8 +12,8 @@ from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken
-from penstock.worker.heartbeat import RETIRE_COUNT, Heartbeat, Reclaimer
 from penstock.worker.metrics import Metrics
+from penstock.worker.protocol.heartbeat import RETIRE_COUNT, Heartbeat, Reclaimer
 from penstock.worker.readiness import Readiness
 
 KEY = keys.heartbeat("q", "w")

@@ -29,8 +29,9 @@ from redis import exceptions
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect, ensure_group
 from penstock.producer.scripts import Added, enqueue
-from penstock.worker import memory, scripts
-from penstock.worker.scripts import Claim, Command
+from penstock.worker.delivery import reconnect
+from penstock.worker.protocol import scripts
+from penstock.worker.protocol.scripts import Claim, Command
 
 QUEUE = "q"
 REQUESTS = ("a", "b", "c")
@@ -206,7 +207,7 @@ class Protocol(RuleBasedStateMachine):
         for request_id, held in list(worker.held.items()):
             live: Any = SimpleNamespace(claim=held.claim, last_number=held.next_number - 1)
             newest = scripts.parse_standing(self.send(scripts.newest(QUEUE, request_id)))
-            if memory.judge(live, newest) != "kept":
+            if reconnect.judge(live, newest) != "kept":
                 del worker.held[request_id]
         self.give(worker, scripts.pending(QUEUE, worker=worker.name, count=100, after="0-0", **LIMITS))
 
@@ -220,7 +221,7 @@ class Protocol(RuleBasedStateMachine):
     def give(self, worker: Worker, command: Command) -> None:
         for entry_id, _, _, fields in self.send(command):
             if fields:
-                worker.entries[entry_id.decode()] = fields[1].decode()
+                worker.delivery.entries[entry_id.decode()] = fields[1].decode()
 
     @rule(at=worker_at)
     def adopt(self, at: int) -> None:
@@ -234,13 +235,13 @@ class Protocol(RuleBasedStateMachine):
             if name != keys.UNOWNED:
                 self.send(scripts.retire(QUEUE, consumer=name, count=10))
 
-    @precondition(lambda self: any(worker.entries for worker in self.workers))
+    @precondition(lambda self: any(worker.delivery.entries for worker in self.workers))
     @rule(at=worker_at, pick=st.integers(0, 9))
     def claim(self, at: int, pick: int) -> None:
         worker = self.acting(at)
-        if not worker.entries:
+        if not worker.delivery.entries:
             return
-        entry_id = sorted(worker.entries)[pick % len(worker.entries)]
+        entry_id = sorted(worker.delivery.entries)[pick % len(worker.delivery.entries)]
         self.claim_entry(worker, entry_id)
 
     @rule(at=worker_at)
@@ -255,7 +256,7 @@ class Protocol(RuleBasedStateMachine):
             self.claim_entry(self.workers[at], entry_id)
 
     def claim_entry(self, worker: Worker, entry_id: str) -> None:
-        request_id = worker.entries[entry_id]
+        request_id = worker.delivery.entries[entry_id]
         before = self.reply(request_id)
         command = scripts.claim(
             QUEUE, request_id, entry_id=entry_id, worker=worker.name, instance=worker.name, ttl_ms=TTL_MS

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from penstock.worker import removals
 from penstock.worker.config import WorkerConfig
-from penstock.worker.live import Burial
-from penstock.worker.removals import ENDS_SETTLE_S, Removals
-from penstock.worker.writes import AsideWrite, EndCheck, Write
+from penstock.worker.delivery import removals
+from penstock.worker.delivery.removals import ENDS_SETTLE_S, Removals
+from penstock.worker.delivery.requests import Burial
+from penstock.worker.delivery.writes import AsideWrite, EndCheck, Write
 
 END = [[b"5-2", [b"type", b"end"]]]
 LETTER = Burial("r", "1-1", "code", False, ("EVAL", "letter"))

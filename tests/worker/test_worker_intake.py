@@ -18,12 +18,12 @@ from worker_harness import (
 
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient
-from penstock.worker import scripts
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
-from penstock.worker.claiming import Claimer
-from penstock.worker.entries import QueueEntry
+from penstock.worker.delivery.claiming import Claimer
+from penstock.worker.delivery.entries import QueueEntry
+from penstock.worker.delivery.intake import SLOW_S
 from penstock.worker.errors import RedisRefused
-from penstock.worker.intake import SLOW_S
+from penstock.worker.protocol import scripts
 
 
 class Slow:

@@ -16,14 +16,14 @@ from penstock.engine.request import Output
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect
 from penstock.producer.pipeline import execute
-from penstock.worker import scripts
-from penstock.worker.coalescing import Coalescing
 from penstock.worker.config import WorkerConfig
-from penstock.worker.live import Choice, LiveRequest, LiveTable, ServerClock
+from penstock.worker.delivery.coalescing import Coalescing
+from penstock.worker.delivery.publisher import Publisher
+from penstock.worker.delivery.requests import Choice, LiveRequest, LiveTable, ServerClock
 from penstock.worker.metrics import Metrics
-from penstock.worker.publisher import Publisher
+from penstock.worker.protocol import scripts
+from penstock.worker.protocol.scripts import Claim
 from penstock.worker.readiness import Readiness
-from penstock.worker.scripts import Claim
 from penstock.worker.tasks import end_tasks
 
 

@@ -13,8 +13,8 @@ from worker_harness import eventually
 
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect
-from penstock.worker import dead, faults, scripts
-from penstock.worker.scripts import Claim, NotClaimed, Standing
+from penstock.worker.protocol import dead_letters, faults, scripts
+from penstock.worker.protocol.scripts import Claim, NotClaimed, Standing
 
 STREAM = keys.requests("q")
 LETTERS = keys.dead("q")
@@ -280,16 +280,16 @@ async def test_letters_go_when_they_are_old(raw: RedisClient) -> None:
 async def test_letters_that_are_taken_give_their_bytes_back(raw: RedisClient) -> None:
     for size in (100, 200, 300, 50):
         await bury(raw, letter_of(size))
-    letters = [letter async for letter in dead.read_letters(raw, "q")]
-    assert await dead.remove(raw, "q", "request", [letters[1].id, letters[1].id, "1-1"]) == 1
+    letters = [letter async for letter in dead_letters.read_letters(raw, "q")]
+    assert await dead_letters.remove(raw, "q", "request", [letters[1].id, letters[1].id, "1-1"]) == 1
     assert await kept_bytes(raw) == 450
-    assert await dead.replay(raw, "q", letters[2]) is not None
-    assert await dead.replay(raw, "q", letters[2]) is not None
+    assert await dead_letters.replay(raw, "q", letters[2]) is not None
+    assert await dead_letters.replay(raw, "q", letters[2]) is not None
     assert await kept_bytes(raw) == 150
     await raw.xreadgroup(keys.GROUP, "b", {STREAM: ">"})  # what was replayed
     await bury(raw, letter_of(450), max_bytes=600)  # nothing has to go
     assert await letter_sizes_of(raw) == [100, 50, 450]
-    await dead.remove(raw, "q", "request", [letter.id async for letter in dead.read_letters(raw, "q")])
+    await dead_letters.remove(raw, "q", "request", [letter.id async for letter in dead_letters.read_letters(raw, "q")])
     await bury(raw, letter_of(70))
     assert await kept_bytes(raw) == 70
 

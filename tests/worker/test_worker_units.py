@@ -21,16 +21,17 @@ from penstock.engine.request import Output, TokenLogprob
 from penstock.producer.connection import connect
 from penstock.producer.wire import ChunkEntry, GenerateRequest, decode_reply, encode_reply
 from penstock.producer.wire import TokenLogprob as WireLogprob
-from penstock.worker import faults, writes
-from penstock.worker.admission import check_limits, encode_prompt, to_engine_request
 from penstock.worker.chaos.fake_engine import FakeText
 from penstock.worker.config import WorkerConfig, default_name
-from penstock.worker.ending import end_entry, printable
+from penstock.worker.delivery import writes
+from penstock.worker.delivery.admission import check_limits, encode_prompt, to_engine_request
+from penstock.worker.delivery.ending import end_entry, printable
+from penstock.worker.delivery.journal import JournalError, read_journal
+from penstock.worker.delivery.requests import LiveRequest, ServerClock, Signal
 from penstock.worker.errors import BadWorkerConfig, WorkerError
-from penstock.worker.journal import JournalError, read_journal
-from penstock.worker.live import LiveRequest, ServerClock, Signal
 from penstock.worker.logs import configure_logs
-from penstock.worker.scripts import Claim
+from penstock.worker.protocol import faults
+from penstock.worker.protocol.scripts import Claim
 from penstock.worker.tasks import Shared, end_tasks
 
 

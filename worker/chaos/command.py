@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.worker.chaos.plan import ChaosOptions
 from penstock.worker.chaos.run import Outcome, Progress, run_chaos
 from penstock.worker.chaos.site import Site
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 
 def run_command(options: ChaosOptions, *, redis_url: str | None, model: str, progress: Progress) -> Outcome:

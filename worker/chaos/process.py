@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
-from penstock.worker.embedded import dies_with_parent
+from penstock.worker.local.embedded import dies_with_parent
 from penstock.worker.logs import configure_logs
 from penstock.worker.service import WorkerService
 from penstock.worker.settings import flag

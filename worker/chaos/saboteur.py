@@ -14,13 +14,13 @@ from typing import Any
 from hiredis import ReplyError
 
 from penstock.producer.pipeline import script_hash
-from penstock.worker import scripts
 from penstock.worker.chaos.fleet import Fleet, Slot
 from penstock.worker.chaos.history import Event, History, Wire
 from penstock.worker.chaos.plan import Fault, Plan, RequestPlan, Side, Stage
 from penstock.worker.chaos.proxy import Action, Command
 from penstock.worker.chaos.site import Site
-from penstock.worker.scripts import Claim
+from penstock.worker.protocol import scripts
+from penstock.worker.protocol.scripts import Claim
 
 _NOBODY = Claim(0, "", False, False, 0, 0, 0, 0, 0, 0)
 _CLAIM = script_hash(str(scripts.claim("", "", entry_id="", worker="", instance="", ttl_ms=1)[1]))

@@ -6,7 +6,7 @@ import asyncio
 from urllib.parse import urlsplit, urlunsplit
 
 from penstock.producer.address import parse_url
-from penstock.worker.embedded import EmbeddedServer
+from penstock.worker.local.embedded import EmbeddedServer
 
 
 class Site:

@@ -24,8 +24,8 @@ from penstock.worker.bench.report import Report
 from penstock.worker.bench.summary import Summary
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.progress import shown
-from penstock.worker.embedded import EmbeddedServer, EmbeddedServerError
-from penstock.worker.local_worker import WorkerEnded, local_worker, wait_joined
+from penstock.worker.local.embedded import EmbeddedServer, EmbeddedServerError
+from penstock.worker.local.worker_process import WorkerEnded, local_worker, wait_joined
 from penstock.worker.logs import configure_logs
 from penstock.worker.settings import Settings, flag, group_of, load_settings
 

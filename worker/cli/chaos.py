@@ -13,7 +13,7 @@ from rich.console import Console
 
 from penstock.worker.cli.errors import CommandFailed, require_worker_extra
 from penstock.worker.cli.progress import shown
-from penstock.worker.embedded import EmbeddedServerError
+from penstock.worker.local.embedded import EmbeddedServerError
 from penstock.worker.logs import configure_logs
 
 

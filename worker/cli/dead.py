@@ -16,11 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.producer.connection import RedisClient
-from penstock.worker import dead as letters
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.cli.redis import connected, visible
-from penstock.worker.dead import Kind, Letter
+from penstock.worker.protocol import dead_letters as letters
+from penstock.worker.protocol.dead_letters import Kind, Letter
 from penstock.worker.settings import Settings
 
 dead = typer.Typer(

@@ -15,8 +15,8 @@ from rich.markup import escape
 from penstock.producer import AsyncClient, Reply, keys
 from penstock.worker.cli.errors import CommandFailed, require_worker_extra
 from penstock.worker.cli.options import takes_settings
-from penstock.worker.embedded import EmbeddedServer, EmbeddedServerError
-from penstock.worker.local_worker import local_worker
+from penstock.worker.local.embedded import EmbeddedServer, EmbeddedServerError
+from penstock.worker.local.worker_process import local_worker
 from penstock.worker.settings import DEMO_MODEL, Settings
 
 PROMPTS = (

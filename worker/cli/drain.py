@@ -13,7 +13,7 @@ from penstock.producer.connection import RedisClient
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.cli.redis import connected
-from penstock.worker.fleet import UnknownWorker, members, presence, tell_to_drain
+from penstock.worker.protocol.members import UnknownWorker, members, presence, tell_to_drain
 from penstock.worker.settings import Settings
 
 POLL_S = 0.2

@@ -14,7 +14,7 @@ from rich.table import Table
 from penstock.producer import keys
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.cli.redis import connected
-from penstock.worker.fleet import Member, members
+from penstock.worker.protocol.members import Member, members
 from penstock.worker.settings import Settings
 
 

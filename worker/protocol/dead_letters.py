@@ -202,7 +202,7 @@ def _text(value: bytes) -> str:
     return value.decode(errors="backslashreplace")
 
 
-# What a letter took is given back; `penstock.worker.scripts.bury` counts it.
+# What a letter took is given back; `penstock.worker.protocol.scripts.bury` counts it.
 _TAKE = """
     local function take(letter)
         local removed = redis.call('XDEL', KEYS[1], letter)

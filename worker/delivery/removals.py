@@ -6,10 +6,10 @@ import time
 from collections import deque
 from dataclasses import replace
 
-from penstock.worker import writes
 from penstock.worker.config import WorkerConfig
-from penstock.worker.live import Burial, LiveRequest
-from penstock.worker.writes import AsideWrite, EndCheck, Write
+from penstock.worker.delivery import writes
+from penstock.worker.delivery.requests import Burial, LiveRequest
+from penstock.worker.delivery.writes import AsideWrite, EndCheck, Write
 
 ENDS_SETTLE_S = 2.0
 """In a cluster an entry is removed this long after its end was written, and if that is still there: the queue's node

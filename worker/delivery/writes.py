@@ -16,9 +16,9 @@ from penstock.producer import keys
 from penstock.producer.pipeline import Command
 from penstock.producer.streams import pairs
 from penstock.producer.wire import EndEntry, encode_reply
-from penstock.worker import scripts
-from penstock.worker.live import Burial, Choice, LiveRequest
-from penstock.worker.scripts import Standing
+from penstock.worker.delivery.requests import Burial, Choice, LiveRequest
+from penstock.worker.protocol import scripts
+from penstock.worker.protocol.scripts import Standing
 
 
 @dataclass(slots=True)  # one per chunk: frozen, it would take three times as long to make

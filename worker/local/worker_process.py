@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from penstock.producer import keys
 from penstock.producer.connection import connect
-from penstock.worker.embedded import dies_with_parent
+from penstock.worker.local.embedded import dies_with_parent
 from penstock.worker.settings import flag
 
 STOP_TIMEOUT_S = 30.0

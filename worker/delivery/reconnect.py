@@ -18,8 +18,8 @@ from typing import Literal
 from redis.asyncio import Redis
 
 from penstock.producer.connection import RedisClient, on_new_connections
-from penstock.worker.live import LiveRequest
-from penstock.worker.scripts import Standing
+from penstock.worker.delivery.requests import LiveRequest
+from penstock.worker.protocol.scripts import Standing
 
 Verdict = Literal["kept", "fenced", "gone", "rolled_back"]
 

@@ -17,14 +17,15 @@ from worker_harness import eventually
 from penstock.engine.request import Output
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect
-from penstock.worker import memory, scripts
-from penstock.worker.coalescing import Coalescing
 from penstock.worker.config import WorkerConfig
-from penstock.worker.live import LiveRequest, LiveTable, ServerClock
+from penstock.worker.delivery import reconnect
+from penstock.worker.delivery.coalescing import Coalescing
+from penstock.worker.delivery.publisher import Publisher
+from penstock.worker.delivery.requests import LiveRequest, LiveTable, ServerClock
 from penstock.worker.metrics import Metrics
-from penstock.worker.publisher import Publisher
+from penstock.worker.protocol import scripts
+from penstock.worker.protocol.scripts import Claim, Standing
 from penstock.worker.readiness import Readiness
-from penstock.worker.scripts import Claim, Standing
 from penstock.worker.tasks import end_tasks
 
 
@@ -55,7 +56,7 @@ async def publishing(url: str) -> AsyncIterator[tuple[Publisher, LiveRequest, Re
     await redis.aclose()
 
 
-async def reconnect(redis: RedisClient) -> None:
+async def connect_anew(redis: RedisClient) -> None:
     """Makes the next command open a new connection, which no caller notices."""
     await redis.connection_pool.disconnect()
 
@@ -63,7 +64,7 @@ async def reconnect(redis: RedisClient) -> None:
 async def test_a_reply_that_lost_entries_is_let_go_of(redis_url: str, redis: RedisClient) -> None:
     async with publishing(redis_url) as (publisher, live, worker_redis):
         await redis.xdel(keys.reply("q", "r"), f"{live.claim.epoch}-2")
-        await reconnect(worker_redis)
+        await connect_anew(worker_redis)
         publisher.push(live, Output("r", 0, 2, (2,), "a"))
         await publisher.wait_idle()
         assert live.dropped
@@ -73,7 +74,7 @@ async def test_a_reply_that_lost_entries_is_let_go_of(redis_url: str, redis: Red
 
 async def test_a_reply_that_is_whole_goes_on(redis_url: str, redis: RedisClient) -> None:
     async with publishing(redis_url) as (publisher, live, worker_redis):
-        await reconnect(worker_redis)
+        await connect_anew(worker_redis)
         publisher.push(live, Output("r", 0, 2, (2,), "a"))
         await publisher.wait_idle()
         assert not live.dropped
@@ -88,7 +89,7 @@ async def test_an_acknowledgement_is_for_the_server_that_has_the_end(redis_url: 
     await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0")
     await redis.xreadgroup(keys.GROUP, "w", {keys.requests("q"): ">"})
     async with publishing(redis_url) as (publisher, _, worker_redis):
-        await reconnect(worker_redis)
+        await connect_anew(worker_redis)
         publisher.acknowledge(entry_id)
         await publisher.wait_idle()
         assert await redis.xlen(keys.requests("q")) == 1
@@ -121,4 +122,4 @@ def test_verdicts(owner: tuple[str, str] | None, last: str | None, verdict: str)
     """Of a request of epoch 3 whose chunk 2 was confirmed; chunk 3 may have been written without an answer."""
     claim = Claim(3, "i", False, False, 0, 0, 1, 0, 0, 0)
     live: Any = SimpleNamespace(claim=claim, last_number=2)
-    assert memory.judge(live, Standing(owner, last)) == verdict
+    assert reconnect.judge(live, Standing(owner, last)) == verdict

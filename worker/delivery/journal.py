@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from penstock.engine.request import FinishReason
 from penstock.producer.connection import RedisClient
-from penstock.worker.live import Choice
+from penstock.worker.delivery.requests import Choice
 
 PAGE = 1000  # entries read at a time
 

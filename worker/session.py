@@ -15,18 +15,18 @@ from redis import exceptions
 from penstock.engine.driver import EngineDriver
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.producer.connection import RedisClient
-from penstock.worker import faults, scripts
-from penstock.worker.admission import TextEncoder
-from penstock.worker.cancel import CancelWatch
-from penstock.worker.claiming import Claimer
-from penstock.worker.coalescing import Coalescing
 from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.admission import TextEncoder
+from penstock.worker.delivery.cancel import CancelWatch
+from penstock.worker.delivery.claiming import Claimer
+from penstock.worker.delivery.coalescing import Coalescing
+from penstock.worker.delivery.intake import Intake
+from penstock.worker.delivery.publisher import Publisher
+from penstock.worker.delivery.requests import LiveRequest, LiveTable
 from penstock.worker.errors import DrainIncomplete, EngineFailed, RedisRefused, TaskFailed, WorkerError
-from penstock.worker.heartbeat import Heartbeat, Reclaimer
-from penstock.worker.intake import Intake
-from penstock.worker.live import LiveRequest, LiveTable
 from penstock.worker.metrics import Metrics
-from penstock.worker.publisher import Publisher
+from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.heartbeat import Heartbeat, Reclaimer
 from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import end_tasks
 
@@ -38,8 +38,8 @@ HAND_BACK_TIMEOUT_S = 5.0  # after the grace period: for the last tokens and for
 GOODBYE_TIMEOUT_S = 1.0
 
 
-class Shift:
-    """Owns the tasks that serve one queue. Any of them ending ends the shift, with that task's reason."""
+class Session:
+    """Owns the tasks that serve one queue. Any of them ending ends the session, with that task's reason."""
 
     def __init__(
         self,

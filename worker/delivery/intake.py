@@ -12,14 +12,14 @@ from redis import exceptions
 
 from penstock.engine.driver import EngineDriver
 from penstock.producer.connection import RedisClient, ensure_group
-from penstock.worker import faults
-from penstock.worker.claiming import Admitted, Claimer, Suspect
 from penstock.worker.config import WorkerConfig
-from penstock.worker.entries import EntryReader, QueueEntry
+from penstock.worker.delivery.claiming import Admitted, Claimer, Suspect
+from penstock.worker.delivery.entries import EntryReader, QueueEntry
+from penstock.worker.delivery.publisher import Publisher
+from penstock.worker.delivery.requests import LiveTable
 from penstock.worker.errors import RedisRefused
-from penstock.worker.heartbeat import Heartbeat
-from penstock.worker.live import LiveTable
-from penstock.worker.publisher import Publisher
+from penstock.worker.protocol import faults
+from penstock.worker.protocol.heartbeat import Heartbeat
 from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import end_tasks, pause
 

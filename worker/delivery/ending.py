@@ -6,11 +6,11 @@ from penstock.engine.request import FinishReason
 from penstock.producer import keys
 from penstock.producer.pipeline import Command
 from penstock.producer.wire import MAX_FIELDS, EndEntry, WireError, encode_reply, entry_size, parse_request
-from penstock.worker import scripts
 from penstock.worker.config import WorkerConfig
-from penstock.worker.live import Burial, LiveRequest
+from penstock.worker.delivery.requests import Burial, LiveRequest
 from penstock.worker.metrics import Metrics
-from penstock.worker.scripts import Claim, LetterLimits
+from penstock.worker.protocol import scripts
+from penstock.worker.protocol.scripts import Claim, LetterLimits
 
 MAX_MESSAGE_CHARS = 2000  # of an error, which may quote what the client sent
 MALFORMED_SHARE = 10  # entries that never were a request get a tenth of what dead letters may take

@@ -14,8 +14,8 @@ from penstock.producer import keys
 from penstock.producer.connection import Fields, RedisClient
 from penstock.producer.streams import pairs, stream_entries
 from penstock.producer.wire import entry_size
-from penstock.worker import scripts
 from penstock.worker.config import WorkerConfig
+from penstock.worker.protocol import scripts
 
 BYTES_PER_READ = 8 << 20  # what one answer brings, and one entry more
 LARGEST_ID = f"{2**64 - 1}-{2**64 - 1}"

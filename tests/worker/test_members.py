@@ -16,7 +16,7 @@ from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.cli import run
-from penstock.worker.fleet import Member, UnknownWorker, members, presence, tell_to_drain
+from penstock.worker.protocol.members import Member, UnknownWorker, members, presence, tell_to_drain
 
 
 @pytest.fixture

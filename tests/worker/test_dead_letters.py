@@ -13,10 +13,10 @@ from worker_harness import eventually, read_reply, running_worker, send
 
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect
-from penstock.worker import dead
 from penstock.worker.chaos.fake_engine import expected_text
 from penstock.worker.cli import run
-from penstock.worker.dead import Kind, Letter, NotReplayable
+from penstock.worker.protocol import dead_letters
+from penstock.worker.protocol.dead_letters import Kind, Letter, NotReplayable
 
 
 @pytest.fixture
@@ -32,11 +32,11 @@ async def add_letter(
     """As a worker would leave it."""
     letter = {"id": request_id, "entry": "1000-0", "code": code, "message": "why", "worker": "w", "crashes": "3"}
     letter |= {f"field:{name}": value for name, value in fields.items()}
-    return str(await redis.xadd(dead.stream_of("q", kind), letter))  # type: ignore[arg-type]
+    return str(await redis.xadd(dead_letters.stream_of("q", kind), letter))  # type: ignore[arg-type]
 
 
 async def all_letters(raw: RedisClient, kind: Kind = "request") -> list[Letter]:
-    return [letter async for letter in dead.read_letters(raw, "q", kind)]
+    return [letter async for letter in dead_letters.read_letters(raw, "q", kind)]
 
 
 async def penstock(redis_url: str, *arguments: str) -> int:
@@ -56,7 +56,7 @@ async def test_a_replayed_request_runs_under_its_new_id(redis_url: str, redis: R
 
     await add_letter(redis, "a", request=json.dumps({**document, "id": "a"}))
     (letter,) = await all_letters(raw)
-    new_id = await dead.replay(raw, "q", letter)
+    new_id = await dead_letters.replay(raw, "q", letter)
     assert new_id == f"a.replay-{letter.id}"
     async with running_worker(redis_url):
         reply = await read_reply(redis, new_id)
@@ -68,7 +68,7 @@ async def test_a_replayed_request_runs_under_its_new_id(redis_url: str, redis: R
 async def test_flat_and_unreadable_requests_are_replayed_as_they_are(redis: RedisClient, raw: RedisClient) -> None:
     await add_letter(redis, "flat", prompt="x", max_tokens="3")
     await add_letter(redis, "broken", request="{not json")
-    ids = [await dead.replay(raw, "q", letter) for letter in await all_letters(raw)]
+    ids = [await dead_letters.replay(raw, "q", letter) for letter in await all_letters(raw)]
     entries = [fields for _, fields in await redis.xrange(keys.requests("q"))]
     assert entries == [
         {"prompt": "x", "max_tokens": "3", "id": ids[0]},
@@ -81,18 +81,18 @@ async def test_flat_and_unreadable_requests_are_replayed_as_they_are(redis: Redi
 async def test_ids_of_replays_do_not_grow_and_stay_ids(redis: RedisClient, raw: RedisClient) -> None:
     await add_letter(redis, "x" * 128, prompt="x")
     (first,) = await all_letters(raw)
-    once = await dead.replay(raw, "q", first)
+    once = await dead_letters.replay(raw, "q", first)
     assert once is not None
     await add_letter(redis, once, prompt="x")
     (second,) = await all_letters(raw)
-    twice = await dead.replay(raw, "q", second)
+    twice = await dead_letters.replay(raw, "q", second)
     assert twice == "x" * 80 + f".replay-{second.id}"
 
 
 async def test_a_letter_is_sent_once_whoever_replays_it(redis_url: str, redis: RedisClient, raw: RedisClient) -> None:
     await add_letter(redis, "a", prompt="x")
     (letter,) = await all_letters(raw)
-    ids = await asyncio.gather(*(dead.replay(raw, "q", letter) for _ in range(10)))
+    ids = await asyncio.gather(*(dead_letters.replay(raw, "q", letter) for _ in range(10)))
     assert set(ids) == {letter.replay_id}
     async with RedisProxy(redis_url) as proxy:  # the answer is lost, the library sends the script again
         await add_letter(redis, "b", prompt="x")
@@ -101,12 +101,12 @@ async def test_a_letter_is_sent_once_whoever_replays_it(redis_url: str, redis: R
         await client.ping()
         proxy.loss = 1.0
         asyncio.get_running_loop().call_later(0.3, setattr, proxy, "loss", 0.0)
-        assert await dead.replay(client, "q", other) == other.replay_id
+        assert await dead_letters.replay(client, "q", other) == other.replay_id
         await client.aclose()
     assert proxy.num_lost
     assert await redis.xlen(keys.requests("q")) == 2
     await redis.delete(keys.seen("q", letter.replay_id))
-    assert await dead.replay(raw, "q", letter) is None
+    assert await dead_letters.replay(raw, "q", letter) is None
     assert await redis.xlen(keys.requests("q")) == 2
 
 
@@ -114,17 +114,17 @@ async def test_a_letter_without_its_request_stays(redis: RedisClient, raw: Redis
     await add_letter(redis, "big", "too_large")
     (letter,) = await all_letters(raw)
     with pytest.raises(NotReplayable, match=letter.id):
-        await dead.replay(raw, "q", letter)
+        await dead_letters.replay(raw, "q", letter)
     assert len(await all_letters(raw)) == 1
 
 
 async def test_letters_are_found_by_either_id_over_many_pages(redis: RedisClient, raw: RedisClient) -> None:
     ids = [await add_letter(redis, f"r{i % 60}", prompt="x") for i in range(120)]
     assert [letter.id for letter in await all_letters(raw)] == ids
-    assert [letter.id async for letter in dead.read_letters(raw, "q", newest_first=True)] == ids[::-1]
-    assert [letter.id for letter in await dead.find_letters(raw, "q", "r7")] == [ids[7], ids[67]]
-    assert [letter.id for letter in await dead.find_letters(raw, "q", ids[7])] == [ids[7]]
-    assert await dead.remove(raw, "q", "request", [*ids[:100], "1-1"]) == 100
+    assert [letter.id async for letter in dead_letters.read_letters(raw, "q", newest_first=True)] == ids[::-1]
+    assert [letter.id for letter in await dead_letters.find_letters(raw, "q", "r7")] == [ids[7], ids[67]]
+    assert [letter.id for letter in await dead_letters.find_letters(raw, "q", ids[7])] == [ids[7]]
+    assert await dead_letters.remove(raw, "q", "request", [*ids[:100], "1-1"]) == 100
 
 
 async def test_list_and_show(redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,5 +247,5 @@ async def test_a_letter_that_no_request_fits_in_stays(redis: RedisClient, raw: R
     await add_letter(redis, "wide", prompt="x", **{f"f{i}": "x" for i in range(10_000)})
     (letter,) = await all_letters(raw)
     with pytest.raises(NotReplayable, match="holds 10001 fields"):
-        await dead.replay(raw, "q", letter)
+        await dead_letters.replay(raw, "q", letter)
     assert len(await all_letters(raw)) == 1

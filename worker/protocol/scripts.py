@@ -525,7 +525,7 @@ def disown(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
 
 
 def take(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int) -> Command:
-    """Takes up to `count` new entries; `worker.entries` reads the answer.
+    """Takes up to `count` new entries; `worker.delivery.entries` reads the answer.
 
     Args:
         queue: whose.

@@ -19,18 +19,18 @@ from penstock.producer import keys
 from penstock.producer.connection import Fields, RedisClient
 from penstock.producer.pipeline import Batcher
 from penstock.producer.wire import GenerateRequest, WireError, parse_request
-from penstock.worker import faults, scripts
-from penstock.worker.admission import TextEncoder, check_limits, encode_prompt, to_engine_request
 from penstock.worker.config import WorkerConfig
-from penstock.worker.ending import dead_letter, dead_letter_of, unclaimed_end
-from penstock.worker.entries import QueueEntry
+from penstock.worker.delivery.admission import TextEncoder, check_limits, encode_prompt, to_engine_request
+from penstock.worker.delivery.ending import dead_letter, dead_letter_of, unclaimed_end
+from penstock.worker.delivery.entries import QueueEntry
+from penstock.worker.delivery.journal import Journal, JournalError, read_journal
+from penstock.worker.delivery.publisher import Publisher
+from penstock.worker.delivery.requests import LiveRequest, LiveTable, ServerClock
 from penstock.worker.errors import RedisRefused
-from penstock.worker.journal import Journal, JournalError, read_journal
-from penstock.worker.live import LiveRequest, LiveTable, ServerClock
 from penstock.worker.logs import request_logger
 from penstock.worker.metrics import Metrics
-from penstock.worker.publisher import Publisher
-from penstock.worker.scripts import Claim, NotClaimed
+from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.scripts import Claim, NotClaimed
 
 _T = TypeVar("_T")
 

@@ -14,18 +14,27 @@ from redis.asyncio import RedisCluster
 from penstock.engine.request import FinishReason, Output
 from penstock.producer.connection import RedisClient
 from penstock.producer.pipeline import Command, Reconnected, execute
-from penstock.worker import faults, memory, scripts, writes
-from penstock.worker.coalescing import Coalescing
 from penstock.worker.config import WorkerConfig
-from penstock.worker.ending import dead_letter, end_entry, observe_end
+from penstock.worker.delivery import reconnect, writes
+from penstock.worker.delivery.coalescing import Coalescing
+from penstock.worker.delivery.ending import dead_letter, end_entry, observe_end
+from penstock.worker.delivery.journal import JournalError
+from penstock.worker.delivery.reconnect import Reconnects
+from penstock.worker.delivery.removals import Removals
+from penstock.worker.delivery.requests import Burial, LiveRequest, LiveTable, Signal
+from penstock.worker.delivery.writes import (
+    AsideWrite,
+    ChunkWrite,
+    EndCheck,
+    FinishWrite,
+    ProbeWrite,
+    RefreshWrite,
+    Write,
+)
 from penstock.worker.errors import RedisRefused
-from penstock.worker.journal import JournalError
-from penstock.worker.live import Burial, LiveRequest, LiveTable, Signal
-from penstock.worker.memory import Reconnects
 from penstock.worker.metrics import Metrics
+from penstock.worker.protocol import faults, scripts
 from penstock.worker.readiness import Readiness
-from penstock.worker.removals import Removals
-from penstock.worker.writes import AsideWrite, ChunkWrite, EndCheck, FinishWrite, ProbeWrite, RefreshWrite, Write
 
 _log = structlog.get_logger(__name__)
 _PART = "publisher"  # in readiness
@@ -129,7 +138,7 @@ class Publisher:
         self._wake.set()
 
     def bury(self, burial: Burial) -> None:
-        """Moves an entry to the dead letters (`penstock.worker.ending.dead_letter`) with the next flush."""
+        """Moves an entry to the dead letters (`penstock.worker.delivery.ending.dead_letter`) with the next flush."""
         self._note_letter(burial)
         self._remove(burial)
 
@@ -294,7 +303,7 @@ class Publisher:
         for live, answer in zip(lives, answers, strict=True):
             if isinstance(answer, Exception):  # its own writes will meet the same
                 continue
-            verdict = memory.judge(live, scripts.parse_standing(answer))
+            verdict = reconnect.judge(live, scripts.parse_standing(answer))
             if verdict == "fenced":
                 self._fence(live)
             elif verdict != "kept":

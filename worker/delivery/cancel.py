@@ -11,9 +11,9 @@ from penstock.producer import keys
 from penstock.producer.connection import RedisClient
 from penstock.producer.pipeline import execute
 from penstock.worker.config import WorkerConfig
-from penstock.worker.heartbeat import survive
-from penstock.worker.live import LiveRequest, LiveTable
-from penstock.worker.publisher import Publisher
+from penstock.worker.delivery.publisher import Publisher
+from penstock.worker.delivery.requests import LiveRequest, LiveTable
+from penstock.worker.protocol.heartbeat import survive
 from penstock.worker.readiness import Readiness
 
 

@@ -11,10 +11,10 @@ from redis import exceptions
 
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient
-from penstock.worker import faults, scripts
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, RedisRefused
 from penstock.worker.metrics import Metrics
+from penstock.worker.protocol import faults, scripts
 from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import pause
 
