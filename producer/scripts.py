@@ -1,23 +1,18 @@
-"""The enqueue script, and how any script is run.
-
-A script's keys share one hash slot, and running it twice is the same as running it once: the Redis library repeats a
-command whose answer was lost.
-"""
+"""Enqueueing: the one step of a client that is a script."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from redis import exceptions
-
-from penstock.producer import keys
-from penstock.producer.pipeline import script_hash
+from penstock.producer import keys, lua
 from penstock.producer.wire import MAX_FIELDS
 
 Execute: TypeAlias = Callable[..., Awaitable[Any]]
 """Sends one command, given as its parts: `execute_command` of a client, or `execute` of a `Batcher`."""
+
+_ENQUEUE = lua.load("penstock.producer", "enqueue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +28,6 @@ class Full:
     """The request was not added: the queue holds `length` requests."""
 
     length: int
-
-
-class Script:
-    """Lua source that runs by its hash, and is sent in full only to a server that does not know it yet."""
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-
-    async def __call__(self, execute: Execute, script_keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
-        try:
-            return await execute("EVALSHA", script_hash(self._source), len(script_keys), *script_keys, *arguments)
-        except exceptions.NoScriptError:
-            return await execute("EVAL", self._source, len(script_keys), *script_keys, *arguments)
 
 
 async def enqueue(
@@ -67,31 +49,13 @@ async def enqueue(
     """
     if len(fields) > MAX_FIELDS:
         raise ValueError(f"the entry has {len(fields)} fields, the limit is {MAX_FIELDS}")
-    pairs = [part for pair in fields.items() for part in pair]
-    verdict, value = await _ENQUEUE(
-        execute,
-        [keys.requests(queue), keys.seen(queue, request_id)],
-        [max_length or 0, dedupe_window_s, keys.GROUP, *pairs],
+    flat = [part for pair in fields.items() for part in pair]
+    command = lua.call(
+        _ENQUEUE,
+        (keys.requests(queue), keys.seen(queue, request_id)),
+        (max_length or 0, dedupe_window_s, keys.GROUP, *flat),
     )
-    if verdict == _FULL:
-        return Full(int(value))
-    return Added(value.decode() if isinstance(value, bytes) else value, again=verdict == _AGAIN)
-
-
-_ADDED, _AGAIN, _FULL = 0, 1, 2
-
-_ENQUEUE = Script(
-    f"""
-    local entry = redis.call('GET', KEYS[2])
-    if entry then return {{{_AGAIN}, entry}} end
-    local limit = tonumber(ARGV[1])
-    local length = redis.call('XLEN', KEYS[1])
-    if limit > 0 and length >= limit then return {{{_FULL}, length}} end
-    if redis.call('EXISTS', KEYS[1]) == 0 then
-        redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[3], '0', 'MKSTREAM')
-    end
-    entry = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 4))
-    redis.call('SET', KEYS[2], entry, 'EX', ARGV[2])
-    return {{{_ADDED}, entry}}
-    """
-)
+    entry, number = await execute(*command)
+    if entry is None:
+        return Full(int(number))
+    return Added(entry.decode() if isinstance(entry, bytes) else entry, again=bool(number))
