@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from types import TracebackType
 from typing import Self, Unpack
 
-from penstock.producer.bulk import BulkResult, ProgressCallback, run_bulk
+from penstock.producer.bulk import BulkResult, run_bulk
 from penstock.producer.handle import Handle, ReplyStream, send_and_follow
+from penstock.producer.progress import ProgressCallback
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling, build_request
 from penstock.producer.transport import Transport, check_name

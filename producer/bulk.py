@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sized
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sized
+from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from penstock.producer.connection import cancel_and_wait
 from penstock.producer.errors import PenstockError
 from penstock.producer.handle import send_and_follow
+from penstock.producer.progress import BulkProgress, ProgressCallback, ignore, shown
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling
 from penstock.producer.transport import Transport
@@ -41,26 +41,6 @@ class BulkResult:
         return self.reply.text
 
 
-@dataclass(frozen=True, slots=True)
-class BulkProgress:
-    """How far a `map` is. `total` is None while the prompts are not all known; `done` counts the failed ones too."""
-
-    total: int | None = None
-    done: int = 0
-    failed: int = 0
-    in_flight: int = 0
-    completion_tokens: int = 0
-    elapsed_s: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Prompts per second so far."""
-        return self.done / self.elapsed_s if self.elapsed_s > 0 else 0.0
-
-
-ProgressCallback: TypeAlias = Callable[[BulkProgress], None]
-
-
 async def run_bulk(
     transport: Transport,
     prompts: Iterable[Prompt] | AsyncIterable[Prompt],
@@ -79,7 +59,7 @@ async def run_bulk(
     run = _Bulk(
         transport, sampling, max_in_flight, timeout_s, total=len(prompts) if isinstance(prompts, Sized) else None
     )
-    with _shown(progress) as report:
+    with shown(progress) as report:
         run.report = report
         pump = asyncio.create_task(run.pump(prompts))
         try:
@@ -96,7 +76,7 @@ class _Bulk:
     def __init__(
         self, transport: Transport, sampling: Sampling, max_in_flight: int, timeout_s: float | None, total: int | None
     ) -> None:
-        self.report: ProgressCallback = _ignore
+        self.report: ProgressCallback = ignore
         self._transport = transport
         self._sampling = sampling
         self._timeout_s = timeout_s
@@ -189,17 +169,3 @@ async def _aiter(prompts: Iterable[Prompt] | AsyncIterable[Prompt]) -> AsyncIter
     else:
         for prompt in prompts:
             yield prompt
-
-
-def _shown(progress: bool | ProgressCallback) -> AbstractContextManager[ProgressCallback]:
-    if callable(progress):
-        return nullcontext(progress)
-    if progress:
-        from penstock.producer.progress import shown_bar
-
-        return shown_bar()
-    return nullcontext(_ignore)
-
-
-def _ignore(progress: BulkProgress) -> None:
-    """Nobody looks."""
