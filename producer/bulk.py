@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from penstock.producer.connection import cancel_and_wait
 from penstock.producer.errors import PenstockError
 from penstock.producer.handle import send_and_follow
 from penstock.producer.progress import BulkProgress, ProgressCallback, ignore, shown
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling
+from penstock.producer.tasks import end_tasks
 from penstock.producer.transport import Transport
 
 READ_AHEAD = 4
@@ -127,8 +127,8 @@ class _Bulk:
 
     async def stop(self, pump: asyncio.Task[None]) -> None:
         """Ends what still runs; each task cancels its own request."""
-        await cancel_and_wait(pump)
-        await cancel_and_wait(*self._tasks)
+        await end_tasks([pump])
+        await end_tasks(self._tasks)
 
     async def _one(self, index: int, prompt: Prompt) -> None:
         try:

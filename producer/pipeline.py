@@ -14,7 +14,8 @@ from hiredis import pack_command
 from redis import exceptions
 from redis.asyncio import Redis, RedisCluster
 
-from penstock.producer.connection import BACKOFF, COMMAND_TIMEOUT_S, UNREACHABLE, RedisClient, cancel_and_wait
+from penstock.producer.connection import BACKOFF, COMMAND_TIMEOUT_S, UNREACHABLE, RedisClient
+from penstock.producer.tasks import end_tasks
 
 Command: TypeAlias = tuple[str | bytes | int, ...]
 
@@ -164,7 +165,7 @@ class Batcher:
 
     async def close(self) -> None:
         """Ends what is under way; who waits for it is cancelled."""
-        await cancel_and_wait(*self._senders)
+        await end_tasks(self._senders)
 
     async def _send(self) -> None:
         self._is_about_to_send = False

@@ -13,11 +13,12 @@ from redis import exceptions
 
 from penstock.producer import keys
 from penstock.producer.address import Address
-from penstock.producer.connection import UNREACHABLE, Fields, RedisClient, cancel_and_wait, connect_blocking
+from penstock.producer.connection import UNREACHABLE, Fields, RedisClient, connect_blocking
 from penstock.producer.errors import ConnectionLost, PenstockError, ReplyCorrupt, ReplyGone, ServerRefused
 from penstock.producer.ids import new_id, slot_of
 from penstock.producer.pipeline import Batcher
 from penstock.producer.streams import read_streams
+from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ReplyEntry, WireError, decode_reply
 
 log = logging.getLogger(__name__)
@@ -192,7 +193,7 @@ class _Line:
             self._not_empty.clear()
 
     async def close(self) -> None:
-        await cancel_and_wait(self._task, *self._wakes)
+        await end_tasks([self._task, *self._wakes])
         self._fail_all(ConnectionLost, "the client was closed")
         if self._num_wakes:
             # Where that fails or takes long, the key is left to expire.

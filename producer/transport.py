@@ -13,13 +13,14 @@ from redis import exceptions
 
 from penstock.producer import durable, keys
 from penstock.producer.address import parse_url
-from penstock.producer.connection import RedisClient, cancel_and_wait, connect, ensure_group, redis_errors
+from penstock.producer.connection import RedisClient, connect, ensure_group, redis_errors
 from penstock.producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused, UnknownRequest
 from penstock.producer.ids import new_id, random_slot
 from penstock.producer.pipeline import Batcher
 from penstock.producer.reader import ENDED, ReplyReader, decode_fields, find_gone, position
 from penstock.producer.scripts import Full, enqueue
 from penstock.producer.streams import read_newest, read_range
+from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ID_PATTERN, GenerateRequest, ReplyEntry
 
 State = Literal["unknown", "queued", "running", "lost", "finished"]
@@ -195,7 +196,7 @@ class Transport:
         cancels = {*self._background, *(asyncio.create_task(self._try_to_cancel(each)) for each in owned)}
         if cancels:
             await asyncio.wait(cancels, timeout=CLOSE_TIMEOUT_S)
-            await cancel_and_wait(*cancels)
+            await end_tasks(cancels)
         await self.reader.close()
         await self._batcher.close()
         await self._commands.aclose()

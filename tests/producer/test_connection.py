@@ -18,7 +18,6 @@ from penstock.producer import keys
 from penstock.producer.connection import (
     UNREACHABLE,
     RedisClient,
-    cancel_and_wait,
     connect,
     connect_blocking,
     ensure_group,
@@ -150,25 +149,6 @@ async def test_a_swallowed_cancellation_takes_effect_after_the_command(redis_url
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-async def test_cancel_and_wait_ends_a_task_that_swallows_a_cancellation() -> None:
-    num_swallowed = 0
-
-    async def stubborn() -> None:
-        nonlocal num_swallowed
-        while num_swallowed < 2:
-            try:
-                await asyncio.sleep(60)
-            except asyncio.CancelledError:
-                num_swallowed += 1
-        await asyncio.sleep(60)
-
-    task = asyncio.create_task(stubborn())
-    await asyncio.sleep(0)
-    await cancel_and_wait(task)
-    assert task.cancelled()
-    assert num_swallowed == 2
 
 
 @pytest.fixture

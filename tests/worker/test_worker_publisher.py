@@ -16,6 +16,7 @@ from penstock.engine.request import Output
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect
 from penstock.producer.pipeline import execute
+from penstock.producer.tasks import end_tasks
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.coalescing import Coalescing
 from penstock.worker.delivery.publisher import Publisher
@@ -24,7 +25,6 @@ from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim
 from penstock.worker.readiness import Readiness
-from penstock.worker.tasks import end_tasks
 
 
 @dataclass

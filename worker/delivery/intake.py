@@ -12,6 +12,7 @@ from redis import exceptions
 
 from penstock.engine.driver import EngineDriver
 from penstock.producer.connection import RedisClient, ensure_group
+from penstock.producer.tasks import end_tasks
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.claiming import Admitted, Claimer, Suspect
 from penstock.worker.delivery.entries import EntryReader, QueueEntry
@@ -21,7 +22,7 @@ from penstock.worker.errors import RedisRefused
 from penstock.worker.protocol import faults
 from penstock.worker.protocol.heartbeat import Heartbeat
 from penstock.worker.readiness import Readiness
-from penstock.worker.tasks import end_tasks, pause
+from penstock.worker.tasks import pause
 
 _log = structlog.get_logger(__name__)
 _PART = "intake"  # in readiness
