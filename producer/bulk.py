@@ -82,18 +82,18 @@ class _Bulk:
         self._timeout_s = timeout_s
         self._progress = BulkProgress(total=total)
         self._started_at = time.monotonic()
-        self._room_in_flight = asyncio.Semaphore(max_in_flight)
-        self._room_for_results = asyncio.Semaphore(READ_AHEAD * max_in_flight)
+        self._in_flight_budget = asyncio.Semaphore(max_in_flight)
+        self._result_budget = asyncio.Semaphore(READ_AHEAD * max_in_flight)
         self._finished: asyncio.Queue[BulkResult | Exception | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def pump(self, prompts: Iterable[Prompt] | AsyncIterable[Prompt]) -> None:
-        """Starts a task per prompt while there is room; an error of the iterable itself is handed to the consumer."""
+        """Starts a task per prompt within both budgets. An error of the iterable itself goes to the consumer."""
         try:
             count = 0
             async for prompt in _aiter(prompts):
-                await self._room_for_results.acquire()
-                await self._room_in_flight.acquire()
+                await self._result_budget.acquire()
+                await self._in_flight_budget.acquire()
                 self._advance(in_flight=self._progress.in_flight + 1)
                 task = asyncio.create_task(self._one(count, prompt))
                 self._tasks.add(task)
@@ -110,7 +110,7 @@ class _Bulk:
         while (item := await self._finished.get()) is not None:
             if isinstance(item, Exception):
                 raise item
-            self._room_for_results.release()
+            self._result_budget.release()
             yield item
 
     async def in_order(self) -> AsyncGenerator[BulkResult, None]:
@@ -121,7 +121,7 @@ class _Bulk:
                 raise item
             early[item.index] = item
             while index in early:
-                self._room_for_results.release()
+                self._result_budget.release()
                 yield early.pop(index)
                 index += 1
 
@@ -144,10 +144,10 @@ class _Bulk:
         except Exception as error:  # a mistake in the call, or in the caller's callback: it ends the loop there
             self._finished.put_nowait(error)
         finally:
-            self._room_in_flight.release()
+            self._in_flight_budget.release()
 
     async def _generate(self, index: int, prompt: Prompt) -> BulkResult:
-        enqueue = self._transport.enqueue_when_there_is_room
+        enqueue = self._transport.enqueue_when_not_full
         try:
             stream = send_and_follow(
                 self._transport, prompt, self._sampling, enqueue=enqueue, timeout_s=self._timeout_s

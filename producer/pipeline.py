@@ -35,7 +35,7 @@ async def execute(
     *,
     timeout_s: float = COMMAND_TIMEOUT_S,
 ) -> list[Any]:
-    """Sends `commands` as one pipeline. An error that the server answers stands in the place of that command's answer.
+    """Sends `commands` as one pipeline. An error reply takes the place of that command's answer.
 
     The asyncio pipeline of redis-py does much in Python for each command and each answer, which costs more than all the
     rest; on a single server the same connection is used without it. Answers are as the server gives them.
@@ -122,8 +122,8 @@ def script_hash(source: str) -> str:
 class Batcher:
     """Sends what the tasks of one event loop ask for at about the same time as one pipeline.
 
-    A command waits for the next turn of the event loop, so that those of one turn go together. While `MAX_PIPELINES`
-    are under way, what comes waits and goes together as well. Under Redis Cluster each command goes by itself, for its
+    A command waits for the next pass of the event loop, so that those of one pass go together. While `MAX_PIPELINES`
+    are in flight, new commands wait and go together as well. Under Redis Cluster each command goes by itself, for its
     keys tell where to.
 
     Args:

@@ -17,7 +17,7 @@ _ENQUEUE = lua.load("penstock.producer", "enqueue")
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The request stands in the queue as `entry_id`; `again` if it already did before this call."""
+    """The request is in the queue as `entry_id`; `again` if it was before this call."""
 
     entry_id: str
     again: bool

@@ -24,8 +24,8 @@ from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ID_PATTERN, GenerateRequest, ReplyEntry
 
 State = Literal["unknown", "queued", "running", "lost", "finished"]
-"""Where a request stands. `queued` may be again, after a worker gave it back. `lost`: its worker is gone, and it waits
-for another one to go on where that one stopped. `unknown`: as `UnknownRequest` has it."""
+"""The state of a request. A request that a draining worker handed back is `queued` again. `lost`: its worker is gone,
+and the takeover by another one is due. `unknown`: see `UnknownRequest`."""
 
 CANCEL_TTL_S = 86_400
 CLOSE_TIMEOUT_S = 2.0
@@ -94,7 +94,7 @@ class Transport:
         if self._is_durable:
             await self._confirm(request.id)
 
-    async def enqueue_when_there_is_room(self, request: GenerateRequest) -> None:
+    async def enqueue_when_not_full(self, request: GenerateRequest) -> None:
         """Like `enqueue`, but waits while the queue is full, asking again after 0.1 to 2 s."""
         delay_s = 0.1
         while True:
@@ -122,7 +122,7 @@ class Transport:
                 task.add_done_callback(self._background.discard)
 
     async def state(self, queue: str, request_id: str) -> State:
-        """Where the request stands now, from what its workers noted and the last one's heartbeat.
+        """The request's state now, from what its workers noted and the last one's heartbeat.
 
         Raises:
             ReplyGone: it ended and its reply expired.

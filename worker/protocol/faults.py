@@ -44,15 +44,15 @@ def is_passing(error: BaseException) -> bool:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether Redis will go on refusing what this worker does, whatever the request."""
+    """Whether Redis will keep refusing what this worker does, whatever the request."""
     return isinstance(error, _FINAL_TYPES) or str(error).startswith(_FINAL_WORDS)
 
 
 def raise_if_final(error: BaseException) -> None:
-    """Passes if another try or another request may fare better.
+    """Does nothing where a retry or another request may succeed.
 
     Raises:
-        RedisRefused: Redis will go on refusing what a worker must do.
+        RedisRefused: Redis will keep refusing what a worker must do.
     """
     if is_final(error):
         raise RedisRefused(f"Redis refuses what a worker must do: {error}") from error
@@ -62,7 +62,7 @@ async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> N
     """Runs one round of a periodic task; trouble with Redis makes the worker unready, and the next round tries again.
 
     Raises:
-        RedisRefused: the server will go on refusing.
+        RedisRefused: the server will keep refusing.
     """
     try:
         await work
