@@ -15,8 +15,8 @@ from redis import exceptions
 from penstock.engine.driver import EngineDriver, StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.producer import keys
-from penstock.producer.address import Address
-from penstock.producer.connection import RedisClient, connect, connect_blocking
+from penstock.producer.redis.address import Address
+from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
 from penstock.producer.tasks import end_tasks
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import TextEncoder

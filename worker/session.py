@@ -14,7 +14,7 @@ from redis import exceptions
 
 from penstock.engine.driver import EngineDriver
 from penstock.engine.generation_defaults import GenerationDefaults
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.producer.tasks import end_tasks
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import TextEncoder

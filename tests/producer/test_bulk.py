@@ -11,8 +11,8 @@ from fakes import ScriptedReply, ScriptedWorker, echo, eventually
 
 from penstock.producer import AsyncClient, GenerateRequest, ReplyTimeout, RequestFailed, RequestRefused, keys
 from penstock.producer.bulk import READ_AHEAD
-from penstock.producer.connection import RedisClient
 from penstock.producer.progress import BulkProgress
+from penstock.producer.redis.connection import RedisClient
 
 
 class Gates:

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sized
 
 import pytest
 
-from penstock.producer.feed import drive
-from penstock.producer.loop_thread import LoopThread
+from penstock.producer.blocking.feed import drive
+from penstock.producer.blocking.loop_thread import LoopThread
 
 PATIENCE_S = 60
 

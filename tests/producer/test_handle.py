@@ -9,8 +9,8 @@ import pytest
 from fakes import ScriptedReply, ScriptedWorker
 
 from penstock.producer import AsyncClient, Chunk, ReplyTimeout
-from penstock.producer.assembly import Assembler
 from penstock.producer.handle import ReplyStream
+from penstock.producer.reading.assembly import Assembler
 
 
 async def test_a_stream_has_its_reply_only_at_its_end(redis_url: str) -> None:

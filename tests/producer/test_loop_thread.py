@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.producer.loop_thread import LoopThread
+from penstock.producer.blocking.loop_thread import LoopThread
 
 PATIENCE_S = 60
 

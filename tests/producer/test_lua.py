@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import pkgutil
+from importlib import import_module
 from importlib.resources import files
 
 import pytest
 
-from penstock.producer import lua, scripts
-from penstock.producer.connection import RedisClient
-from penstock.worker.protocol import dead_letters
-from penstock.worker.protocol.scripts import claims, entries, presence
+from penstock.producer.redis import lua
+from penstock.producer.redis.connection import RedisClient
 
-FRAGMENTS = {"owned", "sized", "letter"}
+PACKAGES = ("penstock.producer.redis", "penstock.worker.protocol")
 LOADED = [
-    (f"{module.__name__}.{name}", text)
-    for module in (scripts, claims, entries, presence, dead_letters)
-    for name, text in vars(module).items()
+    (f"{module.name.removeprefix('penstock.')}.{name}", text)
+    for package in PACKAGES
+    for module in pkgutil.walk_packages(import_module(package).__path__, f"{package}.")
+    for name, text in vars(import_module(module.name)).items()
     if name.startswith("_") and isinstance(text, str) and "redis.call(" in text
 ]
 
@@ -33,15 +34,14 @@ def test_what_several_scripts_share_comes_before_theirs() -> None:
 
 def test_a_script_that_is_not_there_is_named() -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.lua"):
-        lua.load("penstock.producer", "nothing")
+        lua.load("penstock.producer.redis", "nothing")
 
 
 def test_every_file_is_loaded_by_somebody() -> None:
     texts = [text for _, text in LOADED]
-    for package in ("penstock.producer", "penstock.worker.protocol"):
+    for package in PACKAGES:
         for name, text in scripts_of(package).items():
             assert any(text in loaded for loaded in texts), name
-    assert len(LOADED) == 2 + len(scripts_of("penstock.worker.protocol")) - len(FRAGMENTS)  # enqueue, and TIME inline
 
 
 @pytest.mark.parametrize(("name", "script"), LOADED, ids=[name for name, _ in LOADED])

@@ -18,8 +18,8 @@ from redis.asyncio import RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode, PipelineCommand
 from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool
 
-from penstock.producer import connection
-from penstock.producer.connection import connect
+from penstock.producer.redis import connection
+from penstock.producer.redis.connection import connect
 
 OVERRIDDEN = [
     (AbstractConnection, "pack_command", ["self", "*args"], connection._Lean),

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import exceptions
 
-from penstock.producer.connection import RedisClient, connect_blocking
-from penstock.producer.streams import pairs, read_newest, read_range, read_streams, stream_entries
+from penstock.producer.redis.connection import RedisClient, connect_blocking
+from penstock.producer.redis.streams import pairs, read_newest, read_range, read_streams, stream_entries
 
 A, B = "{s}a", "{s}b"  # of one hash slot
 

@@ -9,7 +9,7 @@ import pytest
 from fakes import eventually
 
 from penstock.producer import QueueFull, ReplyGone, UnknownRequest, keys, transport
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.producer.transport import Transport, check_name
 from penstock.producer.wire import ChunkEntry, GenerateRequest, OwnEntry, encode_reply
 

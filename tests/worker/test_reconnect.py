@@ -16,7 +16,7 @@ from worker_harness import eventually
 
 from penstock.engine.request import Output
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.producer.tasks import end_tasks
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import reconnect

@@ -14,8 +14,8 @@ from worker_harness import TIMEOUT_S, eventually
 
 from penstock.engine.request import Output
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect
-from penstock.producer.pipeline import execute
+from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.redis.pipeline import execute
 from penstock.producer.tasks import end_tasks
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.coalescing import Coalescing

@@ -16,8 +16,8 @@ from penstock.engine.errors import RequestError
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import Request
 from penstock.producer import keys
-from penstock.producer.connection import Fields, RedisClient
-from penstock.producer.pipeline import Batcher
+from penstock.producer.redis.connection import Fields, RedisClient
+from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.wire import GenerateRequest, WireError, parse_request
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import TextEncoder, check_limits, encode_prompt, to_engine_request

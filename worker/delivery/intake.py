@@ -11,7 +11,7 @@ import structlog
 from redis import exceptions
 
 from penstock.engine.driver import EngineDriver
-from penstock.producer.connection import RedisClient, ensure_group
+from penstock.producer.redis.connection import RedisClient, ensure_group
 from penstock.producer.tasks import end_tasks
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.claiming import Admitted, Claimer, Suspect

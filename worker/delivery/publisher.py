@@ -12,8 +12,8 @@ import structlog
 from redis.asyncio import RedisCluster
 
 from penstock.engine.request import FinishReason, Output
-from penstock.producer.connection import RedisClient
-from penstock.producer.pipeline import Command, Reconnected, execute
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.pipeline import Command, Reconnected, execute
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import reconnect, writes
 from penstock.worker.delivery.coalescing import Coalescing

@@ -17,7 +17,7 @@ from typing import Literal
 
 from redis.asyncio import Redis
 
-from penstock.producer.connection import RedisClient, on_new_connections
+from penstock.producer.redis.connection import RedisClient, on_new_connections
 from penstock.worker.delivery.requests import LiveRequest
 from penstock.worker.protocol.scripts import Standing
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.engine.request import FinishReason, Output, TokenLogprob
 from penstock.producer import keys
-from penstock.producer.pipeline import Command
+from penstock.producer.redis.pipeline import Command
 from penstock.worker.protocol.scripts import Claim
 
 # The reason of the whole, when choices ended differently, is the first of these that occurs.

@@ -15,9 +15,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from penstock.producer import keys, lua
-from penstock.producer.connection import RedisClient
-from penstock.producer.streams import read_range
+from penstock.producer import keys
+from penstock.producer.redis import lua
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.streams import read_range
 from penstock.producer.wire import MAX_FIELDS
 
 PAGE = 50  # letters read at a time; each may hold a whole request

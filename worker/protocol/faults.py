@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 import structlog
 from redis import exceptions
 
-from penstock.producer.connection import UNREACHABLE
+from penstock.producer.redis.connection import UNREACHABLE
 from penstock.worker.errors import RedisRefused
 from penstock.worker.readiness import Readiness
 

@@ -8,7 +8,7 @@ import pytest
 from script_calls import STREAM
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
 
 
 @pytest.fixture

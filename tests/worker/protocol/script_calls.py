@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
-from penstock.producer.pipeline import Command
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.pipeline import Command
 
 STREAM = keys.requests("q")
 

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import pytest
 from redis import exceptions
 
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.errors import RedisRefused
 from penstock.worker.protocol import faults
 from penstock.worker.readiness import Readiness

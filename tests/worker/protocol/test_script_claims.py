@@ -11,7 +11,7 @@ from redis import exceptions
 from script_calls import run
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.scripts import Claim, NotClaimed, Standing
 

@@ -8,7 +8,7 @@ from script_calls import STREAM, owned, owners, run
 from worker_harness import eventually
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.protocol import dead_letters, faults, scripts
 
 LETTERS = keys.dead("q")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from script_calls import STREAM, owned, owners, run
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Rival
 

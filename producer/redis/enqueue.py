@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from penstock.producer import keys, lua
+from penstock.producer import keys
+from penstock.producer.redis import lua
 from penstock.producer.wire import MAX_FIELDS
 
 Execute: TypeAlias = Callable[..., Awaitable[Any]]
 """Sends one command, given as its parts: `execute_command` of a client, or `execute` of a `Batcher`."""
 
-_ENQUEUE = lua.load("penstock.producer", "enqueue")
+_ENQUEUE = lua.load("penstock.producer.redis", "enqueue")
 
 
 @dataclass(frozen=True, slots=True)
