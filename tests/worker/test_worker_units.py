@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock.engine.errors import InvalidRequest, PromptTooLong
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import Output, TokenLogprob
-from penstock.producer.redis.connection import connect
+from penstock.producer.connection import connect
 from penstock.producer.wire import ChunkEntry, GenerateRequest, decode_reply, encode_reply
 from penstock.producer.wire import TokenLogprob as WireLogprob
 from penstock.worker.chaos.fake_engine import FakeText
@@ -26,18 +26,19 @@ from penstock.worker.config import WorkerConfig, default_name
 from penstock.worker.delivery import writes
 from penstock.worker.delivery.admission import check_limits, encode_prompt, to_engine_request
 from penstock.worker.delivery.ending import end_entry, printable
+from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.delivery.journal import JournalError, read_journal
-from penstock.worker.delivery.requests import LiveRequest, ServerClock, Signal
+from penstock.worker.delivery.requests import LiveRequest
 from penstock.worker.errors import BadWorkerConfig, WorkerError
 from penstock.worker.logs import configure_logs
 from penstock.worker.protocol.scripts import Claim
-from penstock.worker.tasks import Shared
+from penstock.worker.tasks import Shared, Signal
 
 
 def make_live(n: int = 1) -> LiveRequest:
     claim = Claim(3, "i", False, False, 1_700_000_000_500, 1_700_000_000_400, 1, 0, 0, 0)
-    clock = ServerClock(claim.server_ms, time.monotonic())
-    live = LiveRequest("q", "r", "1700000000000-0", claim, clock, structlog.get_logger(), {})
+    entry, asked = QueueEntry("1700000000000-0", {}, 0), GenerateRequest(prompt="x", n=n)
+    live = LiveRequest("q", "r", entry, claim, time.monotonic(), asked, structlog.get_logger())
     live.resume([type(live.choices[0])(index) for index in range(n)])
     return live
 
@@ -168,9 +169,9 @@ def test_a_chunk_put_back_is_taken_again_in_order_under_a_new_id() -> None:
 def test_the_whole_takes_the_gravest_reason() -> None:
     live = make_live(n=3)
     for index, reason in enumerate(("stop", "length", "stop")):
-        assert live.end is None
+        assert live.finish_reason is None
         live.add(Output("r", index, 0, (1,), "a", finish_reason=reason))  # type: ignore[arg-type]
-    end = end_entry(live, live.end or "error")
+    end = end_entry(live)
     assert (end.finish_reason, end.finish_reasons) == ("length", ("stop", "length", "stop"))
     assert (end.queued_ms, end.completion_tokens) == (400, 3)
     assert end.ttft_ms is not None
