@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock.engine.errors import InvalidRequest, PromptTooLong
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import Output, TokenLogprob
-from penstock.producer.connection import connect
+from penstock.producer.redis.connection import connect
 from penstock.producer.wire import ChunkEntry, GenerateRequest, decode_reply, encode_reply
 from penstock.producer.wire import TokenLogprob as WireLogprob
 from penstock.worker.chaos.fake_engine import FakeText
