@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, ByteSize, Field, ValidationError, field_va
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from penstock.producer.address import parse_url
+from penstock.producer.redis.address import parse_url
 from penstock.worker.config import WorkerConfig
 
 PREFIX = "PENSTOCK_"

@@ -22,7 +22,7 @@ from penstock.worker.bench.options import LoadOptions
 from penstock.worker.bench.recorder import Recorder
 from penstock.worker.bench.report import Report
 from penstock.worker.bench.summary import Summary
-from penstock.worker.cli.errors import CommandFailed
+from penstock.worker.cli.errors import USAGE, CommandFailed
 from penstock.worker.cli.progress import shown
 from penstock.worker.local.embedded import EmbeddedServer, EmbeddedServerError
 from penstock.worker.local.worker_process import WorkerEnded, local_worker, wait_joined
@@ -30,7 +30,6 @@ from penstock.worker.logs import configure_logs
 from penstock.worker.settings import Settings, flag, group_of, load_settings
 
 DEFAULT_VOCAB_SIZE = 1024
-USAGE = 2  # exit status
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ def bench_service(
     if not embedded:
         punctual.run(client.measure(settings.redis_url, settings.queue, options.vocab_size or DEFAULT_VOCAB_SIZE, {}))
         return
-    from penstock.worker.cli.bench_model import resolved  # loads jax
+    from penstock.worker.cli.bench_checkpoint import resolved  # loads jax
 
     settings, vocab_size, name = resolved(settings)
     try:

@@ -1,6 +1,6 @@
 -- KEYS: heartbeat, drain.
 --
--- Whoever finds another instance in the key lets it stand: so of two processes of one name only one goes on.
+-- A key that holds another instance is left alone, so of two processes with one name only one keeps running.
 local instance, ttl = unpack(ARGV)
 local function read(key)
   local value = redis.pcall('GET', key)

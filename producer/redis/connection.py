@@ -22,8 +22,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 
 from penstock.producer import keys
-from penstock.producer.address import Address, parse_url
 from penstock.producer.errors import ConnectionLost, ServerRefused
+from penstock.producer.redis.address import Address, parse_url
 
 RedisClient: TypeAlias = Redis | RedisCluster
 Fields: TypeAlias = dict[bytes, bytes]
@@ -83,7 +83,7 @@ def connect_blocking(url: str | Address, *, decode: bool, block_s: float, name: 
 def redis_errors(address: Address) -> Iterator[None]:
     """Turns the Redis library's exceptions into ours, naming the server but not the credentials.
 
-    A cancellation that the library swallowed (`cancel_and_wait` says how) takes effect at the end of the block.
+    A cancellation that the library swallowed (`end_tasks` says how) takes effect at the end of the block.
 
     Raises:
         ConnectionLost: the server can't be reached or does not answer.
@@ -101,20 +101,6 @@ def redis_errors(address: Address) -> Iterator[None]:
         raise ConnectionLost(f"no connection to Redis at {address}: {error}") from error
     except exceptions.RedisError as error:
         raise ServerRefused(f"Redis at {address} refused: {error}") from error
-
-
-async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Ends tasks that use Redis, and swallows how they ended.
-
-    One `cancel` may not do: up to Python 3.11 `asyncio.wait_for`, which the Redis library sends with, swallows one that
-    comes in the moment when the sending is done. The task then goes on to its next wait.
-    """
-    pending = {task for task in tasks if not task.done()}
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=0.05)
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def on_new_connections(redis: RedisClient, hook: Callable[[], Awaitable[None]]) -> None:

@@ -64,7 +64,7 @@ class LoopThread:
         self._loop = asyncio.get_running_loop()
         self._started.set()
         await self._stopping.wait()
-        self._loop = None  # from here on callers are told that it is closed
+        self._loop = None  # from here on callers get an error
 
     def _keep(self, task: asyncio.Task[object]) -> None:
         """The loop itself holds tasks only weakly."""

@@ -74,8 +74,8 @@ class Assembler:
 class _Choice:
     """One choice as far as it was read.
 
-    `_at` is where the writer stands, (tokens, characters). It falls behind what was read while a new worker repeats
-    itself, and then meets one of `_ends`: how many characters the first k tokens had, for each k that ended a chunk.
+    `_at` is the writer's position, (tokens, characters). It falls behind what was read while a takeover repeats tokens,
+    and then meets one of `_ends`: how many characters the first k tokens had, for each k that ended a chunk.
     """
 
     def __init__(self) -> None:

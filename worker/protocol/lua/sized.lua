@@ -1,8 +1,8 @@
--- Entries are handed out as {id, bytes, whether all its fields are here, fields}, until they have `most` bytes together.
+-- Answers hold {id, bytes, whether all its fields are here, fields} of each entry, until `most` bytes are reached.
 local group, worker, count, limit, most = unpack(ARGV, 1, 5)
 local found, bytes = {}, 0
 limit, most = tonumber(limit), tonumber(most)
-local function hand_out(id, fields)
+local function add(id, fields)
   local size, kept = 0, {}
   for i = 1, #fields do size = size + #fields[i] end
   bytes = bytes + size

@@ -12,12 +12,13 @@ from collections import deque
 from redis import exceptions
 
 from penstock.producer import keys
-from penstock.producer.address import Address
-from penstock.producer.connection import UNREACHABLE, Fields, RedisClient, cancel_and_wait, connect_blocking
 from penstock.producer.errors import ConnectionLost, PenstockError, ReplyCorrupt, ReplyGone, ServerRefused
 from penstock.producer.ids import new_id, slot_of
-from penstock.producer.pipeline import Batcher
-from penstock.producer.streams import read_streams
+from penstock.producer.redis.address import Address
+from penstock.producer.redis.connection import UNREACHABLE, Fields, RedisClient, connect_blocking
+from penstock.producer.redis.pipeline import Batcher
+from penstock.producer.redis.streams import read_streams
+from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ReplyEntry, WireError, decode_reply
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class ReplyReader:
     to a wake-up stream of its own that the XREAD reads as well, so that it returns at once and starts anew with the
     longer list. An XREAD without a group changes nothing on the server, so it may be lost, repeated or abandoned.
 
-    When the connection fails, reading goes on after the last entry seen of each stream, with growing random delays.
+    When the connection fails, reading resumes after the last entry seen of each stream, with jittered backoff.
     Only when Redis stayed away for `give_up_after_s` do the waiting subscriptions fail, with `ConnectionLost`.
     """
 
@@ -192,7 +193,7 @@ class _Line:
             self._not_empty.clear()
 
     async def close(self) -> None:
-        await cancel_and_wait(self._task, *self._wakes)
+        await end_tasks([self._task, *self._wakes])
         self._fail_all(ConnectionLost, "the client was closed")
         if self._num_wakes:
             # Where that fails or takes long, the key is left to expire.
@@ -277,7 +278,7 @@ class _Line:
                 sub.rewind()
 
     async def _check_quiet_ones(self) -> None:
-        """Fails the subscriptions whose stream vanished: XREAD would wait for it for ever."""
+        """Fails the subscriptions whose stream vanished: XREAD would wait for it without end."""
         now = time.monotonic()
         if now - self._checked_at < GONE_CHECK_S:
             return
@@ -296,7 +297,7 @@ class _Line:
                 sub.fail(_expired(sub))
 
     async def _failed_by_own_fault(self, error: Exception) -> bool:
-        """Whether single streams made the whole XREAD fail (wrong type, no permission); their readers are told."""
+        """Whether single streams made the whole XREAD fail (wrong type, no permission); their readers get the error."""
         if not isinstance(error, exceptions.ResponseError) or isinstance(error, UNREACHABLE):
             return False
         any_failed = False

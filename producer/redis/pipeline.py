@@ -7,14 +7,15 @@ import functools
 import hashlib
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 from hiredis import pack_command
 from redis import exceptions
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
 
-from penstock.producer.connection import BACKOFF, COMMAND_TIMEOUT_S, UNREACHABLE, RedisClient, cancel_and_wait
+from penstock.producer.redis.connection import BACKOFF, COMMAND_TIMEOUT_S, UNREACHABLE, RedisClient
+from penstock.producer.tasks import end_tasks
 
 Command: TypeAlias = tuple[str | bytes | int, ...]
 
@@ -34,13 +35,13 @@ async def execute(
     *,
     timeout_s: float = COMMAND_TIMEOUT_S,
 ) -> list[Any]:
-    """Sends `commands` as one pipeline. An error that the server answers stands in the place of that command's answer.
+    """Sends `commands` as one pipeline. An error reply takes the place of that command's answer.
 
     The asyncio pipeline of redis-py does much in Python for each command and each answer, which costs more than all the
     rest; on a single server the same connection is used without it. Answers are as the server gives them.
 
-    A script (EVAL) is sent as its hash there, and whole only to a server that does not know it, after the other
-    commands: what follows a script in one pipeline must not depend on it.
+    A script (EVAL) is sent as its hash, and whole only to a server that does not know it, after the other commands:
+    what follows a script in one pipeline must not depend on it.
 
     Args:
         redis: where to.
@@ -55,23 +56,14 @@ async def execute(
     if not isinstance(redis, Redis):
         if not may_send():
             raise Reconnected
-        pipeline = redis.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
-        return await pipeline.execute(raise_on_error=False)
+        return await _exchange_hashed(functools.partial(_exchange_with_cluster, redis), commands)
     connection: Any = await redis.connection_pool.get_connection()  # type: ignore[no-untyped-call]
     if not may_send():
         await redis.connection_pool.release(connection)
         raise Reconnected
     try:
         async with asyncio.timeout(timeout_s):
-            answers = await _exchange(connection, [_hashed(command) for command in commands])
-            unknown = [place for place, answer in enumerate(answers) if isinstance(answer, exceptions.NoScriptError)]
-            if unknown:
-                whole = await _exchange(connection, [commands[place] for place in unknown])
-                for place, answer in zip(unknown, whole, strict=True):
-                    answers[place] = answer
-            return answers
+            return await _exchange_hashed(functools.partial(_exchange, connection), commands)
     except BaseException:  # answers that nobody read would be taken for those of the next commands
         await connection.disconnect(nowait=True)
         raise
@@ -79,35 +71,59 @@ async def execute(
         await redis.connection_pool.release(connection)
 
 
+Exchange: TypeAlias = Callable[[Sequence[Command]], Awaitable[list[Any]]]
+
+
+async def _exchange_hashed(exchange: Exchange, commands: Sequence[Command]) -> list[Any]:
+    answers = await exchange([_hashed(command) for command in commands])
+    unknown = [place for place, answer in enumerate(answers) if isinstance(answer, exceptions.NoScriptError)]
+    if unknown:
+        whole = await exchange([commands[place] for place in unknown])
+        for place, answer in zip(unknown, whole, strict=True):
+            answers[place] = answer
+    return answers
+
+
 async def _exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
     await connection.send_packed_command([b"".join([pack_command(cast("Any", command)) for command in commands])])
     return [await _read(connection) for _ in commands]
+
+
+async def _read(connection: Any) -> Any:
+    try:
+        # one timer for all answers is cheaper than one for each
+        return await connection.read_response(timeout=math.inf)
+    except exceptions.ResponseError as error:
+        return error
+
+
+async def _exchange_with_cluster(redis: RedisCluster, commands: Sequence[Command]) -> list[Any]:
+    if len(commands) == 1:  # a pipeline of the library's closes the connections of everybody when a node is lost
+        try:
+            return [await redis.execute_command(*commands[0])]
+        except exceptions.ResponseError as error:
+            return [error]
+    pipeline = redis.pipeline(transaction=False)
+    for command in commands:
+        pipeline.execute_command(*command)
+    return await pipeline.execute(raise_on_error=False)
 
 
 def _hashed(command: Command) -> Command:
     return ("EVALSHA", script_hash(str(command[1])), *command[2:]) if command[0] == "EVAL" else command
 
 
-@functools.cache  # there are a dozen scripts
+@functools.cache  # there are two dozen scripts
 def script_hash(source: str) -> str:
     """By which EVALSHA names a script."""
     return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
-async def _read(connection: Any) -> Any:
-    try:
-        return await connection.read_response(
-            timeout=math.inf
-        )  # one timer for all answers is cheaper than one for each
-    except exceptions.ResponseError as error:
-        return error
-
-
 class Batcher:
     """Sends what the tasks of one event loop ask for at about the same time as one pipeline.
 
-    A command waits for the next turn of the event loop, so that those of one turn go together. While `MAX_PIPELINES`
-    are under way, what comes waits and goes together as well. Under Redis Cluster each command goes by itself, for its
+    A command waits for the next pass of the event loop, so that those of one pass go together. While `MAX_PIPELINES`
+    are in flight, new commands wait and go together as well. Under Redis Cluster each command goes by itself, for its
     keys tell where to.
 
     Args:
@@ -130,7 +146,7 @@ class Batcher:
             RedisError, OSError: the server's error, or the connection failed and the command may have been executed.
         """
         if not isinstance(self._redis, Redis):
-            return await self._redis.execute_command(*command)
+            return await self._execute_alone(command)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         self._waiting.append((command, answer))
@@ -141,9 +157,15 @@ class Batcher:
             sender.add_done_callback(self._senders.discard)
         return await answer
 
+    async def _execute_alone(self, command: Command) -> Any:
+        [answer] = await execute(self._redis, [command])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
     async def close(self) -> None:
         """Ends what is under way; who waits for it is cancelled."""
-        await cancel_and_wait(*self._senders)
+        await end_tasks(self._senders)
 
     async def _send(self) -> None:
         self._is_about_to_send = False
