@@ -179,7 +179,7 @@ def measure_steps(
         max_model_len=max(context, *prompts),
     )
     deployment = deploy(config, model)
-    geometry = deployment.geometry(config, deployment.max_model_len)
+    geometry = deployment.geometry(deployment.max_model_len)
     spec = deployment.cache_spec(max(batches) * geometry.pages_per_seq + 1)
     runner = loaded_runner(deployment, geometry, spec)
     figures = []

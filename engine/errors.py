@@ -37,3 +37,8 @@ class PromptTooLong(RequestError):
     """A prompt, or prompt and max_tokens, that can never fit."""
 
     code = "too_long"
+
+
+def failure_message(error: Exception) -> str:
+    """What the client of a request reads over which the engine stumbled."""
+    return f"the engine failed at this request: {type(error).__name__}: {error}"

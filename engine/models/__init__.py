@@ -9,7 +9,15 @@ from typing import Any
 from penstock.engine.errors import ConfigError
 from penstock.engine.files import shown
 from penstock.engine.models.config import ModelConfig, RopeConfig
-from penstock.engine.models.decoder import Attend, Decoder, LayerCache, LayerRun, StackedCache, layer_runs
+from penstock.engine.models.decoder import (
+    Attend,
+    Decoder,
+    LayerCache,
+    LayerRun,
+    StackedCache,
+    layer_runs,
+    num_parameters,
+)
 from penstock.engine.models.family import Family, ParamPath
 from penstock.engine.models.llama import LLAMA
 from penstock.engine.models.mistral import MISTRAL
@@ -29,6 +37,7 @@ __all__ = [
     "StackedCache",
     "family_of",
     "layer_runs",
+    "num_parameters",
 ]
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

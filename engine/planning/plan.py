@@ -218,8 +218,8 @@ def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layou
             f"the weights take {weight_bytes} bytes of the {chip.hbm_bytes} that a {chip.name} device has, which "
             f"leaves no room for pages: raise tensor_parallel above {config.tensor_parallel}, or take a larger slice"
         )
-    spec = with_pages(deployment, config, free)
-    geometry = deployment.geometry(config, min(deployment.max_model_len, (spec.num_pages - 1) * spec.page_size))
+    spec = with_pages(deployment, free)
+    geometry = deployment.geometry(min(deployment.max_model_len, (spec.num_pages - 1) * spec.page_size))
     return _Layout(
         chip=chip,
         device=placement.mesh.devices.flat[0],
@@ -229,7 +229,7 @@ def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layou
         cache=attention.abstract_cache(spec),
         cache_bytes=spec.num_pages * deployment.page_bytes,
         weight_bytes=weight_bytes,
-        decode_steps=deployment.decode_steps(config) or 1,
+        decode_steps=deployment.decode_steps or 1,
     )
 
 

@@ -99,7 +99,7 @@ def test_a_step_copies_no_pages_and_leaves_the_device_never(tensor: int, num_tok
     deployment = deploy(config, llama(num_layers=2), h100.devices(tensor))
     assert deployment.attention.name == "triton"
     assert deployment.page_size == 64
-    spec = with_pages(deployment, config, 0)
+    spec = with_pages(deployment, 0)
     steps, cache = abstract_steps(config, deployment)
     compiled = steps.backbone(num_tokens, cache).compile()
     text = compiled.as_text()
@@ -138,10 +138,10 @@ def abstract_steps(config: EngineConfig, deployment: Deployment) -> tuple[Steps,
     steps = Steps(
         abstract_model(deployment.model, deployment.placement, stacked=False),
         deployment.attention,
-        deployment.geometry(config, deployment.max_model_len),
+        deployment.geometry(deployment.max_model_len),
         deployment.placement,
     )
-    return steps, deployment.attention.abstract_cache(with_pages(deployment, config, 0))
+    return steps, deployment.attention.abstract_cache(with_pages(deployment, 0))
 
 
 def kernel_names(ptx: str) -> list[str]:

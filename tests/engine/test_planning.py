@@ -150,10 +150,11 @@ def test_page_tables_follow_the_rule_of_scalar_memory() -> None:
 
 def test_on_tpu_a_dispatch_holds_one_step_unless_set() -> None:
     here = deploy(EngineConfig(), llama_8b())
-    on_tpu = replace(here, platform="tpu")
-    assert here.decode_steps(EngineConfig()) is None
-    assert on_tpu.decode_steps(EngineConfig()) == 1
-    assert on_tpu.decode_steps(EngineConfig(decode_steps=4)) == 4
+    tpu: Any = SimpleNamespace(platform="tpu")
+    on_tpu = replace(here, devices=(tpu,))
+    assert here.decode_steps is None
+    assert on_tpu.decode_steps == 1
+    assert replace(on_tpu, config=EngineConfig(decode_steps=4)).decode_steps == 4
 
 
 def test_a_compiler_that_does_not_know_our_options_compiles_without_them() -> None:
