@@ -19,10 +19,10 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
-from penstock.engine.batch import Batch
-from penstock.engine.checkpoint import random_model
 from penstock.engine.deployment import deploy
+from penstock.engine.execution.batch import Batch
 from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import ModelConfig, RopeConfig
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.worker.bench.report import append_result

@@ -18,9 +18,9 @@ from penstock.engine.attention import (
     check_page_table,
     page_size_for,
 )
-from penstock.engine.batch import Geometry
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
+from penstock.engine.execution.batch import Geometry
 from penstock.engine.models import ModelConfig
 from penstock.engine.models.packed import can_pack
 from penstock.engine.native import NativeLibrary

@@ -10,26 +10,26 @@ from pathlib import Path
 import jax
 
 from penstock.engine.attention import KVCacheSpec
-from penstock.engine.batch import BatchBuilder, stop_ids
-from penstock.engine.checkpoint import load_model, read_model_config, resolve
-from penstock.engine.compilation import keep_compilations
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.errors import ConfigError, InvalidRequest, PromptTooLong, failure_message
+from penstock.engine.execution.batch import BatchBuilder, stop_ids
+from penstock.engine.execution.compilation import keep_compilations
+from penstock.engine.execution.runner import InFlight, Progress, Runner
+from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT, Logprobs
+from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
+from penstock.engine.loading.checkpoint import load_model, read_model_config, resolve
 from penstock.engine.models import Decoder, num_parameters
 from penstock.engine.models.packed import pack_weights
-from penstock.engine.pace import Pace
-from penstock.engine.page_pool import PagePool
 from penstock.engine.request import MAX_STOP_TOKENS, FinishReason, Output, Request, SamplingParams, TokenLogprob
-from penstock.engine.runner import InFlight, Progress, Runner
-from penstock.engine.sampling import NOT_A_TOKEN, NOTHING_LEFT, Logprobs
-from penstock.engine.scheduler import Plan, Row, Scheduler, SequenceFailed
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.pace import Pace
+from penstock.engine.scheduling.page_pool import PagePool
+from penstock.engine.scheduling.scheduler import Plan, Row, Scheduler, SequenceFailed
+from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.stats import EngineInfo, EngineStats
 from penstock.engine.text.stream import TextStream
 from penstock.engine.text.tokenizer import Tokenizer
-from penstock.engine.warm_up import warm_up
 
 _DEFAULT_KV_CACHE_BYTES = 2**30
 _SHARE_OF_FREE_MEMORY = 0.9

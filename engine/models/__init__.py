@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from penstock.engine.errors import ConfigError
-from penstock.engine.files import shown
+from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.config import ModelConfig, RopeConfig
 from penstock.engine.models.decoder import (
     Attend,

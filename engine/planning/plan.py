@@ -12,18 +12,18 @@ import jax
 import jax.numpy as jnp
 
 from penstock.engine.attention import KVCacheSpec, ShardedAttention
-from penstock.engine.batch import Geometry
-from penstock.engine.checkpoint import abstract_model
-from penstock.engine.compilation import printed
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.errors import ConfigError
+from penstock.engine.execution.batch import Geometry
+from penstock.engine.execution.compilation import printed
+from penstock.engine.execution.runner import Steps
+from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig
 from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.hlo import Program, Traffic
 from penstock.engine.planning.roofline import Step, decode_step, prefill_step
 from penstock.engine.planning.topology import chip_of, devices_of
-from penstock.engine.runner import Steps
 
 SHARE_OF_FREE_MEMORY = 0.9  # that the engine gives to pages, too
 

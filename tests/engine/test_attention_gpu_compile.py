@@ -16,13 +16,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, ShardedAttention
 from penstock.engine.attention.triton import TritonAttention
-from penstock.engine.batch import Geometry
-from penstock.engine.checkpoint import abstract_model
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
+from penstock.engine.execution.batch import Geometry
+from penstock.engine.execution.runner import Steps, _compute_hidden
+from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig
 from penstock.engine.planning import preset
-from penstock.engine.runner import Steps, _compute_hidden
 from penstock.engine.sharding import place
 
 needs_plugin = pytest.mark.skipif(not h100.devices(), reason="JAX's plugin for CUDA is not at hand (docs/gpu.md)")

@@ -9,8 +9,8 @@ import pytest
 from engines import SMALL, drive
 
 from penstock.engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
-from penstock.engine.checkpoint import read_model_config
 from penstock.engine.deployment import deploy, with_pages
+from penstock.engine.loading.checkpoint import read_model_config
 
 FP8 = "float8_e4m3fn"
 

@@ -14,10 +14,10 @@ import pytest
 
 from penstock.engine.attention import check_page_table, page_size_for
 from penstock.engine.attention.choice import SMEM_BYTES, page_table_bytes
-from penstock.engine.compilation import compiled
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import deploy
 from penstock.engine.errors import ConfigError
+from penstock.engine.execution.compilation import compiled
 from penstock.engine.models import ModelConfig
 from penstock.engine.planning import PRESETS, as_dict, has_libtpu, plan, planned_model, preset
 from penstock.engine.planning.chips import CHIPS

@@ -11,7 +11,7 @@ from engines import SMALL, write_model
 from safetensors import safe_open
 
 from penstock.engine import Engine, EngineInfo
-from penstock.engine.checkpoint import read_model_config
+from penstock.engine.loading.checkpoint import read_model_config
 from penstock.engine.models import num_parameters
 from penstock.engine.sharding import split_model
 
