@@ -34,7 +34,8 @@ from rich.table import Table
 from penstock.engine.attention import KVCacheSpec
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy
-from penstock.engine.execution.batch import Batch, Geometry
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight, Runner
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import ModelConfig

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.deployment import deploy
-from penstock.engine.execution.batch import Batch
+from penstock.engine.execution.packing import Batch
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import ModelConfig, RopeConfig

@@ -33,7 +33,7 @@ class SteadyEngine:
     def check(self, request: Request) -> None:
         """Serves everything."""
 
-    def add(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
         self._rows[request.id] = _Row(request.sampling.max_tokens, len(request.prompt_token_ids))
 
     def abort(self, request_id: str, reason: FinishReason) -> None:

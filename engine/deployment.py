@@ -20,13 +20,17 @@ from penstock.engine.attention import (
 )
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
-from penstock.engine.execution.batch import Geometry
-from penstock.engine.models import ModelConfig
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.models import ModelConfig, num_parameters
 from penstock.engine.models.packed import can_pack
 from penstock.engine.native import NativeLibrary
 from penstock.engine.sharding import Placement, place, split_model
+from penstock.engine.stats import EngineInfo
 
 DEFAULT_BUILD_DIR = Path.home() / ".cache" / "penstock"
+
+SHARE_OF_FREE_MEMORY = 0.9  # for the KV cache, where nothing says how large it shall be
+_DEFAULT_KV_CACHE_BYTES = 2**30  # where it is unknown how much memory is free
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,32 @@ class Deployment:
         arrays: list[CacheArray] = jax.tree.leaves(self.attention.cache_arrays(self.cache_spec(1)))
         split = 1 if self.placement is None else self.placement.tensor
         return sum(array.num_bytes for array in arrays) // split
+
+    def free_bytes(self) -> int:
+        """For the KV cache, on each device, once the weights are there."""
+        stats = self.devices[0].memory_stats()
+        if not stats or "bytes_limit" not in stats:
+            return _DEFAULT_KV_CACHE_BYTES
+        return int((stats["bytes_limit"] - stats["bytes_in_use"]) * SHARE_OF_FREE_MEMORY)
+
+    def describe(self, spec: KVCacheSpec) -> EngineInfo:
+        """Of an engine with a cache of this size."""
+        kv_cache_tokens = (spec.num_pages - 1) * spec.page_size
+        split = 1 if self.placement is None else self.placement.tensor
+        return EngineInfo(
+            num_parameters=num_parameters(self.model),
+            dtype=self.model.dtype,
+            kv_dtype=self.kv_dtype,
+            kv_cache_tokens=kv_cache_tokens,
+            kv_cache_bytes=spec.num_pages * self.page_bytes * split,
+            max_model_len=min(self.max_model_len, kv_cache_tokens),
+            platform=self.platform,
+            device_kind=self.devices[0].device_kind,
+            num_devices=len(self.devices),
+            attention=self.attention.name,
+            matmul=self.matmul,
+            fallback=self.fallback,
+        )
 
     @property
     def decode_steps(self) -> int | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.engine.errors import EngineError, InvalidRequest, failure_message
 from penstock.engine.request import FinishReason, Output, Request
@@ -27,8 +27,8 @@ class StepEngine(Protocol):
     def check(self, request: Request) -> None:
         """Raises RequestError if the engine can never serve `request`. Reads only what never changes."""
 
-    def add(self, request: Request) -> None:
-        """Where this raises, the engine holds nothing of the request."""
+    def enqueue(self, request: Request) -> None:
+        """Takes on a request that `check` let through. Where this raises, the engine holds nothing of it."""
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
         """Ends every choice of a request with `reason`, reported by the next step. An unknown id is ignored."""
@@ -62,7 +62,7 @@ class EngineDriver:
         self._active: dict[str, _Active] = {}
         self._stats = engine.stats()
         self._patience_s = 0.0
-        self._tell_room: Callable[[], None] = lambda: None
+        self._tell_capacity: Callable[[], None] = lambda: None
         self._outputs: list[Output] = []  # of the thread: not handed over yet
         self._due_s = 0.0  # of the thread: when they are (monotonic)
         self._thread: threading.Thread | None = None
@@ -97,9 +97,9 @@ class EngineDriver:
         """
         self._patience_s = seconds
 
-    def watch_room(self, tell: Callable[[], None]) -> None:
+    def watch_capacity(self, tell: Callable[[], None]) -> None:
         """`tell` is called after a step that started the last of the waiting requests: `spare` may be above 0 again."""
-        self._tell_room = tell
+        self._tell_capacity = tell
 
     @property
     def stats(self) -> EngineStats:
@@ -126,7 +126,7 @@ class EngineDriver:
             raise InvalidRequest(f"a request with id {request.id!r} is running already")
         self._engine.check(request)
         self._active[request.id] = _Active(sink, request.n)
-        self._inbox.put(lambda: self._add(request))
+        self._inbox.put(lambda: self._enqueue(request))
 
     def abort(self, request_id: str, reason: FinishReason = "cancelled") -> None:
         """Ends a request early; its sink still gets the final outputs. An unknown id is ignored."""
@@ -155,37 +155,6 @@ class EngineDriver:
         self._inbox.put(hand_over)
         await asyncio.wait((handed_over, ended), return_when=asyncio.FIRST_COMPLETED)
 
-    async def generate(self, request: Request) -> AsyncIterator[Output]:
-        """Runs one request to its end. Closing the iterator early frees what the request holds.
-
-        Raises:
-            RequestError: as `submit`.
-            DriverStopped: the thread ended before the request did.
-        """
-        outputs: asyncio.Queue[Output] = asyncio.Queue()
-        self.submit(request, outputs.put_nowait)
-        num_unfinished = request.n
-        try:
-            while num_unfinished:
-                output = await self._next_output(outputs)
-                num_unfinished -= output.finish_reason is not None
-                yield output
-        finally:
-            if num_unfinished:
-                self.forget(request.id)
-
-    async def _next_output(self, outputs: asyncio.Queue[Output]) -> Output:
-        ended = self._running()[1]
-        getter: asyncio.Future[Output] = asyncio.ensure_future(outputs.get())
-        try:
-            waiting: set[asyncio.Future[Any]] = {getter, ended}
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if getter.done():
-                return getter.result()
-        finally:
-            getter.cancel()
-        raise DriverStopped("the engine's thread ended") from ended.exception()
-
     def _running(self) -> tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]:
         if self._loop is None or self._ended is None:
             raise DriverStopped("the driver was never started")
@@ -203,17 +172,17 @@ class EngineDriver:
         self._hand_over()
         self._on_loop(self._end, failure)
 
-    def _add(self, request: Request) -> None:
+    def _enqueue(self, request: Request) -> None:
         """A request that the engine cannot even take on ends as one that breaks later does."""
         try:
-            self._engine.add(request)
+            self._engine.enqueue(request)
         except Exception as error:
             self._on_loop(self._deliver, [_failed(request, index, error) for index in range(request.n)])
 
     def _note_stats(self) -> None:
         before, self._stats = self._stats, self._engine.stats()
         if before.num_waiting and not self._stats.num_waiting:
-            self._on_loop(self._tell_room)
+            self._on_loop(self._tell_capacity)
 
     def _pass_on(self, outputs: Sequence[Output]) -> None:
         self._outputs += outputs

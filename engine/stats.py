@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+ReportProgress = Callable[[int, int, str], None]
+"""Called with how much of a long piece of work is done, how much there is in all, and of what."""
 
 
 @dataclass(frozen=True, slots=True)

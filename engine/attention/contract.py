@@ -24,12 +24,6 @@ class KVCacheSpec:
     head_dim: int
     dtype: str
 
-    @property
-    def bytes_per_page(self) -> int:
-        """Keys and values in all layers together, without what a layout may pad."""
-        itemsize = jax.numpy.dtype(self.dtype).itemsize
-        return 2 * self.num_layers * self.page_size * self.num_kv_heads * self.head_dim * itemsize
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)

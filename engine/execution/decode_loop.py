@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from penstock.engine.attention import AttentionBackend
-from penstock.engine.execution.batch import Geometry, unpack_sampling, unpack_step
+from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling import are_sound, sample
+from penstock.engine.execution.unpacking import unpack_sampling, unpack_step
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.sharding import Placement, gathered
 

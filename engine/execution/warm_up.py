@@ -6,10 +6,12 @@ import time
 
 import numpy as np
 
-from penstock.engine.execution.batch import Batch, Geometry
-from penstock.engine.execution.runner import Progress, Runner
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.packing import Batch
+from penstock.engine.execution.runner import Runner
 from penstock.engine.execution.sampling import NOT_A_TOKEN
 from penstock.engine.scheduling.pace import Pace, StepTimes
+from penstock.engine.stats import ReportProgress
 
 LOOP_STEPS = 8
 """Decode steps in one dispatch, where that pays."""
@@ -22,7 +24,7 @@ _ENOUGH_S = 0.2  # steps that take so long are not repeated
 
 
 def warm_up(
-    runner: Runner, progress: Progress | None = None, *, decode_steps: int | None, max_slowdown: float | None
+    runner: Runner, progress: ReportProgress | None = None, *, decode_steps: int | None, max_slowdown: float | None
 ) -> Pace:
     """Compiles every step there is, runs each on padding, and measures them.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +12,10 @@ import jax.numpy as jnp
 
 from penstock.engine.attention import KVCacheSpec, ShardedAttention
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import Deployment, deploy, with_pages
+from penstock.engine.deployment import SHARE_OF_FREE_MEMORY, Deployment, deploy, with_pages
 from penstock.engine.errors import ConfigError
-from penstock.engine.execution.batch import Geometry
 from penstock.engine.execution.compilation import printed
+from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.runner import Steps
 from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig
@@ -24,14 +23,11 @@ from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.hlo import Program, Traffic
 from penstock.engine.planning.roofline import Step, decode_step, prefill_step
 from penstock.engine.planning.topology import chip_of, devices_of
-
-SHARE_OF_FREE_MEMORY = 0.9  # that the engine gives to pages, too
+from penstock.engine.stats import ReportProgress
 
 ALL_OPTIONS = "head, all options"
 WRITING = ("backbone", "loop")
 """Kinds of functions that take the KV cache and give it back."""
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +102,7 @@ def plan(
     *,
     context: int = 1024,
     only: frozenset[int] | None = None,
-    progress: Progress | None = None,
+    progress: ReportProgress | None = None,
 ) -> Plan:
     """Compiles every bucket of `config` for `topology`, and reckons what a step costs.
 

@@ -43,25 +43,25 @@ class Pace:
         buckets = [bucket for bucket in self.decode_steps if bucket >= num_rows]
         return self.decode_steps[min(buckets)] if buckets else 1
 
-    def room(self, decoding: Iterable[int], num_prompts: int) -> PromptRoom:
+    def prompt_budget(self, decoding: Iterable[int], num_prompts: int) -> PromptBudget:
         """For prompts, in a step in which sequences of these lengths decode.
 
         One prompt shall not be felt by those that decode. The more there are, the more their wait counts, too, and that
         large chunks are computed faster than small ones.
         """
         if not num_prompts or self.times is None or self.max_slowdown is None:
-            return PromptRoom(None, 0.0, 0, 0)
+            return PromptBudget(None, 0.0, 0, 0)
         lengths = list(decoding)
         if not lengths:
-            return PromptRoom(None, 0.0, 0, 0)
+            return PromptBudget(None, 0.0, 0, 0)
         num_pairs = sum(lengths)
         usual_s = self.times.decoding_s(len(lengths), num_pairs)
         taken_s = self.times.sampling_s(len(lengths)) + num_pairs * self.times.pair_s
-        return PromptRoom(self.times, usual_s * self.max_slowdown * num_prompts - taken_s, len(lengths), 0)
+        return PromptBudget(self.times, usual_s * self.max_slowdown * num_prompts - taken_s, len(lengths), 0)
 
 
 @dataclass(slots=True)
-class PromptRoom:
+class PromptBudget:
     """What is left of one step for prompts."""
 
     times: StepTimes | None  # None: no limit
@@ -73,13 +73,13 @@ class PromptRoom:
         """How many tokens of a prompt may join of which `context` are computed already; None for no limit."""
         if self.times is None:
             return None
-        room = MIN_CHUNK - self.num_prompt_tokens
+        count = MIN_CHUNK - self.num_prompt_tokens
         pair_s = context * self.times.pair_s
         for bucket, bucket_s in sorted(self.times.prompt_s.items()):
             free_s = self.left_s - bucket_s
             if bucket > self.num_tokens and free_s >= 0:
-                room = max(room, min(bucket - self.num_tokens, int(free_s / pair_s) if pair_s else bucket))
-        return max(0, room)
+                count = max(count, min(bucket - self.num_tokens, int(free_s / pair_s) if pair_s else bucket))
+        return max(0, count)
 
     def take(self, count: int, context: int) -> None:
         self.num_tokens += count

@@ -16,10 +16,10 @@ class Sequence:
 
     __slots__ = (
         "arrival",
+        "batch_slot",
         "index",
         "is_finished",
         "is_suspect",
-        "lane",
         "num_cached",
         "num_computed",
         "num_in_flight",
@@ -51,8 +51,8 @@ class Sequence:
         self.num_cached = 0  # prompt tokens that the prefix cache saved when the sequence first ran
         self.pages: list[int] = []
         self.page_hashes: list[bytes] = []  # of the pages that are full and indexed, in order
-        self.lane = -1  # while it runs, its place in tables that mirror running sequences; -1 while it waits
-        self.num_starts = 0  # how often it was admitted: tells a lane's new holder from its old one
+        self.batch_slot = -1  # while it runs, its place in tables that mirror running sequences; -1 while it waits
+        self.num_starts = 0  # how often it was admitted: tells a batch slot's new holder from its old one
         self.seed = _seed(request, index)
         self.sampling_words: tuple[int, ...] = ()  # what is uploaded of its sampling parameters, once it was packed
         self.is_suspect = False  # was in a step that failed, and has not run since

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from checkpoints import write_checkpoint
 from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
 
-from penstock.engine import Engine, EngineConfig, Output, Request, TokenLogprob
+from penstock.engine import Engine, EngineConfig, EngineDriver, Output, Request, TokenLogprob
 
 VOCAB_SIZE = 272  # the byte-level test tokenizer has 267; models pad theirs
 EOS = 264  # <|end|>
@@ -76,3 +77,18 @@ def drive(
             results[key].take(output, starts[key])
         engine._scheduler.check()
     raise AssertionError(f"not done after {limit} steps")
+
+
+async def outputs_of(driver: EngineDriver, request: Request) -> AsyncIterator[Output]:
+    """Runs one request to its end; whoever closes this early lets go of it."""
+    outputs: asyncio.Queue[Output] = asyncio.Queue()
+    driver.submit(request, outputs.put_nowait)
+    num_unfinished = request.n
+    try:
+        while num_unfinished:
+            output = await outputs.get()
+            num_unfinished -= output.finish_reason is not None
+            yield output
+    finally:
+        if num_unfinished:
+            driver.forget(request.id)

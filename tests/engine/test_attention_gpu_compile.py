@@ -18,7 +18,7 @@ from penstock.engine.attention import KVCacheSpec, RaggedBatch, ShardedAttention
 from penstock.engine.attention.triton import TritonAttention
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
-from penstock.engine.execution.batch import Geometry
+from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.runner import Steps, _compute_hidden
 from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig

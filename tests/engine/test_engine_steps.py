@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from penstock.engine import ConfigError, Engine, EngineConfig, InvalidRequest, PromptTooLong, Request, SamplingParams
-from penstock.engine.execution.batch import Batch
+from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight
 from penstock.engine.execution.sampling import NOTHING_LEFT
 
@@ -85,7 +85,7 @@ def test_a_prompt_of_the_maximum_length_gets_one_token_and_one_longer_is_refused
     limit = engine.max_model_len
     result = drive(engine, [Request("r", some_prompt(limit - 1), GREEDY)])["r", 0]
     assert (len(result.token_ids), result.finish_reason) == (1, "length")
-    with pytest.raises(PromptTooLong, match=f"has {limit} tokens; with max_model_len {limit} at most {limit - 1}"):
+    with pytest.raises(PromptTooLong, match=f"has {limit} tokens; with max_model_len {limit} it can have {limit - 1}"):
         engine.add(Request("r", some_prompt(limit), GREEDY))
 
 
@@ -111,7 +111,7 @@ def test_contradictory_settings_are_refused(config: dict[str, int], names: str) 
 
 
 def test_a_cache_too_small_for_a_page_is_refused(tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match="has room for 0 pages"):
+    with pytest.raises(ConfigError, match="holds 0 pages"):
         Engine.from_checkpoint(tiny_model, EngineConfig(kv_cache_bytes=100))
 
 

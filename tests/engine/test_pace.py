@@ -10,7 +10,7 @@ from engines import SMALL, drive
 import penstock.engine.execution.warm_up as warm_up_module
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.errors import ConfigError
-from penstock.engine.execution.batch import Geometry
+from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.warm_up import LOOP_STEPS, choose_decode_steps, measure_steps
 from penstock.engine.scheduling.pace import MIN_CHUNK, Pace, StepTimes
 from penstock.engine.scheduling.page_pool import PagePool
@@ -23,39 +23,39 @@ LINEAR = StepTimes(
 PACED = Pace(LINEAR, max_slowdown=2.0)
 
 
-def room(pace: Pace, lengths: list[int], context: int = 0, num_prompts: int = 1) -> int | None:
-    return pace.room(lengths, num_prompts).tokens(context)
+def allowed(pace: Pace, lengths: list[int], context: int = 0, num_prompts: int = 1) -> int | None:
+    return pace.prompt_budget(lengths, num_prompts).tokens(context)
 
 
 def test_a_prompt_may_slow_a_step_down_by_the_factor_and_no_more() -> None:
     # 16 decode in 18 ms, of which sampling is 2 ms: 36 ms in all leave 34 for tokens, and those are 32 tokens.
-    assert room(PACED, [10] * 16) == 16
-    assert room(PACED, [10] * 10) == 22
+    assert allowed(PACED, [10] * 16) == 16
+    assert allowed(PACED, [10] * 10) == 22
     # 64 decode in 72 ms: 144 - 8 = 136 ms are 128 tokens.
-    assert room(PACED, [10] * 64) == 64
+    assert allowed(PACED, [10] * 64) == 64
 
 
 def test_where_nothing_decodes_or_nothing_was_measured_there_is_no_limit() -> None:
-    assert room(PACED, []) is None
-    assert room(Pace(), [10] * 16) is None
-    assert room(Pace(LINEAR, max_slowdown=None), [10] * 16) is None
+    assert allowed(PACED, []) is None
+    assert allowed(Pace(), [10] * 16) is None
+    assert allowed(Pace(LINEAR, max_slowdown=None), [10] * 16) is None
 
 
 def test_the_more_prompts_wait_the_larger_are_chunks() -> None:
-    assert [room(PACED, [10] * 16, num_prompts=count) for count in (1, 2, 8)] == [16, 48, 240]
+    assert [allowed(PACED, [10] * 16, num_prompts=count) for count in (1, 2, 8)] == [16, 48, 240]
 
 
 def test_a_chunk_far_behind_in_its_prompt_is_smaller_because_it_attends_to_more() -> None:
     pace = replace(PACED, times=replace(LINEAR, pair_s=1e-6))
-    near, far = room(pace, [0] * 64, context=0), room(pace, [0] * 64, context=1000)
+    near, far = allowed(pace, [0] * 64, context=0), allowed(pace, [0] * 64, context=1000)
     assert near == 64
     assert far == MIN_CHUNK  # 8 ms that are left pay for 8 tokens behind 1,000 others
-    assert room(pace, [1000] * 64, context=1000) == 64  # beside streams that attend to as much
+    assert allowed(pace, [1000] * 64, context=1000) == 64  # beside streams that attend to as much
 
 
-def test_every_step_has_room_for_a_few_tokens_whatever_the_times_say() -> None:
+def test_every_step_computes_a_few_tokens_whatever_the_times_say() -> None:
     steep = StepTimes(prompt_s={16: 0.01, 32: 1.0, 64: 9.0}, decode_s={16: 0.01, 32: 1.0})
-    prompts = Pace(steep, max_slowdown=1.0).room([10] * 16, 1)
+    prompts = Pace(steep, max_slowdown=1.0).prompt_budget([10] * 16, 1)
     assert prompts.tokens(0) == MIN_CHUNK
     prompts.take(10, 0)
     assert prompts.tokens(0) == MIN_CHUNK - 10

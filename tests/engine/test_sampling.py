@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from penstock.engine.execution.batch import Geometry, unpack_extended
+from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling import (
     NEVER,
     NOT_A_TOKEN,
@@ -34,6 +34,7 @@ from penstock.engine.execution.sampling import (
     logprobs_of,
     sample,
 )
+from penstock.engine.execution.unpacking import unpack_extended
 from penstock.engine.request import MAX_LOGIT_BIAS
 
 VOCAB = 60

@@ -112,7 +112,7 @@ class FakeEngine:
         if len(request.prompt_token_ids) > self._max_model_len:
             raise PromptTooLong(f"the prompt has {len(request.prompt_token_ids)} tokens, at most {self._max_model_len}")
 
-    def add(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
         self.prefilled.append(request.id)
         for index in range(request.n):
             generated = list(request.generated[index]) if request.generated else []

@@ -61,7 +61,7 @@ class Intake:
         self._stopping = asyncio.Event()
         self._backoff = faults.Backoff()
         self._adopt_at_s = 0.0
-        driver.watch_room(table.changed.fire)
+        driver.watch_capacity(table.changed.fire)
         self._must_recover = True  # a process of the same name may have died with entries pending
         self.parked: dict[str, QueueEntry] = {}  # entries of suspects, pending here until they can run alone
         self._taking: dict[asyncio.Task[None], str] = {}  # what gets entries ready that were read
