@@ -22,6 +22,7 @@ from benchmarks.engine import RESULTS
 from benchmarks.tables import table_of
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, attention_for
 from penstock.engine.deployment import DEFAULT_BUILD_DIR
+from penstock.engine.models import QKV
 from penstock.engine.models.layers import Linear
 from penstock.engine.models.packed import PackedLinear
 from penstock.engine.native import NativeLibrary, load_library, panel_width
@@ -36,7 +37,7 @@ _BUILD_DIR = DEFAULT_BUILD_DIR / "native"
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     console = Console()
-    for title, rows in (("products with weights, us", products()), ("attention of one layer, ms", attention())):
+    for title, rows in (("matmuls, us", products()), ("attention of one layer, ms", attention())):
         console.print(table_of(title, rows))
         append_result(RESULTS / "cpu_kernels.jsonl", {"title": title, "rows": rows})
 
@@ -95,7 +96,7 @@ def _attention_s(form: str, dtype: str, heads: tuple[int, int, int], num_seqs: i
     num_tokens = num_seqs * num_queries
     q = jnp.asarray(rng.normal(size=(num_tokens, num_heads, head_dim)), dtype)
     k = jnp.asarray(rng.normal(size=(num_tokens, num_kv_heads, head_dim)), dtype)
-    step = jax.jit(lambda cache: backend(q, k, k, cache, batch), donate_argnums=0)
+    step = jax.jit(lambda cache: backend(QKV(q, k, k), cache, batch), donate_argnums=0)
 
     def run() -> jax.Array:
         out, cache[0] = step(cache[0])

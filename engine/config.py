@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.engine.errors import ConfigError
 
-MATMUL_CHOICES = ("auto", "xla", "native")
+MATMUL_SETTINGS = ("auto", "xla", "native")
 KV_CACHE_DTYPES = ("auto", "float8_e4m3fn")
 
 
@@ -53,8 +53,8 @@ class EngineConfig:
             raise ConfigError(f"decode_steps must be 1 to 64, not {self.decode_steps}")
         if self.max_prefill_slowdown is not None and not self.max_prefill_slowdown >= 1:
             raise ConfigError(f"max_prefill_slowdown must be 1 or more, not {self.max_prefill_slowdown}")
-        if self.matmul not in MATMUL_CHOICES:
-            raise ConfigError(f"matmul must be one of {', '.join(MATMUL_CHOICES)}, not {self.matmul!r}")
+        if self.matmul not in MATMUL_SETTINGS:
+            raise ConfigError(f"matmul must be one of {', '.join(MATMUL_SETTINGS)}, not {self.matmul!r}")
         if self.max_num_seqs > self.max_batch_tokens:
             raise ConfigError(
                 f"max_num_seqs {self.max_num_seqs} is above max_batch_tokens {self.max_batch_tokens}: "

@@ -169,17 +169,17 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
 def _matmul_library(
     config: EngineConfig, platform: str, model: ModelConfig, native: NativeLibrary, *, is_stacked: bool
 ) -> ctypes.CDLL | None:
-    choice, tensor = config.matmul, config.tensor_parallel
+    setting, tensor = config.matmul, config.tensor_parallel
     features = (model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
     fits = platform == "cpu" and tensor == 1 and not is_stacked and can_pack(features, model.dtype)
-    if choice == "xla" or (choice == "auto" and not fits):
+    if setting == "xla" or (setting == "auto" and not fits):
         return None
     if not fits:
         raise ConfigError(
             f"matmul 'native' is for one CPU device and float32, or bfloat16 with even sizes; not for {model.dtype} on "
             f"{tensor} {platform} device(s)"
         )
-    return native.load_for("matmul", choice)
+    return native.load_for("matmul", setting)
 
 
 def with_pages(deployment: Deployment, free_bytes: int) -> KVCacheSpec:

@@ -81,19 +81,19 @@ def split_model(model: ModelConfig, tensor: int) -> ModelConfig:
     for name, count in (("attention heads", model.num_heads), ("feed-forward features", model.intermediate_size)):
         if count % tensor:
             raise ConfigError(
-                f"tensor_parallel = {tensor} does not divide the model's {count} {name}; {_choices(model)} do"
+                f"tensor_parallel = {tensor} does not divide the model's {count} {name}; {_possible(model)} do"
             )
     if model.num_kv_heads % tensor == 0:
         return model
     if tensor % model.num_kv_heads:
         raise ConfigError(
             f"tensor_parallel = {tensor} neither divides the model's {model.num_kv_heads} KV heads nor is a multiple "
-            f"of them; {_choices(model)} are possible"
+            f"of them; {_possible(model)} are possible"
         )
     return replace(model, num_kv_heads=tensor, kv_copies=tensor // model.num_kv_heads)
 
 
-def _choices(model: ModelConfig) -> str:
+def _possible(model: ModelConfig) -> str:
     heads, kv_heads = model.num_heads, model.num_kv_heads
     fitting = [
         str(n)

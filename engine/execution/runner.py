@@ -20,7 +20,7 @@ from penstock.engine.execution.geometry import NUM_SAMPLING_WORDS, Geometry
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.sampling import Logprobs, are_sound, extend, logprobs_of, sample
 from penstock.engine.execution.unpacking import unpack_extended, unpack_sampling, unpack_step
-from penstock.engine.models.decoder import Decoder, LayerCache
+from penstock.engine.models import Decoder, LayerCache
 from penstock.engine.sharding import Placement, gathered
 from penstock.engine.stats import ReportProgress
 

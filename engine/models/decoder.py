@@ -5,42 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from penstock.engine.models.attend import QKV, Attend, AttentionOptions, LayerCache, StackedCache
 from penstock.engine.models.config import ModelConfig
 from penstock.engine.models.layers import GatedMLP, Linear, RMSNorm
 from penstock.engine.models.rope import rotary_tables, rotate
-
-LayerCache = Any
-"""One layer's share of the KV cache: a pytree that only the attention implementation looks into."""
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, slots=True)
-class StackedCache:
-    """The LayerCache of a stacked decoder: the pages of all layers in one array, which no layer's turn may copy."""
-
-    pages: jax.Array  # [num_layers * num_pages, ...]
-    first_page: jax.Array  # i32: where the pages of the layer begin whose turn it is
-
-
-class Attend(Protocol):
-    """Attention of this step's tokens over everything their sequences hold, themselves included.
-
-    Writes `k` and `v` into `cache` and returns the attended values with the new cache. `q` is `[num_tokens, num_heads,
-    head_dim]`, `k` and `v` are `[num_tokens, num_kv_heads, head_dim]`, the result has the shape of `q`.
-
-    Scores are scaled by `head_dim ** -0.5`. With `sliding_window = w` a token sees itself and the w - 1 before it, that
-    is the keys for which `query position - key position < w`; None lets it see everything before.
-    """
-
-    def __call__(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, *, sliding_window: int | None
-    ) -> tuple[jax.Array, LayerCache]: ...
 
 
 class Attention(nnx.Module):
@@ -68,8 +42,8 @@ class Attention(nnx.Module):
         q, k, v = (part.reshape(num_tokens, -1, self.head_dim) for part in self.project(x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, *rotary), rotate(k, *rotary)
-        attended, cache = attend(q, k, v, cache, sliding_window=sliding_window)
+        qkv = QKV(rotate(q, *rotary), rotate(k, *rotary), v)
+        attended, cache = attend(qkv, cache, options=AttentionOptions(sliding_window))
         return self.out(attended.reshape(num_tokens, -1)), cache
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:

@@ -42,19 +42,19 @@ class NativeLibrary:
         self.missing: str | None = None
         """Why they cannot be had, once `load_for` could not have them."""
 
-    def load_for(self, setting: str, choice: str) -> ctypes.CDLL | None:
-        """For a setting of `native` or `auto`, which does without them where they cannot be had.
+    def load_for(self, name: str, setting: str) -> ctypes.CDLL | None:
+        """For what is set to `native` or to `auto`, which does without them where they cannot be had.
 
         Raises:
-            ConfigError: they cannot be had, and `choice` is `native`.
+            ConfigError: they cannot be had, and `setting` is `native`.
         """
         if self.missing is None:
             try:
                 return load_library(self._build_dir)
             except NativeUnavailableError as error:
                 self.missing = str(error)
-        if choice == "native":
-            raise ConfigError(f"{setting} 'native' cannot be built: {self.missing}")
+        if setting == "native":
+            raise ConfigError(f"{name} 'native' cannot be built: {self.missing}")
         return None
 
 

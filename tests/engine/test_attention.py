@@ -13,7 +13,7 @@ from ragged_batches import IMPLEMENTATIONS, MIXED, RAGGED, TRITON, compare, impl
 
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, attention_for
 from penstock.engine.errors import ConfigError
-from penstock.engine.models import LayerCache
+from penstock.engine.models import QKV, LayerCache
 from penstock.engine.native import NativeLibrary
 
 
@@ -57,7 +57,7 @@ def test_a_nan_spoils_its_own_sequence_but_not_the_next_holder_of_its_pages(name
             cu_q_lens=jnp.asarray([0, num_tokens]),
             num_seqs=jnp.asarray([1]),
         )
-        return run_attention(name, x, x, x, cache, batch, None)
+        return run_attention(name, QKV(x, x, x), cache, batch)
 
     broken = jnp.ones((4, 1, 8)).at[1].set(jnp.nan)
     out, cache = step(broken, implementation(name).init_cache(spec)[0])
@@ -109,10 +109,10 @@ def test_8_bit_pages_hold_what_their_precision_allows(num_tokens: int) -> None:
         cu_q_lens=jnp.asarray([0, num_tokens]),
         num_seqs=jnp.asarray([1]),
     )
-    out, (_, values) = jax.jit(attention)(q, k, v, attention.init_cache(spec)[0], batch)
+    out, (_, values) = jax.jit(attention)(QKV(q, k, v), attention.init_cache(spec)[0], batch)
     exact = attention_for("xla", "cpu", "float32", NativeLibrary(Path()))
     cut = v.at[0, 0, 0].set(448.0)
-    expected, _ = jax.jit(exact)(q, k, cut, exact.init_cache(replace(spec, dtype="float32"))[0], batch)
+    expected, _ = jax.jit(exact)(QKV(q, k, cut), exact.init_cache(replace(spec, dtype="float32"))[0], batch)
     assert values.dtype == "float8_e4m3fn"
     assert float(values[1, 0, 0, 0].astype(jnp.float32)) == 448.0
     np.testing.assert_allclose(out, expected, rtol=0.2, atol=0.2)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from penstock.engine.attention import check_page_table, page_size_for
-from penstock.engine.attention.choice import SMEM_BYTES, page_table_bytes
+from penstock.engine.attention.selection import SMEM_BYTES, page_table_bytes
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import deploy
 from penstock.engine.errors import ConfigError

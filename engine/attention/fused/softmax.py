@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from penstock.engine.attention.fused.plan import HeadLayout
+from penstock.engine.attention.fused.layout import HeadLayout
 
 Ref = Any
 Int = jax.Array | int
