@@ -1,4 +1,4 @@
-"""The C++ kernels for CPU against XLA's own form, in turn: products with weights, and a layer's attention.
+"""The C++ kernels for CPU against XLA's own form, in turn: matmuls, and a layer's attention.
 
     python -m benchmarks.cpu_kernels
 
@@ -37,12 +37,12 @@ _BUILD_DIR = DEFAULT_BUILD_DIR / "native"
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     console = Console()
-    for title, rows in (("matmuls, us", products()), ("attention of one layer, ms", attention())):
+    for title, rows in (("matmuls, us", matmuls()), ("attention of one layer, ms", attention())):
         console.print(table_of(title, rows))
         append_result(RESULTS / "cpu_kernels.jsonl", {"title": title, "rows": rows})
 
 
-def products() -> list[dict[str, Any]]:
+def matmuls() -> list[dict[str, Any]]:
     width = panel_width(load_library(_BUILD_DIR))
     rows = []
     for dtype in ("float32", "bfloat16"):

@@ -7,7 +7,7 @@ The first measures how fast the card copies and how fast it multiplies in bf16, 
 the head and greedy sampling included, as the engine dispatches them: the next before the last one's tokens are read.
 
 - decode: weights and live KV over the time of a step, as a share of the copy rate; the bar is 0.80.
-- prefill: products over the time of a step, as a share of the multiplication rate; the bar is 0.60.
+- prefill: FLOPs over the time of a step, as a share of the card's matmul rate; the bar is 0.60.
 
 Prints a table and appends a line to `benchmarks/results/gpu.jsonl`; the second, to `peers.jsonl`.
 """
@@ -66,7 +66,7 @@ class Figure:
     tokens: int  # of the step
     context: int  # tokens of each sequence, with those of the step
     step_ms: float
-    rate: float  # bytes or products per second
+    rate: float  # bytes or FLOPs per second
     share: float  # of the card's
     bar: float
 

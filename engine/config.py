@@ -29,7 +29,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"  # of keys and values: auto (as the model's, or what suits the device), float8_e4m3fn
     prefix_caching: bool = True
     decode_steps: int | None = None  # in one dispatch; None: 1 on TPU, else what warm-up measures to be quicker
-    max_prefill_slowdown: float | None = 1.5  # of a step in which sequences decode, by a prompt; None: no limit
+    max_prefill_slowdown: float | None = 1.5  # by a prompt, of a step in which sequences decode; None: no limit
     tensor_parallel: int = 1  # devices that the model is split over
     attention: str = "auto"  # auto, xla, native (C++, for CPU), triton (for GPU), ragged or fused (for TPU)
     matmul: str = "auto"  # auto, xla or native (C++ built on this machine, with packed weights, for CPU)

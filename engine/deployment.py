@@ -29,7 +29,7 @@ from penstock.engine.stats import EngineInfo
 
 DEFAULT_BUILD_DIR = Path.home() / ".cache" / "penstock"
 
-SHARE_OF_FREE_MEMORY = 0.9  # for the KV cache, where nothing says how large it shall be
+SHARE_OF_FREE_MEMORY = 0.9  # for the KV cache, where its size is not set
 _DEFAULT_KV_CACHE_BYTES = 2**30  # where it is unknown how much memory is free
 
 

@@ -62,7 +62,7 @@ class EngineDriver:
         self._active: dict[str, _Active] = {}
         self._stats = engine.stats()
         self._patience_s = 0.0
-        self._tell_capacity: Callable[[], None] = lambda: None
+        self._notify_capacity: Callable[[], None] = lambda: None
         self._outputs: list[Output] = []  # of the thread: not handed over yet
         self._due_s = 0.0  # of the thread: when they are (monotonic)
         self._thread: threading.Thread | None = None
@@ -97,9 +97,9 @@ class EngineDriver:
         """
         self._patience_s = seconds
 
-    def watch_capacity(self, tell: Callable[[], None]) -> None:
-        """`tell` is called after a step that started the last of the waiting requests: `spare` may be above 0 again."""
-        self._tell_capacity = tell
+    def watch_capacity(self, notify: Callable[[], None]) -> None:
+        """`notify` is called after a step that started the last waiting request: `spare` may be above 0 again."""
+        self._notify_capacity = notify
 
     @property
     def stats(self) -> EngineStats:
@@ -144,7 +144,7 @@ class EngineDriver:
         return request_id in self._active
 
     async def hand_over(self) -> None:
-        """Brings what was generated so far. Returns after the step under way; at once if the thread is not running."""
+        """Delivers what was generated so far. Returns after the current step, at once if the thread is not running."""
         loop, ended = self._running()
         handed_over: asyncio.Future[None] = loop.create_future()
 
@@ -182,7 +182,7 @@ class EngineDriver:
     def _note_stats(self) -> None:
         before, self._stats = self._stats, self._engine.stats()
         if before.num_waiting and not self._stats.num_waiting:
-            self._on_loop(self._tell_capacity)
+            self._on_loop(self._notify_capacity)
 
     def _pass_on(self, outputs: Sequence[Output]) -> None:
         self._outputs += outputs
@@ -259,4 +259,4 @@ def _is_urgent(output: Output) -> bool:
 
 
 def _ignore(output: Output) -> None:
-    """Stands in for the sink of a request that nobody listens to any more."""
+    """The sink of a forgotten request."""

@@ -290,7 +290,7 @@ class Engine:
         return self._end(sequence, reason, text, error=error, cause=cause)
 
     def _fail(self, sequence: Sequence, cause: Exception) -> Output:
-        """Ends a sequence over which the host stumbled. Its text may be half-way through a token and is left alone."""
+        """Ends a sequence at which the host failed. Its text may be half-way through a token and is left alone."""
         return self._end(sequence, "error", "", error=failure_message(cause), cause=cause)
 
     def _end(
@@ -313,7 +313,7 @@ class Engine:
         return output_of(sequence, text, token_ids, logprob, reason, error, cause)
 
     def _recover(self, failure: _StepFailed, lost: StepPlan | None) -> list[Output]:
-        """After a step that failed: all sequences are computed anew; one that failed all by itself is given up.
+        """After a step that failed: all sequences are recomputed; one that failed alone is given up.
 
         `lost` is the step dispatched last, whose results will not come.
         """

@@ -46,7 +46,7 @@ class PromptTooLong(RequestError):
 
 
 def failure_message(error: Exception) -> str:
-    """What the client of a request reads over which the engine stumbled."""
+    """What a client reads whose request made the engine raise."""
     return f"the engine failed at this request: {type(error).__name__}: {error}"
 
 

@@ -64,7 +64,7 @@ def place(model: ModelConfig, devices: Sequence[jax.Device], tensor: int) -> Pla
 
 
 def gathered(logits: jax.Array, placement: Placement | None) -> jax.Array:
-    """`[num_rows, vocab]`, of which each device makes a part, whole on all: sampling in parts would talk more."""
+    """`[num_rows, vocab]`, of which each device makes a part, whole on all: sampling parts would communicate more."""
     if placement is None:
         return logits
     for axes in ((None, "vocab"), ()):

@@ -36,7 +36,7 @@ def attention_for(
     """The implementation for a device platform (`cpu`, `gpu`, `tpu`), a model's type and the size of its heads.
 
     `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships in JAX (docs/tpu.md); our kernels on
-    GPU (docs/gpu.md); on CPU the native form where a C++ compiler is at hand; and otherwise the XLA form.
+    GPU (docs/gpu.md); on CPU the native form where there is a C++ compiler; and otherwise the XLA form.
 
     Raises:
         ConfigError: `setting` cannot be had here; the message says why.

@@ -1,4 +1,4 @@
-"""Any attention implementation, over the devices of a mesh: each attends with its own heads, and none talk."""
+"""Any attention implementation, over the devices of a mesh: each attends with its own heads, without communication."""
 
 from __future__ import annotations
 

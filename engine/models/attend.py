@@ -14,10 +14,10 @@ LayerCache = Any
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class StackedCache:
-    """The LayerCache of a stacked decoder: the pages of all layers in one array, which no layer's turn may copy."""
+    """The LayerCache of a stacked decoder: the pages of all layers in one array, which no layer may copy."""
 
     pages: jax.Array  # [num_layers * num_pages, ...]
-    first_page: jax.Array  # i32: where the pages of the layer begin whose turn it is
+    first_page: jax.Array  # i32: where this layer's pages begin
 
 
 class QKV(NamedTuple):

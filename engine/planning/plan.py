@@ -41,7 +41,7 @@ class Bucket:
     temporary_bytes: int
     aliased_bytes: int
     traffic: Traffic
-    layer_collectives: dict[str, int]  # in one turn of the loop over layers
+    layer_collectives: dict[str, int]  # in one iteration of the loop over layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Plan:
 
     topology: str
     tensor: int
-    replicas: int  # workers that the slice has room for
+    replicas: int  # workers that the slice can hold
     chip: Chip
     attention: str
     model: ModelConfig
@@ -104,7 +104,7 @@ def plan(
     only: frozenset[int] | None = None,
     progress: ReportProgress | None = None,
 ) -> Plan:
-    """Compiles every bucket of `config` for `topology`, and reckons what a step costs.
+    """Compiles every bucket of `config` for `topology`, and estimates what a step costs.
 
     `context` is the length of the sequences in the estimates. `only` restricts the token buckets.
 
@@ -197,8 +197,8 @@ class _Layout:
     def _layer_collectives(self, kind: str, program: Program) -> dict[str, int]:
         if kind not in WRITING:
             return {}
-        turns = program.loop_traffic(self.cache_bytes, depth=1 if kind == "backbone" else 2)  # steps, then layers
-        return max((turn.collectives for turn in turns), key=lambda counts: sum(counts.values()), default={})
+        loops = program.loop_traffic(self.cache_bytes, depth=1 if kind == "backbone" else 2)  # steps, then layers
+        return max((loop.collectives for loop in loops), key=lambda counts: sum(counts.values()), default={})
 
 
 def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layout:
@@ -212,7 +212,7 @@ def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layou
     if free < 2 * deployment.page_bytes:
         raise ConfigError(
             f"the weights take {weight_bytes} bytes of the {chip.hbm_bytes} that a {chip.name} device has, which "
-            f"leaves no room for pages: raise tensor_parallel above {config.tensor_parallel}, or take a larger slice"
+            f"leaves nothing for pages: raise tensor_parallel above {config.tensor_parallel}, or take a larger slice"
         )
     spec = with_pages(deployment, free)
     geometry = deployment.geometry(min(deployment.max_model_len, (spec.num_pages - 1) * spec.page_size))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 MIN_CHUNK = 16
-"""Tokens of a prompt that every step may compute, so that prompts get on whatever the times say."""
+"""Tokens of a prompt that every step may compute, so that prompts advance whatever the times say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Pace:
     """What bounds a step beside `max_batch_tokens`. As it is by default, nothing does."""
 
     times: StepTimes | None = None
-    max_slowdown: float | None = None  # of a step in which sequences decode, for each prompt that waits for its turn
+    max_slowdown: float | None = None  # of a step in which sequences decode, for each prompt that waits
     decode_steps: Mapping[int, int] = field(default_factory=dict)  # in one dispatch, by row bucket; 1 where not named
 
     def max_steps(self, num_rows: int) -> int:
@@ -46,8 +46,8 @@ class Pace:
     def prompt_budget(self, decoding: Iterable[int], num_prompts: int) -> PromptBudget:
         """For prompts, in a step in which sequences of these lengths decode.
 
-        One prompt shall not be felt by those that decode. The more there are, the more their wait counts, too, and that
-        large chunks are computed faster than small ones.
+        One prompt must not slow those that decode noticeably. Where more wait, their waiting counts too, and larger
+        chunks are computed faster: the limit grows with their number.
         """
         if not num_prompts or self.times is None or self.max_slowdown is None:
             return PromptBudget(None, 0.0, 0, 0)

@@ -45,7 +45,7 @@ class StepPlan:
 
 
 class SequenceFailed(Exception):
-    """Planning stumbled over one sequence. All others are as they were: without it, the plan can be made."""
+    """Planning failed at one sequence. All others are as they were: without it, the plan can be made."""
 
     def __init__(self, sequence: Sequence) -> None:
         super().__init__(f"choice {sequence.index} of request {sequence.request.id!r}")
@@ -57,7 +57,7 @@ class Scheduler:
 
     There are no phases: each sequence has `num_computed` tokens chasing `num_tokens`. A step gives a token each to the
     sequences that decode, then hands what is left of its budget to prompts, in order of (priority, arrival). One that
-    runs out of pages preempts the last in that order; a preempted sequence keeps its tokens and is computed anew later.
+    runs out of pages preempts the last in that order; a preempted sequence keeps its tokens and is recomputed later.
 
     Sequences of a step that failed are suspects: each then runs alone until a step of its own has succeeded.
     """
@@ -135,7 +135,7 @@ class Scheduler:
         self._index_full_pages(sequence)
 
     def roll_back(self, blamed: StepPlan, lost: StepPlan | None) -> None:
-        """Undoes what was not committed, the cache's content with it: every sequence is computed anew.
+        """Undoes what was not committed, the cache's content with it: every sequence is recomputed.
 
         The sequences of `blamed`, the step that failed, become suspects; those of `lost`, the one behind it, do not.
         """

@@ -77,7 +77,7 @@ class Sequence:
 def _seed(request: Request, index: int) -> int:
     """64 bits that, with the output index, decide what is sampled.
 
-    Without a seed of its own a request's id decides: whoever resumes it, wherever, draws the same tokens.
+    Without a seed the request's id decides, so that every worker that resumes it draws the same tokens.
     """
     source = request.id if request.sampling.seed is None else str(request.sampling.seed)
     return int.from_bytes(blake2b(f"{source}/{index}".encode(), digest_size=8).digest(), "little")

@@ -37,7 +37,7 @@ class Tokenizer:
         self._chat = None if template is None else ChatTemplate(template)
         self._special = dict(tokenizer.special_tokens_map)
         self._backend = tokenizer.backend_tokenizer
-        # `tokenizer(text)` would set these anew at every call, under the feet of other threads.
+        # `tokenizer(text)` would set these at every call, while other threads read them.
         self._backend.no_truncation()
         self._backend.no_padding()
         self._kind = decoder_kind(_decoder_of(self._backend))

@@ -130,8 +130,8 @@ def test_the_roofline_of_a_step_by_hand() -> None:
     assert layer_parameters(model) == 4096 * (32 * 128 + 2 * 8 * 128 + 32 * 128) + 3 * 4096 * 14336
     weights = (32 * layer_parameters(model) + 128256 * 4096) * 2
     assert step_weight_bytes(model, 64, 4) == weights // 4 + 64 * 4096 * 2
-    products = 2 * (32 * layer_parameters(model) + 128256 * 4096) * 64
-    assert step_flops(model, 64, 64, 64 * 1000) == products + 4 * 32 * 32 * 128 * 64 * 1000
+    matmuls = 2 * (32 * layer_parameters(model) + 128256 * 4096) * 64
+    assert step_flops(model, 64, 64, 64 * 1000) == matmuls + 4 * 32 * 32 * 128 * 64 * 1000
     one = 2 * 3 / 4 * (64 * 4096 * 2) / (2 * 9.0e10) + 2 * 3 * 1e-6
     assert collective_s(model, 64, 4, CHIPS["v6e"]) == pytest.approx(65 * one)
     assert collective_s(model, 64, 1, CHIPS["v6e"]) == 0

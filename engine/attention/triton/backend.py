@@ -29,8 +29,8 @@ class TritonAttention(AttentionBackend):
     """
 
     name = "triton"
-    # Layers in a loop would have each layer's weights copied out of the stack before they are used. Unrolled, what is
-    # reckoned from the batch is also the same expression in all layers, which XLA then computes once.
+    # In a loop over layers each layer's weights would be copied out of the stack before they are used. Unrolled, what
+    # depends on the batch alone is also the same expression in all layers, which XLA then computes once.
     is_stacked = False
 
     def __init__(self, *, num_programs: int = NUM_PROGRAMS, interpret: bool = False) -> None:

@@ -60,7 +60,7 @@ def decode_kernel(
     work: Ref,  # as of split_work
     shares: Ref,
     out: Ref,  # as q
-    parts: Ref,  # f32 [num_shares, num_heads, head_dim]: what each share of several comes to
+    parts: Ref,  # f32 [num_shares, num_heads, head_dim]: the result of each share of several
     weights: Ref,  # f32 [num_shares, num_heads], base 2: how much it counts
     *,
     heads: Heads,
