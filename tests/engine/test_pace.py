@@ -1,17 +1,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import pytest
-from engines import SMALL, drive
-
-import penstock.engine.execution.warm_up as warm_up_module
-from penstock.engine import Engine, EngineConfig, Request, SamplingParams
-from penstock.engine.errors import ConfigError
-from penstock.engine.execution.geometry import Geometry
-from penstock.engine.execution.warm_up import LOOP_STEPS, choose_decode_steps, measure_steps
+from penstock.engine import Request, SamplingParams
 from penstock.engine.scheduling.pace import MIN_CHUNK, Pace, StepTimes
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Scheduler
@@ -95,48 +87,3 @@ def steps(scheduler: Scheduler, count: int) -> list[Any]:
             scheduler.commit(row, 7 if row.num_sampled else None)
         plans.append(plan)
     return plans
-
-
-def test_buckets_lie_closer_where_compiling_is_quick() -> None:
-    geometry = Geometry(48, 256, 100, 4, 10)
-    assert geometry.token_buckets == (16, 32, 48, 64, 96, 128, 192, 256)
-    assert geometry.row_buckets == (16, 32, 48)
-    assert replace(geometry, few_shapes=True).token_buckets == (16, 32, 64, 128, 256)
-    assert replace(geometry, few_shapes=True).row_buckets == (16, 32, 64)
-
-
-@pytest.fixture
-def engine(tiny_model: Path) -> Engine:
-    return Engine.from_checkpoint(tiny_model, replace(SMALL, max_batch_tokens=64, decode_steps=None))
-
-
-def test_times_are_measured_for_every_bucket(engine: Engine) -> None:
-    times = measure_steps(engine._runner)
-    assert set(times.prompt_s) == set(engine._runner.geometry.token_buckets)
-    assert set(times.decode_s) == set(engine._runner.geometry.row_buckets)
-    assert min(*times.prompt_s.values(), *times.decode_s.values()) > 0
-    assert times.pair_s >= 0
-    request = Request("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
-    assert drive(engine, [request])["a", 0].finish_reason == "length"  # what was measured left nothing behind
-
-
-def test_several_decode_steps_are_taken_where_they_are_quicker_and_short(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds = {1: 0.008, LOOP_STEPS: 0.004}
-    monkeypatch.setattr(warm_up_module, "time_decoding", lambda runner, num_rows, num_steps: seconds[num_steps])
-    short = StepTimes({}, {16: 0.001, 32: 0.0012, 48: 0.002})
-    assert choose_decode_steps(engine._runner, short) == {16: LOOP_STEPS, 32: LOOP_STEPS}  # 48 would show in the stream
-    seconds[LOOP_STEPS] = 0.0079  # hardly faster
-    assert choose_decode_steps(engine._runner, short) == {}
-    seconds[LOOP_STEPS] = 0.004
-    assert choose_decode_steps(engine._runner, StepTimes({}, {16: 0.1})) == {}
-    monkeypatch.undo()
-    assert warm_up_module.time_decoding(engine._runner, 16, 1) > 0
-    assert warm_up_module.time_decoding(engine._runner, 16, LOOP_STEPS) > 0
-
-
-@pytest.mark.parametrize("value", [0.5, float("nan"), -1])
-def test_a_slowdown_below_one_is_refused(value: float) -> None:
-    with pytest.raises(ConfigError, match="max_prefill_slowdown must be 1 or more"):
-        EngineConfig(max_prefill_slowdown=value)

@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 from penstock.engine.attention import check_page_table, page_size_for
 from penstock.engine.attention.selection import SMEM_BYTES, page_table_bytes
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import deploy
 from penstock.engine.errors import ConfigError
-from penstock.engine.execution.compilation import compiled
 from penstock.engine.models import ModelConfig
 from penstock.engine.planning import PRESETS, as_dict, has_libtpu, plan, planned_model, preset
 from penstock.engine.planning.chips import CHIPS
@@ -146,21 +140,6 @@ def test_page_tables_follow_the_rule_of_scalar_memory() -> None:
     size = page_size_for("tpu", max_num_seqs=256, max_model_len=131072)
     check_page_table(max_num_seqs=256, max_model_len=131072, page_size=size)
     assert size == 256
-
-
-def test_on_tpu_a_dispatch_holds_one_step_unless_set() -> None:
-    here = deploy(EngineConfig(), llama_8b())
-    tpu: Any = SimpleNamespace(platform="tpu")
-    on_tpu = replace(here, devices=(tpu,))
-    assert here.decode_steps is None
-    assert on_tpu.decode_steps == 1
-    assert replace(on_tpu, config=EngineConfig(decode_steps=4)).decode_steps == 4
-
-
-def test_a_compiler_that_does_not_know_our_options_compiles_without_them() -> None:
-    lowered = jax.jit(lambda x: x + 1).lower(jnp.int32(1))
-    device: Any = SimpleNamespace(platform="tpu", device_kind="TPU7x")  # whose options the CPU's compiler refuses
-    assert compiled(lowered, device)(jnp.int32(1)) == 2
 
 
 def test_a_model_is_planned_from_a_config_alone_and_unknown_ones_are_refused(tmp_path: Path) -> None:
