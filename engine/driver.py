@@ -51,7 +51,7 @@ class _Active:
 
 
 class EngineDriver:
-    """Feeds a `StepEngine` from an event loop and brings its outputs back, one hand-over per step or less.
+    """Feeds a `StepEngine` from an event loop and hands its outputs back, at most once per step.
 
     All methods belong to the event loop that `start` ran on. The thread sleeps while the engine has nothing to do.
     """

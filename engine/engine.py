@@ -54,10 +54,10 @@ class Engine:
     A step dispatches the next plan before it reads what the last one sampled, so that the device never waits for the
     host; a sequence that turns out to have finished costs one discarded row.
 
-    What raises while a request is added, or while one of its sequences is planned, committed or turned into text, ends
-    that request or sequence alone. A dispatch that raises, packing included, makes all of its sequences suspects, until
-    each has run alone (`_recover`). Beyond this border no request is to blame: the counts of pages and batch slots, the
-    pace, a device that does not even take a new cache. What raises there comes out of `step`, and ends the engine.
+    An exception while a request is added, or while one of its sequences is planned, committed or detokenized, ends that
+    request or sequence alone. One in a dispatch, packing included, makes all of its sequences suspects, until each has
+    run alone (`_recover`). Elsewhere no request is to blame: the counts of pages and batch slots, the pace, a device
+    that does not even take a new cache. What raises there comes out of `step`, and ends the engine.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class Engine:
             raise _StepFailed(plan) from error
 
     def _commit(self, last: _Dispatched | None) -> list[Output]:
-        """Waits for a step. Where it failed, the one behind it, fed by it, is lost too, and not to blame."""
+        """Waits for a step. Where it failed, the next one, which it feeds, is lost too and not to blame."""
         if last is None:
             return []
         try:

@@ -101,7 +101,7 @@ class SamplingParams:
 class Request:
     """One prompt to continue, `n` times.
 
-    `generated` holds tokens that an earlier run already produced, one tuple per choice: generation goes on behind them
+    `generated` holds tokens that an earlier run already produced, one tuple per choice: generation continues after them
     as if it had never stopped, and they are not emitted again.
     """
 

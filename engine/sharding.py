@@ -1,7 +1,7 @@
 """Tensor parallelism: one mesh, and the one mapping of logical axes to mesh axes.
 
 The weights are split as in Megatron-LM (Shoeybi et al., arXiv 1909.08053): each device holds some of the heads and some
-of the feed-forward's features, so that a layer needs two all-reduces, one behind attention and one behind the
+of the feed-forward's features, so that a layer needs two all-reduces, one after attention and one after the
 feed-forward. The KV cache is split over its heads; everything else is the same on all devices.
 """
 

@@ -173,7 +173,7 @@ class Runner:
 
 
 def _run_side_by_side(jobs: Mapping[str, Callable[[], Any]], progress: ReportProgress | None) -> None:
-    """Compiling leaves Python's lock to others most of the time."""
+    """On threads: compiling releases Python's lock most of the time."""
     if not jobs:
         return
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
@@ -261,7 +261,7 @@ def _compute_hidden(
     last_tokens: jax.Array,  # i32 [max_rows]: what the step before sampled
     flat: jax.Array,  # i32: the packed step
 ) -> tuple[jax.Array, jax.Array, Cache]:
-    """Hidden states `[max_rows, hidden]` of the tokens to sample behind, their packed parameters, and the new cache."""
+    """Hidden states `[max_rows, hidden]` of the tokens to sample after, their packed parameters, and the new cache."""
     inputs = unpack_step(geometry.step_layout(num_tokens), flat)
     token_ids = jnp.where(inputs.sources >= 0, last_tokens[inputs.sources], inputs.token_ids)
     hidden, cache = rebuild(params)(token_ids, inputs.positions, cache, partial(attention, batch=inputs.ragged))

@@ -189,7 +189,7 @@ def _source(path: ParamPath, param: Any, config: ModelConfig, *, stacked: bool) 
 
 
 def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:
-    """The model's structure and its parameters' shapes and types, with no memory behind them."""
+    """The model's structure and its parameters' shapes and types, without memory."""
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), stacked=stacked)))
     flat: Any = nnx.to_flat_state(state)
     return graph, dict(flat)

@@ -185,7 +185,7 @@ def _count(config: ModelConfig, num_layers: int) -> int:
 
 
 def _stack(blocks: Sequence[Block]) -> Block:
-    """One block whose parameters are those of `blocks` behind each other."""
+    """One block whose parameters are those of `blocks`, stacked."""
     states = [nnx.state(block) for block in blocks]
     block: Block = nnx.merge(nnx.graphdef(blocks[0]), jax.tree.map(lambda *leaves: jnp.stack(leaves), *states))
     return block

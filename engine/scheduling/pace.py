@@ -1,7 +1,7 @@
-"""How much one step may hold, so that streams flow evenly: decided from what steps took when they were measured.
+"""How much one step may hold, so that streams flow evenly: decided from measured step times.
 
-Prompts are computed beside sequences that decode, in chunks (Agrawal et al., Sarathi-Serve, arXiv 2403.02310). How
-large a chunk may be is no fixed number here, but follows from how long the step would take with it and without.
+Prompts are computed in chunks, in the same steps as decoding sequences (Agrawal et al., Sarathi-Serve, arXiv
+2403.02310). A chunk has no fixed size: it follows from how long the step would take with it and without.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What bounds a step beside `max_batch_tokens`. As it is by default, nothing does."""
+    """What bounds a step besides `max_batch_tokens`. By default nothing does."""
 
     times: StepTimes | None = None
     max_slowdown: float | None = None  # of a step in which sequences decode, for each prompt that waits
@@ -67,7 +67,7 @@ class PromptBudget:
     times: StepTimes | None  # None: no limit
     left_s: float  # for attention of prompts, and for a bucket's tokens
     num_tokens: int  # in the step so far
-    num_prompt_tokens: int  # of those, beside the sequences that decode
+    num_prompt_tokens: int  # of those, prompt tokens
 
     def tokens(self, context: int) -> int | None:
         """How many tokens of a prompt may join of which `context` are computed already; None for no limit."""

@@ -137,7 +137,7 @@ class Scheduler:
     def roll_back(self, blamed: StepPlan, lost: StepPlan | None) -> None:
         """Undoes what was not committed, the cache's content with it: every sequence is recomputed.
 
-        The sequences of `blamed`, the step that failed, become suspects; those of `lost`, the one behind it, do not.
+        The sequences of `blamed`, the step that failed, become suspects; those of `lost`, the next one, do not.
         """
         for plan in (blamed, lost):
             for row in plan.rows if plan is not None else ():

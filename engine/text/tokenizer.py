@@ -28,7 +28,7 @@ class Tokenizer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        """Takes the tokenizer over: the caller must not use it afterwards.
+        """Takes ownership of the tokenizer: the caller must not use it afterwards.
 
         Raises:
             ConfigError: its decoder is one that text can't be streamed through, or its chat template is no text.
