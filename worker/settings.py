@@ -112,7 +112,7 @@ class Settings(BaseSettings):
     )
     matmul: str = _setting(
         "Engine",
-        "How products with weights are computed: auto, xla, native (C++ built on this machine, for CPU).",
+        "How matmuls are computed: auto, xla, native (C++ built on this machine, for CPU).",
         "auto",
     )
     compile_cache_dir: Annotated[Path | None, _OrNone] = Field(

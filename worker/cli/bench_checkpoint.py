@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.engine import CheckpointError, ConfigError
-from penstock.engine.checkpoint import read_model_config, resolve
 from penstock.engine.demo import MODEL_DIR
+from penstock.engine.loading.checkpoint import read_model_config, resolve
 from penstock.worker.bench.errors import ImpossibleLoad
 from penstock.worker.bench.presets import PREFIX, preset_dir, preset_root
 from penstock.worker.cli.errors import USAGE, CommandFailed

@@ -58,7 +58,7 @@ class Intake:
         self._backoff = faults.Backoff()
         self._tasks: set[asyncio.Task[LiveRequest | None]] = set()
         self._failures: list[BaseException] = []  # what ended some of them
-        driver.watch_room(self._requests.changed.fire)
+        driver.watch_capacity(self._requests.changed.fire)
 
     @property
     def is_stopping(self) -> bool:

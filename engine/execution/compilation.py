@@ -11,13 +11,13 @@ from jax import monitoring
 _Options = dict[str, str | bool]
 
 _TPU: _Options = {
-    # What a program brings into VMEM for its next run. A step is two programs in turn, so the other would push it out;
-    # and what is chosen is the largest array that fits: the whole embedding, of which a step reads a few rows.
+    # What a program prefetches into VMEM for its next run. A step alternates two programs, so the other would evict it;
+    # and the largest array that fits is chosen: the whole embedding, of which a step reads a few rows.
     "xla_max_cross_program_prefetches": "0",
 }
 _TPU7X: _Options = {
-    # libtpu's compiler likes 16-bit weights in tiles of 16 x 128, and arrays come in tiles of 8 x 128: before the loop
-    # over layers it would, in each step, convert the weights of all of them into a copy as large as they are.
+    # libtpu's compiler prefers 16-bit weights in tiles of 16 x 128, and arrays come in tiles of 8 x 128: in each step,
+    # before the loop over layers, it would convert the weights of all layers into a copy as large as they are.
     "xla_tpu_control_large_2nd_minor_layout_for_x16": False,
 }
 _TPU7X_PRINTABLE: _Options = {

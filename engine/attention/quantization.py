@@ -1,4 +1,4 @@
-"""Keys and values in types narrower than they are computed in."""
+"""Keys and values that pages hold in 8 bits (fp8 or int8), and are computed with in more."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 
-def narrowed(x: jax.Array, dtype: jnp.dtype, scale: float = 1.0) -> jax.Array:
-    """`x / scale` in a type of 8 bits: rounded, and cut to the type's range instead of becoming infinite or NaN.
+def quantized(x: jax.Array, dtype: jnp.dtype, scale: float = 1.0) -> jax.Array:
+    """`x / scale` in an 8-bit type: rounded, and clipped to the type's range instead of becoming infinite or NaN.
 
     A NaN stays one where the type has it.
     """
@@ -21,15 +21,15 @@ def narrowed(x: jax.Array, dtype: jnp.dtype, scale: float = 1.0) -> jax.Array:
     return jnp.clip(x, -top, top).astype(dtype)
 
 
-def is_narrow(dtype: jnp.dtype | str) -> bool:
+def is_quantized(dtype: jnp.dtype | str) -> bool:
     return int(jnp.dtype(dtype).itemsize) == 1
 
 
 def stored(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Keys or values as pages of `dtype` keep them."""
-    return narrowed(x, dtype) if is_narrow(dtype) else x.astype(dtype)
+    return quantized(x, dtype) if is_quantized(dtype) else x.astype(dtype)
 
 
-def widened(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def dequantized(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """What pages hold, of `dtype` where it is of 8 bits and else as it is: JAX promotes no 8-bit type by itself."""
-    return x.astype(dtype) if is_narrow(x.dtype) else x
+    return x.astype(dtype) if is_quantized(x.dtype) else x

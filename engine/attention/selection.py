@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from penstock.engine.attention.contract import AttentionBackend
 from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.attention.native import NativeAttention
@@ -11,9 +9,9 @@ from penstock.engine.attention.ragged import RaggedKernelAttention
 from penstock.engine.attention.triton import TritonAttention
 from penstock.engine.attention.xla import XlaAttention
 from penstock.engine.errors import ConfigError
-from penstock.engine.native import NativeUnavailableError
+from penstock.engine.native import NativeLibrary
 
-ATTENTION_CHOICES = ("auto", "native", "xla", "triton", "ragged", "fused")
+ATTENTION_SETTINGS = ("auto", "native", "xla", "triton", "ragged", "fused")
 _NATIVE_DTYPES = ("float32", "bfloat16")
 _TPU_DTYPES = ("bfloat16", "float32")
 
@@ -27,10 +25,10 @@ _TPU_MAX_PAGE_SIZE = 512
 
 
 def attention_for(
-    choice: str,
+    setting: str,
     platform: str,
     dtype: str,
-    build_dir: Path,
+    library: NativeLibrary,
     *,
     head_dim: int = 128,
     kv_dtype: str | None = None,  # of the pages; None: what the implementation takes for the model's type
@@ -38,30 +36,30 @@ def attention_for(
     """The implementation for a device platform (`cpu`, `gpu`, `tpu`), a model's type and the size of its heads.
 
     `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships in JAX (docs/tpu.md); our kernels on
-    GPU (docs/gpu.md); on CPU the native form where a C++ compiler is at hand; and otherwise the XLA form.
+    GPU (docs/gpu.md); on CPU the native form where there is a C++ compiler; and otherwise the XLA form.
 
     Raises:
-        ConfigError: `choice` cannot be had here; the message says why.
+        ConfigError: `setting` cannot be had here; the message says why.
     """
-    if choice not in ATTENTION_CHOICES:
-        raise ConfigError(f"attention must be one of {', '.join(ATTENTION_CHOICES)}, not {choice!r}")
-    if choice == "xla":
+    if setting not in ATTENTION_SETTINGS:
+        raise ConfigError(f"attention must be one of {', '.join(ATTENTION_SETTINGS)}, not {setting!r}")
+    if setting == "xla":
         return XlaAttention(platform, kv_dtype=kv_dtype)
-    if choice in ("ragged", "fused") or (choice == "auto" and platform == "tpu"):
-        return _for_tpu(choice, platform, dtype, head_dim, kv_dtype)
-    if choice == "triton" or (choice == "auto" and platform == "gpu"):
-        return _for_gpu(choice, platform, kv_dtype)
-    return _native(choice, platform, dtype, build_dir, kv_dtype)
+    if setting in ("ragged", "fused") or (setting == "auto" and platform == "tpu"):
+        return _for_tpu(setting, platform, dtype, head_dim, kv_dtype)
+    if setting == "triton" or (setting == "auto" and platform == "gpu"):
+        return _for_gpu(setting, platform, kv_dtype)
+    return _native(setting, platform, dtype, library, kv_dtype)
 
 
-def _for_tpu(choice: str, platform: str, dtype: str, head_dim: int, kv_dtype: str | None) -> AttentionBackend:
+def _for_tpu(setting: str, platform: str, dtype: str, head_dim: int, kv_dtype: str | None) -> AttentionBackend:
     if platform != "tpu":
-        raise ConfigError(f"attention {choice!r} is for TPU, not {platform}; set auto or xla")
+        raise ConfigError(f"attention {setting!r} is for TPU, not {platform}; set auto or xla")
     if dtype not in _TPU_DTYPES:
         raise ConfigError(
             f"the TPU kernels take a dtype of {' or '.join(_TPU_DTYPES)}, not {dtype}; set dtype, or attention xla"
         )
-    if choice != "ragged":
+    if setting != "ragged":
         return FusedAttention(kv_dtype=kv_dtype)
     if head_dim > RaggedKernelAttention.max_head_dim:
         limit = f"takes a head_dim of up to {RaggedKernelAttention.max_head_dim}, not {head_dim}"
@@ -69,31 +67,26 @@ def _for_tpu(choice: str, platform: str, dtype: str, head_dim: int, kv_dtype: st
     return RaggedKernelAttention(kv_dtype=kv_dtype)
 
 
-def _for_gpu(choice: str, platform: str, kv_dtype: str | None) -> AttentionBackend:
+def _for_gpu(setting: str, platform: str, kv_dtype: str | None) -> AttentionBackend:
     if platform != "gpu":
         raise ConfigError(f"attention 'triton' is for GPU, not {platform}; set auto or xla")
     if kv_dtype is None:
         return TritonAttention()
-    if choice == "auto":
+    if setting == "auto":
         return XlaAttention(platform, kv_dtype=kv_dtype)
     raise ConfigError(f"attention 'triton' has no kv_cache_dtype {kv_dtype}; set attention xla, or auto for both")
 
 
-def _native(choice: str, platform: str, dtype: str, build_dir: Path, kv_dtype: str | None) -> AttentionBackend:
+def _native(setting: str, platform: str, dtype: str, library: NativeLibrary, kv_dtype: str | None) -> AttentionBackend:
     fits = platform == "cpu" and dtype in _NATIVE_DTYPES
-    if choice == "auto" and (kv_dtype is not None or not fits):
+    if setting == "auto" and (kv_dtype is not None or not fits):
         return XlaAttention(platform, kv_dtype=kv_dtype)
     if kv_dtype is not None:
         raise ConfigError(f"attention 'native' has no kv_cache_dtype {kv_dtype}; set attention xla, or auto for both")
     if not fits:
         limit = f"for {' and '.join(_NATIVE_DTYPES)} on CPU"
         raise ConfigError(f"attention 'native' is {limit}, not {dtype} on {platform}")
-    try:
-        return NativeAttention(build_dir)
-    except NativeUnavailableError as error:
-        if choice == "native":
-            raise ConfigError(f"attention 'native' cannot be built: {error}") from error
-        return XlaAttention(platform)
+    return XlaAttention(platform) if library.load_for("attention", setting) is None else NativeAttention()
 
 
 def page_size_for(platform: str, *, max_num_seqs: int, max_model_len: int) -> int:
@@ -122,7 +115,7 @@ def check_page_table(*, max_num_seqs: int, max_model_len: int, page_size: int) -
     raise ConfigError(
         f"max_num_seqs {max_num_seqs} x {pages_per_seq} pages per sequence (max_model_len {max_model_len} / page_size "
         f"{page_size}) are {page_table_bytes(max_num_seqs, pages_per_seq)} bytes of page table, and the TPU's scalar "
-        f"memory has room for {SMEM_BYTES - SMEM_RESERVED_BYTES}: raise page_size, or lower max_num_seqs or "
+        f"memory holds {SMEM_BYTES - SMEM_RESERVED_BYTES}: raise page_size, or lower max_num_seqs or "
         "max_model_len"
     )
 

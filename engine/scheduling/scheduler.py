@@ -6,9 +6,9 @@ from bisect import insort
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.engine.pace import Pace, PromptRoom
-from penstock.engine.page_pool import PagePool, root_hash
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.pace import Pace, PromptBudget
+from penstock.engine.scheduling.page_pool import PagePool, root_hash
+from penstock.engine.scheduling.sequence import Sequence
 
 LOOKAHEAD_PAGES = 4
 """A sequence is admitted only if every running one could still grow by this many pages: fewer preempt it at once."""
@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """One step, or several decode steps of the same rows in one dispatch.
 
     Its rows keep what was true when it was planned, of the first of these steps; their sequences move on.
@@ -45,7 +45,7 @@ class Plan:
 
 
 class SequenceFailed(Exception):
-    """Planning stumbled over one sequence. All others are as they were: without it, the plan can be made."""
+    """Planning failed at one sequence. All others are as they were: without it, the plan can be made."""
 
     def __init__(self, sequence: Sequence) -> None:
         super().__init__(f"choice {sequence.index} of request {sequence.request.id!r}")
@@ -57,7 +57,7 @@ class Scheduler:
 
     There are no phases: each sequence has `num_computed` tokens chasing `num_tokens`. A step gives a token each to the
     sequences that decode, then hands what is left of its budget to prompts, in order of (priority, arrival). One that
-    runs out of pages preempts the last in that order; a preempted sequence keeps its tokens and is computed anew later.
+    runs out of pages preempts the last in that order; a preempted sequence keeps its tokens and is recomputed later.
 
     Sequences of a step that failed are suspects: each then runs alone until a step of its own has succeeded.
     """
@@ -68,9 +68,9 @@ class Scheduler:
         self._max_batch_tokens = max_batch_tokens
         self._max_model_len = max_model_len
         self._waiting: list[Sequence] = []  # ordered by rank
-        self._running: list[Sequence] = []  # ordered by rank; exactly those that hold a lane
+        self._running: list[Sequence] = []  # ordered by rank; exactly those that hold a batch slot
         self._suspects: set[Sequence] = set()
-        self._free_lanes = list(range(max_num_seqs))
+        self._free_batch_slots = list(range(max_num_seqs))
         self.num_preemptions = 0
 
     @property
@@ -90,13 +90,13 @@ class Scheduler:
             return
         sequence.is_finished = True
         self._clear(sequence)
-        if sequence.lane >= 0:
+        if sequence.batch_slot >= 0:
             self._running.remove(sequence)
             self._release(sequence)
         else:
             self._waiting.remove(sequence)
 
-    def plan(self, pace: Pace = UNPACED) -> Plan | None:
+    def plan(self, pace: Pace = UNPACED) -> StepPlan | None:
         """The next step, or None if there is nothing to compute. Counts its tokens as computed.
 
         Where all do nothing but decode, and nobody waits, it is as many steps in one as `pace` allows.
@@ -118,7 +118,7 @@ class Scheduler:
         for row in rows:
             row.sequence.num_computed += row.num_tokens + max(0, row.num_sampled - 1)
             row.sequence.num_in_flight += row.num_sampled
-        return Plan(rows, sum(row.num_tokens for row in rows), num_steps)
+        return StepPlan(rows, sum(row.num_tokens for row in rows), num_steps)
 
     def commit(self, row: Row, token_id: int | None) -> None:
         """Appends the token that a row sampled, None if it sampled none. Called once for each row of each step of a
@@ -134,10 +134,10 @@ class Scheduler:
         self._clear(sequence)
         self._index_full_pages(sequence)
 
-    def roll_back(self, blamed: Plan, lost: Plan | None) -> None:
-        """Undoes what was not committed, the cache's content with it: every sequence is computed anew.
+    def roll_back(self, blamed: StepPlan, lost: StepPlan | None) -> None:
+        """Undoes what was not committed, the cache's content with it: every sequence is recomputed.
 
-        The sequences of `blamed`, the step that failed, become suspects; those of `lost`, the one behind it, do not.
+        The sequences of `blamed`, the step that failed, become suspects; those of `lost`, the next one, do not.
         """
         for plan in (blamed, lost):
             for row in plan.rows if plan is not None else ():
@@ -160,37 +160,37 @@ class Scheduler:
         for sequence in self._running:
             if self._pool.pages_for(sequence.num_computed) > len(sequence.pages):
                 raise AssertionError(f"{sequence.num_computed} tokens computed in {len(sequence.pages)} pages")
-        if any(sequence.pages or sequence.lane >= 0 for sequence in self._waiting):
-            raise AssertionError("a waiting sequence holds pages or a lane")
-        lanes = sorted([*self._free_lanes, *(sequence.lane for sequence in self._running)])
-        if lanes != list(range(self._max_num_seqs)):
-            raise AssertionError(f"lanes of running sequences and free ones are {lanes}")
+        if any(sequence.pages or sequence.batch_slot >= 0 for sequence in self._waiting):
+            raise AssertionError("a waiting sequence holds pages or a batch slot")
+        batch_slots = sorted([*self._free_batch_slots, *(sequence.batch_slot for sequence in self._running)])
+        if batch_slots != list(range(self._max_num_seqs)):
+            raise AssertionError(f"batch slots of running sequences and free ones are {batch_slots}")
         if len(self._running) > self._max_num_seqs:
             raise AssertionError(f"{len(self._running)} sequences run, the limit is {self._max_num_seqs}")
 
     def _choose(self, suspect: Sequence | None, pace: Pace) -> dict[Sequence, int]:
         """How many tokens each chosen sequence computes; pages for them are held when this returns."""
         if suspect is not None:
-            running, waiting = ([suspect], []) if suspect.lane >= 0 else ([], [suspect])
+            running, waiting = ([suspect], []) if suspect.batch_slot >= 0 else ([], [suspect])
         else:
             running = [sequence for sequence in self._running if not sequence.is_suspect]
             waiting = [sequence for sequence in self._waiting if not sequence.is_suspect]
         wanting = [sequence for sequence in running if self._wants_token(sequence)]
         decoding = [sequence for sequence in wanting if sequence.num_pending == 1]
         prefilling = [sequence for sequence in wanting if sequence.num_pending > 1]
-        room = pace.room((sequence.num_tokens for sequence in decoding), len(prefilling) + len(waiting))
+        prompts = pace.prompt_budget((sequence.num_tokens for sequence in decoding), len(prefilling) + len(waiting))
         chosen: dict[Sequence, int] = {}
         budget = self._max_batch_tokens
         for sequence in decoding + prefilling:
             try:
-                budget -= self._continue(sequence, chosen, budget, room)
+                budget -= self._continue(sequence, chosen, budget, prompts)
             except Exception as error:
                 raise SequenceFailed(sequence) from error
         for sequence in waiting:
             if not budget or len(self._running) >= self._max_num_seqs or sequence.num_in_flight:
                 break
             try:
-                count = self._admit(sequence, budget, room)
+                count = self._admit(sequence, budget, prompts)
             except Exception as error:
                 raise SequenceFailed(sequence) from error
             if not count:
@@ -199,17 +199,17 @@ class Scheduler:
             budget -= count
         return chosen
 
-    def _continue(self, sequence: Sequence, chosen: dict[Sequence, int], budget: int, room: PromptRoom) -> int:
+    def _continue(self, sequence: Sequence, chosen: dict[Sequence, int], budget: int, prompts: PromptBudget) -> int:
         """Chooses a running sequence if it finds pages. Returns what that takes of the budget: less than nothing where
         it preempted others that had been chosen.
         """
-        count = _chunk(sequence, budget, room) if sequence.num_pending > 1 else min(1, budget)
-        if sequence.lane < 0 or not count:  # without a lane it was preempted a moment ago
+        count = _chunk(sequence, budget, prompts) if sequence.num_pending > 1 else min(1, budget)
+        if sequence.batch_slot < 0 or not count:  # without a batch slot it was preempted a moment ago
             return 0
         returned = 0
         if len(sequence.pages) * self._pool.page_size < sequence.num_computed + count:
-            returned = self._make_room(sequence, sequence.num_computed + count, chosen)
-            if sequence.lane < 0:
+            returned = self._hold_pages(sequence, sequence.num_computed + count, chosen)
+            if sequence.batch_slot < 0:
                 return -returned
         chosen[sequence] = count
         return count - returned
@@ -241,7 +241,7 @@ class Scheduler:
         """Whether computing on would be of use: not if the token in flight is the last that is allowed."""
         return sequence.num_pending > 0 and not (sequence.num_in_flight and self._num_allowed(sequence) <= 0)
 
-    def _make_room(self, sequence: Sequence, num_tokens: int, chosen: dict[Sequence, int]) -> int:
+    def _hold_pages(self, sequence: Sequence, num_tokens: int, chosen: dict[Sequence, int]) -> int:
         """Gives `sequence` pages for its first `num_tokens` tokens, preempting from the back, itself if it is the last.
 
         Returns how many tokens of budget the preempted ones gave back.
@@ -258,13 +258,13 @@ class Scheduler:
             sequence.pages += self._pool.allocate(needed)
         return returned
 
-    def _admit(self, sequence: Sequence, budget: int, room: PromptRoom) -> int:
-        """Starts a waiting sequence, unless pages or room are short; returns how many tokens it computes."""
+    def _admit(self, sequence: Sequence, budget: int, prompts: PromptBudget) -> int:
+        """Starts a waiting sequence, unless pages or the budget are short; returns how many tokens it computes."""
         cached, hashes = self._pool.find_prefix(sequence.token_ids, sequence.request.cache_salt)
-        if not self._fits(sequence, cached) or room.tokens(len(cached) * self._pool.page_size) == 0:
+        if not self._fits(sequence, cached) or prompts.tokens(len(cached) * self._pool.page_size) == 0:
             return 0
         self._start(sequence, cached, hashes)
-        count = _chunk(sequence, budget, room)
+        count = _chunk(sequence, budget, prompts)
         sequence.pages += self._pool.allocate(self._pool.pages_for(sequence.num_computed + count) - len(cached))
         return count
 
@@ -286,7 +286,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, cached: list[int], hashes: list[bytes]) -> None:
         self._waiting.remove(sequence)
         insort(self._running, sequence, key=_rank)
-        sequence.lane = self._free_lanes.pop()
+        sequence.batch_slot = self._free_batch_slots.pop()
         sequence.num_starts += 1
         self._pool.acquire(cached)
         sequence.pages = list(cached)
@@ -308,8 +308,8 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self._pool.release(sequence.pages)
         sequence.pages, sequence.page_hashes, sequence.num_computed = [], [], 0
-        self._free_lanes.append(sequence.lane)
-        sequence.lane = -1
+        self._free_batch_slots.append(sequence.batch_slot)
+        sequence.batch_slot = -1
 
     def _index_full_pages(self, sequence: Sequence) -> None:
         """Makes pages findable whose tokens are all known and dispatched."""
@@ -321,12 +321,12 @@ class Scheduler:
             sequence.page_hashes.append(self._pool.index(sequence.pages[i], parent, tokens))
 
 
-def _chunk(sequence: Sequence, budget: int, room: PromptRoom) -> int:
-    """How many of a prompt's tokens the step takes; 0 if there is no room."""
+def _chunk(sequence: Sequence, budget: int, prompts: PromptBudget) -> int:
+    """How many of a prompt's tokens the step takes; 0 if the budget is spent."""
     context = sequence.num_computed
-    limit = room.tokens(context)
+    limit = prompts.tokens(context)
     count = min(sequence.num_pending, budget if limit is None else min(budget, limit))
-    room.take(count, context)
+    prompts.take(count, context)
     return count
 
 

@@ -1,6 +1,6 @@
 """Several decode steps in one dispatch: the device feeds itself what it samples, and stops when every row has ended.
 
-For models so small that a step takes the device little longer than it takes the host to ask for it.
+For models so small that a step takes the device little longer than the host needs to dispatch it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from penstock.engine.attention import AttentionBackend
-from penstock.engine.batch import Geometry, unpack_sampling, unpack_step
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.sampling import are_sound, sample
+from penstock.engine.execution.unpacking import unpack_sampling, unpack_step
 from penstock.engine.models.decoder import Decoder
-from penstock.engine.sampling import are_sound, sample
 from penstock.engine.sharding import Placement, gathered
 
 
@@ -33,7 +34,7 @@ def decode_loop(
 ) -> tuple[jax.Array, jax.Array, Any]:
     """Samples `num_steps` tokens for each of the rows.
 
-    Returns them as i32 `[num_steps, max_rows]`, the last ones as i32 `[max_rows]`, and the new cache. Tokens behind the
+    Returns them as i32 `[num_steps, max_rows]`, the last ones as i32 `[max_rows]`, and the new cache. Tokens after the
     one that ends a row mean nothing, and their keys and values go to the sink.
     """
     inputs = unpack_step(geometry.step_layout(num_rows), flat)

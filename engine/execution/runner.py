@@ -14,15 +14,15 @@ import numpy as np
 from flax import nnx
 
 from penstock.engine.attention import AttentionBackend, KVCacheSpec
-from penstock.engine.batch import NUM_SAMPLING_WORDS, Batch, Geometry, unpack_extended, unpack_sampling, unpack_step
-from penstock.engine.compilation import CompileWatch, compiled
-from penstock.engine.decode_loop import decode_loop
-from penstock.engine.models.decoder import Decoder, LayerCache
-from penstock.engine.sampling import Logprobs, are_sound, extend, logprobs_of, sample
+from penstock.engine.execution.compilation import CompileWatch, compiled
+from penstock.engine.execution.decode_loop import decode_loop
+from penstock.engine.execution.geometry import NUM_SAMPLING_WORDS, Geometry
+from penstock.engine.execution.packing import Batch
+from penstock.engine.execution.sampling import Logprobs, are_sound, extend, logprobs_of, sample
+from penstock.engine.execution.unpacking import unpack_extended, unpack_sampling, unpack_step
+from penstock.engine.models import Decoder, LayerCache
 from penstock.engine.sharding import Placement, gathered
-
-Progress = Callable[[int, int, str], None]
-"""Called with (done, total, what comes next)."""
+from penstock.engine.stats import ReportProgress
 
 Cache = tuple[LayerCache, ...]
 Params = list[jax.Array]
@@ -99,7 +99,7 @@ class Runner:
     def geometry(self) -> Geometry:
         return self._geometry
 
-    def compile_steps(self, progress: Progress | None = None) -> None:
+    def compile_steps(self, progress: ReportProgress | None = None) -> None:
         """Compiles every step there is, several at a time."""
         geometry = self._geometry
         jobs: dict[str, Callable[[], Any]] = {
@@ -111,7 +111,7 @@ class Runner:
                 jobs[name] = partial(self._head, num_rows, extended)
         _run_side_by_side(jobs, progress)
 
-    def compile_loops(self, steps_by_rows: Mapping[int, int], progress: Progress | None = None) -> None:
+    def compile_loops(self, steps_by_rows: Mapping[int, int], progress: ReportProgress | None = None) -> None:
         """Compiles dispatches of several decode steps."""
         jobs = {f"{n} rows, {steps} steps": partial(self._loop, n, steps) for n, steps in steps_by_rows.items()}
         _run_side_by_side(jobs, progress)
@@ -172,8 +172,8 @@ class Runner:
         return logprobs
 
 
-def _run_side_by_side(jobs: Mapping[str, Callable[[], Any]], progress: Progress | None) -> None:
-    """Compiling leaves Python's lock to others most of the time."""
+def _run_side_by_side(jobs: Mapping[str, Callable[[], Any]], progress: ReportProgress | None) -> None:
+    """On threads: compiling releases Python's lock most of the time."""
     if not jobs:
         return
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
@@ -261,7 +261,7 @@ def _compute_hidden(
     last_tokens: jax.Array,  # i32 [max_rows]: what the step before sampled
     flat: jax.Array,  # i32: the packed step
 ) -> tuple[jax.Array, jax.Array, Cache]:
-    """Hidden states `[max_rows, hidden]` of the tokens to sample behind, their packed parameters, and the new cache."""
+    """Hidden states `[max_rows, hidden]` of the tokens to sample after, their packed parameters, and the new cache."""
     inputs = unpack_step(geometry.step_layout(num_tokens), flat)
     token_ids = jnp.where(inputs.sources >= 0, last_tokens[inputs.sources], inputs.token_ids)
     hidden, cache = rebuild(params)(token_ids, inputs.positions, cache, partial(attention, batch=inputs.ragged))

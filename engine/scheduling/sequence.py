@@ -16,10 +16,10 @@ class Sequence:
 
     __slots__ = (
         "arrival",
+        "batch_slot",
         "index",
         "is_finished",
         "is_suspect",
-        "lane",
         "num_cached",
         "num_computed",
         "num_in_flight",
@@ -51,8 +51,8 @@ class Sequence:
         self.num_cached = 0  # prompt tokens that the prefix cache saved when the sequence first ran
         self.pages: list[int] = []
         self.page_hashes: list[bytes] = []  # of the pages that are full and indexed, in order
-        self.lane = -1  # while it runs, its place in tables that mirror running sequences; -1 while it waits
-        self.num_starts = 0  # how often it was admitted: tells a lane's new holder from its old one
+        self.batch_slot = -1  # while it runs, its place in tables that mirror running sequences; -1 while it waits
+        self.num_starts = 0  # how often it was admitted: tells a batch slot's new holder from its old one
         self.seed = _seed(request, index)
         self.sampling_words: tuple[int, ...] = ()  # what is uploaded of its sampling parameters, once it was packed
         self.is_suspect = False  # was in a step that failed, and has not run since
@@ -77,7 +77,7 @@ class Sequence:
 def _seed(request: Request, index: int) -> int:
     """64 bits that, with the output index, decide what is sampled.
 
-    Without a seed of its own a request's id decides: whoever resumes it, wherever, draws the same tokens.
+    Without a seed the request's id decides, so that every worker that resumes it draws the same tokens.
     """
     source = request.id if request.sampling.seed is None else str(request.sampling.seed)
     return int.from_bytes(blake2b(f"{source}/{index}".encode(), digest_size=8).digest(), "little")

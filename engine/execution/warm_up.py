@@ -1,4 +1,4 @@
-"""What an engine learns about its device before the first request: how long steps take, and what that makes of them."""
+"""Before the first request: every step is compiled and timed, and the times decide how steps are composed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import time
 
 import numpy as np
 
-from penstock.engine.batch import Batch, Geometry
-from penstock.engine.pace import Pace, StepTimes
-from penstock.engine.runner import Progress, Runner
-from penstock.engine.sampling import NOT_A_TOKEN
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.packing import Batch
+from penstock.engine.execution.runner import Runner
+from penstock.engine.execution.sampling import NOT_A_TOKEN
+from penstock.engine.scheduling.pace import Pace, StepTimes
+from penstock.engine.stats import ReportProgress
 
 LOOP_STEPS = 8
 """Decode steps in one dispatch, where that pays."""
@@ -22,7 +24,7 @@ _ENOUGH_S = 0.2  # steps that take so long are not repeated
 
 
 def warm_up(
-    runner: Runner, progress: Progress | None = None, *, decode_steps: int | None, max_slowdown: float | None
+    runner: Runner, progress: ReportProgress | None = None, *, decode_steps: int | None, max_slowdown: float | None
 ) -> Pace:
     """Compiles every step there is, runs each on padding, and measures them.
 
@@ -43,7 +45,7 @@ def warm_up(
 
 def measure_steps(runner: Runner) -> StepTimes:
     geometry = runner.geometry
-    for num_rows in geometry.extended_row_buckets:  # what a first run sets up is then there
+    for num_rows in geometry.extended_row_buckets:  # so that no first run is timed
         runner.dispatch(_decode_batch(geometry, num_rows, extended=True), num_rows).token_ids()
     prompt_s = {bucket: _fastest(runner, _prompt_batch(geometry, bucket), 1) for bucket in geometry.token_buckets}
     decode_s = {bucket: _fastest(runner, _decode_batch(geometry, bucket), bucket) for bucket in geometry.row_buckets}
@@ -72,7 +74,7 @@ def time_decoding(runner: Runner, num_rows: int, num_steps: int) -> float:
 
 
 def _pair_s(runner: Runner, alone_s: float) -> float:
-    """What the smallest bucket of a prompt takes longer than `alone_s`, per query and key, as late as there can be."""
+    """How much longer than `alone_s` the smallest chunk takes at the end of the longest prompt, per query and key."""
     geometry = runner.geometry
     count = geometry.token_buckets[0]
     context = geometry.max_model_len - count
@@ -92,7 +94,7 @@ def _fastest(runner: Runner, batch: Batch, num_sampled: int) -> float:
 
 
 def _prompt_batch(geometry: Geometry, num_tokens: int, context: int = 0) -> Batch:
-    """A chunk of one prompt behind `context` others, all of it in the sink page."""
+    """A chunk of one prompt after `context` other tokens, all of it in the sink page."""
     flat, parts = geometry.step_layout(num_tokens).empty()
     parts["sources"][:] = -1
     parts["positions"][:] = context + np.arange(num_tokens)

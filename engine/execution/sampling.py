@@ -22,7 +22,7 @@ NOTHING_LEFT = -2
 """Sampled where every token is forbidden, by the request or by a model that gives minus infinity to all."""
 
 NEVER = -1e30
-"""The logit of a token that may not be drawn: softmax turns it into exactly 0, and it stays finite when shifted."""
+"""The logit of a token that may not be drawn: softmax gives it exactly 0, and it stays finite when shifted."""
 
 _LARGEST = 1e29  # penalties and biases do not get a logit beyond it, to either side: none comes near NEVER
 

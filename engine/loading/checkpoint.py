@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from flax import nnx
 from huggingface_hub import snapshot_download
 
 from penstock.engine.errors import CheckpointError, ConfigError
-from penstock.engine.files import read_json
+from penstock.engine.loading.files import read_json
+from penstock.engine.loading.weights import Source, Stored, WeightFiles, open_weights
 from penstock.engine.models import FAMILIES, Decoder, Family, ModelConfig, ParamPath, family_of, layer_runs
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.models.hf_config import checked_dtype
 from penstock.engine.sharding import Placement
-from penstock.engine.weights import Source, Stored, WeightFiles, open_weights
+from penstock.engine.stats import ReportProgress
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -43,9 +44,6 @@ HUB_FILES = [
 FLOAT_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors names them
 HARMLESS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # derived from config.json; stored by old checkpoints
 NAMED_AT_MOST = 5  # tensors in one message
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes read so far and the bytes in total."""
 
 
 def resolve(model: str | Path, revision: str | None = None) -> Path:
@@ -96,7 +94,7 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
 def load_model(
     directory: Path,
     config: ModelConfig,
-    progress: Progress | None = None,
+    progress: ReportProgress | None = None,
     *,
     placement: Placement | None = None,
     stacked: bool = False,
@@ -121,7 +119,7 @@ def load_model(
             filled[source.path] = nnx.Param(files.array(source, placement))
             num_bytes_read += num_bytes[source.path]
             if progress is not None:
-                progress(num_bytes_read, sum(num_bytes.values()))
+                progress(num_bytes_read, sum(num_bytes.values()), "bytes of weights")
     return _merged(graph, filled)
 
 
@@ -191,7 +189,7 @@ def _source(path: ParamPath, param: Any, config: ModelConfig, *, stacked: bool) 
 
 
 def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:
-    """The model's structure and its parameters' shapes and types, with no memory behind them."""
+    """The model's structure and its parameters' shapes and types, without memory."""
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), stacked=stacked)))
     flat: Any = nnx.to_flat_state(state)
     return graph, dict(flat)

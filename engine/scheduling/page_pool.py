@@ -7,19 +7,16 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-SINK_PAGE = 0
-"""Padding tokens write here. It is never handed out."""
-
-
 _HASH_BYTES = 16
 
 
 class PagePool:
     """Reference-counted pages with a prefix cache.
 
-    Every page but the sink is in exactly one of three states: held (one or more references), cached (no reference, but
-    its content is indexed and may be taken up again), or free. Held pages may be indexed too, then several sequences
-    share them. Only full pages are indexed; their content never changes while they are.
+    Page 0 is the sink: padding tokens write there, and it is never handed out. Every other page is in exactly one of
+    three states: held (one or more references), cached (no reference, but its content is indexed and may be taken up
+    again), or free. Held pages may be indexed too, then several sequences share them. Only full pages are indexed;
+    their content never changes while they are.
     """
 
     def __init__(self, num_pages: int, page_size: int, *, prefix_caching: bool = True) -> None:

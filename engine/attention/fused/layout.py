@@ -16,7 +16,7 @@ _MAX_ROWS = 512  # query rows per KV head of a block
 class HeadLayout:
     """How the K and V of one token and head lie side by side on the lanes of a page.
 
-    A head_dim of up to 64 shares 128 lanes: the query is zero where V lies, so that a product over all lanes is the
+    A head_dim of up to 64 shares 128 lanes: the query is zero where V lies, so the dot product over all lanes is the
     score, and the result is taken from the lanes of V. A larger one has lanes of its own, padded to a multiple of 128.
     """
 
