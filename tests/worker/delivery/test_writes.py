@@ -1,0 +1,170 @@
+"""Writes as commands: what goes onto a reply stream, and how it is taken back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from delivery_lab import make_live
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.request import Output, TokenLogprob
+from penstock.producer.wire import ChunkEntry, decode_reply, encode_reply
+from penstock.producer.wire import TokenLogprob as WireLogprob
+from penstock.worker.delivery import writes
+from penstock.worker.delivery.ending import end_entry
+from penstock.worker.delivery.writes import ChunkWrite, EndCheck, ProbeWrite
+from penstock.worker.protocol.scripts import Standing
+
+OWNER = ("5", "i")
+
+
+def take_one(text: str = "a") -> ChunkWrite:
+    live = make_live()
+    live.add(Output("r", 0, 0, (1,), text))
+    return writes.take_chunk(live, live.choices[0])
+
+
+@given(
+    tokens=st.lists(st.integers(0, 10**6), max_size=5),
+    text=st.text(st.characters(exclude_categories=("Cs",))),
+    offset=st.integers(0, 10**6),
+    logprob=st.none() | st.floats(-1e6, 0.0),
+    several=st.booleans(),
+)
+def test_chunks_are_written_as_the_schema_would_write_them(
+    tokens: list[int], text: str, offset: int, logprob: float | None, several: bool
+) -> None:
+    live = make_live(n=2 if several else 1)
+    choice = live.choices[0]
+    choice.num_published = offset
+    logprobs = None if logprob is None else tuple(TokenLogprob(logprob, ((token, logprob),)) for token in tokens)
+    live.add(Output("r", 0, offset, tuple(tokens), text, logprobs, finish_reason="stop" if several else None))
+    write = writes.take_chunk(live, choice)
+    fields = [str(part) for part in write.command[4:]]
+    entry = ChunkEntry(
+        index=0,
+        offset=offset,
+        text=text,
+        tokens=tuple(tokens),
+        logprobs=tuple(WireLogprob(logprob=logprob, top={token: logprob}) for token in tokens)
+        if logprob is not None and tokens
+        else None,
+        finish_reason="stop" if several else None,
+    )
+    written = dict(zip(fields[::2], fields[1::2], strict=True))
+    assert decode_reply(written) == entry
+    assert {**written, "logprobs": None} == {**encode_reply(entry), "logprobs": None}
+    assert write.command[:4] == ("XADD", "penstock:q:{r}:reply", "NOMKSTREAM", "5-1")
+
+
+def test_a_chunk_put_back_is_taken_again_in_order_under_a_new_id() -> None:
+    live = make_live()
+    live.add(Output("r", 0, 0, (1, 2), " a b"))
+    first = writes.take_chunk(live, live.choices[0])
+    live.add(Output("r", 0, 2, (3,), " c"))
+    writes.put_back(first)
+    second = writes.take_chunk(live, live.choices[0])
+    assert (second.token_ids, second.text, second.entry_id) == ([1, 2, 3], " a b c", "5-2")
+    assert not writes.has_news(live, live.choices[0])
+
+
+@pytest.mark.parametrize(
+    ("output", "n", "is_news"),
+    [
+        (Output("r", 0, 0, (1,), ""), 1, True),
+        (Output("r", 0, 0, (), "a"), 1, True),
+        (Output("r", 0, 0, (), ""), 1, False),
+        (Output("r", 0, 0, (), "", finish_reason="stop"), 1, False),  # the end says it
+        (Output("r", 0, 0, (), "", finish_reason="stop"), 2, True),
+    ],
+)
+def test_what_readers_are_to_be_told(output: Output, n: int, is_news: bool) -> None:
+    live = make_live(n=n)
+    assert not writes.has_any_news(live)
+    live.add(output)
+    assert writes.has_news(live, live.choices[0]) == writes.has_any_news(live) == is_news
+
+
+def test_that_a_choice_has_ended_is_no_news_once_it_is_published() -> None:
+    live = make_live(n=2)
+    live.add(Output("r", 0, 0, (), "", finish_reason="stop"))
+    live.choices[0].is_closed = True
+    assert not writes.has_any_news(live)
+
+
+def test_chunks_are_numbered_and_counted_as_unsettled() -> None:
+    live = make_live(n=2)
+    for index in (0, 1):
+        live.add(Output("r", index, 0, (index,), "a"))
+    chunks = [writes.take_chunk(live, choice) for choice in live.choices]
+    assert [(chunk.entry_id, chunk.number) for chunk in chunks] == [("5-1", 1), ("5-2", 2)]
+    assert (live.reply.next_number, live.reply.num_unsettled) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("entry_id", "text", "is_in"), [("5-1", b"a", True), ("5-1", b"b", False), ("5-2", b"a", False)]
+)
+def test_a_chunk_is_known_by_its_id_and_all_its_fields(entry_id: str, text: bytes, is_in: bool) -> None:
+    found = (b"type", b"chunk", b"index", b"0", b"offset", b"0", b"text", text, b"tokens", b"1")
+    assert take_one().is_in(Standing(OWNER, entry_id, found)) == is_in
+
+
+def test_a_chunk_of_any_text_knows_itself() -> None:
+    chunk = take_one("ä日\n")
+    fields = tuple(str(part).encode() for part in chunk.command[4:])
+    assert chunk.is_in(Standing(OWNER, "5-1", fields))
+
+
+def test_a_probe_asks_for_the_chunk_that_was_refused() -> None:
+    chunk = take_one()
+    probe = ProbeWrite.of(chunk)
+    assert probe.chunk is chunk
+    assert probe.command[-1] == "5-1"
+
+
+@pytest.mark.parametrize(("is_dead", "status"), [(False, "done"), (True, "dead")])
+def test_an_end_takes_everything_that_is_pending_with_it(is_dead: bool, status: str) -> None:
+    live = make_live(n=2)
+    live.add(Output("r", 1, 0, (7,), "x"))
+    live.fail("internal_error", "why", is_dead=is_dead)
+    write = writes.take_end(live, end_entry(live), ttl_ms=60_000)
+    state, epoch, instance, last, found, ttl_ms, *entries = write.command[3:4] + write.command[6:]
+    assert state == "penstock:q:{r}:state"
+    assert (epoch, instance, last, found, ttl_ms) == (5, "i", 0, status, 60_000)
+    number, size = entries[:2]
+    chunk, end = entries[2 : 2 + size], entries[2 + size :]
+    assert (number, chunk[:2], chunk[-2:]) == (1, ["type", "chunk"], ["tokens", "7"])
+    assert end[0] == 2
+    assert decode_reply(dict(zip(end[2::2], end[3::2], strict=True))) == write.end
+    assert (live.reply.next_number, live.reply.num_unsettled) == (3, 1)
+
+
+def test_a_reply_and_its_state_are_refreshed_together() -> None:
+    assert [write.command for write in writes.refresh(make_live(), 5000)] == [
+        ("PEXPIRE", "penstock:q:{r}:reply", 5000),
+        ("PEXPIRE", "penstock:q:{r}:state", 5000),
+    ]
+
+
+def test_an_acknowledgement_knows_its_entries() -> None:
+    write = writes.acknowledge("q", "w", ["1-1", "2-2"])
+    assert write.entry_ids == ("1-1", "2-2")
+    assert write.command[-3:] == ("w", "1-1", "2-2")
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_there"),
+    [
+        ([[b"5-2", [b"type", b"end"]]], True),
+        ([(b"5-2", {b"type": b"end"})], True),  # as a cluster client has it
+        ([[b"5-1", [b"type", b"chunk"]]], False),
+        ([], False),
+    ],
+)
+def test_an_end_is_looked_for_at_the_end_of_the_reply(answer: Any, is_there: bool) -> None:
+    check = EndCheck.of(make_live(entry_id="1-1"), "1-1")
+    assert (check.entry_id, check.removal) == ("1-1", "1-1")
+    assert check.command == ("XREVRANGE", "penstock:q:{r}:reply", "+", "-", "COUNT", 1)
+    assert EndCheck.is_there(answer) == is_there
