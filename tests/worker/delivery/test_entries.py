@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
 
 import pytest
+from worker_harness import eventually
 
 from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect, ensure_group
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import entries
 from penstock.worker.delivery.entries import LARGEST_ID, EntryReader, QueueEntry
@@ -18,16 +19,8 @@ LARGE = {"id": "large", "prompt": "x" * LIMIT}
 
 
 @pytest.fixture
-async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
-    client = connect(redis_url, decode=False)
-    await ensure_group(client, "q")
-    yield client
-    await client.aclose()
-
-
-@pytest.fixture
 def reader(raw: RedisClient) -> EntryReader:
-    return EntryReader(raw, raw, WorkerConfig(queue="q", name="w", max_body_bytes=LIMIT))
+    return EntryReader(raw, raw, WorkerConfig(queue="q", name="w", max_body_bytes=LIMIT, block_ms=10))
 
 
 async def add(redis: RedisClient, *bodies: dict[str, str]) -> list[str]:
@@ -55,7 +48,7 @@ async def test_new_entries_are_taken_up_to_a_number(raw: RedisClient, reader: En
     assert [entry.id for entry in await reader.take(3)] == ids[3:]
 
 
-@pytest.mark.parametrize("way", ["take", "adopt", "pending", "wait_for_one"])
+@pytest.mark.parametrize("way", ["take", "adopt", "pending"])
 async def test_a_body_over_the_limit_stays_where_it_is(raw: RedisClient, reader: EntryReader, way: str) -> None:
     """The worker learns its size and its id, so that it can be refused under it."""
     (large,) = await add(raw, LARGE)
@@ -64,12 +57,10 @@ async def test_a_body_over_the_limit_stays_where_it_is(raw: RedisClient, reader:
             found = await reader.take(2)
         case "adopt":
             await give_back(raw)
-            found = await reader.adopt(2)
-        case "pending":
+            found = await reader.take(2)
+        case _:
             await raw.xreadgroup(keys.GROUP, "w", {STREAM: ">"})
             found = await reader.pending("0-0")
-        case _:
-            found = await reader.wait_for_one(1)
     (entry,) = found
     assert entry == QueueEntry(large, {b"id": b"large"}, LIMIT + 13, is_whole=False)
     assert entry.kept == {}
@@ -91,7 +82,7 @@ async def test_one_answer_brings_a_bounded_number_of_bytes(
     found: list[list[str]] = [[]]
     while not found or found[-1] or len(found) == 1:
         last = found[-1][-1] if found[-1] else "0-0"
-        page = await (reader.pending(last) if way == "pending" else getattr(reader, way)(100))
+        page = await (reader.pending(last) if way == "pending" else reader.take(100))
         found.append([entry.id for entry in page])
     assert found[1:-1] == [ids[0:2], ids[2:4], ids[4:6], ids[6:9]]
 
@@ -105,11 +96,38 @@ async def test_an_entry_that_was_deleted_while_pending_is_told_as_such(raw: Redi
     assert (empty.id, empty.is_deleted, empty.fields) == (ids[1], False, {b"": b""})
 
 
-async def test_a_wait_brings_one_entry_and_leaves_the_others(raw: RedisClient, reader: EntryReader) -> None:
-    assert await reader.wait_for_one(1) == []
-    ids = await add(raw, {"prompt": "a"}, {"prompt": "b"})
-    assert [entry.id for entry in await reader.wait_for_one(1)] == ids[:1]
-    assert await pending(raw) == ids[:1]
+async def add_while_it_waits(raw: RedisClient, *bodies: dict[str, str]) -> tuple[list[str], list[QueueEntry]]:
+    """The ids of what was added at once while a take was waiting for one, and what it took."""
+    patient = EntryReader(raw, raw, WorkerConfig(queue="q", name="w", max_body_bytes=LIMIT, block_ms=10_000))
+    waiting = asyncio.create_task(patient.take(100))
+    await eventually(lambda: _is_waiting(raw))
+    async with raw.pipeline(transaction=True) as together:
+        for body in bodies:
+            together.xadd(STREAM, body)  # type: ignore[arg-type]
+        ids = [entry_id.decode() for entry_id in await together.execute()]
+    return ids, await waiting
+
+
+async def _is_waiting(raw: RedisClient) -> bool:
+    return bool((await raw.info("clients"))["blocked_clients"])
+
+
+async def test_a_wait_brings_one_entry_and_leaves_the_others(raw: RedisClient) -> None:
+    ids, taken = await add_while_it_waits(raw, {"prompt": "a"}, {"prompt": "b"})
+    assert [entry.id for entry in taken] == ids[:1] == await pending(raw)
+
+
+async def test_a_body_over_the_limit_that_a_wait_brings_is_not_kept(raw: RedisClient) -> None:
+    """No script can wait, so it comes; but no further."""
+    (large,), (entry,) = await add_while_it_waits(raw, LARGE)
+    assert entry == QueueEntry(large, {b"id": b"large"}, LIMIT + 13, is_whole=False)
+
+
+async def test_entries_of_nobody_come_before_new_ones(raw: RedisClient, reader: EntryReader) -> None:
+    old = await add(raw, {"prompt": "old"})
+    await give_back(raw)
+    new = await add(raw, {"prompt": "new"})
+    assert [[entry.id for entry in await reader.take(5)] for _ in range(2)] == [old, new]
 
 
 async def test_the_largest_id_is_an_entry_like_any_other(raw: RedisClient, reader: EntryReader) -> None:

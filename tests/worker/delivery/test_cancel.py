@@ -1,0 +1,186 @@
+"""Requests that end early: somebody cancelled them, or their time is up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from delivery_lab import NOW_S, Bench, FixedClock, make_live
+from redis import exceptions
+
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.tasks import end_tasks
+from penstock.worker.delivery import cancel
+from penstock.worker.delivery.cancel import CancelWatch
+from penstock.worker.delivery.requests import ChoiceBuffer, LiveRequest, Phase
+from penstock.worker.errors import RedisRefused
+from penstock.worker.readiness import Readiness
+
+
+class Driver:
+    """Notes what it is to abort."""
+
+    def __init__(self) -> None:
+        self.aborted: list[tuple[str, str]] = []
+
+    def abort(self, request_id: str, reason: str) -> None:
+        self.aborted.append((request_id, reason))
+
+
+class Watch:
+    """A watch whose polls the test counts, and may let fail; it never really waits between them."""
+
+    def __init__(self, redis: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.redis = redis
+        self.bench = Bench()
+        self.driver: Any = Driver()
+        self.readiness = Readiness()
+        self.asked: asyncio.Queue[list[str]] = asyncio.Queue()  # keys of each poll
+        self.error: Exception | None = None
+        self._send = cancel.execute
+        monkeypatch.setattr(cancel, "execute", self._execute)
+        self.subject = CancelWatch(redis, self.bench.outbox, self.driver, self.readiness, poll_s=0.01)
+
+    def add(self, request_id: str, phase: Phase, timeout_s: float | None = None) -> LiveRequest:
+        live = make_live(request_id)
+        live.resume([ChoiceBuffer(0)], timeout_s)
+        if phase >= Phase.ADMITTED:
+            live.admit(1)
+        if phase >= Phase.RUNNING:
+            live.start()
+        if phase >= Phase.ENDED:
+            live.end("stop")
+        self.bench.requests.add(live)
+        return live
+
+    async def flag(self, *request_ids: str) -> None:
+        for request_id in request_ids:
+            await self.redis.set(keys.cancel("q", request_id), "1")
+
+    async def polls(self, count: int = 2) -> list[list[str]]:
+        """The next polls; before the second of them the first one is dealt with."""
+        return [await self.asked.get() for _ in range(count)]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        task = asyncio.create_task(self.subject.run())
+        yield task
+        await end_tasks([task])
+
+    async def _execute(self, redis: RedisClient, commands: list[Any]) -> list[Any]:
+        self.asked.put_nowait([key for _, key in commands])
+        if self.error is not None:
+            raise self.error
+        return await self._send(redis, commands)
+
+
+@pytest.fixture
+def watch(raw: RedisClient, monkeypatch: pytest.MonkeyPatch) -> Watch:
+    return Watch(raw, monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def stopped(monkeypatch: pytest.MonkeyPatch, clock: FixedClock) -> FixedClock:
+    monkeypatch.setattr(cancel, "time", clock)
+    return clock
+
+
+async def test_the_engine_ends_what_it_has_and_the_outbox_what_it_has_not(watch: Watch) -> None:
+    running, waiting = watch.add("running", Phase.RUNNING), watch.add("waiting", Phase.ADMITTED)
+    await watch.flag("running", "waiting")
+    async with watch.running():
+        await watch.polls()
+    assert ("running", "cancelled") in watch.driver.aborted
+    assert {request_id for request_id, _ in watch.driver.aborted} == {"running"}
+    assert running.is_running  # until the engine says what it has
+    assert (waiting.finish_reason, waiting.has_ended) == ("cancelled", True)
+    assert watch.bench.outbox.due_s() == 0.0
+
+
+async def test_only_what_runs_or_is_ready_to_is_asked_for(watch: Watch) -> None:
+    """One that is being restored asks for itself, one that has ended keeps its end."""
+    for phase in (Phase.CLAIMED, Phase.ADMITTED, Phase.RUNNING, Phase.ENDED):
+        watch.add(phase.name, phase)
+        await watch.flag(phase.name)
+    watch.readiness.object("cancel", "not asked yet")
+    async with watch.running():
+        (asked,) = await watch.polls(1)
+    assert asked == [keys.cancel("q", name) for name in ("ADMITTED", "RUNNING")]
+    assert watch.bench.requests.get("CLAIMED").phase is Phase.CLAIMED  # type: ignore[union-attr]
+    assert watch.bench.requests.get("ENDED").finish_reason == "stop"  # type: ignore[union-attr]
+
+
+async def test_others_are_left_alone(watch: Watch) -> None:
+    other = watch.add("other", Phase.RUNNING)
+    async with watch.running():
+        await watch.polls()
+    assert (watch.driver.aborted, other.phase) == ([], Phase.RUNNING)
+
+
+async def test_what_is_overdue_ends_once(watch: Watch, stopped: FixedClock) -> None:
+    waiting = watch.add("waiting", Phase.ADMITTED, timeout_s=1.0)
+    watch.add("running", Phase.RUNNING, timeout_s=1.0)
+    later = watch.add("later", Phase.ADMITTED, timeout_s=1000.0)
+    stopped.now_s += 0.5
+    async with watch.running():
+        await watch.polls(3)
+    assert waiting.finish_reason == "expired"
+    assert watch.driver.aborted == [("running", "expired")]
+    assert later.phase is Phase.ADMITTED
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "wait_s"),
+    [(None, 60.0), (1000.0, 60.0), (10.5, 10.0), (0.5, 0.01)],  # half a second went by before the claim
+)
+def test_it_waits_for_the_next_poll_or_the_first_deadline(watch: Watch, timeout_s: float | None, wait_s: float) -> None:
+    subject = CancelWatch(watch.redis, watch.bench.outbox, watch.driver, watch.readiness, poll_s=60.0)
+    watch.add("r", Phase.RUNNING, timeout_s)
+    assert subject._until_next(NOW_S) == wait_s
+
+
+async def test_nothing_is_asked_while_nothing_is_there(watch: Watch) -> None:
+    async with watch.running():
+        await watch.redis.ping()
+        assert watch.asked.empty()
+        watch.add("r", Phase.RUNNING)
+        assert await watch.polls(1) == [[keys.cancel("q", "r")]]
+
+
+async def test_trouble_with_redis_makes_it_unready_until_a_poll_succeeds(watch: Watch) -> None:
+    watch.add("r", Phase.RUNNING)
+    await watch.flag("r")
+    watch.error = exceptions.ConnectionError("gone")
+    async with watch.running():
+        await watch.polls()
+        assert "gone" in watch.readiness.objections["cancel"]
+        assert watch.driver.aborted == []
+        watch.error = None
+        while not watch.readiness.is_ready:
+            await watch.polls()
+    assert ("r", "cancelled") in watch.driver.aborted
+
+
+async def test_a_refusal_ends_the_watch(watch: Watch) -> None:
+    watch.add("r", Phase.RUNNING)
+    watch.error = exceptions.NoPermissionError("NOPERM")
+    async with watch.running() as task:
+        await asyncio.wait({task})
+        with pytest.raises(RedisRefused, match="NOPERM"):
+            task.result()
+
+
+async def test_a_flag_that_cannot_be_read_is_told(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answers(*_: Any) -> list[Any]:
+        return [exceptions.ResponseError("ERR unknown command")]
+
+    monkeypatch.setattr(cancel, "execute", answers)
+    watch.add("r", Phase.RUNNING)
+    async with watch.running() as task:
+        await asyncio.wait({task})
+        with pytest.raises(exceptions.ResponseError, match="unknown command"):
+            task.result()
