@@ -139,7 +139,7 @@ async def test_one_that_takes_its_workers_down_is_given_up(room: Room, more: dic
 
 
 async def test_one_that_cannot_be_read_ends_with_its_error_and_becomes_a_letter(room: Room) -> None:
-    live = make_live(asked=WireError("max_tokens: many", "r"))
+    live = make_live(asked=WireError("invalid_request", "max_tokens: many", request_id="r"))
     assert await room.restore(live) is None
     assert (live.error, live.is_dead) == (("invalid_request", "max_tokens: many"), True)
     assert room.ends() == ["invalid_request"]
