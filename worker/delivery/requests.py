@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,12 @@ class Choice:
             self.text.append(output.text)
         if output.logprobs:
             self.logprobs += output.logprobs
+
+
+def outcome_of(choices: Iterable[Choice]) -> FinishReason | None:
+    """Why a request ended, once every choice has."""
+    reasons = [choice.finish_reason for choice in choices]
+    return None if None in reasons else next(reason for reason in _GRAVITY if reason in reasons)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +172,7 @@ class LiveRequest:
     @property
     def outcome(self) -> FinishReason | None:
         """Why the whole ended, once every choice has."""
-        reasons = [choice.finish_reason for choice in self.choices]
-        return None if None in reasons else next(reason for reason in _GRAVITY if reason in reasons)
+        return outcome_of(self.choices)
 
     @property
     def completion_tokens(self) -> int:
