@@ -36,14 +36,9 @@ class LoopThread:
                 "the client is closed" if loop is None else "a blocking call from inside a progress callback can't end"
             )
         try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-        except RuntimeError:  # it was stopped a moment ago
-            coroutine.close()
-            raise
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
+            return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        except BaseException:  # the coroutine's own, too: then there is nothing left to cancel
+            _abandon(coroutine, loop)
             raise
 
     def post(self, start: Callable[[], Coroutine[Any, Any, object]]) -> None:
@@ -70,3 +65,19 @@ class LoopThread:
         """The loop itself holds tasks only weakly."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _abandon(coroutine: Coroutine[Any, Any, object], loop: asyncio.AbstractEventLoop) -> None:
+    """Ends a coroutine by itself, for Ctrl-C may come before its caller has anything else to hold it by."""
+
+    def cancel() -> None:
+        tasks = [task for task in asyncio.all_tasks() if task.get_coro() is coroutine]
+        for task in tasks:
+            task.cancel()
+        if not tasks:
+            coroutine.close()
+
+    try:
+        loop.call_soon_threadsafe(cancel)
+    except RuntimeError:  # the loop was stopped, and with it all that ran in it
+        coroutine.close()

@@ -103,9 +103,8 @@ class LLM:
 
     def _start(self, engine: StepEngine, text: TextEncoder, defaults: GenerationDefaults, name: str) -> None:
         if defaults.ignored:
-            warnings.warn(
-                f"generation_config.json of {name}: not honoured: {', '.join(defaults.ignored)}", stacklevel=3
-            )
+            fields = ", ".join(defaults.ignored)
+            warnings.warn(f"generation_config.json of {name} asks for what is not done: {fields}", stacklevel=3)
         self._name = name
         self._loop = LoopThread("penstock-llm")
         local = InProcessEngine(engine, text, defaults)
