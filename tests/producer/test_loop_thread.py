@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
+from penstock.producer import loop_thread
 from penstock.producer.loop_thread import LoopThread
 
 
@@ -38,35 +40,54 @@ class Endless:
 def test_an_interrupt_while_waiting_cancels_the_coroutine(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     endless = Endless()
 
-    def interrupted(self: object, timeout: float | None = None) -> None:
-        assert endless.begun.wait(60)
-        raise KeyboardInterrupt
+    class Interrupted(SimpleQueue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            assert endless.begun.wait(60)
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(concurrent.futures.Future, "result", interrupted)
+    monkeypatch.setattr(loop_thread, "SimpleQueue", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         loop.call(endless())
     assert endless.cancelled.wait(60)
 
 
 @pytest.mark.parametrize("is_scheduled", [True, False])
-def test_an_interrupt_before_there_is_a_future_cancels_the_coroutine(
+def test_an_interrupt_before_there_is_anything_to_wait_for_cancels_the_coroutine(
     loop: LoopThread, monkeypatch: pytest.MonkeyPatch, is_scheduled: bool
 ) -> None:
-    endless, schedule = Endless(), asyncio.run_coroutine_threadsafe
+    endless, calls = Endless(), []
 
-    def interrupted(coroutine: Coroutine[Any, Any, None], on: asyncio.AbstractEventLoop) -> None:
-        if is_scheduled:
-            schedule(coroutine, on)
-            assert endless.begun.wait(60)
-        raise KeyboardInterrupt
+    def interrupted(self: asyncio.BaseEventLoop, callback: Callable[..., object], *args: Any, **more: Any) -> object:
+        calls.append(callback)
+        if is_scheduled or len(calls) > 1:
+            schedule(self, callback, *args, **more)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return None
 
-    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    schedule = asyncio.BaseEventLoop.call_soon_threadsafe
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_soon_threadsafe", interrupted)
     with pytest.raises(KeyboardInterrupt):  # a coroutine that is forgotten would be warned of
         loop.call(endless())
     monkeypatch.undo()
     loop.call(asyncio.sleep(0))  # after what the interrupt has left to do
-    assert endless.begun.is_set() == is_scheduled
-    assert not is_scheduled or endless.cancelled.wait(60)
+    assert not endless.begun.is_set() or endless.cancelled.wait(60)
+    assert loop.call(_num_tasks()) == 1
+
+
+async def _num_tasks() -> int:
+    """Beside the loop's own."""
+    return len(asyncio.all_tasks()) - 1
+
+
+def test_stopping_ends_a_call(loop: LoopThread) -> None:
+    endless = Endless()
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(loop.call, endless())
+        assert endless.begun.wait(60)
+        loop.stop()
+        with pytest.raises(CancelledError):
+            call.result(60)
 
 
 def test_the_coroutines_own_error_comes_through(loop: LoopThread) -> None:

@@ -300,7 +300,6 @@ def test_leaving_a_stream_early_ends_its_request(llm: LLM, engine: FakeEngine, l
             break
     if leave == "close":
         stream.close()
-        assert not engine.has_work()
     del stream
     wait_until(lambda: not engine.has_work())
     assert llm.generate("x", id="mine", max_tokens=2).text == expected_text("x", "mine", 2)

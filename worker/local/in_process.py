@@ -41,6 +41,7 @@ class InProcessEngine:
         self._defaults = defaults
         self._threads = ThreadPoolExecutor(ENCODER_THREADS, thread_name_prefix="penstock-tokenizer")
         self._runs: set[_Run] = set()
+        self._left: dict[str, _Run] = {}  # by id: nobody follows them any more, and the engine is about to end them
         self._failure: tuple[str, Exception | None] | None = None  # message and cause of EngineFailed, once it is over
 
     async def start(self) -> None:
@@ -96,17 +97,19 @@ class InProcessEngine:
         finally:
             for timer in timers:
                 timer.cancel()
-            await self._let_go(run)
+            self._leave(run)
 
     async def _admit(self, run: _Run) -> None:
         """Brings a request to the engine, as `penstock.worker.delivery.claiming` does."""
         _check_honoured(run.request)
         try:
             tokens = await self._encode(run.request)
+            await self._wait_let_go(run.id)
             if run.is_expired:
                 run.end("expired")
                 return
-            self._driver.submit(to_engine_request(run.request, tokens, self._defaults), run.push)
+            request = to_engine_request(run.request, tokens, self._defaults)
+            self._driver.submit(request, lambda output: self._push(run, output))
         except RequestError as error:
             raise RequestRefused(run.id, error.code, str(error)) from None
         except (DriverStopped, asyncio.CancelledError):
@@ -127,14 +130,25 @@ class InProcessEngine:
         if run.submitted_s is not None:
             self._driver.abort(run.id, "expired")
 
-    async def _let_go(self, run: _Run) -> None:
-        """Returns when the engine holds nothing of the request any more: its id may come again, its pages are free."""
-        if run.submitted_s is not None and run.outcome is None:
-            self._driver.abort(run.id)
-            while run.outcome is None and self._failure is None:
-                run.news.clear()
-                await run.news.wait()
+    def _push(self, run: _Run, output: Output) -> None:
+        """The engine's sink."""
+        run.push(output)
+        if run.outcome is not None:
+            self._left.pop(run.id, None)
+
+    def _leave(self, run: _Run) -> None:
+        """Waits for nothing: whoever goes away may ask for it while the loop is already at it."""
         self._runs.discard(run)
+        if run.submitted_s is not None and run.outcome is None and self._failure is None:
+            self._left[run.id] = run
+            self._driver.abort(run.id)
+
+    async def _wait_let_go(self, request_id: str) -> None:
+        """Until the engine holds nothing of a request that was left: its id may come again."""
+        while (left := self._left.get(request_id)) is not None:
+            left.news.clear()
+            await left.news.wait()
+            self._check_running()
 
     async def _watch_driver(self) -> None:
         try:
@@ -144,7 +158,7 @@ class InProcessEngine:
 
     def _fail(self, message: str, cause: Exception | None = None) -> None:
         self._failure = self._failure or (message, cause)
-        for run in self._runs:
+        for run in (*self._runs, *self._left.values()):
             run.news.set()
 
     def _check_running(self) -> None:
@@ -186,7 +200,6 @@ class _Run:
         return outcome_of(self.choices)
 
     def push(self, output: Output) -> None:
-        """The engine's sink."""
         self.choices[output.index].add(output)
         self.prompt_tokens = output.num_prompt_tokens or self.prompt_tokens
         self.cached_tokens = output.num_cached_tokens or self.cached_tokens
