@@ -18,7 +18,6 @@ from penstock.engine import ConfigError, Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.driver import StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
-from penstock.engine.runner import Progress
 from penstock.producer.bulk import BulkResult, ProgressCallback, run_bulk
 from penstock.producer.client import BlockingReplyStream
 from penstock.producer.feed import drive
@@ -47,7 +46,8 @@ Prompts: TypeAlias = (
 )
 """Many prompts; a plain `str` is one."""
 
-_Shown: TypeAlias = Callable[[str], AbstractContextManager[Progress | None]]
+_Report: TypeAlias = Callable[[int, int, str], None]
+_Shown: TypeAlias = Callable[[str], AbstractContextManager[_Report | None]]
 
 AHEAD = 2  # times max_num_seqs: what runs, and as much that waits for a place in the batch
 
@@ -323,7 +323,7 @@ def _load(model: str | Path, config: EngineConfig, shown: _Shown) -> Engine:
     return engine
 
 
-def _bar(title: str) -> AbstractContextManager[Progress]:
+def _bar(title: str) -> AbstractContextManager[_Report]:
     from penstock.worker.cli.progress import shown  # only a terminal needs it, and the command line comes along
 
     return shown(title)

@@ -361,11 +361,17 @@ def test_a_deadline_passes_while_a_prompt_is_encoded() -> None:
 
 
 class Interrupting(FakeEngine):
-    """Interrupts the program, as Ctrl-C does, at its tenth step."""
+    """Interrupts the program, as Ctrl-C does, once it has long been waiting.
+
+    A signal that comes as a thread goes to sleep wakes it only with the next one: Python's own gap.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(step_s=0.005)
 
     def step(self) -> list[Output]:
         outputs = super().step()
-        if self._steps == 10:
+        if self._steps == 30:
             os.kill(os.getpid(), signal.SIGINT)
         return outputs
 

@@ -112,11 +112,14 @@ class InProcessEngine:
             self._driver.submit(request, lambda output: self._push(run, output))
         except RequestError as error:
             raise RequestRefused(run.id, error.code, str(error)) from None
-        except (DriverStopped, asyncio.CancelledError):
-            self._check_running()
+        except asyncio.CancelledError:
+            self._check_running()  # `stop` cancels what waits for its threads
             raise
+        except DriverStopped as error:
+            self._check_running()
+            raise EngineFailed("the engine has ended") from error  # a moment ago: `_watch_driver` is about to say why
         except Exception as error:  # of a text encoder that stumbles: the affair of this request alone
-            self._check_running()  # or of threads that were closed
+            self._check_running()  # or of threads that `stop` has closed
             run.end("error", "internal_error", f"the request could not be prepared: {error!r}", error)
         else:
             run.submitted_s = run.now_s()
