@@ -7,7 +7,8 @@ import sys
 import warnings
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Self, TypeAlias, TypedDict, Unpack, cast, overload
@@ -24,7 +25,7 @@ from penstock.producer.feed import drive
 from penstock.producer.handle import ReplyStream
 from penstock.producer.ids import new_id
 from penstock.producer.loop_thread import LoopThread
-from penstock.producer.reply import Reply
+from penstock.producer.reply import Chunk, Reply
 from penstock.producer.request import Prompt, Sampling, build_request
 from penstock.producer.wire import GenerateRequest, Message
 from penstock.worker.delivery.admission import TextEncoder
@@ -164,11 +165,13 @@ class LLM:
         """
         if _is_one(prompts):
             stream = _begun(self._open(), cast("Prompt", prompts), sampling, timeout, whole=True)
-            return self._loop.call(stream.read_to_end())
+            with _told_of_closing():
+                return self._loop.call(stream.read_to_end())
         many = list(cast("Iterable[Prompt]", prompts))
         shown = progress if callable(progress) else progress and _is_terminal()
         results = self._bulk(many, sampling, None, timeout, ordered=False, progress=shown)
-        return sorted(self._loop.call(_collected(results)), key=lambda result: result.index)
+        with _told_of_closing():
+            return sorted(self._loop.call(_collected(results)), key=lambda result: result.index)
 
     @overload
     def chat(
@@ -234,11 +237,12 @@ class LLM:
 
         See `Client.map`. `max_in_flight` is by default enough to keep the engine busy.
         """
-        yield from drive(
-            self._loop,
-            prompts,
-            lambda feed: self._bulk(feed, sampling, max_in_flight, timeout, ordered=ordered, progress=progress),
-        )
+        with _told_of_closing():
+            yield from drive(
+                self._loop,
+                prompts,
+                lambda feed: self._bulk(feed, sampling, max_in_flight, timeout, ordered=ordered, progress=progress),
+            )
 
     def close(self) -> None:
         """Ends what still runs and lets go of the model. Harmless when repeated."""
@@ -284,6 +288,10 @@ class _Stream(BlockingReplyStream):
     def __init__(self, llm: LLM, loop: LoopThread, stream: ReplyStream) -> None:
         super().__init__(loop, stream)
         self._llm = llm
+
+    def __next__(self) -> Chunk:
+        with _told_of_closing():
+            return super().__next__()
 
 
 def engine_config(options: EngineOptions) -> EngineConfig:
@@ -366,6 +374,15 @@ def _is_one(prompts: object) -> bool:
 
 def _is_chat(prompt: object) -> bool:
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Message | Mapping)
+
+
+@contextmanager
+def _told_of_closing() -> Iterator[None]:
+    """Whoever still waits when the loop stops, such as for a prompt to be encoded, gets the error that others get."""
+    try:
+        yield
+    except CancelledError:
+        raise EngineFailed("the LLM is closed") from None
 
 
 def _close(loop: LoopThread, local: InProcessEngine) -> None:

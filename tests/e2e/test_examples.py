@@ -142,7 +142,7 @@ async def test_the_example_without_a_queue(compile_cache: Path) -> None:
 async def test_the_readme_without_a_queue(compile_cache: Path) -> None:
     """The code and what it prints, as they stand there."""
     section = README.partition("## Without a queue")[2]
-    code, printed = re.findall(r"```python\n(.*?)```\n\n((?:    .*\n)+)", section, re.DOTALL)[0]
+    code, printed = re.findall(r"```python\n((?s:.*?))```\n\n((?:    .*\n)+)", section)[0]
     small = (
         "LLM('demo', max_num_seqs=8, max_batch_tokens=64, kv_cache_bytes='16MiB')"  # as the example: less to compile
     )
