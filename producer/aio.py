@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -128,15 +128,13 @@ class AsyncClient:
         Raises (while iterating):
             ValueError: `max_in_flight` is below 1, or `sampling` holds an `id`.
         """
-        return run_bulk(
-            self._transport,
-            prompts,
-            sampling,
-            max_in_flight=max_in_flight,
-            ordered=ordered,
-            progress=progress,
-            timeout_s=timeout,
-        )
+        transport = self._transport
+
+        def generate(prompt: Prompt, sampling: Sampling) -> Awaitable[Reply]:
+            enqueue = transport.enqueue_when_not_full
+            return send_and_follow(transport, prompt, sampling, enqueue=enqueue, timeout_s=timeout).read_to_end()
+
+        return run_bulk(generate, prompts, sampling, max_in_flight=max_in_flight, ordered=ordered, progress=progress)
 
     def handle(self, request_id: str, *, queue: str | None = None) -> Handle:
         """A handle on a request that was sent before, by any process.

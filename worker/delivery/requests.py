@@ -12,7 +12,7 @@ After GONE nothing is written for the request; its entry leaves the queue by way
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -76,6 +76,12 @@ class ChoiceBuffer:
             self.text.append(output.text)
         if output.logprobs:
             self.logprobs += output.logprobs
+
+
+def outcome_of(choices: Iterable[ChoiceBuffer]) -> FinishReason | None:
+    """Why a request ended, once every choice has."""
+    reasons = [choice.finish_reason for choice in choices]
+    return None if None in reasons else next(reason for reason in _GRAVITY if reason in reasons)
 
 
 @dataclass(slots=True)
@@ -228,8 +234,7 @@ class LiveRequest:
     @property
     def outcome(self) -> FinishReason | None:
         """Why the whole ended, once every choice has."""
-        reasons = [choice.finish_reason for choice in self.choices]
-        return None if None in reasons else next(reason for reason in _GRAVITY if reason in reasons)
+        return outcome_of(self.choices)
 
     @property
     def completion_tokens(self) -> int:
