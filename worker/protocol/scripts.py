@@ -306,9 +306,10 @@ end
 return #pending
 """
 
-# Whoever finds another instance in the key lets it stand: so of two processes of one name only one goes on.
+# Whoever finds another instance in the key lets it stand: so of two processes of one name only one goes on. The key of
+# those that serve expires with its last member, so that it exists as long as one of them lives.
 _BEAT = """
-local instance, ttl = unpack(ARGV)
+local instance, ttl, worker, is_serving = unpack(ARGV)
 local function read(key)
   local value = redis.pcall('GET', key)
   return type(value) == 'string' and value or ''  -- what is no string is none of ours
@@ -319,6 +320,20 @@ if holder ~= '' and holder ~= instance then
   return {holder, redis.call('PEXPIRETIME', KEYS[1]), time[1] * 1000 + math.floor(time[2] / 1000)}
 end
 redis.call('SET', KEYS[1], instance, 'PX', ttl)
+local serving = KEYS[3]
+if is_serving == '1' then
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local entry = {'ZADD', serving, string.format('%d', now + ttl), worker}
+  if type(redis.pcall(unpack(entry))) ~= 'number' then  -- somebody wrote something else here
+    redis.call('DEL', serving)
+    redis.call(unpack(entry))
+  end
+  redis.call('ZREMRANGEBYSCORE', serving, '-inf', string.format('%d', now))
+  redis.call('PEXPIREAT', serving, redis.call('ZRANGE', serving, -1, -1, 'WITHSCORES')[2])
+else
+  redis.pcall('ZREM', serving, worker)
+end
 return {read(KEYS[2])}
 """
 
@@ -326,6 +341,7 @@ _LEAVE = """
 local group, worker, instance = unpack(ARGV)
 if redis.call('GET', KEYS[2]) ~= instance then return 0 end
 redis.call('DEL', KEYS[2], KEYS[3])
+redis.pcall('ZREM', KEYS[4], worker)
 if redis.call('EXISTS', KEYS[1]) == 1 and #redis.call('XPENDING', KEYS[1], group, '-', '+', 1, worker) == 0 then
   redis.call('XGROUP', 'DELCONSUMER', KEYS[1], group, worker)
 end
@@ -558,10 +574,13 @@ def retire(queue: str, *, consumer: str, count: int) -> Command:
     return _eval(_RETIRE, (keys.requests(queue), keys.heartbeat(queue, consumer)), arguments)
 
 
-def beat(queue: str, *, worker: str, instance: str, ttl_ms: int) -> Command:
-    """Renews the heartbeat of `instance`, or sets it where there is none. Read the answer with `parse_beat`."""
-    key_names = (keys.heartbeat(queue, worker), keys.drain(queue, worker))
-    return _eval(_BEAT, key_names, (instance, ttl_ms))
+def beat(queue: str, *, worker: str, instance: str, ttl_ms: int, is_serving: bool) -> Command:
+    """Renews the heartbeat of `instance`, or sets it where there is none. Read the answer with `parse_beat`.
+
+    The same step says to clients whether the worker serves the queue (`keys.serving`).
+    """
+    key_names = (keys.heartbeat(queue, worker), keys.drain(queue, worker), keys.serving(queue))
+    return _eval(_BEAT, key_names, (instance, ttl_ms, worker, int(is_serving)))
 
 
 def parse_beat(answer: Any) -> Rival | str:
@@ -573,7 +592,9 @@ def parse_beat(answer: Any) -> Rival | str:
 
 def leave(queue: str, *, worker: str, instance: str) -> Command:
     """Removes the heartbeat of `instance`, the mark that told it to drain, and its consumer if nothing is pending."""
-    key_names = (keys.requests(queue), keys.heartbeat(queue, worker), keys.drain(queue, worker))
+    key_names = (
+        keys.requests(queue), keys.heartbeat(queue, worker), keys.drain(queue, worker), keys.serving(queue)
+    )  # fmt: skip
     return _eval(_LEAVE, key_names, (keys.GROUP, worker, instance))
 
 
