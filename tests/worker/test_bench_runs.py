@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
 
 import pytest
-from cli_process import penstock
+from cli_process import finish, penstock, start
 from worker_harness import running_worker
 
 from penstock.engine.checkpoint import check_weights, read_model_config
@@ -141,6 +142,18 @@ async def test_bench_serve_on_a_running_worker(redis_url: str, tmp_path: Path) -
         )
     assert outcome.status == 0, outcome.err
     assert json.loads((tmp_path / "s.json").read_text())["runs"][0]["output_tokens"] == 12
+
+
+async def test_bench_serve_says_that_nobody_serves_the_queue_and_waits(redis_url: str, tmp_path: Path) -> None:
+    report = tmp_path / "s.json"
+    process = await start("bench", "serve", "--redis-url", redis_url, "--queue", "q", *LOAD, "--json", str(report))
+    assert process.stderr is not None
+    line = await asyncio.wait_for(process.stderr.readline(), 240)
+    assert json.loads(line)["event"] == "no worker serves queue 'q'; waiting for one"
+    async with running_worker(redis_url):
+        outcome = await finish(process)
+    assert outcome.status == 0, outcome.err
+    assert json.loads(report.read_text())["runs"][0]["num_failed"] == 0
 
 
 async def test_bench_serve_embedded(tmp_path: Path, compile_cache: Path) -> None:

@@ -16,7 +16,7 @@ from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.cli import run
-from penstock.worker.protocol.members import Member, UnknownWorker, members, presence, tell_to_drain
+from penstock.worker.protocol.members import Member, UnknownWorker, backlog, members, presence, tell_to_drain
 
 
 @pytest.fixture
@@ -47,6 +47,29 @@ async def test_members(redis_url: str, redis: RedisClient, raw: RedisClient) -> 
         assert (worker.name, worker.num_taken, worker.is_draining) == ("w", 1, False)
         assert 0 < (worker.heartbeat_left_ms or 0) <= QUICK["heartbeat_ttl_s"] * 1000
         await redis.set(keys.cancel("q", "y"), 1)
+
+
+async def test_requests_that_nobody_has_are_backlog_and_no_worker(
+    redis_url: str, redis: RedisClient, raw: RedisClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0", mkstream=True)
+    for i in range(6):
+        await send(redis, prompt="x", id=str(i))
+    await redis.xreadgroup(keys.GROUP, "dead", {keys.requests("q"): ">"}, count=1)
+    await redis.xreadgroup(keys.GROUP, keys.UNOWNED, {keys.requests("q"): ">"}, count=2)
+    found = await members(raw, "q")
+    assert [member.name for member in found] == ["dead"]
+    assert await backlog(raw, "q", found) == 5
+    assert await penstock(redis_url, "workers") == 0
+    heading, row, below = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["worker", "state", "requests", "heartbeat", "expires", "in"]
+    assert row.split() == ["dead", "lost", "1"]
+    assert below == "backlog: 5"
+
+
+async def test_a_queue_without_workers(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await penstock(redis_url, "workers") == 0
+    assert capsys.readouterr().out == "queue q has no workers\nbacklog: 0\n"
 
 
 async def has_read(redis: RedisClient, name: str) -> bool:

@@ -47,7 +47,7 @@ def chaos(
     Exit status: 0 all promises were kept; 1 one was broken, or the run failed; 2 wrong usage; 130 interrupted.
     """
     require_worker_extra()
-    from penstock.worker.chaos.command import run_command  # loads jax, which --help does without
+    from penstock.worker.chaos.launch import launch  # loads jax, which --help does without
     from penstock.worker.chaos.plan import ChaosOptions
     from penstock.worker.chaos.report import as_text
 
@@ -64,8 +64,8 @@ def chaos(
     try:
         options = ChaosOptions(seed, requests, kills, zombies, restarts, losses, workers, engine)
         screen.print(f"seed {seed}")
-        with shown("running requests") as report:
-            outcome = run_command(options, redis_url=redis_url, model=model, progress=report)
+        with shown("running requests", "replies") as report:
+            outcome = launch(options, redis_url=redis_url, model=model, progress=report)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except (EmbeddedServerError, RedisError) as error:

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from penstock.producer import keys
 from penstock.producer.connection import RedisClient
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.options import takes_settings
@@ -59,7 +58,7 @@ async def _drain(settings: Settings, names: list[str], *, wait: bool, timeout_s:
 
 
 async def _live(redis: RedisClient, queue: str) -> list[str]:
-    names = [member.name for member in await members(redis, queue) if member.is_live and member.name != keys.UNOWNED]
+    names = [member.name for member in await members(redis, queue) if member.is_live]
     if not names:
         raise CommandFailed(f"queue {queue!r} has no live workers")
     return names

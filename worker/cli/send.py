@@ -15,6 +15,7 @@ from penstock.producer import AsyncClient, Chunk, Reply
 from penstock.producer.request import Prompt, Sampling
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.options import gathers, option, takes_settings
+from penstock.worker.cli.waiting import shown_wait
 from penstock.worker.settings import Settings, flag
 
 _HELP = {
@@ -91,8 +92,10 @@ async def _follow(
     async with (
         AsyncClient(settings.redis_url, queue=settings.queue) as client,
         client.stream(prompt, timeout=wait, **sampling) as chunks,
+        shown_wait(client, settings.queue) as end_wait,
     ):
         async for chunk in chunks:
+            await end_wait()
             printer.chunk(chunk)
         return await chunks.read_to_end()
 
