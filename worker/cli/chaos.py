@@ -39,10 +39,10 @@ def chaos(
         str | None, typer.Option(help="A deployment to use; otherwise a server is started.", metavar="TEXT")
     ] = None,
 ) -> None:
-    """Kill, freeze and cut off workers while clients check that no token is lost, doubled, out of order or wrong.
+    """Test the delivery guarantees: kill, freeze and cut off workers, and check every token.
 
-    Prints what happened and what was found. Workers, proxies and clients are started here, in a queue of their own, and
-    stopped at the end.
+    Clients check that no token is lost, doubled, out of order or wrong. Workers, proxies and clients are started here,
+    in a queue of their own, and stopped at the end.
 
     Exit status: 0 all promises were kept; 1 one was broken, or the run failed; 2 wrong usage; 130 interrupted.
     """

@@ -45,9 +45,9 @@ def demo(
     stay: Annotated[bool, typer.Option("--stay", help="Keep server and worker running until Ctrl-C.")] = False,
     max_tokens: Annotated[int, typer.Option(help="Tokens of one answer at most.", min=1)] = 160,
 ) -> None:
-    """Start a Redis server and a worker with the demo model, ask it a few things, stop both.
+    """Try the whole path here: a Redis server, a worker with the demo model, a few prompts.
 
-    Compiled programs are kept: from the second time on it starts quicker.
+    Stops what it started. Compiled programs are kept, so the next start is quicker.
     """
     require_worker_extra()
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -23,9 +23,10 @@ def workers(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per worker.")] = False,
 ) -> None:
-    """List the workers of a queue, how many requests each has taken, and how many wait.
+    """List the workers of a queue, and its backlog.
 
-    A worker is lost when its heartbeat is gone; the others take its requests within seconds.
+    `requests` counts those that a worker has taken and not finished; the backlog, those that no worker has. A worker is
+    lost when its heartbeat has lapsed: the others take its requests over within seconds.
     """
     found, num_waiting = asyncio.run(_look(settings))
     if as_json:
