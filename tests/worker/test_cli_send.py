@@ -98,6 +98,7 @@ async def test_a_cancelled_request_exits_1_after_its_text(redis_url: str) -> Non
         (["--n", "many"], 1, "n: Input should be a valid integer"),
         (["--plain", "--system", "x"], 2, "leave out --plain"),
         (["--wait", "0.2"], 1, "within 0.2 s"),
+        (["--queue", "no spaces"], 2, "--queue: a queue's name has 1 to 128"),
     ],
 )
 async def test_what_cannot_be_done_is_said(redis_url: str, arguments: list[str], status: int, message: str) -> None:
