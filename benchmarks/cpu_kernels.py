@@ -1,4 +1,4 @@
-"""The C++ kernels for CPU against XLA's own form, in turn: products with weights, and a layer's attention.
+"""The C++ kernels for CPU against XLA's own form, in turn: matmuls, and a layer's attention.
 
     python -m benchmarks.cpu_kernels
 
@@ -22,9 +22,10 @@ from benchmarks.engine import RESULTS
 from benchmarks.tables import table_of
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, attention_for
 from penstock.engine.deployment import DEFAULT_BUILD_DIR
+from penstock.engine.models import QKV
 from penstock.engine.models.layers import Linear
 from penstock.engine.models.packed import PackedLinear
-from penstock.engine.native import load_library, panel_width
+from penstock.engine.native import NativeLibrary, load_library, panel_width
 from penstock.worker.bench.report import append_result
 
 SHAPES = ((384, 2304), (2304, 384), (1024, 3072), (3072, 1024))  # features in and out, of `tiny` and `qwen06`
@@ -36,12 +37,12 @@ _BUILD_DIR = DEFAULT_BUILD_DIR / "native"
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     console = Console()
-    for title, rows in (("products with weights, us", products()), ("attention of one layer, ms", attention())):
+    for title, rows in (("matmuls, us", matmuls()), ("attention of one layer, ms", attention())):
         console.print(table_of(title, rows))
         append_result(RESULTS / "cpu_kernels.jsonl", {"title": title, "rows": rows})
 
 
-def products() -> list[dict[str, Any]]:
+def matmuls() -> list[dict[str, Any]]:
     width = panel_width(load_library(_BUILD_DIR))
     rows = []
     for dtype in ("float32", "bfloat16"):
@@ -78,7 +79,7 @@ def _attention_s(form: str, dtype: str, heads: tuple[int, int, int], num_seqs: i
     num_heads, num_kv_heads, head_dim = heads
     page_size, rng = 32, np.random.default_rng(0)
     pages_per_seq = LENGTH // page_size
-    backend = attention_for(form, "cpu", dtype, _BUILD_DIR)
+    backend = attention_for(form, "cpu", dtype, NativeLibrary(_BUILD_DIR))
     num_pages = num_seqs * pages_per_seq + 1
     spec = KVCacheSpec(1, num_pages, page_size, num_kv_heads, head_dim, backend.cache_dtype(dtype))
     cache = [jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), backend.init_cache(spec)[0])]
@@ -95,7 +96,7 @@ def _attention_s(form: str, dtype: str, heads: tuple[int, int, int], num_seqs: i
     num_tokens = num_seqs * num_queries
     q = jnp.asarray(rng.normal(size=(num_tokens, num_heads, head_dim)), dtype)
     k = jnp.asarray(rng.normal(size=(num_tokens, num_kv_heads, head_dim)), dtype)
-    step = jax.jit(lambda cache: backend(q, k, k, cache, batch), donate_argnums=0)
+    step = jax.jit(lambda cache: backend(QKV(q, k, k), cache, batch), donate_argnums=0)
 
     def run() -> jax.Array:
         out, cache[0] = step(cache[0])

@@ -7,7 +7,7 @@ The first measures how fast the card copies and how fast it multiplies in bf16, 
 the head and greedy sampling included, as the engine dispatches them: the next before the last one's tokens are read.
 
 - decode: weights and live KV over the time of a step, as a share of the copy rate; the bar is 0.80.
-- prefill: products over the time of a step, as a share of the multiplication rate; the bar is 0.60.
+- prefill: FLOPs over the time of a step, as a share of the card's matmul rate; the bar is 0.60.
 
 Prints a table and appends a line to `benchmarks/results/gpu.jsonl`; the second, to `peers.jsonl`.
 """
@@ -32,14 +32,15 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.engine.attention import KVCacheSpec
-from penstock.engine.batch import Batch, Geometry
-from penstock.engine.checkpoint import random_model
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.packing import Batch
+from penstock.engine.execution.runner import InFlight, Runner
+from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import ModelConfig
 from penstock.engine.planning import preset
 from penstock.engine.planning.roofline import kv_token_bytes, step_flops, step_weight_bytes
-from penstock.engine.runner import InFlight, Runner
 from penstock.worker.bench.report import append_result
 
 RESULTS = Path(__file__).parent / "results" / "gpu.jsonl"
@@ -65,7 +66,7 @@ class Figure:
     tokens: int  # of the step
     context: int  # tokens of each sequence, with those of the step
     step_ms: float
-    rate: float  # bytes or products per second
+    rate: float  # bytes or FLOPs per second
     share: float  # of the card's
     bar: float
 
@@ -179,7 +180,7 @@ def measure_steps(
         max_model_len=max(context, *prompts),
     )
     deployment = deploy(config, model)
-    geometry = deployment.geometry(config, deployment.max_model_len)
+    geometry = deployment.geometry(deployment.max_model_len)
     spec = deployment.cache_spec(max(batches) * geometry.pages_per_seq + 1)
     runner = loaded_runner(deployment, geometry, spec)
     figures = []

@@ -28,7 +28,7 @@ SLOWNESS = ((0.0, 1e9), (0.05, 1e9), (0.2, 1e9), (0.02, 200_000.0))  # seconds e
 
 
 def against_bare_engine(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rounds of bare engine and service in turn: all requests at once, at a rate that leaves room, one at a time."""
+    """Rounds of bare engine and service in turn: all requests at once, below its capacity, one at a time."""
     engine, _ = loaded_engine(arguments)
     with EmbeddedServer() as server:
         _warm_up(engine, server, arguments)

@@ -6,9 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.engine.driver import EngineStats, StepEngine
+from penstock.engine.driver import StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import FinishReason, Output, Request
+from penstock.engine.stats import EngineStats
 from penstock.worker.service import Model
 
 _TEXT = " word"
@@ -32,7 +33,7 @@ class SteadyEngine:
     def check(self, request: Request) -> None:
         """Serves everything."""
 
-    def add(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
         self._rows[request.id] = _Row(request.sampling.max_tokens, len(request.prompt_token_ids))
 
     def abort(self, request_id: str, reason: FinishReason) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from penstock.engine.config import EngineConfig
-from penstock.engine.driver import EngineDriver, EngineStats
+from penstock.engine.driver import EngineDriver
 from penstock.engine.engine import Engine
 from penstock.engine.errors import (
     CheckpointError,
@@ -17,6 +17,7 @@ from penstock.engine.errors import (
     RequestError,
 )
 from penstock.engine.request import Output, Request, SamplingParams, TokenLogprob
+from penstock.engine.stats import EngineInfo, EngineStats
 
 __all__ = [
     "CheckpointError",
@@ -25,6 +26,7 @@ __all__ = [
     "EngineConfig",
     "EngineDriver",
     "EngineError",
+    "EngineInfo",
     "EngineStats",
     "InvalidRequest",
     "Output",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.engine.errors import ConfigError
 
-MATMUL_CHOICES = ("auto", "xla", "native")
+MATMUL_SETTINGS = ("auto", "xla", "native")
 KV_CACHE_DTYPES = ("auto", "float8_e4m3fn")
 
 
@@ -29,7 +29,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"  # of keys and values: auto (as the model's, or what suits the device), float8_e4m3fn
     prefix_caching: bool = True
     decode_steps: int | None = None  # in one dispatch; None: 1 on TPU, else what warm-up measures to be quicker
-    max_prefill_slowdown: float | None = 1.5  # of a step in which sequences decode, by a prompt; None: no limit
+    max_prefill_slowdown: float | None = 1.5  # by a prompt, of a step in which sequences decode; None: no limit
     tensor_parallel: int = 1  # devices that the model is split over
     attention: str = "auto"  # auto, xla, native (C++, for CPU), triton (for GPU), ragged or fused (for TPU)
     matmul: str = "auto"  # auto, xla or native (C++ built on this machine, with packed weights, for CPU)
@@ -53,8 +53,8 @@ class EngineConfig:
             raise ConfigError(f"decode_steps must be 1 to 64, not {self.decode_steps}")
         if self.max_prefill_slowdown is not None and not self.max_prefill_slowdown >= 1:
             raise ConfigError(f"max_prefill_slowdown must be 1 or more, not {self.max_prefill_slowdown}")
-        if self.matmul not in MATMUL_CHOICES:
-            raise ConfigError(f"matmul must be one of {', '.join(MATMUL_CHOICES)}, not {self.matmul!r}")
+        if self.matmul not in MATMUL_SETTINGS:
+            raise ConfigError(f"matmul must be one of {', '.join(MATMUL_SETTINGS)}, not {self.matmul!r}")
         if self.max_num_seqs > self.max_batch_tokens:
             raise ConfigError(
                 f"max_num_seqs {self.max_num_seqs} is above max_batch_tokens {self.max_batch_tokens}: "

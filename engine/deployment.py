@@ -18,29 +18,45 @@ from penstock.engine.attention import (
     check_page_table,
     page_size_for,
 )
-from penstock.engine.batch import Geometry
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
-from penstock.engine.models import ModelConfig
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.models import ModelConfig, num_parameters
 from penstock.engine.models.packed import can_pack
-from penstock.engine.native import NativeUnavailableError, load_library
+from penstock.engine.native import NativeLibrary
 from penstock.engine.sharding import Placement, place, split_model
+from penstock.engine.stats import EngineInfo
 
 DEFAULT_BUILD_DIR = Path.home() / ".cache" / "penstock"
+
+SHARE_OF_FREE_MEMORY = 0.9  # for the KV cache, where its size is not set
+_DEFAULT_KV_CACHE_BYTES = 2**30  # where it is unknown how much memory is free
 
 
 @dataclass(frozen=True)
 class Deployment:
     """What follows from a model, the settings and the platform before anything is loaded."""
 
-    platform: str
+    config: EngineConfig
+    devices: tuple[jax.Device, ...]  # of one replica, or of all that a slice holds
     model: ModelConfig  # as it is laid out: KV heads may be held several times
     attention: AttentionBackend
     placement: Placement | None  # None: everything on one device
     page_size: int
     max_model_len: int
     kv_dtype: str
-    matmul_library: ctypes.CDLL | None  # the kernels that weights are packed for; None leaves products to XLA
+    matmul_library: ctypes.CDLL | None  # the kernels that weights are packed for; None leaves matmuls to XLA
+    fallback: str | None  # why the C++ kernels that `auto` asks for cannot be had; None where nothing is missing
+
+    @property
+    def platform(self) -> str:
+        name: str = self.devices[0].platform
+        return name
+
+    @property
+    def matmul(self) -> str:
+        """As the setting names it."""
+        return "xla" if self.matmul_library is None else "native"
 
     def cache_spec(self, num_pages: int) -> KVCacheSpec:
         return KVCacheSpec(
@@ -59,18 +75,45 @@ class Deployment:
         split = 1 if self.placement is None else self.placement.tensor
         return sum(array.num_bytes for array in arrays) // split
 
-    def decode_steps(self, config: EngineConfig) -> int | None:
+    def free_bytes(self) -> int:
+        """For the KV cache, on each device, once the weights are there."""
+        stats = self.devices[0].memory_stats()
+        if not stats or "bytes_limit" not in stats:
+            return _DEFAULT_KV_CACHE_BYTES
+        return int((stats["bytes_limit"] - stats["bytes_in_use"]) * SHARE_OF_FREE_MEMORY)
+
+    def describe(self, spec: KVCacheSpec) -> EngineInfo:
+        """Of an engine with a cache of this size."""
+        kv_cache_tokens = (spec.num_pages - 1) * spec.page_size
+        split = 1 if self.placement is None else self.placement.tensor
+        return EngineInfo(
+            num_parameters=num_parameters(self.model),
+            dtype=self.model.dtype,
+            kv_dtype=self.kv_dtype,
+            kv_cache_tokens=kv_cache_tokens,
+            kv_cache_bytes=spec.num_pages * self.page_bytes * split,
+            max_model_len=min(self.max_model_len, kv_cache_tokens),
+            platform=self.platform,
+            device_kind=self.devices[0].device_kind,
+            num_devices=len(self.devices),
+            attention=self.attention.name,
+            matmul=self.matmul,
+            fallback=self.fallback,
+        )
+
+    @property
+    def decode_steps(self) -> int | None:
         """In one dispatch; None where warm-up is to measure what is quicker.
 
         On TPU one unless set: the next step is dispatched while one runs, so the device does not wait for the host, and
         each shape of several steps takes long to compile.
         """
-        return 1 if config.decode_steps is None and self.platform == "tpu" else config.decode_steps
+        return 1 if self.config.decode_steps is None and self.platform == "tpu" else self.config.decode_steps
 
-    def geometry(self, config: EngineConfig, max_model_len: int) -> Geometry:
+    def geometry(self, max_model_len: int) -> Geometry:
         return Geometry(
-            max_num_seqs=config.max_num_seqs,
-            max_batch_tokens=config.max_batch_tokens,
+            max_num_seqs=self.config.max_num_seqs,
+            max_batch_tokens=self.config.max_batch_tokens,
             max_model_len=max_model_len,
             page_size=self.page_size,
             vocab_size=self.model.vocab_size,
@@ -90,12 +133,12 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
         devices = _first(jax.devices(), tensor)
     platform = devices[0].platform
     model = split_model(model, tensor)
-    build_dir = (config.compile_cache_dir or DEFAULT_BUILD_DIR) / "native"
+    native = NativeLibrary((config.compile_cache_dir or DEFAULT_BUILD_DIR) / "native")
     attention = attention_for(
         config.attention,
         platform,
         model.dtype,
-        build_dir,
+        native,
         head_dim=model.head_dim,
         kv_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
     )
@@ -108,38 +151,44 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
     )
     if platform == "tpu" and attention.is_stacked:
         check_page_table(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, page_size=page_size)
-    kv_dtype = attention.cache_dtype(model.dtype)
-    library = _matmul_library(config, platform, model, build_dir, is_stacked=attention.is_stacked)
-    return Deployment(platform, model, attention, placement, page_size, max_model_len, kv_dtype, library)
+    library = _matmul_library(config, platform, model, native, is_stacked=attention.is_stacked)
+    return Deployment(
+        config=config,
+        devices=tuple(devices),
+        model=model,
+        attention=attention,
+        placement=placement,
+        page_size=page_size,
+        max_model_len=max_model_len,
+        kv_dtype=attention.cache_dtype(model.dtype),
+        matmul_library=library,
+        fallback=native.missing,
+    )
 
 
 def _matmul_library(
-    config: EngineConfig, platform: str, model: ModelConfig, build_dir: Path, *, is_stacked: bool
+    config: EngineConfig, platform: str, model: ModelConfig, native: NativeLibrary, *, is_stacked: bool
 ) -> ctypes.CDLL | None:
-    choice, tensor = config.matmul, config.tensor_parallel
+    setting, tensor = config.matmul, config.tensor_parallel
     features = (model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
     fits = platform == "cpu" and tensor == 1 and not is_stacked and can_pack(features, model.dtype)
-    if choice == "xla" or (choice == "auto" and not fits):
+    if setting == "xla" or (setting == "auto" and not fits):
         return None
     if not fits:
         raise ConfigError(
             f"matmul 'native' is for one CPU device and float32, or bfloat16 with even sizes; not for {model.dtype} on "
             f"{tensor} {platform} device(s)"
         )
-    try:
-        return load_library(build_dir)
-    except NativeUnavailableError as error:
-        if choice == "native":
-            raise ConfigError(f"matmul 'native' cannot be built: {error}") from error
-        return None
+    return native.load_for("matmul", setting)
 
 
-def with_pages(deployment: Deployment, config: EngineConfig, free_bytes: int) -> KVCacheSpec:
+def with_pages(deployment: Deployment, free_bytes: int) -> KVCacheSpec:
     """As many pages as are asked for, or as memory has, but never more than all sequences together could fill.
 
     Raises:
-        ConfigError: there is room for less than two pages.
+        ConfigError: that is less than two pages.
     """
+    config = deployment.config
     if config.num_pages is not None:
         return deployment.cache_spec(config.num_pages)
     pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
@@ -147,7 +196,7 @@ def with_pages(deployment: Deployment, config: EngineConfig, free_bytes: int) ->
     num_pages = min(affordable, config.max_num_seqs * pages_per_seq + 1)
     if num_pages < 2:
         raise ConfigError(
-            f"the KV cache has room for {affordable} pages of {deployment.page_bytes} bytes, and needs 2 at least"
+            f"the KV cache holds {affordable} pages of {deployment.page_bytes} bytes, and needs 2 at least"
         )
     return replace(deployment.cache_spec(2), num_pages=num_pages)
 

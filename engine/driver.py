@@ -5,34 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Protocol
 
-from penstock.engine.errors import EngineError, InvalidRequest
+from penstock.engine.errors import EngineError, InvalidRequest, failure_message
 from penstock.engine.request import FinishReason, Output, Request
+from penstock.engine.stats import EngineStats
 
 Sink = Callable[[Output], None]
 """Called on the event loop with each output of one request, in order, up to the one that finishes its last choice."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A consistent look at the engine between two steps. Totals only grow."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_pages: int = 0
-    num_free_pages: int = 0
-    num_cached_pages: int = 0
-    steps_total: int = 0
-    prompt_tokens_total: int = 0
-    cached_tokens_total: int = 0
-    generated_tokens_total: int = 0
-    preemptions_total: int = 0
-    faults_total: int = 0  # steps that raised; their sequences were run again
-    compiles_after_warmup_total: int = 0
 
 
 class StepEngine(Protocol):
@@ -44,8 +27,8 @@ class StepEngine(Protocol):
     def check(self, request: Request) -> None:
         """Raises RequestError if the engine can never serve `request`. Reads only what never changes."""
 
-    def add(self, request: Request) -> None:
-        """Where this raises, the engine holds nothing of the request."""
+    def enqueue(self, request: Request) -> None:
+        """Takes on a request that `check` let through. Where this raises, the engine holds nothing of it."""
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
         """Ends every choice of a request with `reason`, reported by the next step. An unknown id is ignored."""
@@ -68,7 +51,7 @@ class _Active:
 
 
 class EngineDriver:
-    """Feeds a `StepEngine` from an event loop and brings its outputs back, one hand-over per step or less.
+    """Feeds a `StepEngine` from an event loop and hands its outputs back, at most once per step.
 
     All methods belong to the event loop that `start` ran on. The thread sleeps while the engine has nothing to do.
     """
@@ -79,7 +62,7 @@ class EngineDriver:
         self._active: dict[str, _Active] = {}
         self._stats = engine.stats()
         self._patience_s = 0.0
-        self._tell_room: Callable[[], None] = lambda: None
+        self._notify_capacity: Callable[[], None] = lambda: None
         self._outputs: list[Output] = []  # of the thread: not handed over yet
         self._due_s = 0.0  # of the thread: when they are (monotonic)
         self._thread: threading.Thread | None = None
@@ -114,9 +97,9 @@ class EngineDriver:
         """
         self._patience_s = seconds
 
-    def watch_room(self, tell: Callable[[], None]) -> None:
-        """`tell` is called after a step that started the last of the waiting requests: `spare` may be above 0 again."""
-        self._tell_room = tell
+    def watch_capacity(self, notify: Callable[[], None]) -> None:
+        """`notify` is called after a step that started the last waiting request: `spare` may be above 0 again."""
+        self._notify_capacity = notify
 
     @property
     def stats(self) -> EngineStats:
@@ -143,7 +126,7 @@ class EngineDriver:
             raise InvalidRequest(f"a request with id {request.id!r} is running already")
         self._engine.check(request)
         self._active[request.id] = _Active(sink, request.n)
-        self._inbox.put(lambda: self._add(request))
+        self._inbox.put(lambda: self._enqueue(request))
 
     def abort(self, request_id: str, reason: FinishReason = "cancelled") -> None:
         """Ends a request early; its sink still gets the final outputs. An unknown id is ignored."""
@@ -161,7 +144,7 @@ class EngineDriver:
         return request_id in self._active
 
     async def hand_over(self) -> None:
-        """Brings what was generated so far. Returns after the step under way; at once if the thread is not running."""
+        """Delivers what was generated so far. Returns after the current step, at once if the thread is not running."""
         loop, ended = self._running()
         handed_over: asyncio.Future[None] = loop.create_future()
 
@@ -171,37 +154,6 @@ class EngineDriver:
 
         self._inbox.put(hand_over)
         await asyncio.wait((handed_over, ended), return_when=asyncio.FIRST_COMPLETED)
-
-    async def generate(self, request: Request) -> AsyncIterator[Output]:
-        """Runs one request to its end. Closing the iterator early frees what the request holds.
-
-        Raises:
-            RequestError: as `submit`.
-            DriverStopped: the thread ended before the request did.
-        """
-        outputs: asyncio.Queue[Output] = asyncio.Queue()
-        self.submit(request, outputs.put_nowait)
-        num_unfinished = request.n
-        try:
-            while num_unfinished:
-                output = await self._next_output(outputs)
-                num_unfinished -= output.finish_reason is not None
-                yield output
-        finally:
-            if num_unfinished:
-                self.forget(request.id)
-
-    async def _next_output(self, outputs: asyncio.Queue[Output]) -> Output:
-        ended = self._running()[1]
-        getter: asyncio.Future[Output] = asyncio.ensure_future(outputs.get())
-        try:
-            waiting: set[asyncio.Future[Any]] = {getter, ended}
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if getter.done():
-                return getter.result()
-        finally:
-            getter.cancel()
-        raise DriverStopped("the engine's thread ended") from ended.exception()
 
     def _running(self) -> tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]:
         if self._loop is None or self._ended is None:
@@ -220,17 +172,17 @@ class EngineDriver:
         self._hand_over()
         self._on_loop(self._end, failure)
 
-    def _add(self, request: Request) -> None:
+    def _enqueue(self, request: Request) -> None:
         """A request that the engine cannot even take on ends as one that breaks later does."""
         try:
-            self._engine.add(request)
+            self._engine.enqueue(request)
         except Exception as error:
             self._on_loop(self._deliver, [_failed(request, index, error) for index in range(request.n)])
 
     def _note_stats(self) -> None:
         before, self._stats = self._stats, self._engine.stats()
         if before.num_waiting and not self._stats.num_waiting:
-            self._on_loop(self._tell_room)
+            self._on_loop(self._notify_capacity)
 
     def _pass_on(self, outputs: Sequence[Output]) -> None:
         self._outputs += outputs
@@ -288,11 +240,6 @@ class EngineDriver:
             ended.set_exception(failure)
 
 
-def stumbled(error: Exception) -> str:
-    """What the client of a request is told over which the engine stumbled."""
-    return f"the engine failed at this request: {type(error).__name__}: {error}"
-
-
 def _failed(request: Request, index: int, error: Exception) -> Output:
     return Output(
         request_id=request.id,
@@ -301,7 +248,7 @@ def _failed(request: Request, index: int, error: Exception) -> Output:
         token_ids=(),
         text="",
         finish_reason="error",
-        error=stumbled(error),
+        error=failure_message(error),
         cause=error,
         num_prompt_tokens=len(request.prompt_token_ids),
     )
@@ -312,4 +259,4 @@ def _is_urgent(output: Output) -> bool:
 
 
 def _ignore(output: Output) -> None:
-    """Stands in for the sink of a request that nobody listens to any more."""
+    """The sink of a forgotten request."""

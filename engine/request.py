@@ -92,12 +92,16 @@ class SamplingParams:
             or self.logprobs is not None
         )
 
+    def stop_ids(self, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The token ids that end a sequence, of a model whose own are `eos_token_ids`."""
+        return self.stop_token_ids if self.ignore_eos else (*eos_token_ids, *self.stop_token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to continue, `n` times.
 
-    `generated` holds tokens that an earlier run already produced, one tuple per choice: generation goes on behind them
+    `generated` holds tokens that an earlier run already produced, one tuple per choice: generation continues after them
     as if it had never stopped, and they are not emitted again.
     """
 

@@ -1,7 +1,7 @@
 """Tensor parallelism: one mesh, and the one mapping of logical axes to mesh axes.
 
 The weights are split as in Megatron-LM (Shoeybi et al., arXiv 1909.08053): each device holds some of the heads and some
-of the feed-forward's features, so that a layer needs two all-reduces, one behind attention and one behind the
+of the feed-forward's features, so that a layer needs two all-reduces, one after attention and one after the
 feed-forward. The KV cache is split over its heads; everything else is the same on all devices.
 """
 
@@ -64,7 +64,7 @@ def place(model: ModelConfig, devices: Sequence[jax.Device], tensor: int) -> Pla
 
 
 def gathered(logits: jax.Array, placement: Placement | None) -> jax.Array:
-    """`[num_rows, vocab]`, of which each device makes a part, whole on all: sampling in parts would talk more."""
+    """`[num_rows, vocab]`, of which each device makes a part, whole on all: sampling parts would communicate more."""
     if placement is None:
         return logits
     for axes in ((None, "vocab"), ()):
@@ -81,19 +81,19 @@ def split_model(model: ModelConfig, tensor: int) -> ModelConfig:
     for name, count in (("attention heads", model.num_heads), ("feed-forward features", model.intermediate_size)):
         if count % tensor:
             raise ConfigError(
-                f"tensor_parallel = {tensor} does not divide the model's {count} {name}; {_choices(model)} do"
+                f"tensor_parallel = {tensor} does not divide the model's {count} {name}; {_possible(model)} do"
             )
     if model.num_kv_heads % tensor == 0:
         return model
     if tensor % model.num_kv_heads:
         raise ConfigError(
             f"tensor_parallel = {tensor} neither divides the model's {model.num_kv_heads} KV heads nor is a multiple "
-            f"of them; {_choices(model)} are possible"
+            f"of them; {_possible(model)} are possible"
         )
     return replace(model, num_kv_heads=tensor, kv_copies=tensor // model.num_kv_heads)
 
 
-def _choices(model: ModelConfig) -> str:
+def _possible(model: ModelConfig) -> str:
     heads, kv_heads = model.num_heads, model.num_kv_heads
     fitting = [
         str(n)

@@ -5,8 +5,8 @@ returns, to annotate with.
 """
 
 from penstock.producer.aio import AsyncClient
-from penstock.producer.bulk import BulkProgress, BulkResult, ProgressCallback
-from penstock.producer.client import BlockingHandle, BlockingReplyStream, Client
+from penstock.producer.blocking.client import BlockingHandle, BlockingReplyStream, Client
+from penstock.producer.bulk import BulkResult
 from penstock.producer.errors import (
     BadAddress,
     ConnectionLost,
@@ -22,6 +22,7 @@ from penstock.producer.errors import (
     UnknownRequest,
 )
 from penstock.producer.handle import Handle, ReplyStream
+from penstock.producer.progress import BulkProgress, ProgressCallback
 from penstock.producer.queue_status import QueueStatus
 from penstock.producer.reply import Choice, Chunk, Reply, Timings, Usage
 from penstock.producer.request import Prompt, Sampling

@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from types import TracebackType
 from typing import Self, Unpack
 
-from penstock.producer.bulk import BulkResult, ProgressCallback, run_bulk
+from penstock.producer.bulk import BulkResult, run_bulk
 from penstock.producer.handle import Handle, ReplyStream, send_and_follow
+from penstock.producer.progress import ProgressCallback
 from penstock.producer.queue_status import QueueStatus
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling, build_request
@@ -24,8 +25,8 @@ class AsyncClient:
     threads or event loops; `Client` is.
 
     Args:
-        url: where Redis is (`penstock.producer.address.parse_url`); the default is the environment's REDIS_URL, then
-            `redis://localhost:6379`.
+        url: where Redis is (`penstock.producer.redis.address.parse_url`); the default is the environment's REDIS_URL,
+            then `redis://localhost:6379`.
         queue: the queue's name.
         max_queue_length: QueueFull is raised from this many waiting and running requests on; None for no limit.
         dedupe_window_s: for how long a request id is known, so that sending it again adds no second request.

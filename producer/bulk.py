@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sized
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sized
+from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
-from penstock.producer.connection import cancel_and_wait
 from penstock.producer.errors import PenstockError
 from penstock.producer.handle import send_and_follow
+from penstock.producer.progress import BulkProgress, ProgressCallback, ignore, shown
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling
+from penstock.producer.tasks import end_tasks
 from penstock.producer.transport import Transport
 
 READ_AHEAD = 4
@@ -41,26 +41,6 @@ class BulkResult:
         return self.reply.text
 
 
-@dataclass(frozen=True, slots=True)
-class BulkProgress:
-    """How far a `map` is. `total` is None while the prompts are not all known; `done` counts the failed ones too."""
-
-    total: int | None = None
-    done: int = 0
-    failed: int = 0
-    in_flight: int = 0
-    completion_tokens: int = 0
-    elapsed_s: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Prompts per second so far."""
-        return self.done / self.elapsed_s if self.elapsed_s > 0 else 0.0
-
-
-ProgressCallback: TypeAlias = Callable[[BulkProgress], None]
-
-
 async def run_bulk(
     transport: Transport,
     prompts: Iterable[Prompt] | AsyncIterable[Prompt],
@@ -79,7 +59,7 @@ async def run_bulk(
     run = _Bulk(
         transport, sampling, max_in_flight, timeout_s, total=len(prompts) if isinstance(prompts, Sized) else None
     )
-    with _shown(progress) as report:
+    with shown(progress) as report:
         run.report = report
         pump = asyncio.create_task(run.pump(prompts))
         try:
@@ -96,24 +76,24 @@ class _Bulk:
     def __init__(
         self, transport: Transport, sampling: Sampling, max_in_flight: int, timeout_s: float | None, total: int | None
     ) -> None:
-        self.report: ProgressCallback = _ignore
+        self.report: ProgressCallback = ignore
         self._transport = transport
         self._sampling = sampling
         self._timeout_s = timeout_s
         self._progress = BulkProgress(total=total)
         self._started_at = time.monotonic()
-        self._room_in_flight = asyncio.Semaphore(max_in_flight)
-        self._room_for_results = asyncio.Semaphore(READ_AHEAD * max_in_flight)
+        self._in_flight_budget = asyncio.Semaphore(max_in_flight)
+        self._result_budget = asyncio.Semaphore(READ_AHEAD * max_in_flight)
         self._finished: asyncio.Queue[BulkResult | Exception | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def pump(self, prompts: Iterable[Prompt] | AsyncIterable[Prompt]) -> None:
-        """Starts a task per prompt while there is room; an error of the iterable itself is handed to the consumer."""
+        """Starts a task per prompt within both budgets. An error of the iterable itself goes to the consumer."""
         try:
             count = 0
             async for prompt in _aiter(prompts):
-                await self._room_for_results.acquire()
-                await self._room_in_flight.acquire()
+                await self._result_budget.acquire()
+                await self._in_flight_budget.acquire()
                 self._advance(in_flight=self._progress.in_flight + 1)
                 task = asyncio.create_task(self._one(count, prompt))
                 self._tasks.add(task)
@@ -130,7 +110,7 @@ class _Bulk:
         while (item := await self._finished.get()) is not None:
             if isinstance(item, Exception):
                 raise item
-            self._room_for_results.release()
+            self._result_budget.release()
             yield item
 
     async def in_order(self) -> AsyncGenerator[BulkResult, None]:
@@ -141,14 +121,14 @@ class _Bulk:
                 raise item
             early[item.index] = item
             while index in early:
-                self._room_for_results.release()
+                self._result_budget.release()
                 yield early.pop(index)
                 index += 1
 
     async def stop(self, pump: asyncio.Task[None]) -> None:
         """Ends what still runs; each task cancels its own request."""
-        await cancel_and_wait(pump)
-        await cancel_and_wait(*self._tasks)
+        await end_tasks([pump])
+        await end_tasks(self._tasks)
 
     async def _one(self, index: int, prompt: Prompt) -> None:
         try:
@@ -164,10 +144,10 @@ class _Bulk:
         except Exception as error:  # a mistake in the call, or in the caller's callback: it ends the loop there
             self._finished.put_nowait(error)
         finally:
-            self._room_in_flight.release()
+            self._in_flight_budget.release()
 
     async def _generate(self, index: int, prompt: Prompt) -> BulkResult:
-        enqueue = self._transport.enqueue_when_there_is_room
+        enqueue = self._transport.enqueue_when_not_full
         try:
             stream = send_and_follow(
                 self._transport, prompt, self._sampling, enqueue=enqueue, timeout_s=self._timeout_s
@@ -189,17 +169,3 @@ async def _aiter(prompts: Iterable[Prompt] | AsyncIterable[Prompt]) -> AsyncIter
     else:
         for prompt in prompts:
             yield prompt
-
-
-def _shown(progress: bool | ProgressCallback) -> AbstractContextManager[ProgressCallback]:
-    if callable(progress):
-        return nullcontext(progress)
-    if progress:
-        from penstock.producer.progress import shown_bar
-
-        return shown_bar()
-    return nullcontext(_ignore)
-
-
-def _ignore(progress: BulkProgress) -> None:
-    """Nobody looks."""

@@ -81,7 +81,7 @@ class RequestFailed(PenstockError):
 
 
 class ReplyTimeout(PenstockError, TimeoutError):
-    """The caller's own wait ran out. A `submit`ted request goes on and can be waited for again."""
+    """The caller's own wait ran out. A `submit`ted request keeps running and can be waited for again."""
 
     def __init__(self, request_id: str, timeout_s: float) -> None:
         super().__init__(f"no end of the reply to {request_id} within {timeout_s:g} s")

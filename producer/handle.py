@@ -1,4 +1,4 @@
-"""A request on its way: follow its reply, wait for its end, cancel it, ask where it stands."""
+"""A request that was sent: follow its reply, wait for its end, cancel it, ask for its state."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
-from penstock.producer.assembly import Assembler
 from penstock.producer.errors import QueueFull, ReplyTimeout, ServerRefused
-from penstock.producer.reader import Subscription
+from penstock.producer.reading.assembly import Assembler
+from penstock.producer.reading.reader import Subscription
 from penstock.producer.reply import Chunk, Reply
 from penstock.producer.request import Prompt, Sampling, build_request
 from penstock.producer.transport import State, Transport
@@ -82,7 +82,7 @@ class Handle:
 
         Raises (while iterating):
             RequestRefused, RequestFailed: the reply ends with an error.
-            ReplyTimeout: it did not end within `timeout`; the request goes on.
+            ReplyTimeout: it did not end within `timeout`; the request keeps running.
             UnknownRequest: nobody has sent the request.
             ReplyGone: it expired, or `after` is not an entry of it.
             ReplyCorrupt: tokens are missing or an entry is malformed.
@@ -107,7 +107,7 @@ class Handle:
 
     async def state(self) -> State:
         """`unknown` (nobody has sent it, as `UnknownRequest` has it), `queued`, `running`, `lost` (its worker is gone;
-        another one will go on where that one stopped), `finished`.
+        another one will resume it), `finished`.
 
         Raises:
             ReplyGone: it finished and its reply expired.

@@ -9,7 +9,7 @@ GROUP = "workers"
 """The consumer group on every request stream."""
 
 UNOWNED = "unowned"
-"""The consumer that holds entries handed back or taken from a dead worker, until a worker with room takes them."""
+"""The consumer that holds entries handed back or taken from a dead worker, until a worker with capacity takes them."""
 
 
 def requests(queue: str) -> str:

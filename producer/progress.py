@@ -1,28 +1,62 @@
-"""The progress bar of `map`."""
+"""How far a `map` is, and the bar that shows it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-if TYPE_CHECKING:
-    from penstock.producer.bulk import BulkProgress, ProgressCallback
+@dataclass(frozen=True, slots=True)
+class BulkProgress:
+    """How far a `map` is. `total` is None while the prompts are not all known; `done` counts the failed ones too."""
+
+    total: int | None = None
+    done: int = 0
+    failed: int = 0
+    in_flight: int = 0
+    completion_tokens: int = 0
+    elapsed_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Prompts per second so far."""
+        return self.done / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+
+ProgressCallback: TypeAlias = Callable[[BulkProgress], None]
+
+
+def ignore(progress: BulkProgress) -> None:
+    """Nobody looks."""
 
 
 @contextmanager
-def shown_bar() -> Iterator[ProgressCallback]:
-    """Shows a bar on stderr while the block lasts; call the result with each new state."""
-    bar = Progress(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:.1f}/s, {task.fields[in_flight]} in flight, {task.fields[failed]} failed"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
+def shown(progress: bool | ProgressCallback) -> Iterator[ProgressCallback]:
+    """What to call with each new state while the block lasts: a bar on stderr, the caller's function, or nothing."""
+    if callable(progress):
+        yield progress
+    elif progress:
+        with _bar() as show:
+            yield show
+    else:
+        yield ignore
+
+
+@contextmanager
+def _bar() -> Iterator[ProgressCallback]:
+    from rich import console, progress  # whoever wants no bar does not wait for them to load
+
+    bar = progress.Progress(
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn(
+            "{task.fields[rate]:.1f}/s, {task.fields[in_flight]} in flight, {task.fields[failed]} failed"
+        ),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        console=console.Console(stderr=True),
     )
     with bar:
         task = bar.add_task("", total=None, rate=0.0, in_flight=0, failed=0)

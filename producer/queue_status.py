@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from redis import exceptions
 
 from penstock.producer import keys
-from penstock.producer.connection import UNREACHABLE, cancel_and_wait
-from penstock.producer.scripts import Execute
+from penstock.producer.redis.connection import UNREACHABLE
+from penstock.producer.redis.enqueue import Execute
+from penstock.producer.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class ServedWatch:
 
     async def close(self) -> None:
         if self._look is not None:
-            await cancel_and_wait(self._look)
+            await end_tasks([self._look])
 
     async def _look_once(self) -> None:
         try:

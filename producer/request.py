@@ -15,7 +15,7 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message | Mapping[str, str]] 
 
 
 class Sampling(TypedDict, total=False):
-    """What may stand beside a prompt: the other fields of `GenerateRequest`, where ranges and defaults are."""
+    """The options beside a prompt: the other fields of `GenerateRequest`, which has their ranges and defaults."""
 
     id: str
     n: int
@@ -46,7 +46,7 @@ def build_request(prompt: Prompt, sampling: Sampling, *, fresh_id: str) -> Gener
 
     Raises:
         RequestRefused: `invalid_request`, naming each field that is unknown, missing or out of range.
-        TypeError: sampling options stand beside a GenerateRequest.
+        TypeError: sampling options beside a GenerateRequest.
     """
     if isinstance(prompt, GenerateRequest):
         if sampling:

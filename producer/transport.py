@@ -11,21 +11,23 @@ from typing import Any, Literal
 
 from redis import exceptions
 
-from penstock.producer import durable, keys
-from penstock.producer.address import parse_url
-from penstock.producer.connection import RedisClient, cancel_and_wait, connect, ensure_group, redis_errors
+from penstock.producer import keys
 from penstock.producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused, UnknownRequest
 from penstock.producer.ids import new_id, random_slot
-from penstock.producer.pipeline import Batcher
 from penstock.producer.queue_status import QueueStatus, ServedWatch, query_status
-from penstock.producer.reader import ENDED, ReplyReader, decode_fields, find_gone, position
-from penstock.producer.scripts import Full, enqueue
-from penstock.producer.streams import read_newest, read_range
+from penstock.producer.reading.reader import ENDED, ReplyReader, decode_fields, find_gone, position
+from penstock.producer.redis import durable
+from penstock.producer.redis.address import parse_url
+from penstock.producer.redis.connection import RedisClient, connect, ensure_group, redis_errors
+from penstock.producer.redis.enqueue import Full, enqueue
+from penstock.producer.redis.pipeline import Batcher
+from penstock.producer.redis.streams import read_newest, read_range
+from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ID_PATTERN, GenerateRequest, ReplyEntry
 
 State = Literal["unknown", "queued", "running", "lost", "finished"]
-"""Where a request stands. `queued` may be again, after a worker gave it back. `lost`: its worker is gone, and it waits
-for another one to go on where that one stopped. `unknown`: as `UnknownRequest` has it."""
+"""The state of a request. A request that a draining worker handed back is `queued` again. `lost`: its worker is gone,
+and the takeover by another one is due. `unknown`: see `UnknownRequest`."""
 
 CANCEL_TTL_S = 86_400
 CLOSE_TIMEOUT_S = 2.0
@@ -96,7 +98,7 @@ class Transport:
         if self._is_durable:
             await self._confirm(request.id)
 
-    async def enqueue_when_there_is_room(self, request: GenerateRequest) -> None:
+    async def enqueue_when_not_full(self, request: GenerateRequest) -> None:
         """Like `enqueue`, but waits while the queue is full, asking again after 0.1 to 2 s."""
         delay_s = 0.1
         while True:
@@ -129,7 +131,7 @@ class Transport:
                 task.add_done_callback(self._background.discard)
 
     async def state(self, queue: str, request_id: str) -> State:
-        """Where the request stands now, from what its workers noted and the last one's heartbeat.
+        """The request's state now, from what its workers noted and the last one's heartbeat.
 
         Raises:
             ReplyGone: it ended and its reply expired.
@@ -203,7 +205,7 @@ class Transport:
         cancels = {*self._background, *(asyncio.create_task(self._try_to_cancel(each)) for each in owned)}
         if cancels:
             await asyncio.wait(cancels, timeout=CLOSE_TIMEOUT_S)
-            await cancel_and_wait(*cancels)
+            await end_tasks(cancels)
         await self.reader.close()
         await self._served.close()
         await self._batcher.close()

@@ -34,7 +34,7 @@ REFUSED_CODES = frozenset({"invalid_request", "too_large", "too_long"})
 
 
 class WireError(ValueError):
-    """An entry that does not follow the schema. `request_id` names the reply that can be told about it."""
+    """An entry that does not follow the schema. `request_id` names the reply that can carry the error."""
 
     def __init__(self, code: str, message: str, *, request_id: str) -> None:
         super().__init__(message)
@@ -84,7 +84,7 @@ LogitBias = Annotated[dict[TokenId, Bias], BeforeValidator(_from_json)]
 
 
 class Message(BaseModel):
-    """One turn of a chat."""
+    """One message of a chat."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -149,7 +149,7 @@ class GenerateRequest(BaseModel):
 
 
 class OwnEntry(BaseModel):
-    """`<epoch>-0`: a worker took the request. A second one means that the work moved to another worker.
+    """`<epoch>-0`: a worker took the request. A second one is a takeover by another worker.
 
     `epoch` only ever rises; `turn` counts the claims, as far as the server remembers them.
     """
@@ -333,7 +333,7 @@ def _readable_id(value: object) -> str | None:
 
 
 def _shown(text: str) -> str:
-    """What a stranger sent, fit for one line of a message."""
+    """Text from outside, fit for one line of an error message."""
     return text if text.isprintable() and len(text) <= 80 else repr(text)[:80]
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from penstock.producer import keys
-from penstock.producer.connection import cancel_and_wait, connect, connect_blocking, ensure_group
-from penstock.producer.streams import stream_entries
+from penstock.producer.redis.connection import connect, connect_blocking, ensure_group
+from penstock.producer.redis.streams import stream_entries
+from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import (
     ChunkEntry,
     EndEntry,
@@ -141,7 +142,7 @@ class ScriptedWorker:
 
     async def __aexit__(self, *error: object) -> None:
         """Stops reading and fails the test if a script failed."""
-        await cancel_and_wait(self._task, *self._replies)
+        await end_tasks([self._task, *self._replies])
         await self.redis.zrem(keys.serving(self.queue), self.name)
         await self.redis.aclose()
         await self._blocking.aclose()

@@ -15,8 +15,9 @@ from redis import exceptions
 from penstock.engine.driver import EngineDriver, StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.producer import keys
-from penstock.producer.address import Address
-from penstock.producer.connection import RedisClient, connect, connect_blocking
+from penstock.producer.redis.address import Address
+from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
+from penstock.producer.tasks import end_tasks
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import TextEncoder
 from penstock.worker.errors import Aborted, EngineFailed
@@ -24,7 +25,7 @@ from penstock.worker.health import HealthApp, HealthServer
 from penstock.worker.metrics import Metrics
 from penstock.worker.readiness import Readiness
 from penstock.worker.session import Session
-from penstock.worker.tasks import Shared, end_tasks
+from penstock.worker.tasks import Shared
 
 _log = structlog.get_logger(__name__)
 _PART = "service"  # in readiness

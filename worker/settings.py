@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, ByteSize, Field, ValidationError, field_va
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from penstock.producer.address import parse_url
+from penstock.producer.redis.address import parse_url
 from penstock.producer.wire import ID_PATTERN
 from penstock.worker.config import WorkerConfig
 
@@ -113,7 +113,7 @@ class Settings(BaseSettings):
     )
     matmul: str = _setting(
         "Engine",
-        "How products with weights are computed: auto, xla, native (C++ built on this machine, for CPU).",
+        "How matmuls are computed: auto, xla, native (C++ built on this machine, for CPU).",
         "auto",
     )
     compile_cache_dir: Annotated[Path | None, _OrNone] = Field(

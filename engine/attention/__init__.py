@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from penstock.engine.attention.choice import ATTENTION_CHOICES, attention_for, check_page_table, page_size_for
 from penstock.engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from penstock.engine.attention.selection import ATTENTION_SETTINGS, attention_for, check_page_table, page_size_for
 from penstock.engine.attention.sharded import ShardedAttention
 from penstock.engine.attention.xla import XlaAttention
 
 __all__ = [
-    "ATTENTION_CHOICES",
+    "ATTENTION_SETTINGS",
     "AttentionBackend",
     "CacheArray",
     "KVCacheSpec",

@@ -9,8 +9,10 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
 from penstock.engine.models.axes import Axes
-from penstock.engine.models.decoder import LayerCache
+
+PLAIN = AttentionOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,6 @@ class KVCacheSpec:
     num_kv_heads: int
     head_dim: int
     dtype: str
-
-    @property
-    def bytes_per_page(self) -> int:
-        """Keys and values in all layers together, without what a layout may pad."""
-        itemsize = jax.numpy.dtype(self.dtype).itemsize
-        return 2 * self.num_layers * self.page_size * self.num_kv_heads * self.head_dim * itemsize
 
 
 @jax.tree_util.register_dataclass
@@ -61,8 +57,8 @@ class CacheArray:
         return math.prod(self.shape) * int(jnp.dtype(self.dtype).itemsize)
 
 
-def turned_keys(spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
-    """By layer, keys `[pages, num_kv_heads, head_dim, page_size]` and values with the last two the other way round."""
+def transposed_keys(spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
+    """By layer, keys `[pages, num_kv_heads, head_dim, page_size]` and values with the last two transposed."""
     k_shape = (spec.num_pages, spec.num_kv_heads, spec.head_dim, spec.page_size)
     v_shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
     keys, values = (CacheArray(shape, spec.dtype, (None, "kv_heads", None, None)) for shape in (k_shape, v_shape))
@@ -96,20 +92,11 @@ class AttentionBackend(Protocol):
         return cache
 
     def __call__(
-        self,
-        q: jax.Array,  # [num_tokens, num_heads, head_dim]
-        k: jax.Array,  # [num_tokens, num_kv_heads, head_dim]
-        v: jax.Array,  # [num_tokens, num_kv_heads, head_dim]
-        cache: LayerCache,
-        batch: RaggedBatch,
-        *,
-        sliding_window: int | None = None,
-        scale: float | None = None,  # None: head_dim ** -0.5
-        soft_cap: float | None = None,  # scores become soft_cap * tanh(score / soft_cap)
+        self, qkv: QKV, cache: LayerCache, batch: RaggedBatch, *, options: AttentionOptions = PLAIN
     ) -> tuple[jax.Array, LayerCache]:
-        """Returns the attended values, shaped as `q`, and the layer's new cache.
+        """Returns the attended values, shaped as the queries, and the layer's new cache.
 
-        A token attends to itself and to everything before it in its sequence, or to the last `sliding_window` tokens of
-        that. Rows of padding tokens hold anything. A NaN in `k` spoils the later rows of its own sequence; none
-        may outlive its sequence in the pages in such a way that it spoils the next holder's rows.
+        A token attends to itself and to everything before it in its sequence, as far as `options` let it see. Rows of
+        padding tokens hold anything. A NaN among the keys spoils the later rows of its own sequence; none may outlive
+        its sequence in the pages in such a way that it spoils the next holder's rows.
         """

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
-from penstock.engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
-from penstock.engine.attention.narrow import is_narrow, stored
-from penstock.engine.models.decoder import StackedCache
+from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from penstock.engine.attention.quantization import is_quantized, stored
+from penstock.engine.models.attend import QKV, AttentionOptions, StackedCache
 
 _LANES = 128
 _QUERIES_PER_BLOCK = 32
@@ -52,17 +52,9 @@ class RaggedKernelAttention(AttentionBackend):
         return (CacheArray(shape, spec.dtype, (None, None, "kv_heads", None)),)
 
     def __call__(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        cache: StackedCache,
-        batch: RaggedBatch,
-        *,
-        sliding_window: int | None = None,
-        scale: float | None = None,
-        soft_cap: float | None = None,
+        self, qkv: QKV, cache: StackedCache, batch: RaggedBatch, *, options: AttentionOptions = PLAIN
     ) -> tuple[jax.Array, StackedCache]:
+        q, k, v = qkv
         num_tokens, num_heads, head_dim = q.shape
         _, page_size, combined, dim = cache.pages.shape
         num_kv_heads, group = k.shape[1], num_heads // k.shape[1]
@@ -75,7 +67,7 @@ class RaggedKernelAttention(AttentionBackend):
         pages_per_seq = batch.page_indices.shape[1]
         # A step of padding alone still needs one sequence with one query: the kernel waits for its keys.
         is_empty = batch.num_seqs[0] == 0
-        scale_of_narrow = 1.0 if is_narrow(pages.dtype) else None  # with one, the kernel widens what it reads
+        kv_scale = 1.0 if is_quantized(pages.dtype) else None  # with one, the kernel dequantizes what it reads
         attended = ragged_paged_attention(
             padded.reshape(num_tokens, (num_kv_heads + extra) * group, dim),
             pltpu.with_memory_space_constraint(pages, pltpu.HBM),  # or XLA copies a small cache into VMEM
@@ -83,11 +75,11 @@ class RaggedKernelAttention(AttentionBackend):
             batch.page_indices + cache.first_page,
             batch.cu_q_lens.at[1].add(is_empty.astype(jnp.int32)),
             jnp.maximum(batch.num_seqs, 1),
-            sm_scale=head_dim**-0.5 if scale is None else scale,
-            sliding_window=sliding_window,
-            soft_cap=soft_cap,
-            k_scale=scale_of_narrow,
-            v_scale=scale_of_narrow,
+            sm_scale=options.scale_for(head_dim),
+            sliding_window=options.sliding_window,
+            soft_cap=options.soft_cap,
+            k_scale=kv_scale,
+            v_scale=kv_scale,
             num_kv_pages_per_block=_pages_per_block(page_size, combined * dim * pages.dtype.itemsize, pages_per_seq),
             num_queries_per_block=min(_QUERIES_PER_BLOCK, num_tokens),
             vmem_limit_bytes=_VMEM_BYTES,

@@ -1,4 +1,4 @@
-"""Any attention implementation, over the devices of a mesh: each attends with its own heads, and none talk."""
+"""Any attention implementation, over the devices of a mesh: each attends with its own heads, without communication."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from penstock.engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
-from penstock.engine.models.decoder import LayerCache, StackedCache
+from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, StackedCache
 from penstock.engine.sharding import Placement
 
 _WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
@@ -34,8 +34,8 @@ class ShardedAttention(AttentionBackend):
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
         tensor = self._placement.tensor
         arrays = self._inner.cache_arrays(self._local(spec))
-        widened: tuple[Any, ...] = jax.tree.map(partial(_widened, tensor=tensor), arrays)
-        return widened
+        whole: tuple[Any, ...] = jax.tree.map(partial(_of_all_devices, tensor=tensor), arrays)
+        return whole
 
     def _local(self, spec: KVCacheSpec) -> KVCacheSpec:
         """One device's share."""
@@ -58,28 +58,18 @@ class ShardedAttention(AttentionBackend):
         return cache
 
     def __call__(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        cache: LayerCache,
-        batch: RaggedBatch,
-        *,
-        sliding_window: int | None = None,
-        scale: float | None = None,
-        soft_cap: float | None = None,
+        self, qkv: QKV, cache: LayerCache, batch: RaggedBatch, *, options: AttentionOptions = PLAIN
     ) -> tuple[jax.Array, LayerCache]:
-        attend = partial(self._inner, sliding_window=sliding_window, scale=scale, soft_cap=soft_cap)
-        heads, kv_heads = (self._placement.spec((None, name, None)) for name in ("heads", "kv_heads"))
+        split: Any = [self._placement.spec((None, name, None)) for name in ("heads", "kv_heads", "kv_heads")]
         held = self._cache_specs(cache)
         run = jax.shard_map(
-            attend,
+            partial(self._inner, options=options),
             mesh=self._placement.mesh,
-            in_specs=(heads, kv_heads, kv_heads, held, _WHOLE),
-            out_specs=(heads, held),
+            in_specs=(QKV(*split), held, _WHOLE),
+            out_specs=(split[0], held),
             check_vma=False,
         )
-        attended, written = run(q, k, v, cache, batch)
+        attended, written = run(qkv, cache, batch)
         return attended, written
 
     def _cache_specs(self, cache: LayerCache) -> Any:
@@ -89,7 +79,7 @@ class ShardedAttention(AttentionBackend):
         return StackedCache(specs, _WHOLE) if isinstance(cache, StackedCache) else specs
 
 
-def _widened(array: CacheArray, tensor: int) -> CacheArray:
+def _of_all_devices(array: CacheArray, tensor: int) -> CacheArray:
     """All devices' share together."""
     shape = tuple(
         size * tensor if axis == "kv_heads" else size for size, axis in zip(array.shape, array.axes, strict=True)

@@ -8,12 +8,21 @@ dynamic trip counts, so that a step of one kind pays nothing for the other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch, turned_keys
-from penstock.engine.attention.narrow import stored, widened
-from penstock.engine.models.decoder import LayerCache
+from penstock.engine.attention.contract import (
+    PLAIN,
+    AttentionBackend,
+    CacheArray,
+    KVCacheSpec,
+    RaggedBatch,
+    transposed_keys,
+)
+from penstock.engine.attention.quantization import dequantized, stored
+from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
 
 Carry = tuple[jax.Array, jax.Array, jax.Array]  # running maximum, running sum, running weighted values
 
@@ -24,7 +33,7 @@ _KEYS_PER_CHUNK = 128
 
 class XlaAttention(AttentionBackend):
     """Keys are `[pages, num_kv_heads, head_dim, page_size]`, values `[pages, num_kv_heads, page_size, head_dim]`: both
-    products of the decode loop then reduce over an axis that is not the minor one, which XLA on CPU vectorises.
+    matmuls of the decode loop then reduce over an axis that is not the minor one, which XLA on CPU vectorises.
     """
 
     name = "xla"
@@ -42,21 +51,12 @@ class XlaAttention(AttentionBackend):
         return "float32" if self._platform == "cpu" else dtype
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
-        return turned_keys(spec)
+        return transposed_keys(spec)
 
     def __call__(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        cache: LayerCache,
-        batch: RaggedBatch,
-        *,
-        sliding_window: int | None = None,
-        scale: float | None = None,
-        soft_cap: float | None = None,
+        self, qkv: QKV, cache: LayerCache, batch: RaggedBatch, *, options: AttentionOptions = PLAIN
     ) -> tuple[jax.Array, LayerCache]:
-        keys, values = cache
+        (q, k, v), (keys, values) = qkv, cache
         page_size = keys.shape[-1]
         pages, places = batch.slots // page_size, batch.slots % page_size
         # What an earlier holder left in a page is masked: a NaN among its keys by replacing the score, but one among
@@ -65,10 +65,10 @@ class XlaAttention(AttentionBackend):
         values = values.at[pages, :, places, :].set(stored(jnp.nan_to_num(v), values.dtype))
 
         num_kv_heads, head_dim = k.shape[1:]
-        grouped = q.reshape(q.shape[0], num_kv_heads, -1, head_dim) * (head_dim**-0.5 if scale is None else scale)
+        grouped = q.reshape(q.shape[0], num_kv_heads, -1, head_dim) * options.scale_for(head_dim)
         grouped = grouped.astype(q.dtype)
-        attended = _attend_decoding(grouped, keys, values, batch, sliding_window, soft_cap)
-        attended = _attend_prefilling(grouped, keys, values, batch, sliding_window, soft_cap, attended)
+        attended = _attend_decoding(grouped, keys, values, batch, options)
+        attended = _attend_prefilling(grouped, keys, values, batch, options, attended)
         return attended.reshape(q.shape), (keys, values)
 
 
@@ -77,15 +77,15 @@ def _attend_decoding(
     keys: jax.Array,
     values: jax.Array,
     batch: RaggedBatch,
-    sliding_window: int | None,
-    soft_cap: float | None,
+    options: AttentionOptions,
 ) -> jax.Array:
     """Values for the tokens of sequences with one query, zeros for the others; shaped as `q`."""
     page_size = keys.shape[-1]
     is_real = jnp.arange(batch.kv_lens.shape[0]) < batch.num_seqs[0]
     is_decoding = is_real & (jnp.diff(batch.cu_q_lens) == 1)
     kv_lens = jnp.where(is_decoding, batch.kv_lens, 0)  # [max_seqs]
-    first_key = jnp.zeros_like(kv_lens) if sliding_window is None else jnp.maximum(kv_lens - sliding_window, 0)
+    window = options.sliding_window
+    first_key = jnp.zeros_like(kv_lens) if window is None else jnp.maximum(kv_lens - window, 0)
     rows = q[jnp.minimum(batch.cu_q_lens[:-1], q.shape[0] - 1)]  # [max_seqs, num_kv_heads, group, head_dim]
     rows = rows.astype(jnp.float32)
 
@@ -93,9 +93,10 @@ def _attend_decoding(
         page = jax.lax.dynamic_index_in_dim(batch.page_indices, i, axis=1, keepdims=False)  # [max_seqs]
         key = i * page_size + jnp.arange(page_size)
         visible = (key[None] < kv_lens[:, None]) & (key[None] >= first_key[:, None])  # [max_seqs, page_size]
-        k, v = (widened(held[page], rows.dtype) for held in (keys, values))
+        k, v = (dequantized(held[page], rows.dtype) for held in (keys, values))
         scores = jnp.sum(rows[..., None] * k[:, :, None], axis=3, dtype=jnp.float32)  # [..., group, page_size]
-        weights, correction, new_top, new_total = _soften(_capped(scores, soft_cap), visible[:, None, None], *carry[:2])
+        scores, visible = _capped(scores, options.soft_cap), visible[:, None, None]
+        weights, correction, new_top, new_total = _soften(scores, visible, *carry[:2])
         update = jnp.sum(weights[..., None] * v[:, :, None], axis=3, dtype=jnp.float32)
         return new_top, new_total, carry[2] * correction + update
 
@@ -113,15 +114,12 @@ def _attend_prefilling(
     keys: jax.Array,
     values: jax.Array,
     batch: RaggedBatch,
-    sliding_window: int | None,
-    soft_cap: float | None,
+    options: AttentionOptions,
     out: jax.Array,  # shaped as q
 ) -> jax.Array:
     """Fills the rows of `out` that belong to sequences with more than one query."""
-    num_tokens, num_kv_heads, group, head_dim = q.shape
-    page_size = keys.shape[-1]
-    pages_per_chunk = max(1, min(_KEYS_PER_CHUNK // page_size, batch.page_indices.shape[1]))
-    chunk = pages_per_chunk * page_size
+    num_tokens = q.shape[0]
+    pages_per_chunk = max(1, min(_KEYS_PER_CHUNK // keys.shape[-1], batch.page_indices.shape[1]))
     padded_pages = jnp.pad(batch.page_indices, ((0, 0), (0, -batch.page_indices.shape[1] % pages_per_chunk)))
     block = min(_QUERIES_PER_BLOCK, num_tokens)
     blocked_q = jnp.pad(q, ((0, block), (0, 0), (0, 0), (0, 0)))
@@ -137,37 +135,57 @@ def _attend_prefilling(
         start = batch.cu_q_lens[seq] + offset
         position = batch.kv_lens[seq] - q_lens[seq] + offset + jnp.arange(block)  # of each query in its sequence
         is_own = offset + jnp.arange(block) < q_lens[seq]
-        rows = jax.lax.dynamic_slice_in_dim(blocked_q, start, block)  # [block, kv_heads, group, head_dim]
-        rows = rows.transpose(1, 2, 0, 3).reshape(num_kv_heads, group * block, head_dim)
+        rows = jax.lax.dynamic_slice_in_dim(blocked_q, start, block)
+        last = jnp.minimum(position[-1], batch.kv_lens[seq] - 1)
 
-        def attend_chunk(j: jax.Array, carry: Carry) -> Carry:
-            page = jax.lax.dynamic_slice(padded_pages, (seq, j * pages_per_chunk), (1, pages_per_chunk))[0]
-            k = keys[page].transpose(1, 2, 0, 3).reshape(num_kv_heads, head_dim, chunk)
-            v = values[page].transpose(1, 0, 2, 3).reshape(num_kv_heads, chunk, head_dim)
-            v = widened(v, rows.dtype)
-            key = j * chunk + jnp.arange(chunk)
-            scores = jnp.einsum("hqd,hdk->hqk", rows, k.astype(rows.dtype), preferred_element_type=jnp.float32)
-            visible = key[None] <= position[:, None]
-            if sliding_window is not None:
-                visible &= key[None] > position[:, None] - sliding_window
-            scores, visible = _capped(scores, soft_cap), jnp.tile(visible, (group, 1))[None]
-            weights, correction, new_top, new_total = _soften(scores, visible, *carry[:2])
-            update = jnp.einsum("hqk,hkd->hqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-            return new_top, new_total, carry[2] * correction + update
+        def pages_of(chunk: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice(padded_pages, (seq, chunk * pages_per_chunk), (1, pages_per_chunk))[0]
 
-        first = 0 if sliding_window is None else jnp.maximum(position[0] - sliding_window + 1, 0) // chunk
-        last_position = jnp.minimum(position[-1], batch.kv_lens[seq] - 1)
-        empty = _empty_softmax(rows.shape[:-1], head_dim)
-        _, total, gathered = jax.lax.fori_loop(first, last_position // chunk + 1, attend_chunk, empty)
-        gathered = (gathered / jnp.maximum(total, 1e-30)).reshape(num_kv_heads, group, block, head_dim)
-        gathered = gathered.transpose(2, 0, 1, 3).astype(out.dtype)
+        gathered = _attend_queries(rows, position, last, keys, values, pages_of, pages_per_chunk, options)
         before = jax.lax.dynamic_slice_in_dim(out, start, block)
-        merged = jnp.where(is_own[:, None, None, None], gathered, before)
+        merged = jnp.where(is_own[:, None, None, None], gathered.astype(out.dtype), before)
         return jax.lax.dynamic_update_slice_in_dim(out, merged, start, axis=0)
 
     padded_out = jnp.pad(out, ((0, block), (0, 0), (0, 0), (0, 0)))
     filled: jax.Array = jax.lax.fori_loop(0, ends[-1], attend_block, padded_out)
     return filled[:num_tokens]
+
+
+def _attend_queries(
+    q: jax.Array,  # [block, num_kv_heads, group, head_dim]: consecutive queries of one sequence
+    position: jax.Array,  # i32 [block]: of each query in its sequence
+    last: jax.Array,  # i32: the last position of the sequence that any of them sees
+    keys: jax.Array,
+    values: jax.Array,
+    pages_of: Callable[[jax.Array], jax.Array],  # a chunk's
+    pages_per_chunk: int,
+    options: AttentionOptions,
+) -> jax.Array:
+    """f32, shaped as `q`: chunk of keys by chunk of keys."""
+    block, num_kv_heads, group, head_dim = q.shape
+    chunk, window = pages_per_chunk * keys.shape[-1], options.sliding_window
+    rows = q.transpose(1, 2, 0, 3).reshape(num_kv_heads, group * block, head_dim)
+
+    def attend_chunk(j: jax.Array, carry: Carry) -> Carry:
+        page = pages_of(j)
+        k = keys[page].transpose(1, 2, 0, 3).reshape(num_kv_heads, head_dim, chunk)
+        v = values[page].transpose(1, 0, 2, 3).reshape(num_kv_heads, chunk, head_dim)
+        v = dequantized(v, rows.dtype)
+        key = j * chunk + jnp.arange(chunk)
+        scores = jnp.einsum("hqd,hdk->hqk", rows, k.astype(rows.dtype), preferred_element_type=jnp.float32)
+        visible = key[None] <= position[:, None]
+        if window is not None:
+            visible &= key[None] > position[:, None] - window
+        scores, visible = _capped(scores, options.soft_cap), jnp.tile(visible, (group, 1))[None]
+        weights, correction, new_top, new_total = _soften(scores, visible, *carry[:2])
+        update = jnp.einsum("hqk,hkd->hqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        return new_top, new_total, carry[2] * correction + update
+
+    first = 0 if window is None else jnp.maximum(position[0] - window + 1, 0) // chunk
+    empty = _empty_softmax(rows.shape[:-1], head_dim)
+    _, total, gathered = jax.lax.fori_loop(first, last // chunk + 1, attend_chunk, empty)
+    attended: jax.Array = gathered / jnp.maximum(total, 1e-30)
+    return attended.reshape(num_kv_heads, group, block, head_dim).transpose(2, 0, 1, 3)
 
 
 def _empty_softmax(shape: tuple[int, ...], head_dim: int) -> Carry:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from penstock.engine.errors import ConfigError
-from penstock.engine.files import shown
+from penstock.engine.errors import ConfigError, shown
+from penstock.engine.models.attend import QKV, Attend, AttentionOptions, LayerCache, StackedCache
 from penstock.engine.models.config import ModelConfig, RopeConfig
-from penstock.engine.models.decoder import Attend, Decoder, LayerCache, LayerRun, StackedCache, layer_runs
+from penstock.engine.models.decoder import Decoder, LayerRun, layer_runs, num_parameters
 from penstock.engine.models.family import Family, ParamPath
 from penstock.engine.models.llama import LLAMA
 from penstock.engine.models.mistral import MISTRAL
@@ -18,7 +18,9 @@ from penstock.engine.models.qwen3 import QWEN3
 
 __all__ = [
     "FAMILIES",
+    "QKV",
     "Attend",
+    "AttentionOptions",
     "Decoder",
     "Family",
     "LayerCache",
@@ -29,6 +31,7 @@ __all__ = [
     "StackedCache",
     "family_of",
     "layer_runs",
+    "num_parameters",
 ]
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from penstock.engine.models.attend import QKV, Attend, AttentionOptions, LayerCache, StackedCache
 from penstock.engine.models.config import ModelConfig
 from penstock.engine.models.layers import GatedMLP, Linear, RMSNorm
 from penstock.engine.models.rope import rotary_tables, rotate
-
-LayerCache = Any
-"""One layer's share of the KV cache: a pytree that only the attention implementation looks into."""
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, slots=True)
-class StackedCache:
-    """The LayerCache of a stacked decoder: the pages of all layers in one array, which no layer's turn may copy."""
-
-    pages: jax.Array  # [num_layers * num_pages, ...]
-    first_page: jax.Array  # i32: where the pages of the layer begin whose turn it is
-
-
-class Attend(Protocol):
-    """Attention of this step's tokens over everything their sequences hold, themselves included.
-
-    Writes `k` and `v` into `cache` and returns the attended values with the new cache. `q` is `[num_tokens, num_heads,
-    head_dim]`, `k` and `v` are `[num_tokens, num_kv_heads, head_dim]`, the result has the shape of `q`.
-
-    Scores are scaled by `head_dim ** -0.5`. With `sliding_window = w` a token sees itself and the w - 1 before it, that
-    is the keys for which `query position - key position < w`; None lets it see everything before.
-    """
-
-    def __call__(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, *, sliding_window: int | None
-    ) -> tuple[jax.Array, LayerCache]: ...
 
 
 class Attention(nnx.Module):
@@ -67,8 +42,8 @@ class Attention(nnx.Module):
         q, k, v = (part.reshape(num_tokens, -1, self.head_dim) for part in self.project(x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, *rotary), rotate(k, *rotary)
-        attended, cache = attend(q, k, v, cache, sliding_window=sliding_window)
+        qkv = QKV(rotate(q, *rotary), rotate(k, *rotary), v)
+        attended, cache = attend(qkv, cache, options=AttentionOptions(sliding_window))
         return self.out(attended.reshape(num_tokens, -1)), cache
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
@@ -192,8 +167,25 @@ class Decoder(nnx.Module):
         return self.head.wide(hidden)
 
 
+def num_parameters(config: ModelConfig) -> int:
+    """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it."""
+    embedding_and_head = _count(config, 0)
+    return embedding_and_head + config.num_layers * (_count(config, 1) - embedding_and_head)
+
+
+def _count(config: ModelConfig, num_layers: int) -> int:
+    first = replace(
+        config,
+        num_layers=num_layers,
+        sliding_windows=config.sliding_windows[:num_layers],
+        num_kv_heads=config.num_kv_heads // config.kv_copies,
+    )
+    shapes: Any = nnx.state(nnx.eval_shape(lambda: Decoder(first, rngs=nnx.Rngs(0))))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
 def _stack(blocks: Sequence[Block]) -> Block:
-    """One block whose parameters are those of `blocks` behind each other."""
+    """One block whose parameters are those of `blocks`, stacked."""
     states = [nnx.state(block) for block in blocks]
     block: Block = nnx.merge(nnx.graphdef(blocks[0]), jax.tree.map(lambda *leaves: jnp.stack(leaves), *states))
     return block

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.engine.errors import ConfigError
-from penstock.engine.files import shown
+from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.config import ModelConfig, RopeConfig
 from penstock.engine.models.layers import ACTIVATIONS
 from penstock.engine.models.rope import ROPE_KINDS, rotary_frequencies
@@ -211,7 +210,7 @@ def _rope(config: HFConfig) -> RopeConfig:
     if kind == "linear":
         return RopeConfig(theta=theta, kind=kind, factor=rope.number("factor"))
     max_position = config.integer("max_position_embeddings")
-    # A value beside the table wins over one inside it, as in transformers.
+    # A value outside the table overrides one inside it, as in transformers.
     original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
     original = HFConfig({"original_max_position_embeddings": original}, {}).integer(
         "original_max_position_embeddings", default=max_position

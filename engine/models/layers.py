@@ -35,7 +35,7 @@ class Linear(nnx.Module):
         return self.wide(x).astype(x.dtype)
 
     def wide(self, x: jax.Array) -> jax.Array:
-        """The product in f32, as it was summed."""
+        """In f32, as it was summed."""
         y = jnp.dot(x, self.kernel[...], preferred_element_type=jnp.float32)
         return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
 

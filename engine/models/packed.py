@@ -1,4 +1,4 @@
-"""A decoder whose products go to the CPU kernel in `penstock.engine.native`, with weights laid out for it once."""
+"""A decoder whose matmuls are the CPU kernel's in `penstock.engine.native`, with weights packed for it once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from penstock.engine.native import MATMUL, panel_width
 
 
 def pack_weights(model: Decoder, library: ctypes.CDLL) -> None:
-    """Replaces the linear layers of `model`, which is not stacked, one after the other: each gives its memory back.
+    """Replaces the linear layers of `model`, which is not stacked. One at a time: only one is ever in memory twice.
 
-    Queries, keys and values become one product, gate and up another one, with SiLU in it where that is the activation.
+    Queries, keys and values become one matmul; gate and up another, with SiLU in it where that is the activation.
     """
     width = panel_width(library)
     for block in model.blocks:
@@ -62,19 +62,19 @@ class PackedLinear(Linear):
         return self._multiply(x, x.dtype)
 
     def wide(self, x: jax.Array) -> jax.Array:
-        """The product in f32, as it was summed."""
+        """In f32, as it was summed."""
         return self._multiply(x, jnp.dtype(jnp.float32))
 
     def _multiply(self, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
         num_columns = self.splits[0] if self.is_gated else sum(self.splits)
         result = jax.ShapeDtypeStruct((x.shape[0], num_columns), dtype)  # type: ignore[no-untyped-call]
         bias = jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...]
-        product: jax.Array = jax.ffi.ffi_call(MATMUL, result)(x, self.weights[...], bias, is_gated=self.is_gated)
-        return product
+        y: jax.Array = jax.ffi.ffi_call(MATMUL, result)(x, self.weights[...], bias, is_gated=self.is_gated)
+        return y
 
 
 class PackedAttention(Attention):
-    """Attention with one product for queries, keys and values."""
+    """Attention with one matmul for queries, keys and values."""
 
     def __init__(self, attention: Attention, width: int) -> None:
         self.qkv = PackedLinear.of(width, attention.q, attention.k, attention.v)
@@ -87,7 +87,7 @@ class PackedAttention(Attention):
 
 
 class PackedMLP(GatedMLP):
-    """`down(silu(gate(x)) * up(x))` in two products."""
+    """`down(silu(gate(x)) * up(x))` in two matmuls."""
 
     def __init__(self, mlp: GatedMLP, width: int) -> None:
         self.gate_up = PackedLinear.of(width, mlp.gate, mlp.up, gated=True)
@@ -107,7 +107,7 @@ def _pack_block(block: Block, width: int) -> None:
 
 
 def _columns(parts: Sequence[jax.Array], width: int, *, gated: bool) -> jax.Array:
-    """The columns of all parts, behind one another; or, gated, half a panel of each part in turn."""
+    """The columns of all parts, one part after the other; gated, half a panel of each part alternately."""
     if not gated:
         return _padded(jnp.concatenate(parts, axis=1), width)
     halves = [_padded(part, width // 2) for part in parts]

@@ -1,7 +1,7 @@
 """Rotary position embeddings (Su et al., arXiv 2104.09864) and the ways their frequencies are scaled for long contexts.
 
 The numbers follow `transformers` to the last bit but for a few roundings: at position 100,000 an error of one part in
-2^23 turns a head by a hundredth of a radian.
+2^23 rotates a head by a hundredth of a radian.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def rotary_tables(positions: jax.Array, rope: RopeConfig, head_dim: int) -> tupl
 
 
 def _waves_on_cpu(angles: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """In a loop, whose results are kept: XLA on CPU would compute cosines anew for every head of every layer."""
+    """In a loop, whose results are kept: XLA on CPU would compute cosines again for every head of every layer."""
     cos, sin = jax.lax.map(lambda i: jax.lax.switch(i, (jnp.cos, jnp.sin), angles), jnp.arange(2))
     return cos, sin
 
@@ -68,7 +68,7 @@ def _yarn_frequencies(rope: RopeConfig, inv_freq: np.ndarray, head_dim: int) -> 
     """YaRN (Peng et al., arXiv 2309.00071): a ramp between unchanged and interpolated frequencies."""
 
     def dim_of(rotations: float) -> float:
-        """The dimension that turns this many times within the original context."""
+        """The dimension that rotates this many times within the original context."""
         return head_dim * math.log(rope.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dim_of(rope.beta_fast), dim_of(rope.beta_slow)

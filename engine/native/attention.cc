@@ -4,7 +4,7 @@
 // sequence, over the pages that the sequence has and no others, with online softmax (Milakov and Gimelshein, arXiv 1805.02867).
 //
 // A task is one block of queries of one sequence, for one KV head and the query heads that share it: its rows. It goes
-// through the pages a few at a time, with two products for each: of queries with keys, and of weights with values.
+// through the pages a few at a time, with two matmuls for each: queries by keys, and weights by values.
 //
 // Keys are [num_pages, num_kv_heads, head_dim, page_size], so that neighbouring lanes are neighbouring keys, and values
 // [num_pages, num_kv_heads, page_size, head_dim], f32 or bf16. Arithmetic is f32 throughout.
@@ -113,7 +113,7 @@ void AddColumns(int64_t rows, Matrix<const float> x, Matrix<const T> w, int64_t 
 
 // out[rows][columns] += x[rows][depth] * w[depth][columns]. What a row gets does not depend on the other rows.
 template <typename T>
-void AddProduct(int64_t rows, int64_t columns, int64_t depth, Matrix<const float> x, Matrix<const T> w,
+void AddMatmul(int64_t rows, int64_t columns, int64_t depth, Matrix<const float> x, Matrix<const T> w,
                 Matrix<float> out) {
   int64_t c = 0;
   for (; c + kVectors * kLanes <= columns; c += kVectors * kLanes)
@@ -128,7 +128,7 @@ void AddProduct(int64_t rows, int64_t columns, int64_t depth, Matrix<const float
     }
 }
 
-// Turns one row's scores, of which [begin, end) of `count` are visible, into weights, and takes them into its softmax.
+// Makes weights of one row's scores, of which [begin, end) of `count` are visible, and adds them to its softmax.
 inline void Weigh(float* __restrict scores, int64_t begin, int64_t end, int64_t count, float* top, float* total,
                   float* __restrict sums, int64_t head_dim) {
   if (begin >= end) {
@@ -182,7 +182,7 @@ void Attend(const Shape& shape, const Batch& batch, const Task& task, float scal
     const int64_t count = std::min((last - first) * page_size, last_position + 1 - before);
     std::fill(scratch.scores.begin(), scratch.scores.end(), 0.0f);
     for (int64_t p = first; p < last; ++p)
-      AddProduct<T>(rows, page_size, head_dim, {scratch.queries.data(), head_dim}, {keys + offset(p), page_size},
+      AddMatmul<T>(rows, page_size, head_dim, {scratch.queries.data(), head_dim}, {keys + offset(p), page_size},
                     {scratch.scores.data() + (p - first) * page_size, stride});
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t position = first_position + i / group;
@@ -192,7 +192,7 @@ void Attend(const Shape& shape, const Batch& batch, const Task& task, float scal
     }
     for (int64_t p = first; p < last; ++p) {
       const int64_t done = (p - first) * page_size;
-      AddProduct<T>(rows, head_dim, std::min(page_size, count - done), {scratch.scores.data() + done, stride},
+      AddMatmul<T>(rows, head_dim, std::min(page_size, count - done), {scratch.scores.data() + done, stride},
                     {values + offset(p), head_dim}, {scratch.sums.data(), head_dim});
     }
   }

@@ -1,4 +1,4 @@
-// What the CPU kernels share: bfloat16, threads of XLA's pool, and a vectorisable exponential.
+// Shared by the CPU kernels: bfloat16, threads of XLA's pool, and a vectorisable exponential.
 
 #ifndef PENSTOCK_KERNELS_H_
 #define PENSTOCK_KERNELS_H_

@@ -1,12 +1,11 @@
-// Products with packed weights for CPUs, called by XLA through its foreign function interface.
+// Matmuls with packed weights for CPUs, called by XLA through its foreign function interface.
 //
-// XLA's own products leave weights as they are and turn them around at every call; here that is done once, when a model
-// is loaded. The scheme is Goto and van de Geijn's ("Anatomy of high-performance matrix multiplication", TOMS 34(3),
+// XLA's own matmul transposes the weights at every call. Here they are packed once, when a model is loaded. The scheme is Goto and van de Geijn's ("Anatomy of high-performance matrix multiplication", TOMS 34(3),
 // 2008): a panel of weights at a time, in pieces that stay in the first-level cache, kRows rows of x held in registers.
 //
 // Packed weights are [panels, depth, kPanel] in f32, and [panels, depth / 2, kPanel, 2] in bf16: two values of a column
-// side by side, as instructions for bf16 take them. The sum of a row is made in the same order whatever other rows there
-// are, so that no sequence's tokens depend on its neighbours.
+// side by side, as instructions for bf16 take them. A row is summed in the same order whatever other rows there are, so
+// that no sequence's tokens depend on its neighbours.
 
 #include "kernels.h"
 
@@ -96,36 +95,36 @@ void Finish(const float* __restrict sums, const float* __restrict bias, bool is_
   }
 }
 
-struct Product {
+struct Matmul {
   int64_t rows, depth, panels, columns;  // columns of y
   bool is_gated;
   const float* bias;  // [panels, kPanel], or null
 };
 
 template <typename T, typename U>
-void RunTask(const Product& product, int64_t first_row, int64_t panel, const T* x, const T* weights, U* y) {
-  const int64_t num_rows = std::min(kRowsPerTask, product.rows - first_row);
+void RunTask(const Matmul& matmul, int64_t first_row, int64_t panel, const T* x, const T* weights, U* y) {
+  const int64_t num_rows = std::min(kRowsPerTask, matmul.rows - first_row);
   const int64_t piece = kDepthBytes / static_cast<int64_t>(sizeof(T));
-  const T* panel_weights = weights + panel * product.depth * kPanel;
+  const T* panel_weights = weights + panel * matmul.depth * kPanel;
   alignas(64) Vector sums[kRowsPerTask][kVectors];
   std::memset(sums, 0, num_rows * sizeof sums[0]);
-  for (int64_t k = 0; k < product.depth; k += piece)
+  for (int64_t k = 0; k < matmul.depth; k += piece)
     for (int64_t r = 0; r < num_rows; r += kRows)
-      MultiplyRows(std::min<int64_t>(kRows, num_rows - r), x + (first_row + r) * product.depth + k, product.depth,
-                   panel_weights + k * kPanel, std::min(piece, product.depth - k), sums + r);
-  const int64_t width = product.is_gated ? kPanel / 2 : kPanel;
+      MultiplyRows(std::min<int64_t>(kRows, num_rows - r), x + (first_row + r) * matmul.depth + k, matmul.depth,
+                   panel_weights + k * kPanel, std::min(piece, matmul.depth - k), sums + r);
+  const int64_t width = matmul.is_gated ? kPanel / 2 : kPanel;
   const int64_t column = panel * width;
   for (int64_t r = 0; r < num_rows; ++r)
-    Finish(reinterpret_cast<const float*>(sums[r]), product.bias ? product.bias + panel * kPanel : nullptr,
-           product.is_gated, std::min(width, product.columns - column),
-           y + (first_row + r) * product.columns + column);
+    Finish(reinterpret_cast<const float*>(sums[r]), matmul.bias ? matmul.bias + panel * kPanel : nullptr,
+           matmul.is_gated, std::min(width, matmul.columns - column),
+           y + (first_row + r) * matmul.columns + column);
 }
 
 template <typename T, typename U>
-void Run(ffi::ThreadPool& pool, const Product& product, const void* x, const void* weights, void* y) {
-  const int64_t blocks = (product.rows + kRowsPerTask - 1) / kRowsPerTask;
-  ForEach(pool, product.panels * blocks, [&](int64_t i) {
-    RunTask(product, i % blocks * kRowsPerTask, i / blocks, static_cast<const T*>(x), static_cast<const T*>(weights),
+void Run(ffi::ThreadPool& pool, const Matmul& matmul, const void* x, const void* weights, void* y) {
+  const int64_t blocks = (matmul.rows + kRowsPerTask - 1) / kRowsPerTask;
+  ForEach(pool, matmul.panels * blocks, [&](int64_t i) {
+    RunTask(matmul, i % blocks * kRowsPerTask, i / blocks, static_cast<const T*>(x), static_cast<const T*>(weights),
             static_cast<U*>(y));
   });
 }
@@ -137,15 +136,15 @@ ffi::Error PackedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w
   const int64_t num_weights = static_cast<int64_t>(weights.element_count());
   if (w_dims.front() * depth * kPanel != num_weights) return ffi::Error::InvalidArgument("weights of another shape");
   if (x.element_type() != weights.element_type()) return ffi::Error::InvalidArgument("x and weights differ in type");
-  const Product product{x_dims[0], depth, w_dims.front(), y_dims[1], is_gated,
-                        bias.element_count() ? bias.typed_data() : nullptr};
+  const Matmul matmul{x_dims[0], depth, w_dims.front(), y_dims[1], is_gated,
+                      bias.element_count() ? bias.typed_data() : nullptr};
   const bool is_wide = y->element_type() == ffi::F32;
   if (x.element_type() == ffi::F32 && is_wide)
-    Run<float, float>(pool, product, x.untyped_data(), weights.untyped_data(), y->untyped_data());
+    Run<float, float>(pool, matmul, x.untyped_data(), weights.untyped_data(), y->untyped_data());
   else if (x.element_type() == ffi::BF16 && is_wide)
-    Run<BFloat16, float>(pool, product, x.untyped_data(), weights.untyped_data(), y->untyped_data());
+    Run<BFloat16, float>(pool, matmul, x.untyped_data(), weights.untyped_data(), y->untyped_data());
   else if (x.element_type() == ffi::BF16 && y->element_type() == ffi::BF16)
-    Run<BFloat16, BFloat16>(pool, product, x.untyped_data(), weights.untyped_data(), y->untyped_data());
+    Run<BFloat16, BFloat16>(pool, matmul, x.untyped_data(), weights.untyped_data(), y->untyped_data());
   else
     return ffi::Error::InvalidArgument("only f32 and bf16 are supported");
   return ffi::Error::Success();

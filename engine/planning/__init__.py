@@ -1,4 +1,4 @@
-"""Planning for TPUs that are not at hand: compiles for their topologies ahead of time, and reckons what fits."""
+"""Planning for TPUs without one: compiles for their topologies ahead of time, and estimates what fits."""
 
 from __future__ import annotations
 

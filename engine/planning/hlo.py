@@ -8,8 +8,8 @@ every instruction is counted as often as it runs, with those of its operands and
   result that it updates in place the update.
 - A loop runs as often as its condition says; of a conditional the cheapest branch is counted, which for sampling is
   the greedy one.
-- The KV cache as the operand of a kernel counts nothing: how much of it a kernel moves is its own affair, and the
-  planner adds it.
+- The KV cache as the operand of a kernel counts nothing: the planner knows how much of it each kernel
+  moves, and adds that.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Program:
         return self._of(self._computations[self._entry], cache_bytes)
 
     def loop_traffic(self, cache_bytes: int, depth: int = 1) -> list[Traffic]:
-        """Of one turn of each loop that is nested so deep: at 1 one layer of a step, at 2 one of a loop of steps."""
+        """Of one iteration of each loop at this depth: at 1 a layer of a step, at 2 a layer in a loop of steps."""
         computations = [self._computations[self._entry]]
         for _ in range(depth):
             loops = [i for one in computations for i in one.instructions.values() if i.opcode == "while"]

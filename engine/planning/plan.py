@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,26 +11,23 @@ import jax
 import jax.numpy as jnp
 
 from penstock.engine.attention import KVCacheSpec, ShardedAttention
-from penstock.engine.batch import Geometry
-from penstock.engine.checkpoint import abstract_model
-from penstock.engine.compilation import printed
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import Deployment, deploy, with_pages
+from penstock.engine.deployment import SHARE_OF_FREE_MEMORY, Deployment, deploy, with_pages
 from penstock.engine.errors import ConfigError
+from penstock.engine.execution.compilation import printed
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.runner import Steps
+from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig
 from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.hlo import Program, Traffic
 from penstock.engine.planning.roofline import Step, decode_step, prefill_step
 from penstock.engine.planning.topology import chip_of, devices_of
-from penstock.engine.runner import Steps
-
-SHARE_OF_FREE_MEMORY = 0.9  # that the engine gives to pages, too
+from penstock.engine.stats import ReportProgress
 
 ALL_OPTIONS = "head, all options"
 WRITING = ("backbone", "loop")
 """Kinds of functions that take the KV cache and give it back."""
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,7 @@ class Bucket:
     temporary_bytes: int
     aliased_bytes: int
     traffic: Traffic
-    layer_collectives: dict[str, int]  # in one turn of the loop over layers
+    layer_collectives: dict[str, int]  # in one iteration of the loop over layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ class Plan:
 
     topology: str
     tensor: int
-    replicas: int  # workers that the slice has room for
+    replicas: int  # workers that the slice can hold
     chip: Chip
     attention: str
     model: ModelConfig
@@ -106,9 +102,9 @@ def plan(
     *,
     context: int = 1024,
     only: frozenset[int] | None = None,
-    progress: Progress | None = None,
+    progress: ReportProgress | None = None,
 ) -> Plan:
-    """Compiles every bucket of `config` for `topology`, and reckons what a step costs.
+    """Compiles every bucket of `config` for `topology`, and estimates what a step costs.
 
     `context` is the length of the sequences in the estimates. `only` restricts the token buckets.
 
@@ -201,8 +197,8 @@ class _Layout:
     def _layer_collectives(self, kind: str, program: Program) -> dict[str, int]:
         if kind not in WRITING:
             return {}
-        turns = program.loop_traffic(self.cache_bytes, depth=1 if kind == "backbone" else 2)  # steps, then layers
-        return max((turn.collectives for turn in turns), key=lambda counts: sum(counts.values()), default={})
+        loops = program.loop_traffic(self.cache_bytes, depth=1 if kind == "backbone" else 2)  # steps, then layers
+        return max((loop.collectives for loop in loops), key=lambda counts: sum(counts.values()), default={})
 
 
 def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layout:
@@ -216,10 +212,10 @@ def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layou
     if free < 2 * deployment.page_bytes:
         raise ConfigError(
             f"the weights take {weight_bytes} bytes of the {chip.hbm_bytes} that a {chip.name} device has, which "
-            f"leaves no room for pages: raise tensor_parallel above {config.tensor_parallel}, or take a larger slice"
+            f"leaves nothing for pages: raise tensor_parallel above {config.tensor_parallel}, or take a larger slice"
         )
-    spec = with_pages(deployment, config, free)
-    geometry = deployment.geometry(config, min(deployment.max_model_len, (spec.num_pages - 1) * spec.page_size))
+    spec = with_pages(deployment, free)
+    geometry = deployment.geometry(min(deployment.max_model_len, (spec.num_pages - 1) * spec.page_size))
     return _Layout(
         chip=chip,
         device=placement.mesh.devices.flat[0],
@@ -229,7 +225,7 @@ def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layou
         cache=attention.abstract_cache(spec),
         cache_bytes=spec.num_pages * deployment.page_bytes,
         weight_bytes=weight_bytes,
-        decode_steps=deployment.decode_steps(config) or 1,
+        decode_steps=deployment.decode_steps or 1,
     )
 
 

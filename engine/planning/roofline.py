@@ -1,14 +1,14 @@
-"""What a step costs at best: bytes over bandwidth, products over peak, and what devices have to tell each other.
+"""What a step costs at best: bytes over bandwidth, matmuls over peak, and the communication between devices.
 
 Formulas, so that they can be checked by hand, per device, with n devices of one replica:
 
 - Weights that a step reads: all of them once, but of an embedding that is not tied to the head only a row per token.
 - KV of a token: layers x KV heads x head_dim x 2 x bytes of an element / n.
-- Products: 2 x (parameters of the layers) x tokens + 2 x (parameters of the head) x sampled rows, and for attention
+- FLOPs of matmuls: 2 x (parameters of the layers) x tokens + 2 x (parameters of the head) x sampled rows; of attention
   4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
 - An all-reduce of b bytes around a ring, both ways at once: 2 (n - 1) / n x b over two links, and 2 (n - 1) hops; there
   are two per layer, of tokens x hidden x bytes of an element, and one behind the embedding.
-- A step takes the longer of bytes / bandwidth and products / peak, and the all-reduces on top, for they wait for it.
+- A step takes the longer of bytes / bandwidth and FLOPs / peak, and then the all-reduces, which wait for it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
 
 
 def layer_parameters(model: ModelConfig) -> int:
-    """Of the products of one layer: norms and biases are left out."""
+    """Of the matmuls of one layer: norms and biases are left out."""
     attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
     return attention + 3 * model.hidden_size * model.intermediate_size
 
@@ -113,10 +113,10 @@ def step_weight_bytes(model: ModelConfig, num_tokens: int, tensor: int) -> int:
 
 def step_flops(model: ModelConfig, num_tokens: int, num_rows: int, num_keys_seen: int) -> float:
     """Over all devices of a replica."""
-    products = 2 * model.num_layers * layer_parameters(model) * num_tokens
+    matmuls = 2 * model.num_layers * layer_parameters(model) * num_tokens
     head = 2 * model.vocab_size * model.hidden_size * num_rows
     attention = 4 * model.num_layers * model.num_heads * model.head_dim * num_keys_seen
-    return float(products + head + attention)
+    return float(matmuls + head + attention)
 
 
 def collective_s(model: ModelConfig, num_tokens: int, tensor: int, chip: Chip) -> float:

@@ -1,4 +1,4 @@
-"""Devices of a TPU slice that is not there: what compiling ahead of time needs, from libtpu alone."""
+"""Abstract devices of a TPU slice, from libtpu alone: what compiling ahead of time needs."""
 
 from __future__ import annotations
 

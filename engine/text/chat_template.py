@@ -21,7 +21,7 @@ from penstock.engine.text.template_process import CPU_S
 
 MAX_PROCESSES = 2  # so that one that is busy with a bad request keeps nobody waiting
 PATIENCE_S = 30.0  # for a process that is not even running; one that runs is ended by the kernel, much sooner
-TRIES = 2  # the last one in a new process: whoever killed one that was idle has killed all
+TRIES = 2  # the last one in a new process: what killed an idle one may have killed all
 
 _SIZE_BYTES = 8
 _PROGRAM = Path(__file__).with_name("template_process.py")

@@ -1,4 +1,4 @@
-"""Stop strings, found across the borders of the pieces that text arrives in."""
+"""Stop strings, matched across the chunks that text arrives in."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ MAX_MESSAGE_CHARS = 500
 
 
 class TooLong(Exception):
-    """The template makes more text than it may."""
+    """The template makes more text than the limit."""
 
 
 class Generation(jinja2.ext.Extension):
@@ -113,7 +113,7 @@ def _answer(template: Callable[[], jinja2.Template], request: bytes) -> bytes:
     try:
         return _encoded(_outcome(template, request))
     except MemoryError:
-        pass  # what holds the memory is let go of with the exception
+        pass  # the exception releases what holds the memory
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     return _encoded({"failed": f"it needs more than {max_bytes >> 20} MiB of memory"})

@@ -11,8 +11,8 @@ from typing import Any
 import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest
-from penstock.engine.files import check_files, shown
+from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest, shown
+from penstock.engine.loading.files import check_files
 from penstock.engine.text.chat_template import ChatTemplate
 from penstock.engine.text.decoders import DecoderKind, decoder_kind
 from penstock.engine.text.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
@@ -28,7 +28,7 @@ class Tokenizer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        """Takes the tokenizer over: the caller must not use it afterwards.
+        """Takes ownership of the tokenizer: the caller must not use it afterwards.
 
         Raises:
             ConfigError: its decoder is one that text can't be streamed through, or its chat template is no text.
@@ -37,7 +37,7 @@ class Tokenizer:
         self._chat = None if template is None else ChatTemplate(template)
         self._special = dict(tokenizer.special_tokens_map)
         self._backend = tokenizer.backend_tokenizer
-        # `tokenizer(text)` would set these anew at every call, under the feet of other threads.
+        # `tokenizer(text)` would set these at every call, while other threads read them.
         self._backend.no_truncation()
         self._backend.no_padding()
         self._kind = decoder_kind(_decoder_of(self._backend))

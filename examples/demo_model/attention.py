@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.models.decoder import LayerCache
+from penstock.engine.models.attend import LayerCache
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.worker.chaos.checker import Verdict, check
+from penstock.worker.chaos.checker import Problem, Verdict, check
 from penstock.worker.chaos.history import History
 from penstock.worker.chaos.plan import ChaosOptions, Plan, RequestPlan
 from penstock.worker.chaos.run import Tempo, fake_truths, run_plan, worker_setup
@@ -23,10 +23,21 @@ class Result:
     verdict: Verdict
 
     def owners(self, request_id: str) -> list[str]:
+        """Of the last of its name: where a busy machine left a fault no moment, the request ran again for it."""
+        request_id = [name for name in self.history.records if name.startswith(request_id)][-1]
         return [entry.fields["worker"] for entry in self.history.records[request_id].seen if is_own(entry.fields)]
+
+    @property
+    def problems(self) -> list[Problem]:
+        return wrongs(self.verdict)
 
     def count(self, kind: str) -> int:
         return sum(event.kind == kind for event in self.history.events)
+
+
+def wrongs(verdict: Verdict) -> list[Problem]:
+    """What must not happen on any machine. How long a takeover lasts is for `penstock chaos` on a quiet one."""
+    return [problem for problem in verdict.problems if problem.fault != "late"]
 
 
 def is_own(fields: dict[str, str]) -> bool:

@@ -22,7 +22,7 @@ BYSTANDER = RequestPlan("bystander", "good day", 120, n=2)
 async def test_kill(lasting_server: EmbeddedServer, tmp_path: Path, stage: Stage, side: Side) -> None:
     fault = Fault("kill", stage, side, at_chunk=2)
     result = await run_requests(lasting_server, tmp_path, victim(fault), BYSTANDER)
-    assert result.verdict.problems == []
+    assert result.problems == []
     assert result.count("kill") == 1
     had_claimed = (stage, side) not in (("read", "after"), ("claim", "before"))
     had_ended = stage == "ack" or (stage, side) == ("finish", "after")
@@ -33,7 +33,7 @@ async def test_kill(lasting_server: EmbeddedServer, tmp_path: Path, stage: Stage
 async def test_zombie(lasting_server: EmbeddedServer, tmp_path: Path, stage: Stage, side: Side) -> None:
     fault = Fault("freeze", stage, side, at_chunk=2, length_s=1.2)
     result = await run_requests(lasting_server, tmp_path, victim(fault), BYSTANDER)
-    assert result.verdict.problems == []
+    assert result.problems == []
     assert result.count("freeze") == result.count("wake") == 1
     assert len(result.owners("victim")) == (1 if stage == "ack" else 2)
     assert num_fenced(tmp_path) >= (stage in ("chunk", "finish"))
@@ -51,7 +51,7 @@ async def test_two_zombies_of_one_request(lasting_server: EmbeddedServer, tmp_pa
     """Both wake up with a write in hand while a third worker has the request."""
     fault = Fault("freeze", "chunk", "before", at_chunk=2, times=2, length_s=2.0)
     result = await run_requests(lasting_server, tmp_path, victim(fault, 1200), workers=3)
-    assert result.verdict.problems == []
+    assert result.problems == []
     assert len(set(result.owners("victim"))) == 3
     assert num_fenced(tmp_path) >= 2
 
@@ -59,7 +59,7 @@ async def test_two_zombies_of_one_request(lasting_server: EmbeddedServer, tmp_pa
 async def test_ten_kills_in_one_long_generation(lasting_server: EmbeddedServer, tmp_path: Path) -> None:
     fault = Fault("kill", "chunk", "after", at_chunk=3, times=10)
     result = await run_requests(lasting_server, tmp_path, victim(fault, 500), workers=3)
-    assert result.verdict.problems == []
+    assert result.problems == []
     assert result.count("kill") == 10
     assert len(result.owners("victim")) == 11
     assert result.verdict.resumed == 10
@@ -69,7 +69,7 @@ async def test_ten_kills_in_one_long_generation(lasting_server: EmbeddedServer, 
 async def test_loss(lasting_server: EmbeddedServer, tmp_path: Path, kind: Kind, stage: Stage, side: Side) -> None:
     fault = Fault(kind, stage, side, at_chunk=2, length_s=0.2)
     result = await run_requests(lasting_server, tmp_path, victim(fault), BYSTANDER)
-    assert result.verdict.problems == []
+    assert result.problems == []
     if (kind, stage) in (("drop", "chunk"), ("drop", "finish")):
         assert result.history.wire.absorbed >= 1
 
@@ -78,12 +78,12 @@ async def test_loss(lasting_server: EmbeddedServer, tmp_path: Path, kind: Kind, 
 async def test_server_restart(lasting_server: EmbeddedServer, tmp_path: Path, side: Side) -> None:
     fault = Fault("restart", "chunk", side, at_chunk=3, length_s=0.2)
     result = await run_requests(lasting_server, tmp_path, victim(fault), BYSTANDER)
-    assert result.verdict.problems == []
+    assert result.problems == []
     assert result.count("restart") == 1
 
 
 async def test_lost_answers_to_a_client(lasting_server: EmbeddedServer, tmp_path: Path) -> None:
     requests = [RequestPlan(f"r{i}", "hi", 30, sends=2, loses_enqueue=True, loses_read=True) for i in range(4)]
     result = await run_requests(lasting_server, tmp_path, *requests)
-    assert result.verdict.problems == []
+    assert result.problems == []
     assert result.history.wire.dropped == 8

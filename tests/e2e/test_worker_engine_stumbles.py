@@ -8,7 +8,7 @@ from worker_harness import eventually, is_queue_empty, read_reply, running_worke
 
 from penstock.engine.request import Request
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 
 BAD = b"bad"
@@ -23,9 +23,9 @@ class StumblingEngine(FakeEngine):
         self._stumble("check", request)
         super().check(request)
 
-    def add(self, request: Request) -> None:
-        self._stumble("add", request)
-        super().add(request)
+    def enqueue(self, request: Request) -> None:
+        self._stumble("enqueue", request)
+        super().enqueue(request)
 
     def _stumble(self, at: str, request: Request) -> None:
         if at == self._at and bytes(request.prompt_token_ids) == BAD:
@@ -34,7 +34,7 @@ class StumblingEngine(FakeEngine):
 
 @pytest.mark.parametrize(
     ("at", "code", "event"),
-    [("check", "internal_error", "admission_failed"), ("add", "engine_error", "engine_error")],
+    [("check", "internal_error", "admission_failed"), ("enqueue", "engine_error", "engine_error")],
 )
 async def test_a_request_that_the_engine_stumbles_over(
     redis_url: str, redis: RedisClient, at: str, code: str, event: str
@@ -54,5 +54,5 @@ async def test_a_request_that_the_engine_stumbles_over(
             assert not worker.task.done()
     assert (end.finish_reason, end.code, end.completion_tokens) == ("error", code, 0)
     assert end.finish_reasons == ("error", "error")
-    assert [line["request_id"] for line in lines if line["event"] == event] == ["bad"] * (2 if at == "add" else 1)
+    assert [line["request_id"] for line in lines if line["event"] == event] == ["bad"] * (2 if at == "enqueue" else 1)
     assert not await redis.exists(keys.dead("q"))

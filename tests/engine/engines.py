@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,34 @@ from typing import Any
 from checkpoints import write_checkpoint
 from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
 
-from penstock.engine import Engine, EngineConfig, Output, Request, TokenLogprob
+from penstock.engine import Engine, EngineConfig, EngineDriver, Output, Request, TokenLogprob
+from penstock.engine.models import ModelConfig, RopeConfig
 
 VOCAB_SIZE = 272  # the byte-level test tokenizer has 267; models pad theirs
 EOS = 264  # <|end|>
 SMALL = EngineConfig(max_num_seqs=4, max_batch_tokens=16, page_size=4, num_pages=64, max_model_len=96, decode_steps=1)
+
+TINY = ModelConfig(
+    family="qwen3",
+    vocab_size=100,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_position=120,
+    rms_norm_eps=1e-6,
+    rope=RopeConfig(),
+    tie_word_embeddings=True,
+    qkv_bias=False,
+    out_bias=False,
+    mlp_bias=False,
+    qk_norm=True,
+    sliding_windows=(None,) * 3,
+    dtype="float32",
+)
+"""A model for what needs no checkpoint."""
 
 
 def write_model(directory: Path, family: str = "qwen3", **config: Any) -> Path:
@@ -76,3 +100,18 @@ def drive(
             results[key].take(output, starts[key])
         engine._scheduler.check()
     raise AssertionError(f"not done after {limit} steps")
+
+
+async def outputs_of(driver: EngineDriver, request: Request) -> AsyncIterator[Output]:
+    """Runs one request to its end; whoever closes this early lets go of it."""
+    outputs: asyncio.Queue[Output] = asyncio.Queue()
+    driver.submit(request, outputs.put_nowait)
+    num_unfinished = request.n
+    try:
+        while num_unfinished:
+            output = await outputs.get()
+            num_unfinished -= output.finish_reason is not None
+            yield output
+    finally:
+        if num_unfinished:
+            driver.forget(request.id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from functools import cache, partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,11 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
 
 from penstock.engine.attention import AttentionBackend, RaggedBatch, attention_for
+from penstock.engine.attention.contract import PLAIN
 from penstock.engine.attention.triton import TritonAttention
-from penstock.engine.models import LayerCache
+from penstock.engine.deployment import DEFAULT_BUILD_DIR
+from penstock.engine.models import QKV, AttentionOptions, LayerCache
+from penstock.engine.native import NativeLibrary
 
 MIXED = "mixed, decodes and chunks in any order"
 # (tokens of this step, tokens in all) of each sequence
@@ -39,21 +41,14 @@ AXES = {"xla": ((0, 2, 3, 1), _BY_HEAD), "native": ((0, 2, 3, 1), _BY_HEAD), TRI
 def implementation(name: str) -> AttentionBackend:
     if name == TRITON:
         return TritonAttention(num_programs=16, interpret=True)
-    return attention_for(name, "cpu", "float32", Path.home() / ".cache" / "penstock" / "native")
+    return attention_for(name, "cpu", "float32", NativeLibrary(DEFAULT_BUILD_DIR / "native"))
 
 
-@partial(jax.jit, static_argnums=(0, 6, 7), donate_argnums=4)
+@partial(jax.jit, static_argnames=("name", "options"), donate_argnames="cache")
 def run_attention(
-    name: str,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    cache: LayerCache,
-    batch: RaggedBatch,
-    sliding_window: int | None,
-    soft_cap: float | None = None,
+    name: str, qkv: QKV, cache: LayerCache, batch: RaggedBatch, options: AttentionOptions = PLAIN
 ) -> tuple[jax.Array, LayerCache]:
-    return implementation(name)(q, k, v, cache, batch, sliding_window=sliding_window, soft_cap=soft_cap)
+    return implementation(name)(qkv, cache, batch, options=options)
 
 
 def compare(
@@ -114,10 +109,11 @@ def compare(
         soft_cap=soft_cap,
     )
     expected = np.asarray(reference, np.float32)[:num_real]
+    options = AttentionOptions(sliding_window, soft_cap=soft_cap)
     for name in names:
         halves = (pages[:, :, 0::2], pages[:, :, 1::2])
         cache = tuple(jnp.asarray(half.transpose(axes), dtype) for half, axes in zip(halves, AXES[name], strict=True))
-        out, new = run_attention(name, *map(jnp.asarray, (q, k, v)), cache, batch, sliding_window, soft_cap)
+        out, new = run_attention(name, QKV(*map(jnp.asarray, (q, k, v))), cache, batch, options)
         np.testing.assert_allclose(np.asarray(out, np.float32)[:num_real], expected, atol=atol, err_msg=name)
         for part, half, axes in zip(new, (with_new[:, :, 0::2], with_new[:, :, 1::2]), AXES[name], strict=True):
             np.testing.assert_array_equal(np.asarray(part, np.float32)[1:], half.transpose(axes)[1:], err_msg=name)

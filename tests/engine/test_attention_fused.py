@@ -15,9 +15,9 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_pa
 
 from penstock.engine.attention import KVCacheSpec, RaggedBatch
 from penstock.engine.attention.fused import FusedAttention
-from penstock.engine.attention.fused.plan import HeadLayout
+from penstock.engine.attention.fused.layout import HeadLayout
 from penstock.engine.errors import ConfigError
-from penstock.engine.models import StackedCache
+from penstock.engine.models import QKV, AttentionOptions, StackedCache
 
 MAX_SEQS, MAX_LEN, LAYERS, LAYER = 6, 96, 2, 1
 INTERPRETED = pltpu.InterpretParams(dma_execution_mode="eager")
@@ -82,7 +82,8 @@ def run(
     pages = np.full(shape, 3.0, np.float32)  # of another layer
     pages[LAYER * num_pages :] = as_pages(before, shape, head_dim)
     cache = StackedCache(jnp.asarray(pages, kv_dtype), jnp.int32(LAYER * num_pages))
-    ours, new_cache = jax.jit(partial(attention, **options))(*map(jnp.asarray, (q, k, v)), cache, batch)
+    attend = jax.jit(partial(attention, options=AttentionOptions(**options)))
+    ours, new_cache = attend(QKV(*map(jnp.asarray, (q, k, v))), cache, batch)
 
     held = np.concatenate([page_indices[i, : -(-kv_len // page_size)] for i, (_, kv_len) in enumerate(lengths)])
     written = np.asarray(new_cache.pages, np.float32)
@@ -213,7 +214,7 @@ def test_a_sequence_whose_tokens_go_to_the_sink_leaves_its_pages_alone(num_queri
         cu_q_lens=jnp.asarray([0, num_queries, num_queries]),
         num_seqs=jnp.asarray([1]),
     )
-    out, cache = jax.jit(attention)(x, x, x, StackedCache(jnp.full(shape, 3.0), jnp.int32(0)), batch)
+    out, cache = jax.jit(attention)(QKV(x, x, x), StackedCache(jnp.full(shape, 3.0), jnp.int32(0)), batch)
     np.testing.assert_array_equal(cache.pages[1:], 3.0)
     assert np.isfinite(out[:num_queries]).all()
 
@@ -230,7 +231,7 @@ def test_a_nan_spoils_its_own_sequence_and_no_other_of_its_block() -> None:
         cu_q_lens=jnp.asarray([0, 3, 5]),
         num_seqs=jnp.asarray([2]),
     )
-    out, cache = jax.jit(attention)(x, x, x, StackedCache(jnp.zeros(shape), jnp.int32(0)), batch)
+    out, cache = jax.jit(attention)(QKV(x, x, x), StackedCache(jnp.zeros(shape), jnp.int32(0)), batch)
     assert np.isnan(out[1:3]).all()
     np.testing.assert_allclose(out[3:5], 1.0)
     assert np.isfinite(cache.pages[2]).all()

@@ -16,19 +16,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, ShardedAttention
 from penstock.engine.attention.triton import TritonAttention
-from penstock.engine.batch import Geometry
-from penstock.engine.checkpoint import abstract_model
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
-from penstock.engine.models import ModelConfig
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.runner import Steps, _compute_hidden
+from penstock.engine.loading.checkpoint import abstract_model
+from penstock.engine.models import QKV, AttentionOptions, ModelConfig
 from penstock.engine.planning import preset
-from penstock.engine.runner import Steps, _compute_hidden
 from penstock.engine.sharding import place
 
 needs_plugin = pytest.mark.skipif(not h100.devices(), reason="JAX's plugin for CUDA is not at hand (docs/gpu.md)")
 
 GEOMETRIES = [(32, 8, 128, 64), (4, 1, 64, 16), (6, 3, 96, 48), (40, 8, 128, 64), (7, 1, 256, 64)]
 """Heads, KV heads, head_dim and page size."""
+
+WINDOW_AND_CAP = AttentionOptions(sliding_window=100, soft_cap=30.0)
 
 
 def llama(num_layers: int) -> ModelConfig:
@@ -49,13 +51,13 @@ def arguments(
     spec = KVCacheSpec(1, 64, page_size, num_kv_heads, head_dim, dtype)
     cache = tuple(shape(*array.shape, dtype=dtype) for array in TritonAttention().cache_arrays(spec)[0])
     q, k = (shape(64, heads, head_dim, dtype=dtype) for heads in (num_heads, num_kv_heads))
-    return q, k, k, cache, RaggedBatch(shape(64), shape(32), shape(32, 20), shape(33), shape(1))
+    return QKV(q, k, k), cache, RaggedBatch(shape(64), shape(32), shape(32, 20), shape(33), shape(1))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 def test_triton_takes_any_heads_types_windows_and_caps(geometry: tuple[int, int, int, int], dtype: str) -> None:
-    attend = jax.jit(partial(TritonAttention(), sliding_window=100, soft_cap=30.0), donate_argnums=3)
+    attend = jax.jit(partial(TritonAttention(), options=WINDOW_AND_CAP), donate_argnums=1)
     lowered = attend.trace(*arguments(*geometry, dtype)).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("xla.gpu.triton") == 4
 
@@ -80,15 +82,15 @@ def test_the_kernels_compile_and_update_the_pages_in_place(geometry: tuple[int, 
     mesh = Mesh(np.array(h100.devices()), ("all",))
     given = arguments(*geometry, "bfloat16", NamedSharding(mesh, PartitionSpec()))
     attend = jax.shard_map(
-        partial(TritonAttention(), sliding_window=100, soft_cap=30.0),
+        partial(TritonAttention(), options=WINDOW_AND_CAP),
         mesh=mesh,
-        in_specs=(PartitionSpec(),) * 5,
+        in_specs=(PartitionSpec(),) * 3,
         out_specs=PartitionSpec(),
         check_vma=False,
     )
-    compiled = jax.jit(attend, donate_argnums=3).lower(*given).compile()
-    assert compiled.memory_analysis().alias_size_in_bytes >= 2 * given[3][0].size * 2
-    assert not copies_of(compiled.as_text(), given[3][0].shape)
+    compiled = jax.jit(attend, donate_argnums=1).lower(*given).compile()
+    assert compiled.memory_analysis().alias_size_in_bytes >= 2 * given[1][0].size * 2
+    assert not copies_of(compiled.as_text(), given[1][0].shape)
 
 
 @needs_plugin
@@ -99,7 +101,7 @@ def test_a_step_copies_no_pages_and_leaves_the_device_never(tensor: int, num_tok
     deployment = deploy(config, llama(num_layers=2), h100.devices(tensor))
     assert deployment.attention.name == "triton"
     assert deployment.page_size == 64
-    spec = with_pages(deployment, config, 0)
+    spec = with_pages(deployment, 0)
     steps, cache = abstract_steps(config, deployment)
     compiled = steps.backbone(num_tokens, cache).compile()
     text = compiled.as_text()
@@ -138,10 +140,10 @@ def abstract_steps(config: EngineConfig, deployment: Deployment) -> tuple[Steps,
     steps = Steps(
         abstract_model(deployment.model, deployment.placement, stacked=False),
         deployment.attention,
-        deployment.geometry(config, deployment.max_model_len),
+        deployment.geometry(deployment.max_model_len),
         deployment.placement,
     )
-    return steps, deployment.attention.abstract_cache(with_pages(deployment, config, 0))
+    return steps, deployment.attention.abstract_cache(with_pages(deployment, 0))
 
 
 def kernel_names(ptx: str) -> list[str]:

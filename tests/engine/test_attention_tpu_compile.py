@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from penstock.engine.attention import AttentionBackend, KVCacheSpec, RaggedBatch
 from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.attention.ragged import RaggedKernelAttention
-from penstock.engine.models import StackedCache
+from penstock.engine.models import QKV, AttentionOptions, StackedCache
 from penstock.engine.planning import has_libtpu
 from penstock.engine.planning.topology import devices_of
 
@@ -43,13 +43,13 @@ def compiled(
     cache = StackedCache(shape(*array.shape, dtype=kv_dtype), shape())
     batch = RaggedBatch(shape(64), shape(64), shape(64, 32), shape(65), shape(1))
     attend = jax.shard_map(
-        partial(attention, sliding_window=sliding_window, soft_cap=soft_cap),
+        partial(attention, options=AttentionOptions(sliding_window, soft_cap=soft_cap)),
         mesh=mesh,
-        in_specs=(PartitionSpec(),) * 5,
+        in_specs=(PartitionSpec(),) * 3,
         out_specs=PartitionSpec(),
         check_vma=False,
     )
-    return jax.jit(attend, donate_argnums=3).lower(q, k, k, cache, batch).compile(), array.num_bytes
+    return jax.jit(attend, donate_argnums=1).lower(QKV(q, k, k), cache, batch).compile(), array.num_bytes
 
 
 @pytest.mark.parametrize(

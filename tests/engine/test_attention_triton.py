@@ -20,6 +20,7 @@ from penstock.engine.attention import KVCacheSpec, RaggedBatch
 from penstock.engine.attention.triton import TritonAttention
 from penstock.engine.attention.triton.decode import split_work
 from penstock.engine.attention.triton.tiles import Heads, decode_tiles, prefill_tiles
+from penstock.engine.models import QKV
 
 compare = partial(ragged_batches.compare, names=(TRITON,))
 LONG = [(1, 150), (70, 140), (1, 64), (1, 129), (33, 33)]  # each over several blocks of keys
@@ -118,7 +119,7 @@ def test_a_sequence_whose_tokens_go_to_the_sink_leaves_its_pages_alone() -> None
         cu_q_lens=jnp.asarray([0, 1, 4]),
         num_seqs=jnp.asarray([2]),
     )
-    out, written = jax.jit(attention)(x, x, x, pages, batch)
+    out, written = jax.jit(attention)(QKV(x, x, x), pages, batch)
     for array in written:
         np.testing.assert_array_equal(array[1:], 3.0)
     assert np.isfinite(out[:4]).all()

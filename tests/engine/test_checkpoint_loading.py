@@ -12,8 +12,8 @@ from checkpoints import VOCAB_SIZE, edit_config, write_checkpoint
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from penstock.engine.checkpoint import load_model, random_model, read_model_config, resolve
 from penstock.engine.errors import CheckpointError, ConfigError
+from penstock.engine.loading.checkpoint import load_model, random_model, read_model_config, resolve
 from penstock.engine.models import FAMILIES, Decoder
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -79,15 +79,15 @@ def test_shards_are_all_read_and_progress_counts_their_bytes(tmp_path: Path) -> 
     write_checkpoint(tmp_path, "qwen2", shards=3)
     shards = sorted(tmp_path.glob("model-*.safetensors"))
     assert len(shards) >= 3
-    seen: list[tuple[int, int]] = []
-    model = load_model(tmp_path, read_model_config(tmp_path), lambda done, total: seen.append((done, total)))
+    seen: list[tuple[int, int, str]] = []
+    model = load_model(tmp_path, read_model_config(tmp_path), lambda *progress: seen.append(progress))
     stored = {name: array for shard in shards for name, array in load_file(shard).items()}
     loaded = parameters(model, "qwen2")
     assert loaded.keys() == stored.keys()
     assert all(np.array_equal(loaded[name], stored[name]) for name in stored)
     total = sum(array.nbytes for array in stored.values())
-    assert seen[-1] == (total, total)
-    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert seen[-1] == (total, total, "bytes of weights")
+    assert [done for done, *_ in seen] == sorted({done for done, *_ in seen})
 
 
 def test_known_extras_are_passed_over(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_tensor_of_integers_is_named_with_its_type(directory: Path) -> None:
 def test_nothing_is_read_before_all_is_checked(directory: Path) -> None:
     change(directory / "model.safetensors", lambda tensors: tensors.pop("model.norm.weight"))
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
-        load_model(directory, read_model_config(directory), lambda done, total: pytest.fail("a weight was read"))
+        load_model(directory, read_model_config(directory), lambda *_: pytest.fail("a weight was read"))
 
 
 def test_a_truncated_file_is_named(directory: Path) -> None:

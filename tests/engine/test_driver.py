@@ -8,17 +8,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from engines import drive
+from engines import drive, outputs_of
 
 from penstock.engine import Engine, EngineDriver, InvalidRequest, Output, Request, SamplingParams
-from penstock.engine.driver import DriverStopped, EngineStats
+from penstock.engine.driver import DriverStopped
 from penstock.engine.request import FinishReason
+from penstock.engine.stats import EngineStats
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
 
 async def collect(driver: EngineDriver, request: Request) -> list[int]:
-    return [token async for output in driver.generate(request) for token in output.token_ids]
+    return [token async for output in outputs_of(driver, request) for token in output.token_ids]
 
 
 async def test_concurrent_requests_stream_what_the_bare_engine_gives(engine: Engine) -> None:
@@ -31,10 +32,10 @@ async def test_concurrent_requests_stream_what_the_bare_engine_gives(engine: Eng
     await driver.stop()
 
 
-async def test_closing_the_iterator_early_frees_what_the_request_holds(engine: Engine) -> None:
+async def test_forgetting_a_request_frees_what_it_holds(engine: Engine) -> None:
     driver = EngineDriver(engine)
     await driver.start()
-    stream = driver.generate(Request("r", (1, 2, 3), SamplingParams(max_tokens=90, ignore_eos=True)))
+    stream = outputs_of(driver, Request("r", (1, 2, 3), SamplingParams(max_tokens=90, ignore_eos=True)))
     await anext(stream)
     await stream.aclose()
     async with asyncio.timeout(60):
@@ -67,7 +68,7 @@ class BrokenEngine:
     def check(self, request: Request) -> None:
         pass
 
-    def add(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
         self.requests.append(request)
         self.threads.add(threading.get_ident())
 
@@ -88,8 +89,7 @@ async def test_what_ends_the_thread_reaches_whoever_waits() -> None:
     broken = BrokenEngine()
     driver = EngineDriver(broken)
     await driver.start()
-    with pytest.raises(DriverStopped):
-        await collect(driver, Request("r", (1,), GREEDY))
+    driver.submit(Request("r", (1,), GREEDY), lambda output: None)
     with pytest.raises(RuntimeError, match="the device is gone"):
         await driver.wait_ended()
     with pytest.raises(DriverStopped):
@@ -110,7 +110,7 @@ class ScriptedEngine:
 
     def check(self, request: Request) -> None: ...
 
-    def add(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
         self.rows[request.id] = [0, request.sampling.max_tokens]
 
     def abort(self, request_id: str, reason: FinishReason) -> None: ...
@@ -177,10 +177,10 @@ async def test_patience_ends_by_itself() -> None:
         await until(lambda: len(offsets) == 4)
 
 
-async def test_room_is_told_of_when_the_last_waiting_request_has_started() -> None:
+async def test_capacity_is_reported_when_the_last_waiting_request_has_started() -> None:
     async with running(60.0) as (engine, driver, offsets):
         told: list[int] = []
-        driver.watch_room(lambda: told.append(driver.spare))
+        driver.watch_capacity(lambda: told.append(driver.spare))
         engine.num_waiting = 1
         engine.steps.release(1)
         await until(lambda: offsets == [0])

@@ -1,4 +1,4 @@
-"""One request over which the engine stumbles ends alone: neighbours, pages, lanes and the engine stay as they were."""
+"""One request over which the engine stumbles ends alone: neighbours, pages and batch slots stay as they were."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engines import Results, drive
+from engines import Results, drive, outputs_of
 
 from penstock.engine import Engine, EngineDriver, Output, Request, SamplingParams
-from penstock.engine import batch as batch_module
-from penstock.engine.scheduler import Row
+from penstock.engine.execution import packing as packing_module
+from penstock.engine.scheduling.scheduler import Row
 from penstock.engine.text.detokenizer import Detokenizer
 from penstock.engine.text.tokenizer import Tokenizer
 
@@ -80,25 +80,25 @@ def stumble_in_planning(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 
 def stumble_in_growing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     """Where it already runs, and others of the step have their pages."""
-    make_room = engine._scheduler._make_room
+    hold_pages = engine._scheduler._hold_pages
 
     def make(sequence: Any, num_tokens: int, chosen: Any) -> int:
         if sequence.request.id == "bad" and num_tokens > 12:
             raise Oops("at growing")
-        return make_room(sequence, num_tokens, chosen)
+        return hold_pages(sequence, num_tokens, chosen)
 
-    patch.setattr(engine._scheduler, "_make_room", make)
+    patch.setattr(engine._scheduler, "_hold_pages", make)
 
 
 def stumble_in_packing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    words = batch_module._sampling_words
+    words = packing_module._sampling_words
 
     def sampling_words(row: Row) -> tuple[int, ...]:
         if row.sequence.request.id == "bad" and row.output_index >= 3:
             raise Oops("at packing")
         return words(row)
 
-    patch.setattr(batch_module, "_sampling_words", sampling_words)
+    patch.setattr(packing_module, "_sampling_words", sampling_words)
 
 
 def stumble_in_committing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def stumble_in_logprobs(engine: Engine, patch: pytest.MonkeyPatch) -> None:
         if sequence.request.id == "bad":
             raise Oops("at log-probabilities")
 
-    patch.setattr("penstock.engine.engine._logprob", logprob)
+    patch.setattr("penstock.engine.engine.logprob_of", logprob)
 
 
 STUMBLES = [
@@ -205,11 +205,11 @@ def test_a_salt_that_is_no_text_ends_its_request(engine: Engine) -> None:
 def test_planning_that_no_sequence_can_be_blamed_for_raises(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The border: what concerns a whole step ends the engine's thread."""
 
-    def room(*_: Any) -> None:
+    def prompt_budget(*_: Any) -> None:
         raise Oops("the pace itself")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(engine._pace), "room", room)
+        patch.setattr(type(engine._pace), "prompt_budget", prompt_budget)
         engine.add(BAD)
         with pytest.raises(Oops):
             engine.step()
@@ -218,9 +218,9 @@ def test_planning_that_no_sequence_can_be_blamed_for_raises(engine: Engine, monk
     engine._scheduler.check()
 
 
-async def outputs_of(driver: EngineDriver, request: Request) -> list[Output]:
+async def collect(driver: EngineDriver, request: Request) -> list[Output]:
     async with asyncio.timeout(60):
-        return [output async for output in driver.generate(request)]
+        return [output async for output in outputs_of(driver, request)]
 
 
 async def test_the_thread_outlives_a_request_that_cannot_be_added(
@@ -231,7 +231,7 @@ async def test_the_thread_outlives_a_request_that_cannot_be_added(
     driver = EngineDriver(engine)
     await driver.start()
     resumed = replace(BAD, n=2, generated=((POISON, POISON), (POISON,)))
-    beside, failed = await asyncio.gather(outputs_of(driver, NEIGHBOURS[0]), outputs_of(driver, resumed))
+    beside, failed = await asyncio.gather(collect(driver, NEIGHBOURS[0]), collect(driver, resumed))
     assert [(output.index, output.offset, output.finish_reason) for output in failed] == [
         (0, 2, "error"),
         (1, 1, "error"),
@@ -240,7 +240,7 @@ async def test_the_thread_outlives_a_request_that_cannot_be_added(
     assert all(isinstance(output.cause, Oops) for output in failed)
     assert [token for output in beside for token in output.token_ids] == expected["one", 0].token_ids
     assert not driver.is_active("bad")
-    again = await outputs_of(driver, NEIGHBOURS[0])
+    again = await collect(driver, NEIGHBOURS[0])
     assert [token for output in again for token in output.token_ids] == expected["one", 0].token_ids
     await driver.stop()
     assert engine._pool.num_available == engine._pool.num_pages - 1

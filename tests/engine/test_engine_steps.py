@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,15 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from penstock.engine import ConfigError, Engine, EngineConfig, InvalidRequest, PromptTooLong, Request, SamplingParams
-from penstock.engine.batch import Batch
-from penstock.engine.runner import InFlight
-from penstock.engine.sampling import NOTHING_LEFT
+from penstock.engine import Engine, InvalidRequest, PromptTooLong, Request, SamplingParams
+from penstock.engine.execution.packing import Batch
+from penstock.engine.execution.runner import InFlight
+from penstock.engine.execution.sampling import NOTHING_LEFT
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-
-
-STOPPING: dict[str, Any] = {"stop_token_ids": (4, 5), "ignore_eos": True, "min_tokens": 2}
 
 
 def some_prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -37,42 +32,10 @@ def tokens_of(engine: Engine, request: Request) -> list[int]:
 # --- what is refused ---
 
 
-@pytest.mark.parametrize(
-    ("request_", "names"),
-    [
-        (Request("r", ()), "no tokens"),
-        (Request("r", (VOCAB_SIZE,)), f"prompt_token_ids holds {VOCAB_SIZE}"),
-        (Request("r", (-1,)), "prompt_token_ids holds -1"),
-        (Request("r", (1,), SamplingParams(stop_token_ids=(999,))), "stop_token_ids holds 999"),
-        (Request("r", (1,), SamplingParams(logit_bias={999: 1.0})), "logit_bias holds 999"),
-        (Request("r", (1,), SamplingParams(allowed_token_ids=(4,), bad_token_ids=(4, 5))), "none of allowed_token_ids"),
-        (
-            Request("r", (1,), SamplingParams(bad_token_ids=tuple(range(VOCAB_SIZE)))),
-            f"none of the {VOCAB_SIZE} tokens",
-        ),
-        (
-            Request("r", (1,), SamplingParams(allowed_token_ids=(EOS,), min_tokens=1)),
-            "min_tokens is 1.* but those that",
-        ),
-        (
-            Request("r", (1,), SamplingParams(allowed_token_ids=(4, 5, 6), bad_token_ids=(6,), **STOPPING)),
-            "min_tokens is 2, and bad_token_ids leaves none of allowed_token_ids but those that stop",
-        ),
-        (Request("r", (1,), SamplingParams(stop_token_ids=tuple(range(32)))), "33 stop tokens"),
-        (Request("r", (1,), n=5), "n must be 1 to 4, not 5"),
-        (Request("r", (1,), n=2, generated=((1,),)), "generated has 1 entries for 2 choices"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_by_name(engine: Engine, request_: Request, names: str) -> None:
-    with pytest.raises(InvalidRequest, match=names):
-        engine.add(request_)
+def test_what_cannot_be_served_is_refused_and_leaves_nothing(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="the prompt has no tokens"):
+        engine.add(Request("r", ()))
     assert not engine.has_work()
-
-
-@pytest.mark.parametrize("bias", [1e39, -1e39, 100.1, -101.0, float("inf"), float("-inf"), float("nan")])
-def test_a_bias_out_of_range_is_refused_by_name(bias: float) -> None:
-    with pytest.raises(InvalidRequest, match=re.escape(f"logit_bias of token 7 must be -100 to 100, not {bias}")):
-        SamplingParams(logit_bias={3: 100.0, 7: bias})
 
 
 def test_what_may_stop_after_its_minimum_is_no_contradiction(engine: Engine) -> None:
@@ -85,7 +48,7 @@ def test_a_prompt_of_the_maximum_length_gets_one_token_and_one_longer_is_refused
     limit = engine.max_model_len
     result = drive(engine, [Request("r", some_prompt(limit - 1), GREEDY)])["r", 0]
     assert (len(result.token_ids), result.finish_reason) == (1, "length")
-    with pytest.raises(PromptTooLong, match=f"has {limit} tokens; with max_model_len {limit} at most {limit - 1}"):
+    with pytest.raises(PromptTooLong, match=f"has {limit} tokens; with max_model_len {limit} it can have {limit - 1}"):
         engine.add(Request("r", some_prompt(limit), GREEDY))
 
 
@@ -93,26 +56,6 @@ def test_an_id_in_use_is_refused(engine: Engine) -> None:
     engine.add(Request("r", (1,), GREEDY))
     with pytest.raises(InvalidRequest, match="'r' is running already"):
         engine.add(Request("r", (1,), GREEDY))
-
-
-@pytest.mark.parametrize(
-    ("config", "names"),
-    [
-        ({"max_batch_tokens": 100}, "max_batch_tokens must be a power of two from 16, not 100"),
-        ({"max_num_seqs": 64, "max_batch_tokens": 32}, "max_num_seqs 64 is above max_batch_tokens 32"),
-        ({"num_pages": 1}, "num_pages must be 2 or more"),
-        ({"page_size": 0}, "page_size must be 1 or more, not 0"),
-        ({"num_pages": 8, "kv_cache_bytes": 8}, "give one"),
-    ],
-)
-def test_contradictory_settings_are_refused(config: dict[str, int], names: str) -> None:
-    with pytest.raises(ConfigError, match=names):
-        EngineConfig(**config)
-
-
-def test_a_cache_too_small_for_a_page_is_refused(tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match="has room for 0 pages"):
-        Engine.from_checkpoint(tiny_model, EngineConfig(kv_cache_bytes=100))
 
 
 # --- how a sequence ends ---

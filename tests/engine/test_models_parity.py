@@ -12,7 +12,8 @@ import pytest
 from checkpoints import VOCAB_SIZE, edit_config, reference_logits, write_checkpoint
 from flax import nnx
 
-from penstock.engine.checkpoint import load_model, read_model_config
+from penstock.engine.loading.checkpoint import load_model, read_model_config
+from penstock.engine.models import QKV, AttentionOptions
 
 NUM_TOKENS = 40
 TOKENS = np.random.default_rng(7).integers(0, VOCAB_SIZE, NUM_TOKENS).tolist()
@@ -109,10 +110,9 @@ def our_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f32 [num
     return np.asarray(forward(model, jnp.asarray(token_ids, jnp.int32)))
 
 
-def dense_attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, cache: None, *, sliding_window: int | None
-) -> tuple[jax.Array, None]:
+def dense_attend(qkv: QKV, cache: None, *, options: AttentionOptions) -> tuple[jax.Array, None]:
     """The contract of Attend for one whole sequence and no cache, in its plainest form."""
+    (q, k, v), sliding_window = qkv, options.sliding_window
     num_tokens, num_heads, head_dim = q.shape
     group = num_heads // k.shape[1]
     k, v = jnp.repeat(k, group, axis=1), jnp.repeat(v, group, axis=1)

@@ -20,9 +20,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from penstock.engine.batch import Geometry, unpack_extended
-from penstock.engine.request import MAX_LOGIT_BIAS
-from penstock.engine.sampling import (
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.sampling import (
     NEVER,
     NOT_A_TOKEN,
     NOTHING_LEFT,
@@ -35,6 +34,8 @@ from penstock.engine.sampling import (
     logprobs_of,
     sample,
 )
+from penstock.engine.execution.unpacking import unpack_extended
+from penstock.engine.request import MAX_LOGIT_BIAS
 
 VOCAB = 60
 

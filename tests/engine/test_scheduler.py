@@ -7,10 +7,10 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.page_pool import PagePool
 from penstock.engine.request import Request, SamplingParams
-from penstock.engine.scheduler import Plan, Row, Scheduler
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.page_pool import PagePool
+from penstock.engine.scheduling.scheduler import Row, Scheduler, StepPlan
+from penstock.engine.scheduling.sequence import Sequence
 
 PAGE = 4
 
@@ -28,10 +28,10 @@ class Harness:
             self.pool, max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens, max_model_len=self.max_model_len
         )
         self.sequences: list[Sequence] = []
-        self.in_flight: Plan | None = None
+        self.in_flight: StepPlan | None = None
         self.finished: list[Sequence] = []
         self.num_generated = 0
-        self.fails: Callable[[Plan], bool] = lambda plan: False
+        self.fails: Callable[[StepPlan], bool] = lambda plan: False
 
     def add(self, num_prompt: int, max_tokens: int = 4, *, priority: int = 0, first_token: int = 0) -> Sequence:
         arrival = len(self.sequences)
@@ -41,7 +41,7 @@ class Harness:
         self.scheduler.add(self.sequences[-1])
         return self.sequences[-1]
 
-    def step(self) -> Plan | None:
+    def step(self) -> StepPlan | None:
         plan = self.scheduler.plan()
         if plan is not None:
             self.check_plan(plan)
@@ -61,7 +61,7 @@ class Harness:
         if row.num_sampled and self.is_full(row.sequence):
             self.finish(row.sequence)
 
-    def recover(self, blamed: Plan, lost: Plan | None) -> None:
+    def recover(self, blamed: StepPlan, lost: StepPlan | None) -> None:
         self.in_flight = None
         self.scheduler.roll_back(blamed, lost)
         if len(blamed.rows) == 1 and not blamed.rows[0].sequence.is_finished:
@@ -75,11 +75,11 @@ class Harness:
         generated = len(sequence.token_ids) - sequence.num_prompt
         return generated >= sequence.request.sampling.max_tokens or len(sequence.token_ids) >= self.max_model_len
 
-    def check_plan(self, plan: Plan) -> None:
+    def check_plan(self, plan: StepPlan) -> None:
         assert 0 < plan.num_tokens <= self.max_batch_tokens
         assert plan.num_tokens == sum(row.num_tokens for row in plan.rows)
         assert len({row.sequence for row in plan.rows}) == len(plan.rows)
-        assert len({row.sequence.lane for row in plan.rows}) == len(plan.rows)
+        assert len({row.sequence.batch_slot for row in plan.rows}) == len(plan.rows)
         for row in plan.rows:
             assert row.num_tokens - row.num_known in (0, 1)
             assert row.sequence.pages

@@ -10,8 +10,9 @@ import pytest
 from fakes import ScriptedReply, ScriptedWorker, echo, eventually
 
 from penstock.producer import AsyncClient, GenerateRequest, ReplyTimeout, RequestFailed, RequestRefused, keys
-from penstock.producer.bulk import READ_AHEAD, BulkProgress
-from penstock.producer.connection import RedisClient
+from penstock.producer.bulk import READ_AHEAD
+from penstock.producer.progress import BulkProgress
+from penstock.producer.redis.connection import RedisClient
 
 
 class Gates:

@@ -15,18 +15,17 @@ from fakes import LossyProxy
 from redis import exceptions
 
 from penstock.producer import keys
-from penstock.producer.connection import (
+from penstock.producer.errors import ConnectionLost, ServerRefused
+from penstock.producer.redis.connection import (
     UNREACHABLE,
     RedisClient,
-    cancel_and_wait,
     connect,
     connect_blocking,
     ensure_group,
     parse_url,
     redis_errors,
 )
-from penstock.producer.errors import ConnectionLost, ServerRefused
-from penstock.producer.streams import read_streams, stream_entries
+from penstock.producer.redis.streams import read_streams, stream_entries
 from penstock.worker.local.embedded import EmbeddedServer, dies_with_parent, find_servers
 
 SECRET = "s3cr3t"
@@ -115,14 +114,14 @@ async def test_a_plain_connection_tries_again(redis_server: EmbeddedServer, redi
 
 
 async def test_a_blocking_read_may_last_as_long_as_was_said(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.producer.connection.COMMAND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("penstock.producer.redis.connection.COMMAND_TIMEOUT_S", 0.2)
     client = connect_blocking(redis_url, decode=False, block_s=0.5)
     started = time.monotonic()
     assert await read_streams(client, {"nothing": "0-0"}, count=1, block_s=0.5) == []
     assert time.monotonic() - started > 0.45
     with pytest.raises(exceptions.TimeoutError):
         await client.xread({"nothing": "0-0"}, count=1, block=1500)
-    monkeypatch.setattr("penstock.producer.streams.COMMAND_TIMEOUT_S", -0.3)
+    monkeypatch.setattr("penstock.producer.redis.streams.COMMAND_TIMEOUT_S", -0.3)
     with pytest.raises(TimeoutError):
         await read_streams(client, {"nothing": "0-0"}, count=1, block_s=0.5)
     await client.aclose()
@@ -150,25 +149,6 @@ async def test_a_swallowed_cancellation_takes_effect_after_the_command(redis_url
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-async def test_cancel_and_wait_ends_a_task_that_swallows_a_cancellation() -> None:
-    num_swallowed = 0
-
-    async def stubborn() -> None:
-        nonlocal num_swallowed
-        while num_swallowed < 2:
-            try:
-                await asyncio.sleep(60)
-            except asyncio.CancelledError:
-                num_swallowed += 1
-        await asyncio.sleep(60)
-
-    task = asyncio.create_task(stubborn())
-    await asyncio.sleep(0)
-    await cancel_and_wait(task)
-    assert task.cancelled()
-    assert num_swallowed == 2
 
 
 @pytest.fixture

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import aclosing
 
 import pytest
 from fakes import LossyProxy
 
 from penstock.producer import AsyncClient, QueueFull, RequestRefused, keys
-from penstock.producer.connection import RedisClient, connect
-from penstock.producer.scripts import Added, Full, enqueue
+from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.redis.enqueue import Added, Full, enqueue
+from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.wire import MAX_FIELDS, ChunkEntry, EndEntry, GenerateRequest, OwnEntry
 from penstock.worker.local.embedded import EmbeddedServer
 
 STREAM = keys.requests("q")
 
 
-async def put(redis: RedisClient, request_id: str, *, limit: int | None = None, window_s: int = 60) -> Added | Full:
+async def put(
+    redis: RedisClient | Batcher, request_id: str, *, limit: int | None = None, window_s: int = 60
+) -> Added | Full:
     fields = {"request": json.dumps({"prompt": request_id})}
-    return await enqueue(redis.execute_command, "q", request_id, fields, max_length=limit, dedupe_window_s=window_s)
+    execute = redis.execute if isinstance(redis, Batcher) else redis.execute_command
+    return await enqueue(execute, "q", request_id, fields, max_length=limit, dedupe_window_s=window_s)
 
 
 async def test_a_request_is_added_once(redis: RedisClient) -> None:
@@ -61,13 +66,6 @@ async def test_a_new_queue_has_its_group_from_the_start(redis: RedisClient) -> N
     assert (group["name"], group["lag"]) == (keys.GROUP, 1)
 
 
-async def test_the_script_is_sent_again_to_a_server_that_forgot_it(redis: RedisClient) -> None:
-    await put(redis, "a")
-    await redis.script_flush()
-    await put(redis, "b")
-    assert await redis.xlen(STREAM) == 2
-
-
 async def test_concurrent_sends_of_one_id_add_one_entry(redis: RedisClient) -> None:
     added = await asyncio.gather(*(put(redis, "a") for _ in range(20)))
     assert len({item.entry_id for item in added if isinstance(item, Added)}) == 1
@@ -78,21 +76,31 @@ async def test_concurrent_sends_of_one_id_add_one_entry(redis: RedisClient) -> N
 async def test_a_lost_answer_adds_no_second_entry(
     redis_server: EmbeddedServer, redis: RedisClient, known: bool
 ) -> None:
-    """The command ran, its answer never came, and the Redis library sent it again."""
+    """The command ran, its answer never came, and the batcher sent it again."""
     if known:
         await put(redis, "warm-up")
     else:
         await redis.script_flush()
     before = await redis.xlen(STREAM)
-    async with LossyProxy(redis_server.port) as proxy:
-        client = connect(proxy.url, decode=False)
+    async with LossyProxy(redis_server.port) as proxy, aclosing(connect(proxy.url, decode=False)) as client:
         proxy.lose_next_answer_to(b"EVALSHA" if known else b"EVAL\r\n")
-        added = await put(client, "a")
-        await client.aclose()
+        added = await put(Batcher(client, retries=1), "a")
     assert proxy.num_lost == 1
     assert isinstance(added, Added)
     assert added.again
     assert await redis.xlen(STREAM) == before + 1
+
+
+async def test_a_client_needs_one_round_trip_a_request_once_the_server_knows_the_script(
+    redis: RedisClient, redis_url: str
+) -> None:
+    await redis.script_flush()
+    async with AsyncClient(redis_url, queue="q") as client:
+        for prompt in "abc":
+            await client.submit(prompt)
+    stats = await redis.info("commandstats")
+    assert [stats[f"cmdstat_{name}"]["calls"] for name in ("evalsha", "eval", "xadd")] == [3, 1, 3]
+    assert stats["cmdstat_evalsha"]["failed_calls"] + stats["cmdstat_evalsha"]["rejected_calls"] == 1
 
 
 async def test_the_client_submits_once_over_a_lossy_network(redis_server: EmbeddedServer, redis: RedisClient) -> None:

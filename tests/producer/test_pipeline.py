@@ -10,9 +10,9 @@ import pytest
 from redis import exceptions
 from redis_proxy import RedisProxy
 
-from penstock.producer import pipeline
-from penstock.producer.connection import UNREACHABLE, RedisClient, connect
-from penstock.producer.pipeline import MAX_PIPELINES, Batcher, Command
+from penstock.producer.redis import pipeline
+from penstock.producer.redis.connection import UNREACHABLE, RedisClient, connect
+from penstock.producer.redis.pipeline import MAX_PIPELINES, Batcher, Command
 
 
 class Counted:
@@ -158,3 +158,24 @@ async def test_a_script_is_sent_whole_only_to_a_server_that_does_not_know_it(raw
     assert stats["cmdstat_eval"]["calls"] == 3
     assert stats["cmdstat_evalsha"]["calls"] == 6
     assert stats["cmdstat_set"]["calls"] == 2
+
+
+async def test_a_cluster_too_gets_a_script_whole_only_where_it_is_not_known(redis_cluster_url: str) -> None:
+    client = connect(redis_cluster_url, decode=False)
+    batcher = Batcher(client, retries=0)
+    commands: list[Command] = [("EVAL", "return {KEYS[1], ARGV[1]}", 1, f"k{i}", i) for i in range(20)]
+    expected = [[f"k{i}".encode(), str(i).encode()] for i in range(20)]
+    for send in (
+        lambda: pipeline.execute(client, commands),
+        lambda: asyncio.gather(*(batcher.execute(*command) for command in commands)),
+    ):
+        await client.execute_command("SCRIPT FLUSH", target_nodes=client.PRIMARIES)
+        assert await send() == expected
+        await client.execute_command("CONFIG RESETSTAT", target_nodes=client.PRIMARIES)
+        assert await send() == expected
+        stats = await client.info("commandstats", target_nodes=client.PRIMARIES)
+        assert sum(node["cmdstat_evalsha"]["calls"] for node in stats.values()) == len(commands)
+        assert not any("cmdstat_eval" in node for node in stats.values())
+    with pytest.raises(exceptions.ResponseError, match="no"):
+        await batcher.execute("EVAL", "return redis.error_reply('no')", 1, "k")
+    await client.aclose()

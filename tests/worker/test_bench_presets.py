@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.checkpoint import check_weights, read_model_config
+from penstock.engine.loading.checkpoint import check_weights, read_model_config
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.worker.bench.errors import ImpossibleLoad
 from penstock.worker.bench.presets import preset_dir

@@ -13,7 +13,7 @@ from fakes import ScriptedWorker
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.cli.checks import Finding
 from penstock.worker.cli.checks.model import check_model
 from penstock.worker.cli.checks.redis import check_redis

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock.engine.errors import InvalidRequest, PromptTooLong
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import Output, TokenLogprob
-from penstock.producer.connection import connect
+from penstock.producer.redis.connection import connect
 from penstock.producer.wire import ChunkEntry, GenerateRequest, decode_reply, encode_reply
 from penstock.producer.wire import TokenLogprob as WireLogprob
 from penstock.worker.chaos.fake_engine import FakeText
@@ -31,9 +31,8 @@ from penstock.worker.delivery.journal import JournalError, read_journal
 from penstock.worker.delivery.requests import LiveRequest
 from penstock.worker.errors import BadWorkerConfig, WorkerError
 from penstock.worker.logs import configure_logs
-from penstock.worker.protocol import faults
 from penstock.worker.protocol.scripts import Claim
-from penstock.worker.tasks import Shared, Signal, end_tasks
+from penstock.worker.tasks import Shared, Signal
 
 
 def make_live(n: int = 1) -> LiveRequest:
@@ -222,15 +221,6 @@ async def test_unreadable_journal(redis_url: str, fields: dict[str, Any]) -> Non
     await redis.aclose()
 
 
-def test_backoff_grows_and_is_bounded() -> None:
-    backoff = faults.Backoff(first_s=0.1, longest_s=1.0)
-    waits = [backoff.next_s() for _ in range(50)]
-    assert 0.05 <= waits[0] <= 0.1
-    assert all(0.5 <= wait <= 1.0 for wait in waits[5:])
-    backoff.reset()
-    assert backoff.next_s() <= 0.1
-
-
 async def test_signal_wakes_all_who_wait_and_none_later() -> None:
     signal = Signal()
     waiters = [asyncio.ensure_future(signal.wait()) for _ in range(3)]
@@ -241,26 +231,6 @@ async def test_signal_wakes_all_who_wait_and_none_later() -> None:
     await asyncio.sleep(0)
     assert not late.done()
     late.cancel()
-
-
-async def test_tasks_are_ended_even_if_a_library_swallows_the_first_cancellation() -> None:
-    swallowed = 0
-
-    async def stubborn() -> None:
-        nonlocal swallowed
-        while True:
-            try:
-                await asyncio.sleep(1000)
-            except asyncio.CancelledError:
-                swallowed += 1
-                if swallowed == 3:
-                    raise
-
-    task = asyncio.create_task(stubborn())
-    await asyncio.sleep(0)
-    await end_tasks([task], patience_s=0.001)
-    assert task.cancelled()
-    assert swallowed == 3
 
 
 async def test_what_is_shared_runs_once_at_a_time() -> None:

@@ -50,7 +50,7 @@ def run_on_engine(engine: StepEngine, text: TextEncoder, load: Load, progress: P
         elapsed_s = time.perf_counter() - recorder.start_s
         while num_sent < len(requests) and times_s[num_sent] <= elapsed_s and (limit is None or len(running) < limit):
             running[str(num_sent)] = recorder.arrive(None if limit is not None else times_s[num_sent])
-            engine.add(requests[num_sent])
+            engine.enqueue(requests[num_sent])
             num_sent += 1
         if not engine.has_work():
             time.sleep(max(0.0, times_s[num_sent] - elapsed_s))

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from penstock.engine.driver import EngineStats
 from penstock.engine.errors import InvalidRequest, PromptTooLong
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
+from penstock.engine.stats import EngineStats
 from penstock.worker.service import Model
 
 VOCAB_SIZE = 4096
@@ -112,7 +112,7 @@ class FakeEngine:
         if len(request.prompt_token_ids) > self._max_model_len:
             raise PromptTooLong(f"the prompt has {len(request.prompt_token_ids)} tokens, at most {self._max_model_len}")
 
-    def add(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
         self.prefilled.append(request.id)
         for index in range(request.n):
             generated = list(request.generated[index]) if request.generated else []

@@ -1,4 +1,4 @@
-"""`penstock bench engine`, and what the model is that a benchmark loads by itself. Imports jax."""
+"""`penstock bench engine`. Imports jax."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.engine import CheckpointError, ConfigError, RequestError
-from penstock.engine.checkpoint import read_model_config, resolve
-from penstock.engine.demo import MODEL_DIR
-from penstock.worker.bench.errors import ImpossibleLoad
+from penstock.engine import RequestError
 from penstock.worker.bench.load import Load
 from penstock.worker.bench.on_engine import run_on_engine
-from penstock.worker.bench.presets import PREFIX, preset_dir, preset_root
 from penstock.worker.bench.recorder import Recorder
-from penstock.worker.cli.bench_run import USAGE, Output, drawn, engine_settings, load_options, measure_runs
-from penstock.worker.cli.errors import CommandFailed
-from penstock.worker.cli.progress import shown
+from penstock.worker.cli.bench_checkpoint import resolved
+from penstock.worker.cli.bench_run import Output, drawn, engine_settings, load_options, measure_runs
+from penstock.worker.cli.errors import USAGE, CommandFailed
 from penstock.worker.cli.serve import engine_config, load_model
 from penstock.worker.logs import configure_logs
 from penstock.worker.progress import Progress
-from penstock.worker.settings import DEMO_MODEL, Settings, flag, load_settings
+from penstock.worker.settings import load_settings
 
 
 def bench_engine(flags: Mapping[str, str], load_flags: Mapping[str, Any], output: Output) -> None:
@@ -46,27 +42,3 @@ def bench_engine(flags: Mapping[str, str], load_flags: Mapping[str, Any], output
         asyncio.run(measure_runs(f"engine, {name}", described, loads, output, measure))
     except RequestError as error:
         raise CommandFailed(f"the model cannot serve this load: {error}", USAGE) from error
-
-
-def resolved(settings: Settings) -> tuple[Settings, int, str]:
-    """The settings with a folder as their model, the size of its vocabulary, and its name for people.
-
-    Raises:
-        CommandFailed: no model is named, or it can't be loaded.
-    """
-    model = settings.model
-    if model is None:
-        raise CommandFailed(
-            f"no model is given: {flag('model')} wants a checkpoint, {DEMO_MODEL} or {PREFIX}tiny", USAGE
-        )
-    try:
-        if model.startswith(PREFIX):
-            dtype = "float32" if settings.dtype == "auto" else settings.dtype
-            with shown("writing a random model"):
-                directory = preset_dir(model.removeprefix(PREFIX), dtype, preset_root())
-        else:
-            directory = MODEL_DIR if model == DEMO_MODEL else resolve(model)
-        config = read_model_config(directory, settings.dtype)
-    except (ImpossibleLoad, CheckpointError, ConfigError) as error:
-        raise CommandFailed(str(error), USAGE) from error
-    return settings.model_copy(update={"model": str(directory)}), config.vocab_size, f"{model} {config.dtype}"

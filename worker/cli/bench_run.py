@@ -24,7 +24,7 @@ from penstock.worker.bench.recorder import Recorder
 from penstock.worker.bench.report import Report
 from penstock.worker.bench.summary import Summary
 from penstock.worker.cli.console import console
-from penstock.worker.cli.errors import CommandFailed
+from penstock.worker.cli.errors import USAGE, CommandFailed
 from penstock.worker.cli.progress import shown
 from penstock.worker.cli.waiting import wait_until_served
 from penstock.worker.local.embedded import EmbeddedServer, EmbeddedServerError
@@ -34,7 +34,6 @@ from penstock.worker.progress import Progress
 from penstock.worker.settings import Settings, flag, group_of, load_settings
 
 DEFAULT_VOCAB_SIZE = 1024
-USAGE = 2  # exit status
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def bench_service(
     if not embedded:
         punctual.run(_with_workers(settings, client, options.vocab_size or DEFAULT_VOCAB_SIZE))
         return
-    from penstock.worker.cli.bench_model import resolved  # loads jax
+    from penstock.worker.cli.bench_checkpoint import resolved  # loads jax
 
     settings, vocab_size, name = resolved(settings)
     try:

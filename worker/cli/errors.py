@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
+USAGE = 2  # exit status of what was asked for in a wrong way
 WORKER_EXTRA = ("jax", "flax", "transformers", "tokenizers", "safetensors", "jinja2", "prometheus_client", "uvicorn")
 
 

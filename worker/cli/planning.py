@@ -61,7 +61,7 @@ def _show(screen: Console, made: Plan) -> None:
     screen.print(f"The KV cache is {alias}. Compiling took {made.compile_s:.0f} s in all.\n")
     screen.print(_buckets(made))
     screen.print(_steps(made))
-    screen.print("[dim]Estimates are rooflines: what memory, products and links allow, not what was measured.[/]")
+    screen.print("[dim]Estimates are rooflines: what memory, matmuls and links allow, not what was measured.[/]")
 
 
 def _memory(made: Plan) -> Table:
@@ -94,7 +94,7 @@ def _buckets(made: Plan) -> Table:
 
 
 def _steps(made: Plan) -> Table:
-    table = Table("step", "ms", "bytes ms", "products ms", "links ms", "GB", "over ideal", "TFLOP", "tokens/s")
+    table = Table("step", "ms", "bytes ms", "matmul ms", "links ms", "GB", "over ideal", "TFLOP", "tokens/s")
     for name, step in [*((f"decode {s.num_tokens} x {s.context}", s) for s in made.decode), ("prefill", made.prefill)]:
         times: list[Any] = [step.seconds, step.memory_s, step.compute_s, step.collective_s]
         table.add_row(

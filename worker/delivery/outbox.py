@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from penstock.engine.request import FinishReason, Output
-from penstock.producer.pipeline import Command
+from penstock.producer.redis.pipeline import Command
 from penstock.producer.wire import EndEntry
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import writes
@@ -206,15 +206,18 @@ class Outbox:
             return self.retry_at_s  # whatever stands in their way would stop the others too
         if self._urgent or self._aside:
             return 0.0
-        next_flush_s = self._flushed_at_s + self._pace.interval_s
-        return next_flush_s if self._dirty else self._removals.due_s(next_flush_s)
+        return self._next_flush_s if self._dirty else self._removals.due_s(self._next_flush_s)
+
+    @property
+    def _next_flush_s(self) -> float:
+        return self._flushed_at_s + self._pace.interval_s
 
     def collect(self, now_s: float) -> list[Write]:
         """What is to be written now. Each of these comes back through `settle`, or `still_valid` drops it."""
         batch = [write for write in self._unsettled if not _is_of_gone(write)]
         self._unsettled = []
         lives, self._urgent = self._urgent, {}
-        if now_s - self._flushed_at_s >= self._pace.interval_s or not self._dirty:
+        if now_s >= self._next_flush_s or not self._dirty:
             lives |= self._dirty
             self._dirty = {}
             self._flushed_at_s = now_s

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
-from penstock.producer.scripts import Script
-from penstock.producer.streams import read_range
+from penstock.producer.redis import lua
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.streams import read_range
 from penstock.producer.wire import MAX_FIELDS
 
 PAGE = 50  # letters read at a time; each may hold a whole request
@@ -26,6 +26,10 @@ REMOVE_PAGE = 500
 SEEN_TTL_S = 86_400  # as of any other enqueue
 MAX_OLD_ID_CHARS = 80  # of a replayed request's id, which has at most 128
 COUNTS = ("attempts", "crashes", "strikes", "handbacks")
+
+_REPLAY = lua.load("penstock.worker.protocol", "letter", "replay")
+_REMOVE = lua.load("penstock.worker.protocol", "letter", "remove")
+_TIME = "return redis.call('TIME')"  # of the server that has a key: TIME itself names none
 
 _REPLAYED = re.compile(r"\.replay-\d+-\d+$")
 
@@ -147,8 +151,9 @@ async def replay(redis: RedisClient, queue: str, letter: Letter) -> str | None:
         NotReplayable: the letter does not hold the request.
     """
     key_names = [*_letter_keys(queue, letter.kind), keys.requests(queue), keys.seen(queue, letter.replay_id)]
-    arguments: list[Any] = [letter.id, SEEN_TTL_S, keys.GROUP, *letter.replay_fields()]
-    return letter.replay_id if await _REPLAY(redis.execute_command, key_names, arguments) is not None else None
+    arguments: tuple[str | bytes | int, ...] = (letter.id, SEEN_TTL_S, keys.GROUP, *letter.replay_fields())
+    entry = await redis.execute_command(*lua.call(_REPLAY, key_names, arguments))
+    return letter.replay_id if entry is not None else None
 
 
 async def remove(redis: RedisClient, queue: str, kind: Kind, letter_ids: Sequence[str]) -> int:
@@ -156,13 +161,13 @@ async def remove(redis: RedisClient, queue: str, kind: Kind, letter_ids: Sequenc
     removed = 0
     for start in range(0, len(letter_ids), REMOVE_PAGE):
         page = letter_ids[start : start + REMOVE_PAGE]
-        removed += int(await _REMOVE(redis.execute_command, _letter_keys(queue, kind), page))
+        removed += int(await redis.execute_command(*lua.call(_REMOVE, _letter_keys(queue, kind), page)))
     return removed
 
 
 async def server_ms(redis: RedisClient, queue: str) -> int:
     """The clock that letters of `queue` are dated by."""
-    seconds, micros = await _TIME(redis.execute_command, [keys.dead(queue)], [])
+    seconds, micros = await redis.execute_command(*lua.call(_TIME, [keys.dead(queue)], []))
     return int(seconds) * 1000 + int(micros) // 1000
 
 
@@ -200,45 +205,3 @@ def _letter(kind: Kind, letter_id: str, fields: Mapping[bytes, bytes]) -> Letter
 
 def _text(value: bytes) -> str:
     return value.decode(errors="backslashreplace")
-
-
-# What a letter took is given back; `penstock.worker.protocol.scripts.bury` counts it.
-_TAKE = """
-    local function take(letter)
-        local removed = redis.call('XDEL', KEYS[1], letter)
-        local noted = redis.call('XRANGE', KEYS[2], letter, letter)[1]
-        if noted then
-            redis.call('XDEL', KEYS[2], letter)
-            redis.call('DECRBY', KEYS[3], noted[2][2])
-        end
-        return removed
-    end
-"""
-
-_REPLAY = Script(
-    _TAKE
-    + """
-    local requests, seen = KEYS[4], KEYS[5]
-    local entry = redis.call('GET', seen)
-    if entry then return entry end
-    if #redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1]) == 0 then return false end
-    if redis.call('EXISTS', requests) == 0 then
-        redis.call('XGROUP', 'CREATE', requests, ARGV[3], '0', 'MKSTREAM')
-    end
-    entry = redis.call('XADD', requests, '*', unpack(ARGV, 4))
-    redis.call('SET', seen, entry, 'EX', ARGV[2])
-    take(ARGV[1])
-    return entry
-    """
-)
-
-_REMOVE = Script(
-    _TAKE
-    + """
-    local removed = 0
-    for i = 1, #ARGV do removed = removed + take(ARGV[i]) end
-    return removed
-    """
-)
-
-_TIME = Script("return redis.call('TIME')")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 import structlog
 from redis import exceptions
 
-from penstock.producer.connection import UNREACHABLE
+from penstock.producer.redis.connection import UNREACHABLE
 from penstock.worker.errors import RedisRefused
 from penstock.worker.readiness import Readiness
 
@@ -44,15 +44,15 @@ def is_passing(error: BaseException) -> bool:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether Redis will go on refusing what this worker does, whatever the request."""
+    """Whether Redis will keep refusing what this worker does, whatever the request."""
     return isinstance(error, _FINAL_TYPES) or str(error).startswith(_FINAL_WORDS)
 
 
 def raise_if_final(error: BaseException) -> None:
-    """Passes if another try or another request may fare better.
+    """Does nothing where a retry or another request may succeed.
 
     Raises:
-        RedisRefused: Redis will go on refusing what a worker must do.
+        RedisRefused: Redis will keep refusing what a worker must do.
     """
     if is_final(error):
         raise refusal(error) from error
@@ -66,7 +66,7 @@ async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> N
     """Runs one round of a periodic task; trouble with Redis makes the worker unready, and the next round tries again.
 
     Raises:
-        RedisRefused: the server will go on refusing.
+        RedisRefused: the server will keep refusing.
     """
     try:
         await work

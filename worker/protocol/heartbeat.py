@@ -1,4 +1,4 @@
-"""Tells the other workers that this one lives, and looks after the entries of those that do not."""
+"""The lease that says a worker lives, and what becomes of the entries of those that do not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import structlog
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken
 from penstock.worker.metrics import Metrics
@@ -26,9 +26,9 @@ BEATS_PER_TTL = 3
 class Heartbeat:
     """A key with a time to live: while it exists, nobody touches this worker's entries. Its value names the process.
 
-    Of two processes of one name, the one whose instance is in the key goes on. The other, which was frozen or cut off
-    for longer than the time to live, waits until that key lapses: Redis may have failed over to a replica that still
-    has the key of a process that is gone. Once it sees the key renewed it stops, by `must_drain`.
+    Of two processes of one name, the one whose instance is in the key keeps running. The other, which was frozen or cut
+    off for longer than the time to live, waits until that key lapses: Redis may have failed over to a replica that
+    still has the key of a process that is gone. Once it sees the key renewed it stops, by `must_drain`.
 
     The same round trip asks whether somebody wants this process to drain (`penstock drain`), and says whether it serves
     the queue, which clients look at.
@@ -78,7 +78,7 @@ class Heartbeat:
             await faults.survive(self.beat(), _PART, self._readiness)
 
     async def stop(self) -> None:
-        """Says goodbye: what is still pending here may be taken at once."""
+        """Leaves the group: what is still pending here may be taken at once."""
         await self._redis.execute_command(
             *scripts.leave(self._config.queue, worker=self._config.name, instance=self._instance)
         )
@@ -118,7 +118,7 @@ class Heartbeat:
 
 
 class Reclaimer:
-    """Frees the entries of consumers whose heartbeat is gone, for whoever has room; every worker does it, unordered.
+    """Frees the entries of consumers whose heartbeat is gone, for a takeover. Every worker does it, unordered.
 
     Whether their worker had died on them is known from each request's own state, when it is claimed again.
     """

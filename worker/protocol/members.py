@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 from redis import exceptions
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 
 DRAIN_MARK_TTL_S = 86_400
 """Longer than a drain takes. A mark that is left over harms nobody: it names a process, not a worker."""
@@ -57,9 +57,9 @@ async def members(redis: RedisClient, queue: str) -> list[Member]:
             name,
             num_taken=int(consumer["pending"]),
             heartbeat_left_ms=left_ms if instance is not None else None,
-            is_draining=instance is not None and told == instance,
+            is_draining=instance is not None and marked == instance,
         )
-        for name, consumer, left_ms, instance, told in zip(
+        for name, consumer, left_ms, instance, marked in zip(
             names, consumers, answers[::3], answers[1::3], answers[2::3], strict=True
         )
     ]
@@ -91,7 +91,7 @@ async def presence(redis: RedisClient, queue: str, worker: str, instance: bytes)
     pipeline = redis.pipeline(transaction=False)
     pipeline.get(keys.heartbeat(queue, worker))
     pipeline.get(keys.drain(queue, worker))
-    beating, told = await pipeline.execute()
+    beating, marked = await pipeline.execute()
     if beating == instance:
         return "there"
-    return "lost" if told == instance else "left"
+    return "lost" if marked == instance else "left"

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from penstock.engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
 from penstock.engine.attention.fused.kernel import attend_kernel, scratch
-from penstock.engine.attention.fused.plan import Blocks, HeadLayout, blocks_for, tile_rows
+from penstock.engine.attention.fused.layout import Blocks, HeadLayout, blocks_for, tile_rows
 from penstock.engine.attention.fused.softmax import Scores
-from penstock.engine.attention.narrow import is_narrow, narrowed
+from penstock.engine.attention.quantization import is_quantized, quantized
 from penstock.engine.errors import ConfigError
-from penstock.engine.models.decoder import StackedCache
+from penstock.engine.models.attend import QKV, AttentionOptions, StackedCache
 
 _VMEM_BYTES = 56 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 _NO_WINDOW = 2**30
@@ -67,17 +67,9 @@ class FusedAttention(AttentionBackend):
         return (CacheArray(shape, spec.dtype, (None, "kv_heads", None, None)),)
 
     def __call__(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        cache: StackedCache,
-        batch: RaggedBatch,
-        *,
-        sliding_window: int | None = None,
-        scale: float | None = None,
-        soft_cap: float | None = None,
+        self, qkv: QKV, cache: StackedCache, batch: RaggedBatch, *, options: AttentionOptions = PLAIN
     ) -> tuple[jax.Array, StackedCache]:
+        q, k, v = qkv
         num_tokens, num_heads, head_dim = q.shape
         num_kv_heads, page_size, width = cache.pages.shape[1:]
         layout, group = HeadLayout(head_dim), num_heads // num_kv_heads
@@ -96,10 +88,10 @@ class FusedAttention(AttentionBackend):
         decoding = _is_real(batch) & (jnp.diff(batch.cu_q_lens) == 1)
         new = self._stored(k, v, layout, cache.pages.dtype)
         grouped = _grouped(q, layout, num_kv_heads)
-        scores = Scores((head_dim**-0.5 if scale is None else scale) * self._k_scale, soft_cap, self._v_scale)
+        scores = Scores(options.scale_for(head_dim) * self._k_scale, options.soft_cap, self._v_scale)
         attend = self._kernel(q, new, cache.pages, batch.page_indices.shape, layout, blocks, scores)
         out_decode, out_prefill, pages = attend(
-            *_tables(batch, starts, page_size, cache.first_page, sliding_window),
+            *_tables(batch, starts, page_size, cache.first_page, options.sliding_window),
             jnp.pad(grouped[starts], ((0, 0), (0, 0), (0, blocks.decode_rows - group), (0, 0))),
             new[starts].astype(jnp.float32),
             _blocked(grouped, blocks.num_queries),
@@ -162,11 +154,11 @@ class FusedAttention(AttentionBackend):
     def _stored(self, k: jax.Array, v: jax.Array, layout: HeadLayout, dtype: jnp.dtype) -> jax.Array:
         """Keys and values as they will lie in a page, [num_tokens, num_kv_heads, width], not yet of the page's type."""
         v = jnp.nan_to_num(v)  # a NaN would outlast a weight of 0, and its sequence
-        if is_narrow(dtype):  # in values that the type has exactly
+        if is_quantized(dtype):  # in values that the type has exactly
             scaled = ((k, self._k_scale), (v, self._v_scale))
-            k, v = (narrowed(x, dtype, scale).astype(jnp.float32) for x, scale in scaled)
-        room = ((0, 0), (0, 0), (0, layout.half - k.shape[2]))
-        both = jnp.concatenate([jnp.pad(k, room), jnp.pad(v, room)], axis=2)
+            k, v = (quantized(x, dtype, scale).astype(jnp.float32) for x, scale in scaled)
+        padding = ((0, 0), (0, 0), (0, layout.half - k.shape[2]))
+        both = jnp.concatenate([jnp.pad(k, padding), jnp.pad(v, padding)], axis=2)
         return both.astype(jnp.float32 if dtype == jnp.float32 else jnp.bfloat16)
 
 

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.attention.fused.decode import Decode
+from penstock.engine.attention.fused.layout import LANES, Blocks, HeadLayout
 from penstock.engine.attention.fused.pages import PageBlocks, Tables
-from penstock.engine.attention.fused.plan import LANES, Blocks, HeadLayout
 from penstock.engine.attention.fused.prefill import Blocked, Prefill
 from penstock.engine.attention.fused.softmax import Ref, Scores, Softmax
 

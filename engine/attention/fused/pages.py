@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from penstock.engine.attention.fused.plan import Blocks
+from penstock.engine.attention.fused.layout import Blocks
 from penstock.engine.attention.fused.softmax import Int, Ref, aligned
 
 

@@ -73,7 +73,7 @@ class Prefill:
     def _step(self, carry: Carry) -> Carry:
         i, j, block, slot, loaded = carry
         span = self._span(i, j)
-        self._turn_to(j, loaded)
+        self._load_queries(j, loaded)
 
         @pl.when(block == self._first_block(i, j))
         def _() -> None:
@@ -122,7 +122,7 @@ class Prefill:
         span = self._span(i, j)
         self.kv.fetch(span.seq, block, slot, span.first + span.shift)  # from there on keys are new
 
-    def _turn_to(self, j: Int, loaded: Int) -> None:
+    def _load_queries(self, j: Int, loaded: Int) -> None:
         """Brings the block of queries `j` into VMEM, and the results of the one before it out."""
 
         @pl.when((j != loaded) & (loaded >= 0))
@@ -157,7 +157,7 @@ class Prefill:
             self.kv.write_pages(span.seq, block, slot, first_row, end_row)
 
     def _merge(self, span: Span, j: Int, slot: Int, part: Int, shift: Int) -> None:
-        """Of a part of the buffer: each token to its row, by a product with a matrix of ones and zeros."""
+        """Of a part of the buffer: each token to its row, by a matmul with a matrix of ones and zeros."""
         num_rows, num_queries = self.kv.blocks.keys_at_once, self.kv.blocks.num_queries
         row = part + lax.broadcasted_iota(jnp.int32, (num_rows, num_queries), 0)
         token = j * num_queries + lax.broadcasted_iota(jnp.int32, (num_rows, num_queries), 1)

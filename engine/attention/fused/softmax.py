@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from penstock.engine.attention.fused.plan import HeadLayout
+from penstock.engine.attention.fused.layout import HeadLayout
 
 Ref = Any
 Int = jax.Array | int
@@ -21,7 +21,7 @@ NEVER = -1e30  # finite: a row that sees nothing stays free of NaN
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How a product of query and key becomes a score, and what values are multiplied with."""
+    """How the dot product of query and key becomes a score, and what values are multiplied with."""
 
     scale: float
     soft_cap: float | None
@@ -54,7 +54,7 @@ class Softmax:
         half, scores = self.layout.half, self.scores
         k = kv[...] if self.layout.is_packed else kv[:, :half]
         v = k if self.layout.is_packed else kv[:, half:]
-        score = _product(q, k.astype(q.dtype), contract_lanes=True) * scores.scale
+        score = _matmul(q, k.astype(q.dtype), contract_lanes=True) * scores.scale
         if scores.soft_cap is not None:
             score = scores.soft_cap * jnp.tanh(score / scores.soft_cap)
         score = jnp.where(visible, score, NEVER)
@@ -64,7 +64,7 @@ class Softmax:
         correction = jnp.exp(top - new_top)
         self.top[head] = new_top
         self.total[head] = self.total[head] * correction + jnp.sum(weights, axis=1, keepdims=True)
-        update = _product(weights.astype(q.dtype), v.astype(q.dtype))
+        update = _matmul(weights.astype(q.dtype), v.astype(q.dtype))
         self.values[head] = self.values[head] * correction[:, :1] + update
 
     def result(self, head: Int) -> jax.Array:
@@ -85,16 +85,16 @@ def each_head(num_heads: int, at_once: int, work: Callable[[Int], None]) -> None
 
 
 def aligned(value: Int, multiple: int) -> jax.Array:
-    """`value`, with word for the compiler that it is a multiple."""
+    """`value`, which the compiler may take for a multiple of `multiple`."""
     return pl.multiple_of(jnp.asarray(value, jnp.int32), multiple)
 
 
 def place_rows(place: jax.Array, rows: jax.Array) -> jax.Array:
     """Rows put where the ones of a matrix of ones and zeros say: exact, in f32."""
-    return _product(place, rows)
+    return _matmul(place, rows)
 
 
-def _product(a: jax.Array, b: jax.Array, *, contract_lanes: bool = False) -> jax.Array:
+def _matmul(a: jax.Array, b: jax.Array, *, contract_lanes: bool = False) -> jax.Array:
     """In f32; with `contract_lanes`, `b` is transposed."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     dimensions = (((1,), (1 if contract_lanes else 0,)), ((), ()))

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from penstock.engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
 from penstock.engine.attention.triton.decode import decode_kernel, join_kernel, split_work
 from penstock.engine.attention.triton.pages import write_kernel
 from penstock.engine.attention.triton.prefill import prefill_kernel, query_blocks
 from penstock.engine.attention.triton.softmax import Scores
 from penstock.engine.attention.triton.tiles import NUM_PROGRAMS, STAGES, Heads, decode_tiles, prefill_tiles
-from penstock.engine.models.decoder import LayerCache
+from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
 
 
 class TritonAttention(AttentionBackend):
@@ -29,8 +29,8 @@ class TritonAttention(AttentionBackend):
     """
 
     name = "triton"
-    # Layers in a loop would have each layer's weights copied out of the stack before they are used. Unrolled, what is
-    # reckoned from the batch is also the same expression in all layers, which XLA then computes once.
+    # In a loop over layers each layer's weights would be copied out of the stack before they are used. Unrolled, what
+    # depends on the batch alone is also the same expression in all layers, which XLA then computes once.
     is_stacked = False
 
     def __init__(self, *, num_programs: int = NUM_PROGRAMS, interpret: bool = False) -> None:
@@ -54,19 +54,11 @@ class TritonAttention(AttentionBackend):
         return ((array, array),) * spec.num_layers
 
     def __call__(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        cache: LayerCache,
-        batch: RaggedBatch,
-        *,
-        sliding_window: int | None = None,
-        scale: float | None = None,
-        soft_cap: float | None = None,
+        self, qkv: QKV, cache: LayerCache, batch: RaggedBatch, *, options: AttentionOptions = PLAIN
     ) -> tuple[jax.Array, LayerCache]:
+        q, k, v = qkv
         heads = Heads(q.shape[1], k.shape[1], q.shape[2])
-        scores = Scores(heads.head_dim**-0.5 if scale is None else scale, soft_cap, sliding_window)
+        scores = Scores(options.scale_for(heads.head_dim), options.soft_cap, options.sliding_window)
         keys, values = self._write(k, v, cache, batch, heads)
         attended = self._decode(q, keys, values, batch, heads, scores)
         return self._prefill(attended, q, keys, values, batch, heads, scores), (keys, values)

@@ -60,7 +60,7 @@ def decode_kernel(
     work: Ref,  # as of split_work
     shares: Ref,
     out: Ref,  # as q
-    parts: Ref,  # f32 [num_shares, num_heads, head_dim]: what each share of several comes to
+    parts: Ref,  # f32 [num_shares, num_heads, head_dim]: the result of each share of several
     weights: Ref,  # f32 [num_shares, num_heads], base 2: how much it counts
     *,
     heads: Heads,
@@ -78,11 +78,9 @@ def decode_kernel(
         end = jnp.minimum(begin + share, first + count)
         kv_len = kv_lens[seq]
         blocks = PageBlocks(keys, values, table, heads, tiles.keys, seq, kv_head)
-        row = jnp.arange(tiles.rows, dtype=jnp.int32)
-        is_own = None if tiles.rows == heads.group else row < heads.group
+        head, is_own = _query_heads(heads, tiles, kv_head)
         lane = jnp.arange(heads.width, dtype=jnp.int32)[None, :]
         mask = lanes_mask(heads, (tiles.rows, heads.width), None if is_own is None else is_own[:, None])
-        head = kv_head * heads.group + row
         query = masked_load(q.at[token, head[:, None], lane], mask)
 
         def attend(block: jax.Array, state: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
@@ -103,6 +101,12 @@ def decode_kernel(
         def leave_to_join() -> None:
             plgpu.store(parts.at[number, head[:, None], lane], result(carry), mask=mask)
             plgpu.store(weights.at[number, head], log_weight(carry), mask=is_own)
+
+
+def _query_heads(heads: Heads, tiles: DecodeTiles, kv_head: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """The query head of each row of a tile, [rows], and which of the rows have one. None: all."""
+    row = jnp.arange(tiles.rows, dtype=jnp.int32)
+    return kv_head * heads.group + row, None if tiles.rows == heads.group else row < heads.group
 
 
 def join_kernel(

@@ -32,8 +32,8 @@ class PageBlocks:
     def pages(self, block: Int, end: Int) -> jax.Array:
         """Where a block lies: one page that has all of it, or the page of each of its tokens [size, 1].
 
-        For positions from `end` on it is a page all the same. Loops carry this from one turn to the next: Triton would
-        load keys only one block later, and so wait for each, if their address were loaded in the same turn.
+        For positions from `end` on it is some valid page. Loops carry this to the next iteration: if keys were loaded
+        in the iteration that loads their address, Triton would load them one block later, and wait for each.
         """
         page_size = self.keys.shape[2]
         if page_size % self.size == 0:

@@ -60,9 +60,8 @@ def prefill_kernel(
         row = jnp.arange(tiles.rows, dtype=jnp.int32)
         query = offset + lax.div(row, heads.group)
         is_own = (query < q_len) & (row < tiles.queries * heads.group)
-        lane = jnp.arange(heads.width, dtype=jnp.int32)[None, :]
         head = kv_head * heads.group + lax.rem(row, heads.group)
-        at = (start + query[:, None], head[:, None], lane)
+        at = (start + query[:, None], head[:, None], jnp.arange(heads.width, dtype=jnp.int32)[None, :])
         mask = lanes_mask(heads, (tiles.rows, heads.width), is_own[:, None])
         rows = masked_load(q.at[at], mask)
 

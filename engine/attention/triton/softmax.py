@@ -17,17 +17,17 @@ _LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How a product of query and key becomes a score, and which keys a query sees."""
+    """How the dot product of query and key becomes a score, and which keys a query sees."""
 
     scale: float
     soft_cap: float | None
     sliding_window: int | None
 
-    def of(self, products: jax.Array) -> jax.Array:
+    def of(self, dots: jax.Array) -> jax.Array:
         """Times log2(e), so that weights are powers of two: the hardware has an instruction for those."""
         if self.soft_cap is None:
-            return products * (self.scale * _LOG2_E)
-        return jnp.tanh(products * (self.scale / self.soft_cap)) * (self.soft_cap * _LOG2_E)
+            return dots * (self.scale * _LOG2_E)
+        return jnp.tanh(dots * (self.scale / self.soft_cap)) * (self.soft_cap * _LOG2_E)
 
     def sees(self, position: jax.Array, key: jax.Array) -> jax.Array:
         visible = key <= position
@@ -58,14 +58,14 @@ def take_keys(
     sees, because everything before is then multiplied with 2 ** -1e30.
     """
     top, total, values = carry
-    score = scores.of(_product(q, k, transpose=True))
+    score = scores.of(_matmul(q, k, transpose=True))
     if visible is not None:
         score = jnp.where(visible, score, _NEVER)
     new_top = jnp.maximum(top, jnp.max(score, axis=1))
     weights = jnp.exp2(score - new_top[:, None])
     correction = jnp.exp2(top - new_top)
     new_total = total * correction + jnp.sum(weights, axis=1)
-    return new_top, new_total, values * correction[:, None] + _product(weights.astype(v.dtype), v)
+    return new_top, new_total, values * correction[:, None] + _matmul(weights.astype(v.dtype), v)
 
 
 def result(carry: Carry) -> jax.Array:
@@ -80,7 +80,7 @@ def log_weight(carry: Carry) -> jax.Array:
     return top + jnp.log2(jnp.maximum(total, 1e-30))
 
 
-def _product(a: jax.Array, b: jax.Array, *, transpose: bool = False) -> jax.Array:
+def _matmul(a: jax.Array, b: jax.Array, *, transpose: bool = False) -> jax.Array:
     """In f32; with `transpose`, of `a` and `b` transposed."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     dimensions = (((1,), (1 if transpose else 0,)), ((), ()))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 STAGES = 3  # of the loops over keys: a block of keys and values is in use while the next is on its way
 _DECODE_BUFFERS = STAGES - 1  # blocks that Triton keeps in shared memory then,
-_PREFILL_BUFFERS = STAGES  # and one more for Hopper's asynchronous products, which take 64 rows or more
+_PREFILL_BUFFERS = STAGES  # and one more for Hopper's asynchronous matmuls, which take 64 rows or more
 
 # Shared memory, of 227 KiB that an SM of Hopper has for programs. Decoding waits for memory: two programs at least
 # share an SM, three in half precision, so that some 64 KiB are on their way to each SM at any time; to hide the
@@ -17,7 +17,7 @@ _DECODE_BYTES = 96 * 2**10
 _PREFILL_BYTES = 200 * 2**10
 
 _MAX_KEYS = 64
-_MIN_ROWS = 16  # of a product on a tensor core
+_MIN_ROWS = 16  # of a matmul on a tensor core
 _MAX_ROWS = 128  # two warp groups, of 64 rows each
 _MAX_WIDE_ROWS = 16  # in f32, which is multiplied without tensor cores: more would not stay in registers
 _MAX_VALUES = 128 * 128  # of the f32 sums of a block of queries, which stay in registers: 64 in each of 256 threads
@@ -64,7 +64,7 @@ class PrefillTiles:
 
 
 def decode_tiles(heads: Heads, dtype: str, num_programs: int, max_seqs: int, max_len: int) -> DecodeTiles:
-    """`max_len` is the number of tokens that the pages of a sequence have room for."""
+    """`max_len` is the number of tokens that the pages of a sequence hold at most."""
     keys = _keys(heads, dtype, _DECODE_BYTES // _DECODE_BUFFERS)
     extra = -(-num_programs // heads.num_kv_heads)  # shares beyond one for each sequence, as of `split_work`
     return DecodeTiles(

@@ -9,9 +9,9 @@ from redis import exceptions
 from redis.asyncio import RedisCluster
 
 from penstock.producer import keys
-from penstock.producer.address import Address, parse_url
-from penstock.producer.connection import RedisClient, connect, redis_errors
 from penstock.producer.errors import PenstockError, ServerRefused
+from penstock.producer.redis.address import Address, parse_url
+from penstock.producer.redis.connection import RedisClient, connect, redis_errors
 from penstock.worker.cli.checks import Finding
 
 MIN_VERSION = (7, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from penstock.engine.attention import check_page_table
-from penstock.engine.attention.choice import SMEM_BYTES, SMEM_RESERVED_BYTES, page_table_bytes
+from penstock.engine.attention.selection import SMEM_BYTES, SMEM_RESERVED_BYTES, page_table_bytes
 from penstock.engine.config import EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.deployment import Deployment, deploy

@@ -1,6 +1,6 @@
 -- KEYS: heartbeat, drain, serving.
 --
--- Whoever finds another instance in the key lets it stand: so of two processes of one name only one goes on. The key of
+-- A key that holds another instance is left alone, so of two processes with one name only one keeps running. The key of
 -- those that serve expires with its last member, so it exists as long as one of them lives.
 local instance, ttl, worker, is_serving = unpack(ARGV)
 local function read(key)

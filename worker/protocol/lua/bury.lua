@@ -1,7 +1,7 @@
 -- After owned.lua. KEYS and ARGV as named below; from ARGV[8] on the letter's fields.
 --
--- `sizes` has an entry for each letter, under the letter's id, as the worker may not read letters. The oldest letters go
--- while a limit is passed, the new one stays whatever it takes. A letter that somebody deleted by hand counts until it
+-- `sizes` has an entry for each letter, under the letter's id, as the worker may not read letters. The oldest letters are
+-- removed while a limit is exceeded; the new one stays whatever its size. A letter that somebody deleted by hand counts until it
 -- would be the oldest.
 local requests, letters, sizes, sum = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local group, worker, entry, size = unpack(ARGV, 1, 4)

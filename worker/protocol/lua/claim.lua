@@ -25,8 +25,8 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local epoch = time[1] * 1000000 + time[2]
 if epoch <= highest then epoch = math.floor(highest) + 1 + leap end
 epoch = string.format('%d', epoch)
-local turn = string.format('%d', (tonumber(redis.call('HMGET', state, 'attempts')[1] or 0) or 0) + 1)
-redis.call('XADD', reply, epoch .. '-0', 'type', 'own', 'worker', worker, 'epoch', epoch, 'turn', turn)
+local attempt = string.format('%d', (tonumber(redis.call('HMGET', state, 'attempts')[1] or 0) or 0) + 1)
+redis.call('XADD', reply, epoch .. '-0', 'type', 'own', 'worker', worker, 'epoch', epoch, 'turn', attempt)
 if status == 'running' and owner_instance ~= instance then
   redis.call('HINCRBY', state, 'crashes', 1)
   if progress then
@@ -36,7 +36,7 @@ if status == 'running' and owner_instance ~= instance then
   end
 end
 redis.call('HSET', state, 'status', 'running', 'entry', entry, 'epoch', epoch, 'worker', worker,
-  'instance', instance, 'attempts', turn)
+  'instance', instance, 'attempts', attempt)
 redis.call('HSETNX', state, 'claimed_ms', string.format('%d', now))
 redis.call('PEXPIRE', state, ttl)
 redis.call('PEXPIRE', reply, ttl)

@@ -1,8 +1,8 @@
 """The multi-key steps of the delivery protocol: Lua scripts in `../lua`, each on keys of one hash slot.
 
 Every function here returns one command, ready for `execute_command` or a pipeline, that holds the whole script (EVAL),
-so that no server must be prepared; `producer.pipeline.execute` sends its hash to those that know it. The path of tokens
-has no script at all.
+so that no server must be prepared. `producer.redis.pipeline.execute` sends its hash to servers that know it. Chunks
+need no script at all.
 
 `claims` has the steps on a request's state and reply, `entries` those on the queue's entries, `presence` those on a
 worker's heartbeat.

@@ -1,4 +1,4 @@
-"""The steps on one request: who owns it, how its reply goes on and how it ends.
+"""The steps on one request: claim, finish, hand back, and who owns it.
 
 On the state hash of a request:
     entry             the queue entry this request came with; another entry with the same id is a duplicate
@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from penstock.producer import keys
-from penstock.producer.lua import call, load
-from penstock.producer.pipeline import Command
+from penstock.producer.redis.lua import call, load
+from penstock.producer.redis.pipeline import Command
 
 FlatFields: TypeAlias = Sequence[str]
 """Field, value, field, value, ..."""
@@ -76,7 +76,7 @@ class NotClaimed:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a request stands on the server."""
+    """What the server says of a request: its owner, and one entry of its reply."""
 
     owner: tuple[str, str] | None  # (epoch, instance) of the last claim
     entry_id: str | None  # of the reply entry that was asked for
@@ -90,7 +90,7 @@ class Standing:
 def claim(
     queue: str, request_id: str, *, entry_id: str, worker: str, instance: str, ttl_ms: int, gone_entry: str = ""
 ) -> Command:
-    """Takes a higher epoch of a request and locks out all earlier ones. Read the answer with `parse_claim`.
+    """Takes a request under a higher epoch, its fencing token. Read the answer with `parse_claim`.
 
     Args:
         queue: where the entry was read.
@@ -153,9 +153,9 @@ def end_unclaimed(queue: str, request_id: str, *, ttl_ms: int, fields: FlatField
 
 
 def return_request(queue: str, request_id: str, *, epoch: int, handbacks: int) -> Command:
-    """Says that the owner let go of the request in good health: 1, or 0 if it is not the owner.
+    """Hands the request back: 1, or 0 if `epoch` is not the owner's.
 
-    Should its worker die from now on, the request has no part in it. `handbacks` is added to its count.
+    A later death of the worker is no crash of this request. `handbacks` is added to its count.
     """
     return call(_RETURN, (keys.state(queue, request_id),), (epoch, handbacks))
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.producer import keys
-from penstock.producer.lua import call, load
-from penstock.producer.pipeline import Command
+from penstock.producer.redis.lua import call, load
+from penstock.producer.redis.pipeline import Command
 
-_TAKE = load("penstock.worker.protocol", "weighed", "take")
-_ADOPT = load("penstock.worker.protocol", "weighed", "adopt")
-_PENDING = load("penstock.worker.protocol", "weighed", "pending")
+_TAKE = load("penstock.worker.protocol", "sized", "take")
+_ADOPT = load("penstock.worker.protocol", "sized", "adopt")
+_PENDING = load("penstock.worker.protocol", "sized", "pending")
 _ACK = load("penstock.worker.protocol", "owned", "ack")
 _BURY = load("penstock.worker.protocol", "owned", "bury")
 _DISOWN = load("penstock.worker.protocol", "owned", "disown")
@@ -34,7 +34,7 @@ def take(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes:
         queue: whose.
         worker: the consumer's name.
         count: of entries at most.
-        max_body_bytes: of an entry that is larger only the size is told, and its `id`.
+        max_body_bytes: of a larger entry the answer holds only the size and the `id`.
         max_bytes: no entry is taken once those before it have so many together.
     """
     return call(_TAKE, (keys.requests(queue),), (keys.GROUP, worker, count, max_body_bytes, max_bytes))
@@ -77,7 +77,7 @@ def bury(
 
 
 def disown(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
-    """Gives those of `entry_ids` that are pending for `worker` to whoever has room; answers how many."""
+    """Hands those of `entry_ids` that are pending for `worker` to `keys.UNOWNED`; answers how many."""
     return call(_DISOWN, (keys.requests(queue),), (keys.GROUP, worker, keys.UNOWNED, *entry_ids))
 
 

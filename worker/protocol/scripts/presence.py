@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.producer import keys
-from penstock.producer.lua import call, load
-from penstock.producer.pipeline import Command
+from penstock.producer.redis.lua import call, load
+from penstock.producer.redis.pipeline import Command
 
 _BEAT = load("penstock.worker.protocol", "beat")
 _LEAVE = load("penstock.worker.protocol", "leave")
@@ -37,13 +37,13 @@ def beat(queue: str, *, worker: str, instance: str, ttl_ms: int, is_serving: boo
 
 
 def parse_beat(answer: Any) -> Rival | str:
-    """Who has the name instead; else which instance was told to drain, "" if none was."""
+    """The process that holds the name instead; else the instance marked to drain, "" for none."""
     if len(answer) == 1:
         return str(answer[0], errors="replace")
     return Rival(str(answer[0], errors="replace"), *answer[1:])
 
 
 def leave(queue: str, *, worker: str, instance: str) -> Command:
-    """Removes the heartbeat of `instance`, the mark that told it to drain, and its consumer if nothing is pending."""
+    """Removes the heartbeat of `instance`, its drain mark, and its consumer if nothing is pending."""
     key_names = (keys.requests(queue), keys.heartbeat(queue, worker), keys.drain(queue, worker), keys.serving(queue))
     return call(_LEAVE, key_names, (keys.GROUP, worker, instance))

@@ -1,0 +1,134 @@
+"""Which attention implementation, and which page size, a platform gets: decided here and nowhere else."""
+
+from __future__ import annotations
+
+from penstock.engine.attention.contract import AttentionBackend
+from penstock.engine.attention.fused import FusedAttention
+from penstock.engine.attention.native import NativeAttention
+from penstock.engine.attention.ragged import RaggedKernelAttention
+from penstock.engine.attention.triton import TritonAttention
+from penstock.engine.attention.xla import XlaAttention
+from penstock.engine.errors import ConfigError
+from penstock.engine.native import NativeLibrary
+
+ATTENTION_SETTINGS = ("auto", "native", "xla", "triton", "ragged", "fused")
+_NATIVE_DTYPES = ("float32", "bfloat16")
+_TPU_DTYPES = ("bfloat16", "float32")
+
+SMEM_BYTES = 2**20  # scalar memory of a TPU core
+SMEM_RESERVED_BYTES = 8 * 2**10  # the compiler's own
+
+_CPU_PAGE_SIZE = 32
+_GPU_PAGE_SIZE = 64  # a block of keys, in half precision with a head_dim of up to 128
+_TPU_PAGE_SIZE = 64
+_TPU_MAX_PAGE_SIZE = 512
+
+
+def attention_for(
+    setting: str,
+    platform: str,
+    dtype: str,
+    library: NativeLibrary,
+    *,
+    head_dim: int = 128,
+    kv_dtype: str | None = None,  # of the pages; None: what the implementation takes for the model's type
+) -> AttentionBackend:
+    """The implementation for a device platform (`cpu`, `gpu`, `tpu`), a model's type and the size of its heads.
+
+    `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships in JAX (docs/tpu.md); our kernels on
+    GPU (docs/gpu.md); on CPU the native form where there is a C++ compiler; and otherwise the XLA form.
+
+    Raises:
+        ConfigError: `setting` cannot be had here; the message says why.
+    """
+    if setting not in ATTENTION_SETTINGS:
+        raise ConfigError(f"attention must be one of {', '.join(ATTENTION_SETTINGS)}, not {setting!r}")
+    if setting == "xla":
+        return XlaAttention(platform, kv_dtype=kv_dtype)
+    if setting in ("ragged", "fused") or (setting == "auto" and platform == "tpu"):
+        return _for_tpu(setting, platform, dtype, head_dim, kv_dtype)
+    if setting == "triton" or (setting == "auto" and platform == "gpu"):
+        return _for_gpu(setting, platform, kv_dtype)
+    return _native(setting, platform, dtype, library, kv_dtype)
+
+
+def _for_tpu(setting: str, platform: str, dtype: str, head_dim: int, kv_dtype: str | None) -> AttentionBackend:
+    if platform != "tpu":
+        raise ConfigError(f"attention {setting!r} is for TPU, not {platform}; set auto or xla")
+    if dtype not in _TPU_DTYPES:
+        raise ConfigError(
+            f"the TPU kernels take a dtype of {' or '.join(_TPU_DTYPES)}, not {dtype}; set dtype, or attention xla"
+        )
+    if setting != "ragged":
+        return FusedAttention(kv_dtype=kv_dtype)
+    if head_dim > RaggedKernelAttention.max_head_dim:
+        limit = f"takes a head_dim of up to {RaggedKernelAttention.max_head_dim}, not {head_dim}"
+        raise ConfigError(f"attention 'ragged' {limit}; set auto, fused or xla")
+    return RaggedKernelAttention(kv_dtype=kv_dtype)
+
+
+def _for_gpu(setting: str, platform: str, kv_dtype: str | None) -> AttentionBackend:
+    if platform != "gpu":
+        raise ConfigError(f"attention 'triton' is for GPU, not {platform}; set auto or xla")
+    if kv_dtype is None:
+        return TritonAttention()
+    if setting == "auto":
+        return XlaAttention(platform, kv_dtype=kv_dtype)
+    raise ConfigError(f"attention 'triton' has no kv_cache_dtype {kv_dtype}; set attention xla, or auto for both")
+
+
+def _native(setting: str, platform: str, dtype: str, library: NativeLibrary, kv_dtype: str | None) -> AttentionBackend:
+    fits = platform == "cpu" and dtype in _NATIVE_DTYPES
+    if setting == "auto" and (kv_dtype is not None or not fits):
+        return XlaAttention(platform, kv_dtype=kv_dtype)
+    if kv_dtype is not None:
+        raise ConfigError(f"attention 'native' has no kv_cache_dtype {kv_dtype}; set attention xla, or auto for both")
+    if not fits:
+        limit = f"for {' and '.join(_NATIVE_DTYPES)} on CPU"
+        raise ConfigError(f"attention 'native' is {limit}, not {dtype} on {platform}")
+    return XlaAttention(platform) if library.load_for("attention", setting) is None else NativeAttention()
+
+
+def page_size_for(platform: str, *, max_num_seqs: int, max_model_len: int) -> int:
+    """Tokens per page where the setting leaves it open.
+
+    On TPU pages are large, because each is one transfer from HBM; and they grow until the table of all sequences' pages
+    fits into scalar memory.
+    """
+    if platform != "tpu":
+        return _GPU_PAGE_SIZE if platform == "gpu" else _CPU_PAGE_SIZE
+    page_size = _TPU_PAGE_SIZE
+    while page_size < _TPU_MAX_PAGE_SIZE and not _fits(max_num_seqs, -(-max_model_len // page_size)):
+        page_size *= 2
+    return page_size
+
+
+def check_page_table(*, max_num_seqs: int, max_model_len: int, page_size: int) -> None:
+    """The rule of the TPU kernels, which hold the table of pages in scalar memory.
+
+    Raises:
+        ConfigError: the table does not fit.
+    """
+    pages_per_seq = -(-max_model_len // page_size)
+    if _fits(max_num_seqs, pages_per_seq):
+        return
+    raise ConfigError(
+        f"max_num_seqs {max_num_seqs} x {pages_per_seq} pages per sequence (max_model_len {max_model_len} / page_size "
+        f"{page_size}) are {page_table_bytes(max_num_seqs, pages_per_seq)} bytes of page table, and the TPU's scalar "
+        f"memory holds {SMEM_BYTES - SMEM_RESERVED_BYTES}: raise page_size, or lower max_num_seqs or "
+        "max_model_len"
+    )
+
+
+def page_table_bytes(max_num_seqs: int, pages_per_seq: int) -> int:
+    """Pages and lengths of a step's sequences as they lie in scalar memory, in tiles of 8 x 128 words."""
+    rows = _round_up(1 << (max_num_seqs - 1).bit_length(), 16)  # a step has a power of two of them
+    return 4 * (rows * _round_up(pages_per_seq, 128) + 2 * rows)
+
+
+def _fits(max_num_seqs: int, pages_per_seq: int) -> bool:
+    return page_table_bytes(max_num_seqs, pages_per_seq) <= SMEM_BYTES - SMEM_RESERVED_BYTES
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,100 @@
+"""XLA's compilations: kept on disk between starts, and counted, so that a shape that warm-up missed is seen."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import jax
+from jax import monitoring
+
+_Options = dict[str, str | bool]
+
+_TPU: _Options = {
+    # What a program prefetches into VMEM for its next run. A step alternates two programs, so the other would evict it;
+    # and the largest array that fits is chosen: the whole embedding, of which a step reads a few rows.
+    "xla_max_cross_program_prefetches": "0",
+}
+_TPU7X: _Options = {
+    # libtpu's compiler prefers 16-bit weights in tiles of 16 x 128, and arrays come in tiles of 8 x 128: in each step,
+    # before the loop over layers, it would convert the weights of all layers into a copy as large as they are.
+    "xla_tpu_control_large_2nd_minor_layout_for_x16": False,
+}
+_TPU7X_PRINTABLE: _Options = {
+    # libtpu cannot print a program that gives these to SparseCores.
+    "xla_tpu_enable_sparse_core_collective_offload_all_reduce": False,
+    "xla_tpu_enable_sparse_core_collective_offload_all_gather": False,
+    "xla_tpu_enable_offloading_copy_to_sparsecore": False,
+}
+
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+def keep_compilations(directory: Path) -> None:
+    """Makes this process look compiled functions up in `directory`, and store there what it compiles itself."""
+    directory.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "jax_compilation_cache_dir": str(directory),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in settings.items():
+        jax.config.update(name, value)  # type: ignore[no-untyped-call]
+
+
+def compiled(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
+    """With the options that are right for this kind of device, as far as its compiler knows them."""
+    options = _options(device)
+    try:
+        return lowered.compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError as error:
+        if not options or "No such compile option" not in str(error):
+            raise
+        return lowered.compile()
+
+
+def printed(lowered: jax.stages.Lowered, done: jax.stages.Compiled, device: jax.Device) -> str:
+    """The optimised HLO of what `lowered` was compiled to.
+
+    Where the compiler cannot print it, as on TPU7x with several devices, the text is of the same with nothing given
+    to SparseCores; empty if that does not help.
+    """
+    with suppress(jax.errors.JaxRuntimeError):
+        return done.as_text() or ""
+    with suppress(jax.errors.JaxRuntimeError):
+        return lowered.compile(compiler_options=_options(device) | _TPU7X_PRINTABLE).as_text() or ""
+    return ""
+
+
+def _options(device: jax.Device) -> _Options:
+    if device.platform != "tpu":
+        return {}
+    return _TPU | _TPU7X if device.device_kind == "TPU7x" else _TPU
+
+
+class CompileWatch:
+    """Compilations since `start` was last called."""
+
+    def __init__(self) -> None:
+        self._at_start: int | None = None
+
+    def start(self) -> None:
+        self._at_start = _counter.count
+
+    @property
+    def count(self) -> int:
+        return 0 if self._at_start is None else _counter.count - self._at_start
+
+
+class _Counter:
+    """Listeners of jax.monitoring live as long as the process: one for all watches."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
+        self.count += event == _COMPILE_EVENT
+
+
+_counter = _Counter()

@@ -1,0 +1,72 @@
+"""Several decode steps in one dispatch: the device feeds itself what it samples, and stops when every row has ended.
+
+For models so small that a step takes the device little longer than the host needs to dispatch it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from penstock.engine.attention import AttentionBackend
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.sampling import are_sound, sample
+from penstock.engine.execution.unpacking import unpack_sampling, unpack_step
+from penstock.engine.models.decoder import Decoder
+from penstock.engine.sharding import Placement, gathered
+
+
+def decode_loop(
+    model: Decoder,
+    attention: AttentionBackend,
+    geometry: Geometry,
+    num_rows: int,
+    num_steps: int,
+    placement: Placement | None,
+    cache: Any,
+    last_tokens: jax.Array,  # i32 [max_rows]: what the step before sampled
+    flat: jax.Array,  # i32: the packed first step, whose sequences have one token each
+    stops: jax.Array,  # i32: the packed stop ids
+) -> tuple[jax.Array, jax.Array, Any]:
+    """Samples `num_steps` tokens for each of the rows.
+
+    Returns them as i32 `[num_steps, max_rows]`, the last ones as i32 `[max_rows]`, and the new cache. Tokens after the
+    one that ends a row mean nothing, and their keys and values go to the sink.
+    """
+    inputs = unpack_step(geometry.step_layout(num_rows), flat)
+    ends = geometry.stops_layout(num_rows).unpack(stops)
+    first = jnp.where(inputs.sources >= 0, last_tokens[inputs.sources], inputs.token_ids)
+    is_real = jnp.arange(num_rows) < inputs.ragged.num_seqs[0]
+    is_active = is_real & (ends["limits"] > 0)
+    sampling = unpack_sampling(inputs.sampling)
+    page_size = geometry.page_size
+
+    def is_going_on(carry: tuple[Any, ...]) -> jax.Array:
+        step: jax.Array = carry[0]
+        return (step < num_steps) & jnp.any(carry[1])
+
+    def advance(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        step, is_active, token_ids, tokens, cache = carry
+        positions = jnp.where(is_active, inputs.positions + step, 0)
+        page = jnp.take_along_axis(inputs.ragged.page_indices, (positions // page_size)[:, None], axis=1)[:, 0]
+        ragged = replace(
+            inputs.ragged,
+            slots=jnp.where(is_active, page * page_size + positions % page_size, 0),
+            kv_lens=jnp.where(is_real, positions + 1, 0),
+        )
+        hidden, cache = model(token_ids, positions, cache, partial(attention, batch=ragged))
+        logits = gathered(model.logits(hidden), placement)
+        rows = replace(sampling, output_index=sampling.output_index + step)
+        sampled = sample(logits, rows, are_sound(logits))
+        has_ended = jnp.any(sampled[:, None] == ends["stop_ids"], axis=-1) | (sampled < 0)
+        has_ended |= step + 1 >= ends["limits"]
+        return step + 1, is_active & ~has_ended, sampled, tokens.at[step, :num_rows].set(sampled), cache
+
+    tokens = jnp.zeros((num_steps, geometry.max_rows), jnp.int32)
+    carry = (jnp.int32(0), is_active, first, tokens, cache)
+    _, _, last, tokens, cache = jax.lax.while_loop(is_going_on, advance, carry)
+    return tokens, jnp.pad(last, (0, geometry.max_rows - num_rows)), cache

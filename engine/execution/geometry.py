@@ -1,0 +1,124 @@
+"""The closed set of shapes that steps have, and how the one array that each uploads is laid out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from penstock.engine.request import MAX_BIASED_TOKENS, MAX_STOP_TOKENS
+
+MIN_BUCKET = 16
+
+NUM_SAMPLING_WORDS = 7
+_NUM_EXTENDED_WORDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The closed set of shapes that an engine's steps have."""
+
+    max_num_seqs: int
+    max_batch_tokens: int
+    max_model_len: int
+    page_size: int
+    vocab_size: int
+    few_shapes: bool = False  # where compiling is slow
+
+    @property
+    def token_buckets(self) -> tuple[int, ...]:
+        """A step is padded to the next one."""
+        return _buckets(self.max_batch_tokens, few=self.few_shapes)
+
+    @property
+    def row_buckets(self) -> tuple[int, ...]:
+        """Of sampled rows."""
+        return _buckets(self.max_num_seqs, few=self.few_shapes)
+
+    @property
+    def extended_row_buckets(self) -> tuple[int, ...]:
+        """Of steps in which a row asks for extended sampling: with few shapes, the largest alone."""
+        return self.row_buckets[-1:] if self.few_shapes else self.row_buckets
+
+    @property
+    def max_rows(self) -> int:
+        return self.row_buckets[-1]
+
+    @property
+    def pages_per_seq(self) -> int:
+        return -(-self.max_model_len // self.page_size)
+
+    def token_bucket(self, num_tokens: int) -> int:
+        return _bucket(num_tokens, self.token_buckets)
+
+    def row_bucket(self, num_rows: int, *, extended: bool = False) -> int:
+        return _bucket(num_rows, self.extended_row_buckets if extended else self.row_buckets)
+
+    def step_layout(self, num_tokens: int) -> Layout:
+        """Of the array that a step of a token bucket uploads."""
+        max_seqs = min(num_tokens, self.max_rows)
+        return Layout(
+            token_ids=(num_tokens,),
+            sources=(num_tokens,),
+            positions=(num_tokens,),
+            slots=(num_tokens,),
+            kv_lens=(max_seqs,),
+            cu_q_lens=(max_seqs + 1,),
+            num_seqs=(1,),
+            page_indices=(max_seqs, self.pages_per_seq),
+            sampled_tokens=(max_seqs,),
+            sampling=(max_seqs, NUM_SAMPLING_WORDS),
+        )
+
+    def stops_layout(self, num_rows: int) -> Layout:
+        """Of the second array that several decode steps in one dispatch upload: when each row ends."""
+        return Layout(stop_ids=(num_rows, MAX_STOP_TOKENS), limits=(num_rows,))
+
+    def extended_layout(self, num_rows: int) -> Layout:
+        """Of the second array, which only steps with extended sampling upload."""
+        return Layout(
+            history=(num_rows, self.max_model_len),
+            words=(num_rows, _NUM_EXTENDED_WORDS),
+            sources=(num_rows,),
+            bias_ids=(num_rows, MAX_BIASED_TOKENS),
+            bias=(num_rows, MAX_BIASED_TOKENS),
+            is_allowed=(num_rows, MAX_BIASED_TOKENS),
+            blocked_ids=(num_rows, MAX_STOP_TOKENS),
+        )
+
+
+class Layout:
+    """Named i32 parts of one flat array."""
+
+    def __init__(self, **shapes: tuple[int, ...]) -> None:
+        self._parts: dict[str, tuple[int, int, tuple[int, ...]]] = {}
+        self.size = 0
+        for name, shape in shapes.items():
+            end = self.size + math.prod(shape)
+            self._parts[name] = (self.size, end, shape)
+            self.size = end
+
+    def empty(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """A new array of zeros, and views of its parts. New each time: the device may still read the last one."""
+        flat = np.zeros(self.size, np.int32)
+        return flat, {name: flat[start:end].reshape(shape) for name, (start, end, shape) in self._parts.items()}
+
+    def unpack(self, flat: jax.Array) -> dict[str, jax.Array]:
+        return {name: flat[start:end].reshape(shape) for name, (start, end, shape) in self._parts.items()}
+
+
+def _bucket(count: int, buckets: tuple[int, ...]) -> int:
+    return next(bucket for bucket in buckets if bucket >= count)
+
+
+def _buckets(at_least: int, *, few: bool) -> tuple[int, ...]:
+    """Powers of two, and unless there are to be few, from 32 on a number between two of them."""
+    buckets = [MIN_BUCKET]
+    while buckets[-1] < at_least:
+        last = buckets[-1]
+        is_power = last & (last - 1) == 0
+        step = last // 2 if is_power else last // 3
+        buckets.append(2 * last if few or last == MIN_BUCKET else last + step)
+    return tuple(buckets)

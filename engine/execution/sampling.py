@@ -1,0 +1,242 @@
+"""Turns logits into tokens, on the device, each row by its own parameters.
+
+A token is drawn by inverting the distribution's cumulative sum at one uniform number that depends on (seed, output
+index) alone. So a row's token does not depend on what else is in the batch, and one random number per row is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from penstock.engine.request import MAX_LOGPROBS
+
+NOT_A_TOKEN = -1
+"""Sampled where a logit is NaN or plus infinity: the model's numbers broke down for that row."""
+
+NOTHING_LEFT = -2
+"""Sampled where every token is forbidden, by the request or by a model that gives minus infinity to all."""
+
+NEVER = -1e30
+"""The logit of a token that may not be drawn: softmax gives it exactly 0, and it stays finite when shifted."""
+
+_LARGEST = 1e29  # penalties and biases do not get a logit beyond it, to either side: none comes near NEVER
+
+_ARGMAX_BLOCK = 64
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """What every sampled row carries."""
+
+    temperature: jax.Array  # f32 [num_rows]; 0 is greedy
+    top_p: jax.Array  # f32 [num_rows]
+    min_p: jax.Array  # f32 [num_rows]
+    top_k: jax.Array  # i32 [num_rows]; 0 keeps all
+    seed: jax.Array  # u32 [num_rows, 2]
+    output_index: jax.Array  # i32 [num_rows]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class ExtendedRows:
+    """What only some requests ask for; a step without such a request does not pay for it.
+
+    Lists are padded with an id past the vocabulary, whose updates are dropped.
+    """
+
+    history: jax.Array  # i32 [num_rows, max_len]: the row's tokens so far
+    num_prompt: jax.Array  # i32 [num_rows]
+    repetition_penalty: jax.Array  # f32 [num_rows]
+    presence_penalty: jax.Array  # f32 [num_rows]
+    frequency_penalty: jax.Array  # f32 [num_rows]
+    bias_ids: jax.Array  # i32 [num_rows, max_biased]
+    bias: jax.Array  # f32 [num_rows, max_biased]; NEVER for bad tokens
+    is_restricted: jax.Array  # i32 [num_rows]: whether only the ids with `is_allowed` may be drawn
+    is_allowed: jax.Array  # i32 [num_rows, max_biased]
+    blocked_ids: jax.Array  # i32 [num_rows, max_stop]: stop tokens while min_tokens is not reached
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of the distribution that was sampled from, after penalties and biases, before temperature and filters."""
+
+    sampled: jax.Array  # f32 [num_rows]
+    top_ids: jax.Array  # i32 [num_rows, MAX_LOGPROBS]
+    top: jax.Array  # f32 [num_rows, MAX_LOGPROBS]
+
+
+def are_sound(logits: jax.Array) -> jax.Array:
+    """Whether no logit of a row is NaN or plus infinity, bool `[num_rows]`. Minus infinity is a token with no chance.
+
+    Asked of each logit, not of their maximum: XLA's maximum on CPU drops a NaN, from some shapes on.
+    """
+    return jnp.all(logits < jnp.inf, axis=-1)
+
+
+def sample(logits: jax.Array, rows: SamplingRows, is_sound: jax.Array) -> jax.Array:
+    """Draws one token per row, i32 `[num_rows]`, from f32 logits `[num_rows, vocab]`.
+
+    Filters apply in the order of Hugging Face's generate: temperature, top_k, top_p, min_p. Of equally likely tokens at
+    a filter's edge all are kept; of equal maxima greedy takes the first. `is_sound` tells what `are_sound` found in the
+    model's own logits: a row that is not gives NOT_A_TOKEN. One without a token that may be drawn gives NOTHING_LEFT.
+    """
+    greedy = jax.lax.platform_dependent(logits, cpu=_argmax_on_cpu, default=partial(jnp.argmax, axis=-1))
+    greedy = greedy.astype(jnp.int32)
+    drawn = jax.lax.cond(
+        jnp.any(rows.temperature > 0), _draw, lambda _logits, _rows, greedy: greedy, logits, rows, greedy
+    )
+    sampled = jnp.where(rows.temperature > 0, drawn, greedy)
+    has_choice = jnp.take_along_axis(logits, greedy[:, None], axis=-1)[:, 0] > NEVER
+    return jnp.where(is_sound, jnp.where(has_choice, sampled, NOTHING_LEFT), NOT_A_TOKEN)
+
+
+def _argmax_on_cpu(logits: jax.Array) -> jax.Array:
+    """The first maximum of each row: that of block maxima, then that within the block.
+
+    XLA on CPU finds a maximum many times faster than where it is.
+    """
+    blocks = jnp.pad(logits, ((0, 0), (0, -logits.shape[1] % _ARGMAX_BLOCK)), constant_values=-jnp.inf)
+    blocks = blocks.reshape(logits.shape[0], -1, _ARGMAX_BLOCK)
+    best = jnp.argmax(jnp.max(blocks, axis=-1), axis=-1)
+    within = jnp.argmax(jnp.take_along_axis(blocks, best[:, None, None], axis=1)[:, 0], axis=-1)
+    return best * _ARGMAX_BLOCK + within
+
+
+def extend(logits: jax.Array, rows: ExtendedRows) -> jax.Array:
+    """Applies penalties, biases and restrictions to logits `[num_rows, vocab]`.
+
+    Repetition as in CTRL (Keskar et al., arXiv 1909.05858), over prompt and output; presence and frequency as in
+    OpenAI's API, over the output alone. What may not be drawn gets NEVER, whatever its bias; all else stays above it.
+    """
+    vocab = logits.shape[-1]
+    place = jnp.arange(rows.history.shape[1])[None]
+    output = jnp.where(place >= rows.num_prompt[:, None], rows.history, vocab)
+    allowed_ids = jnp.where(rows.is_allowed > 0, rows.bias_ids, vocab)
+    seen, counts, allowed, bias, blocked = _spread(
+        [
+            (rows.history, None),
+            (output, None),
+            (allowed_ids, None),
+            (rows.bias_ids, rows.bias),
+            (rows.blocked_ids, None),
+        ],
+        vocab,
+    )
+    penalty = rows.repetition_penalty[:, None]
+    is_allowed = (allowed > 0) | (rows.is_restricted[:, None] == 0)
+    may_be_drawn = is_allowed & (bias > NEVER / 2) & (blocked == 0) & (logits > -jnp.inf)
+    logits = jnp.where(seen > 0, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+    logits = logits - rows.presence_penalty[:, None] * (counts > 0) - rows.frequency_penalty[:, None] * counts
+    return jnp.where(may_be_drawn, jnp.clip(logits + bias, -_LARGEST, _LARGEST), NEVER)
+
+
+def _spread(lists: Sequence[tuple[jax.Array, jax.Array | None]], vocab: int) -> jax.Array:
+    """Sums of values by id, f32 `[len(lists), num_rows, vocab]`, from ids and values `[num_rows, any length]`.
+
+    A list without values counts its ids; an id that is no token is dropped: `vocab` is padding, and one in flight may
+    turn out to be NOT_A_TOKEN. All lists go through one scatter, because each takes the TPU's compiler many seconds.
+    """
+    num_rows = lists[0][0].shape[0]
+    size = len(lists) * num_rows * vocab
+    indices, values = [], []
+    for number, (ids, of_ids) in enumerate(lists):
+        start = (number * num_rows + jnp.arange(num_rows, dtype=jnp.int32))[:, None] * vocab
+        indices.append(jnp.where((ids >= 0) & (ids < vocab), start + ids, size).reshape(-1))
+        values.append((jnp.ones(ids.shape, jnp.float32) if of_ids is None else of_ids).reshape(-1))
+    flat = jnp.zeros(size, jnp.float32).at[jnp.concatenate(indices)].add(jnp.concatenate(values), mode="drop")
+    return flat.reshape(len(lists), num_rows, vocab)
+
+
+def logprobs_of(logits: jax.Array, token_ids: jax.Array) -> Logprobs:
+    """Log-probabilities of the drawn tokens and of the most likely ones."""
+    logprobs = jax.nn.log_softmax(logits, axis=-1)
+    sampled = jnp.take_along_axis(logprobs, token_ids[:, None], axis=-1)[:, 0]
+    top, top_ids = jax.lax.top_k(logprobs, min(MAX_LOGPROBS, logits.shape[-1]))
+    return Logprobs(sampled, top_ids.astype(jnp.int32), top)
+
+
+def _draw(logits: jax.Array, rows: SamplingRows, greedy: jax.Array) -> jax.Array:
+    temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)
+    logits = logits / temperature[:, None]
+    is_filtered = jnp.any((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
+    logits = jax.lax.cond(is_filtered, _filter, lambda logits, _: logits, logits, rows)
+    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    cumulative = jnp.cumsum(weights, axis=-1)
+    target = jax.vmap(_uniform)(rows.seed, rows.output_index)[:, None] * cumulative[:, -1:]
+    return _first_past(target, cumulative, weights, greedy)
+
+
+def _first_past(target: jax.Array, cumulative: jax.Array, weights: jax.Array, otherwise: jax.Array) -> jax.Array:
+    """The first token with a weight whose cumulative weight exceeds `target` `[num_rows, 1]`, i32 `[num_rows]`.
+
+    The weight is asked for because the sums of a parallel scan are rounded each in its own way: one may grow by a hair
+    where the weight is 0. For the same reason there may be no such token, and also where a temperature next to 0 made
+    logits overflow: that row takes its `otherwise`.
+    """
+    vocab = weights.shape[-1]
+    place = jnp.where((cumulative > target) & (weights > 0), jnp.arange(vocab, dtype=jnp.int32), vocab)
+    first = jnp.min(place, axis=-1)
+    return jnp.where(first < vocab, first, otherwise)
+
+
+def _uniform(seed: jax.Array, output_index: jax.Array) -> jax.Array:
+    """A number in [0, 1) that is a function of its arguments alone."""
+    key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+    return jax.random.uniform(jax.random.fold_in(key, output_index))
+
+
+def _filter(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+    """Masks what top_k, then top_p, then min_p leave out, by a threshold each, without sorting the vocabulary."""
+    vocab = logits.shape[-1]
+    top_k = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
+
+    def enough_tokens(threshold: jax.Array) -> jax.Array:
+        return jnp.sum(logits >= threshold, axis=-1, keepdims=True) >= top_k[:, None]
+
+    logits = jnp.where(logits >= _highest(enough_tokens, logits), logits, NEVER)
+    top = jnp.max(logits, axis=-1, keepdims=True)
+    weights = jnp.exp(logits - top)
+    wanted = rows.top_p[:, None] * jnp.sum(weights, axis=-1, keepdims=True)
+
+    def enough_mass(threshold: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(logits >= threshold, weights, 0.0), axis=-1, keepdims=True) >= wanted
+
+    # A top_p that f32 takes for 0 wants no mass at all, and still keeps the most likely token.
+    kept = (logits >= jnp.minimum(_highest(enough_mass, logits), top)) | (rows.top_p[:, None] >= 1.0)
+    floor = top + jnp.log(rows.min_p)[:, None]  # -inf where min_p is 0
+    return jnp.where(kept & (logits >= floor), logits, NEVER)
+
+
+def _highest(holds: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.Array:
+    """The highest f32 threshold for which `holds`, one per row `[num_rows, 1]`, found by bisection over all floats.
+
+    `holds` is true for low thresholds, minus infinity among them, and false for high ones. 32 halvings of the integers
+    that order floats are exact.
+    """
+
+    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds  # holds at low, not at high
+        middle = low + (high - low) // 2
+        ok = holds(_ordered_to_float(middle))
+        return jnp.where(ok, middle, low), jnp.where(ok, high, middle)
+
+    shape = (logits.shape[0], 1)
+    low = jnp.full(shape, 0x007FFFFF, jnp.uint32)  # minus infinity
+    high = jnp.full(shape, 0xFF800000, jnp.uint32)  # plus infinity
+    found = partial(jax.lax.fori_loop, 0, 32, halve)
+    # A CUDA graph takes in branches, but no loops: with one, the host would have to look where each step branches.
+    low, _ = jax.lax.platform_dependent((low, high), cuda=partial(found, unroll=True), default=found)
+    return _ordered_to_float(low)
+
+
+def _ordered_to_float(ordered: jax.Array) -> jax.Array:
+    """Maps u32 to f32 so that the order is kept: the sign bit is flipped, negative numbers are mirrored."""
+    sign = jnp.uint32(0x80000000)
+    return jax.lax.bitcast_convert_type(jnp.where(ordered >= sign, ordered ^ sign, ~ordered), jnp.float32)

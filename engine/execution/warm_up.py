@@ -1,0 +1,120 @@
+"""Before the first request: every step is compiled and timed, and the times decide how steps are composed."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.packing import Batch
+from penstock.engine.execution.runner import Runner
+from penstock.engine.execution.sampling import NOT_A_TOKEN
+from penstock.engine.scheduling.pace import Pace, StepTimes
+from penstock.engine.stats import ReportProgress
+
+LOOP_STEPS = 8
+"""Decode steps in one dispatch, where that pays."""
+
+LONGEST_LOOP_S = 0.01
+"""A longer dispatch would show in the stream, and make a new request wait."""
+
+_REPEATS = 3  # of which the shortest counts: other work on the machine only ever adds
+_ENOUGH_S = 0.2  # steps that take so long are not repeated
+
+
+def warm_up(
+    runner: Runner, progress: ReportProgress | None = None, *, decode_steps: int | None, max_slowdown: float | None
+) -> Pace:
+    """Compiles every step there is, runs each on padding, and measures them.
+
+    `decode_steps` in one dispatch; where that is None, several for those row buckets where they are quicker and short.
+    """
+    runner.compile_steps(progress)
+    times = measure_steps(runner)
+    if decode_steps is None:
+        loops = choose_decode_steps(runner, times)
+    else:
+        loops = dict.fromkeys(runner.geometry.row_buckets, decode_steps) if decode_steps > 1 else {}
+    runner.compile_loops(loops, progress)
+    for num_rows, num_steps in loops.items():
+        time_decoding(runner, num_rows, num_steps)
+    runner.start_watch()
+    return Pace(times, max_slowdown, loops)
+
+
+def measure_steps(runner: Runner) -> StepTimes:
+    geometry = runner.geometry
+    for num_rows in geometry.extended_row_buckets:  # so that no first run is timed
+        runner.dispatch(_decode_batch(geometry, num_rows, extended=True), num_rows).token_ids()
+    prompt_s = {bucket: _fastest(runner, _prompt_batch(geometry, bucket), 1) for bucket in geometry.token_buckets}
+    decode_s = {bucket: _fastest(runner, _decode_batch(geometry, bucket), bucket) for bucket in geometry.row_buckets}
+    return StepTimes(prompt_s, decode_s, _pair_s(runner, prompt_s[geometry.token_buckets[0]]))
+
+
+def choose_decode_steps(runner: Runner, times: StepTimes) -> dict[int, int]:
+    """By row bucket: several where they stay short, if a lone sequence then decodes a tenth faster at least."""
+    short = [rows for rows, seconds in times.decode_s.items() if seconds * LOOP_STEPS <= LONGEST_LOOP_S]
+    if not short:
+        return {}
+    single_s = min(time_decoding(runner, short[0], 1) for _ in range(_REPEATS))
+    time_decoding(runner, short[0], LOOP_STEPS)  # compiles
+    loop_s = min(time_decoding(runner, short[0], LOOP_STEPS) for _ in range(_REPEATS))
+    return dict.fromkeys(short, LOOP_STEPS) if loop_s < 0.9 * single_s else {}
+
+
+def time_decoding(runner: Runner, num_rows: int, num_steps: int) -> float:
+    """Seconds that one sequence takes for LOOP_STEPS tokens, in dispatches of `num_steps`, each waited for last."""
+    batch = _decode_batch(runner.geometry, num_rows, num_steps=num_steps)
+    start = time.perf_counter()
+    for _ in range(max(1, LOOP_STEPS // num_steps)):
+        last = runner.dispatch(batch, 1)
+    last.token_ids()
+    return time.perf_counter() - start
+
+
+def _pair_s(runner: Runner, alone_s: float) -> float:
+    """How much longer than `alone_s` the smallest chunk takes at the end of the longest prompt, per query and key."""
+    geometry = runner.geometry
+    count = geometry.token_buckets[0]
+    context = geometry.max_model_len - count
+    if context <= 0:
+        return 0.0
+    longer_s = _fastest(runner, _prompt_batch(geometry, count, context), 1)
+    return max(0.0, longer_s - alone_s) / (count * context)
+
+
+def _fastest(runner: Runner, batch: Batch, num_sampled: int) -> float:
+    seconds: list[float] = []
+    while len(seconds) <= _REPEATS and sum(seconds[1:]) < _ENOUGH_S:  # the first run sets things up
+        start = time.perf_counter()
+        runner.dispatch(batch, num_sampled).token_ids()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def _prompt_batch(geometry: Geometry, num_tokens: int, context: int = 0) -> Batch:
+    """A chunk of one prompt after `context` other tokens, all of it in the sink page."""
+    flat, parts = geometry.step_layout(num_tokens).empty()
+    parts["sources"][:] = -1
+    parts["positions"][:] = context + np.arange(num_tokens)
+    parts["cu_q_lens"][1:] = num_tokens
+    parts["kv_lens"][0], parts["num_seqs"][0] = context + num_tokens, 1
+    parts["sampled_tokens"][0] = num_tokens - 1
+    return Batch(num_tokens, geometry.row_buckets[0], 1, flat, None, None)
+
+
+def _decode_batch(geometry: Geometry, num_rows: int, *, num_steps: int = 1, extended: bool = False) -> Batch:
+    """First tokens of as many sequences as there are rows, in the sink page; with several steps, of one."""
+    num_seqs = 1 if num_steps > 1 else num_rows
+    flat, parts = geometry.step_layout(num_rows).empty()
+    parts["sources"][:] = -1
+    parts["cu_q_lens"][1:] = np.minimum(np.arange(1, num_rows + 1), num_seqs)
+    parts["kv_lens"][:num_seqs], parts["num_seqs"][0] = 1, num_seqs
+    parts["sampled_tokens"][:num_seqs] = np.arange(num_seqs)
+    options = geometry.extended_layout(num_rows).empty()[0] if extended else None
+    stops = None
+    if num_steps > 1:
+        stops, ends = geometry.stops_layout(num_rows).empty()
+        ends["stop_ids"][:], ends["limits"][0] = NOT_A_TOKEN, num_steps
+    return Batch(num_rows, num_rows, num_steps, flat, options, stops)

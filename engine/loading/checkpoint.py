@@ -1,0 +1,310 @@
+"""Checkpoints in Hugging Face format: where they are, what they declare, and how their weights become a Decoder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from huggingface_hub import snapshot_download
+
+from penstock.engine.errors import CheckpointError, ConfigError
+from penstock.engine.loading.files import read_json
+from penstock.engine.loading.weights import Source, Stored, WeightFiles, open_weights
+from penstock.engine.models import FAMILIES, Decoder, Family, ModelConfig, ParamPath, family_of, layer_runs
+from penstock.engine.models.axes import logical_axes
+from penstock.engine.models.hf_config import checked_dtype
+from penstock.engine.sharding import Placement
+from penstock.engine.stats import ReportProgress
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HUB_FILES = [
+    CONFIG_FILE,
+    "generation_config.json",
+    WEIGHTS_FILE,
+    INDEX_FILE,
+    "model-*-of-*.safetensors",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+]
+FLOAT_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors names them
+HARMLESS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # derived from config.json; stored by old checkpoints
+NAMED_AT_MOST = 5  # tensors in one message
+
+
+def resolve(model: str | Path, revision: str | None = None) -> Path:
+    """The directory of `model`: a local one as it is, or a Hugging Face Hub id such as `owner/name`, fetched if needed.
+
+    Raises:
+        CheckpointError: there is no such directory, or the hub could not deliver it.
+        ConfigError: a revision is given for a local directory.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            raise ConfigError(f"revision {revision!r} is for models of the hub, and {model} is a local directory")
+        return path
+    if isinstance(model, Path) or not HUB_ID.fullmatch(model):
+        raise CheckpointError(
+            f"there is no directory {model}, and it is no hub id either; give a directory that holds {CONFIG_FILE}, "
+            f"tokenizer.json and {WEIGHTS_FILE}, or an id such as owner/name"
+        )
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=HUB_FILES))
+    except (OSError, ValueError) as error:  # all that the hub's client raises for network, access and names
+        raise CheckpointError(
+            f"{model} is no local directory, and the Hugging Face Hub did not deliver it; check the name and the "
+            "network (a gated model needs HF_TOKEN), or download it and give the directory: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
+    """What `config.json` declares, as a ModelConfig whose weights and activations are of `dtype`.
+
+    `auto` keeps the checkpoint's own type, float16 included: the one that config.json states, or else that of the
+    embedding on disk. Norms, softmax and logits are computed in f32 whatever it is.
+
+    Raises:
+        ConfigError: the model, or something it asks for, is not supported.
+        CheckpointError: config.json is missing or malformed.
+    """
+    fields = read_json(directory / CONFIG_FILE)
+    family = family_of(fields)
+    if dtype != "auto":
+        return family.config(fields, checked_dtype(dtype))
+    declared = fields.get("dtype") or fields.get("torch_dtype") or _embedding_dtype(directory, family)
+    return family.config(fields, str(declared).removeprefix("torch."))
+
+
+def load_model(
+    directory: Path,
+    config: ModelConfig,
+    progress: ReportProgress | None = None,
+    *,
+    placement: Placement | None = None,
+    stacked: bool = False,
+) -> Decoder:
+    """Reads the weights, one parameter at a time, into a Decoder.
+
+    They go to the default device; with `placement`, each device of its mesh reads its own share and no more.
+
+    Every tensor that the model has must be there with its shape, and no other one. Names, shapes and types are all
+    checked before the first weight is read. Two kinds of extra tensors are passed over because they hold nothing new:
+    stored rotary frequencies, and an `lm_head.weight` that equals the embedding it is tied to.
+
+    Raises:
+        CheckpointError: a file or tensor is missing, unexpected, misshapen or of a type that is not a float.
+    """
+    graph, stored, sources = _checked(directory, config, stacked=stacked)
+    num_bytes = {source.path: sum(stored[name].num_bytes for name in source.names) for source in sources}
+    num_bytes_read = 0
+    filled = {}
+    with WeightFiles(stored) as files:
+        for source in sorted(sources, key=lambda source: stored[source.names[0]].file):  # a file at a time
+            filled[source.path] = nnx.Param(files.array(source, placement))
+            num_bytes_read += num_bytes[source.path]
+            if progress is not None:
+                progress(num_bytes_read, sum(num_bytes.values()), "weights")
+    return _merged(graph, filled)
+
+
+def check_weights(directory: Path, config: ModelConfig) -> int:
+    """Checks what `load_model` checks before it reads the first weight; returns the size of the weights in bytes.
+
+    Raises:
+        CheckpointError: as `load_model`.
+    """
+    _, stored, sources = _checked(directory, config)
+    return sum(stored[name].num_bytes for source in sources for name in source.names)
+
+
+def random_model(
+    config: ModelConfig, seed: int, *, placement: Placement | None = None, stacked: bool = False
+) -> Decoder:
+    """A Decoder of this geometry with random weights, made where they are to be: for benchmarks and tests."""
+    graph, abstract = _abstract(config, stacked=stacked)
+    filled = {}
+    for number, (path, param) in enumerate(abstract.items()):
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        sharding = None if placement is None else _sharding(path, param, placement)
+        filled[path] = param.replace(_initial(key, path[-1], param.shape, param.dtype, sharding))
+    return _merged(graph, filled)
+
+
+def abstract_model(config: ModelConfig, placement: Placement, *, stacked: bool) -> Decoder:
+    """A Decoder of shapes alone, each with its place: for compiling without weights."""
+    graph, abstract = _abstract(config, stacked=stacked)
+    filled = {}
+    for path, param in abstract.items():
+        sharding = _sharding(path, param, placement)
+        filled[path] = param.replace(
+            jax.ShapeDtypeStruct(param.shape, param.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+        )
+    return _merged(graph, filled)
+
+
+def _checked(
+    directory: Path, config: ModelConfig, *, stacked: bool = False
+) -> tuple[nnx.GraphDef[Decoder], Mapping[str, Stored], list[Source]]:
+    """The model's structure, what the files hold, and which of it each parameter is made of."""
+    stored = _stored_tensors(directory)
+    _check_layers(stored, config)
+    graph, abstract = _abstract(config, stacked=stacked)
+    sources = [_source(path, param, config, stacked=stacked) for path, param in abstract.items()]
+    _check(stored, sources, tied=config.tie_word_embeddings)
+    return graph, stored, sources
+
+
+def _source(path: ParamPath, param: Any, config: ModelConfig, *, stacked: bool) -> Source:
+    family = FAMILIES[config.family]
+    is_stacked = stacked and path[0] == "blocks"
+    layers = [path]
+    if is_stacked:
+        run = layer_runs(config)[int(path[1])]
+        layers = [("blocks", layer, *path[2:]) for layer in range(run.first, run.first + run.count)]
+    return Source(
+        path=path,
+        shape=tuple(param.shape),
+        dtype=param.dtype,
+        names=tuple(family.tensor_name(layer) for layer in layers),
+        is_stacked=is_stacked,
+        copies=config.kv_copies if "kv_heads" in logical_axes(path, len(param.shape)) else 1,
+        head_dim=config.head_dim,
+    )
+
+
+def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:
+    """The model's structure and its parameters' shapes and types, without memory."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), stacked=stacked)))
+    flat: Any = nnx.to_flat_state(state)
+    return graph, dict(flat)
+
+
+def _merged(graph: nnx.GraphDef[Decoder], filled: Mapping[Any, Any]) -> Decoder:
+    return nnx.merge(graph, nnx.from_flat_state(filled))
+
+
+def _sharding(path: ParamPath, param: Any, placement: Placement) -> jax.sharding.Sharding:
+    return placement.sharding(logical_axes(path, len(param.shape)))
+
+
+@partial(jax.jit, static_argnames=("leaf", "shape", "dtype", "sharding"))
+def _initial(
+    key: jax.Array, leaf: str, shape: tuple[int, ...], dtype: jnp.dtype, sharding: jax.sharding.Sharding | None
+) -> jax.Array:
+    if leaf in ("kernel", "embedding"):
+        values = (0.02 * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
+    else:
+        values = jnp.ones(shape, dtype) if leaf == "scale" else jnp.zeros(shape, dtype)
+    if sharding is not None:
+        values = jax.lax.with_sharding_constraint(values, sharding)  # type: ignore[no-untyped-call]
+    return values
+
+
+def _embedding_dtype(directory: Path, family: Family) -> str:
+    name = family.tensor_name(("embedding",))
+    stored = _stored_tensors(directory).get(name)
+    if stored is None:
+        raise CheckpointError(f"{CONFIG_FILE} states no dtype, and the weights in {directory} hold no {name}")
+    return FLOAT_TYPES.get(stored.kind, stored.kind)
+
+
+def _stored_tensors(directory: Path) -> dict[str, Stored]:
+    """The headers of all weight files, by tensor name; nothing else of the files is read."""
+    if (directory / WEIGHTS_FILE).exists():
+        return dict(_header(directory / WEIGHTS_FILE))
+    if not (directory / INDEX_FILE).exists():
+        raise CheckpointError(
+            f"there is neither {WEIGHTS_FILE} nor {INDEX_FILE} in {directory}; "
+            "weights in other formats must be converted to safetensors"
+        )
+    file_of = _weight_map(directory)
+    stored: dict[str, Stored] = {}
+    for file in dict.fromkeys(file_of.values()):
+        header = dict(_header(file))
+        indexed = {name for name, holder in file_of.items() if holder == file}
+        _refuse(indexed - header.keys(), f"{file.name} lacks tensors that {INDEX_FILE} places there")
+        _refuse(header.keys() - indexed, f"{file.name} holds tensors that {INDEX_FILE} does not place there")
+        stored |= header
+    return stored
+
+
+def _weight_map(directory: Path) -> dict[str, Path]:
+    names = read_json(directory / INDEX_FILE).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):
+        raise CheckpointError(f"{directory / INDEX_FILE} has no weight_map from tensor names to files")
+    outside = sorted({file for file in names.values() if Path(file).name != file})
+    if outside:
+        raise CheckpointError(f"{INDEX_FILE} names {outside[0]!r}, which is not a file name inside {directory}")
+    missing = sorted({file for file in names.values() if not (directory / file).exists()})
+    if missing:
+        raise CheckpointError(f"{INDEX_FILE} names {', '.join(missing)}, not found in {directory}")
+    return {name: directory / file for name, file in names.items()}
+
+
+def _header(file: Path) -> Iterator[tuple[str, Stored]]:
+    with open_weights(file) as tensors:
+        for name in tensors.keys():  # noqa: SIM118 -- not a mapping
+            entry = tensors.get_slice(name)
+            yield name, Stored(file, tuple(entry.get_shape()), entry.get_dtype())
+
+
+def _check_layers(stored: Mapping[str, Stored], config: ModelConfig) -> None:
+    """By one tensor each, and first of all: to build the structure of a thousand layers takes half a minute."""
+    family = FAMILIES[config.family]
+    names = {family.tensor_name(("blocks", layer, "attention_norm", "scale")) for layer in range(config.num_layers)}
+    _refuse(names - stored.keys(), f"{CONFIG_FILE} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
+
+
+def _check(stored: Mapping[str, Stored], sources: list[Source], *, tied: bool) -> None:
+    expected = {name: source.stored_shape for source in sources for name in source.names}
+    _refuse(expected.keys() - stored.keys(), "the checkpoint lacks tensors of the model")
+    extra = {name for name in stored.keys() - expected.keys() if not HARMLESS.fullmatch(name)}
+    if tied and "lm_head.weight" in extra:
+        _check_tied_head(stored)
+        extra.remove("lm_head.weight")
+    _refuse(extra, "the checkpoint holds tensors that the model has no place for", stored)
+    for name, shape in expected.items():
+        found = stored[name]
+        if found.shape != shape:
+            raise CheckpointError(
+                f"tensor {name} has shape {list(found.shape)}, expected {list(shape)}, in {found.file.name}"
+            )
+        if found.kind not in FLOAT_TYPES:
+            raise CheckpointError(
+                f"tensor {name} is of type {found.kind}, expected one of {', '.join(FLOAT_TYPES)}, in {found.file.name}"
+            )
+
+
+def _check_tied_head(stored: Mapping[str, Stored]) -> None:
+    head, embedding = stored["lm_head.weight"], stored["model.embed_tokens.weight"]
+    with open_weights(head.file) as heads, open_weights(embedding.file) as embeddings:
+        same = np.array_equal(heads.get_tensor("lm_head.weight"), embeddings.get_tensor("model.embed_tokens.weight"))
+    if not same:
+        raise CheckpointError(
+            f"lm_head.weight in {head.file.name} differs from model.embed_tokens.weight, but config.json ties the two; "
+            "set tie_word_embeddings to false if the head is its own"
+        )
+
+
+def _refuse(names: set[str], why: str, stored: Mapping[str, Stored] | None = None) -> None:
+    if not names:
+        return
+    shown = [f"{name} ({stored[name].file.name})" if stored else name for name in sorted(names)[:NAMED_AT_MOST]]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    raise CheckpointError(f"{why}: {', '.join(shown)}{more}")

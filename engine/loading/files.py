@@ -1,0 +1,80 @@
+"""Files of a checkpoint's folder. They come from strangers: none may block, fill the memory or break the parser."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from penstock.engine.errors import CheckpointError
+
+MAX_BYTES = 2**27  # of a text file; the largest that are in use, indices and tokenizers, have some 40 MB
+TEXT_SUFFIXES = {".json", ".jinja", ".txt", ".model"}
+TEMPLATE_DIR = "additional_chat_templates"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        CheckpointError: the file is missing, unreadable, too large, or holds something else.
+    """
+    try:
+        fields = json.loads(_read(path))
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no {path.name} in {path.parent}") from None
+    except RecursionError:
+        raise CheckpointError(f"{path} is not readable as JSON: it is nested too deep") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not readable as JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"{path} holds a {type(fields).__name__}, not a JSON object")
+    return fields
+
+
+def check_files(directory: Path) -> None:
+    """`check_file` of all that others read out of a checkpoint's folder.
+
+    Raises:
+        CheckpointError: the message names the file.
+    """
+    for folder in (directory, directory / TEMPLATE_DIR):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.exists() and not path.is_dir():
+                check_file(path)
+
+
+def check_file(path: Path) -> None:
+    """To be called before others open a file: a pipe or a device blocks them, and a text file they read whole.
+
+    Raises:
+        CheckpointError: it is not a regular file, or a text file that is too large.
+    """
+    try:
+        _check(path, path.stat())
+    except OSError as error:
+        raise CheckpointError(f"{path} is not readable: {error}") from error
+
+
+def _read(path: Path) -> str:
+    with open(path, "rb", opener=_open_at_once) as file:
+        _check(path, os.fstat(file.fileno()))
+        return file.read(MAX_BYTES).decode()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # else opening a pipe waits for somebody who writes to it
+
+
+def _check(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(f"{path} is {_kind(status.st_mode)}, not a regular file")
+    if path.suffix in TEXT_SUFFIXES and status.st_size > MAX_BYTES:
+        raise CheckpointError(f"{path} has {status.st_size} bytes, more than the {MAX_BYTES} that are read")
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")

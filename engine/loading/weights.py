@@ -1,0 +1,131 @@
+"""Reads parameters out of safetensors files, of each only what a device holds."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from penstock.engine.errors import CheckpointError
+from penstock.engine.loading.files import check_file
+from penstock.engine.models import ParamPath
+from penstock.engine.models.axes import logical_axes
+from penstock.engine.sharding import Placement
+
+Index = tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a file's header says of one tensor."""
+
+    file: Path
+    shape: tuple[int, ...]
+    kind: str  # safetensors' name of the element type
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * int(re.sub(r"\D", "", self.kind)) // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a parameter comes from: one tensor, or in a stacked decoder one per layer."""
+
+    path: ParamPath
+    shape: tuple[int, ...]
+    dtype: jnp.dtype
+    names: tuple[str, ...]
+    is_stacked: bool
+    copies: int = 1  # times that each KV head is repeated
+    head_dim: int = 1
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Of each of its tensors. Kernels are stored transposed, `[out, in]`."""
+        shape = list(self.shape[1:] if self.is_stacked else self.shape)
+        shape[-1] //= self.copies
+        return tuple(reversed(shape)) if self.path[-1] == "kernel" else tuple(shape)
+
+
+class WeightFiles:
+    """Open files of a checkpoint. A context manager."""
+
+    def __init__(self, stored: Mapping[str, Stored]) -> None:
+        self._stored = stored
+        self._files: dict[Path, Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def array(self, source: Source, placement: Placement | None) -> jax.Array:
+        """The parameter on its devices, each of which is given its share and nothing else."""
+        if placement is None:
+            return jnp.asarray(self._read(source, (slice(None),) * len(source.shape)))
+        read: dict[str, np.ndarray] = {}
+
+        def share(index: Index | None) -> np.ndarray:
+            key = str(index)
+            if key not in read:  # devices that hold the same are asked one after the other
+                read.clear()
+                read[key] = self._read(source, index or ())
+            return read[key]
+
+        sharding = placement.sharding(logical_axes(source.path, len(source.shape)))
+        return jax.make_array_from_callback(source.shape, sharding, share)
+
+    def _read(self, source: Source, index: Index) -> np.ndarray:
+        if not source.is_stacked:
+            return self._read_one(source, source.names[0], index)
+        return np.stack([self._read_one(source, name, index[1:]) for name in source.names[index[0]]])
+
+    def _read_one(self, source: Source, name: str, index: Index) -> np.ndarray:
+        array: np.ndarray
+        tensor = self._opened(self._stored[name].file).get_slice(name)
+        if source.copies > 1:
+            index, cut = _before_copying(source, index)
+        array = tensor[tuple(reversed(index))].T if source.path[-1] == "kernel" else tensor[index]
+        if source.copies > 1:
+            heads = array.reshape(*array.shape[:-1], -1, source.head_dim)
+            array = np.repeat(heads, source.copies, axis=-2).reshape(*array.shape[:-1], -1)[..., cut]
+        return array.astype(source.dtype, copy=False)
+
+    def _opened(self, file: Path) -> Any:
+        if file not in self._files:
+            self._files[file] = self._stack.enter_context(open_weights(file))
+        return self._files[file]
+
+
+def open_weights(file: Path) -> Any:
+    """A context manager over the file's tensors.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is no safetensors file.
+    """
+    check_file(file)
+    try:
+        return safe_open(file, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
+
+
+def _before_copying(source: Source, index: Index) -> tuple[Index, slice]:
+    """What to read so that, with each KV head repeated, it holds `index`; and where in that `index` then is."""
+    start, stop, _ = index[-1].indices(source.shape[-1])
+    width = source.copies * source.head_dim  # of all copies of one stored head
+    first, end = start // width, -(-stop // width)
+    stored = slice(first * source.head_dim, end * source.head_dim)
+    return (*index[:-1], stored), slice(start - first * width, stop - first * width)

@@ -1,0 +1,92 @@
+"""How much one step may hold, so that streams flow evenly: decided from measured step times.
+
+Prompts are computed in chunks, in the same steps as decoding sequences (Agrawal et al., Sarathi-Serve, arXiv
+2403.02310). A chunk has no fixed size: it follows from how long the step would take with it and without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+MIN_CHUNK = 16
+"""Tokens of a prompt that every step may compute, so that prompts advance whatever the times say."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds that steps take on the device, by bucket, short sequences assumed."""
+
+    prompt_s: Mapping[int, float]  # by token bucket: one row is sampled
+    decode_s: Mapping[int, float]  # by row bucket: each row is sampled
+    pair_s: float = 0.0  # what each pair of a query and a key before it adds
+
+    def decoding_s(self, num_decoding: int, num_pairs: int) -> float:
+        return self.decode_s[_bucket(self.decode_s, num_decoding)] + num_pairs * self.pair_s
+
+    def sampling_s(self, num_decoding: int) -> float:
+        """The part of a decode step that its rows take and its tokens do not."""
+        bucket = _bucket(self.decode_s, num_decoding)
+        return max(0.0, self.decode_s[bucket] - self.prompt_s.get(bucket, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What bounds a step besides `max_batch_tokens`. By default nothing does."""
+
+    times: StepTimes | None = None
+    max_slowdown: float | None = None  # of a step in which sequences decode, for each prompt that waits
+    decode_steps: Mapping[int, int] = field(default_factory=dict)  # in one dispatch, by row bucket; 1 where not named
+
+    def max_steps(self, num_rows: int) -> int:
+        """Decode steps that one dispatch of so many rows may hold."""
+        buckets = [bucket for bucket in self.decode_steps if bucket >= num_rows]
+        return self.decode_steps[min(buckets)] if buckets else 1
+
+    def prompt_budget(self, decoding: Iterable[int], num_prompts: int) -> PromptBudget:
+        """For prompts, in a step in which sequences of these lengths decode.
+
+        One prompt must not slow those that decode noticeably. Where more wait, their waiting counts too, and larger
+        chunks are computed faster: the limit grows with their number.
+        """
+        if not num_prompts or self.times is None or self.max_slowdown is None:
+            return PromptBudget(None, 0.0, 0, 0)
+        lengths = list(decoding)
+        if not lengths:
+            return PromptBudget(None, 0.0, 0, 0)
+        num_pairs = sum(lengths)
+        usual_s = self.times.decoding_s(len(lengths), num_pairs)
+        taken_s = self.times.sampling_s(len(lengths)) + num_pairs * self.times.pair_s
+        return PromptBudget(self.times, usual_s * self.max_slowdown * num_prompts - taken_s, len(lengths), 0)
+
+
+@dataclass(slots=True)
+class PromptBudget:
+    """What is left of one step for prompts."""
+
+    times: StepTimes | None  # None: no limit
+    left_s: float  # for attention of prompts, and for a bucket's tokens
+    num_tokens: int  # in the step so far
+    num_prompt_tokens: int  # of those, prompt tokens
+
+    def tokens(self, context: int) -> int | None:
+        """How many tokens of a prompt may join of which `context` are computed already; None for no limit."""
+        if self.times is None:
+            return None
+        count = MIN_CHUNK - self.num_prompt_tokens
+        pair_s = context * self.times.pair_s
+        for bucket, bucket_s in sorted(self.times.prompt_s.items()):
+            free_s = self.left_s - bucket_s
+            if bucket > self.num_tokens and free_s >= 0:
+                count = max(count, min(bucket - self.num_tokens, int(free_s / pair_s) if pair_s else bucket))
+        return max(0, count)
+
+    def take(self, count: int, context: int) -> None:
+        self.num_tokens += count
+        self.num_prompt_tokens += count
+        if self.times is not None:
+            self.left_s -= count * context * self.times.pair_s
+
+
+def _bucket(seconds: Mapping[int, float], count: int) -> int:
+    return min((bucket for bucket in seconds if bucket >= count), default=max(seconds))

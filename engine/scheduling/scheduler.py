@@ -1,0 +1,347 @@
+"""Decides what each step computes. Plain Python, no device: the same calls give the same plans."""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.engine.scheduling.pace import Pace, PromptBudget
+from penstock.engine.scheduling.page_pool import PagePool, root_hash
+from penstock.engine.scheduling.sequence import Sequence
+
+LOOKAHEAD_PAGES = 4
+"""A sequence is admitted only if every running one could still grow by this many pages: fewer preempt it at once."""
+
+
+UNPACED = Pace()
+
+
+class Row(NamedTuple):
+    """The tokens `[start, start + num_tokens)` of one sequence, computed in one step."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    num_known: int  # of those tokens, how many the host knows; a further one is in flight
+    num_sampled: int  # 0 if the row does not reach the sequence's end, else 1, or up to the plan's steps
+    output_index: int  # of the first token it samples, counted from the first generated one
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step, or several decode steps of the same rows in one dispatch.
+
+    Its rows keep what was true when it was planned, of the first of these steps; their sequences move on.
+    """
+
+    rows: tuple[Row, ...]
+    num_tokens: int
+    num_steps: int = 1
+
+    @property
+    def sampled(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.num_sampled)
+
+
+class SequenceFailed(Exception):
+    """Planning failed at one sequence. All others are as they were: without it, the plan can be made."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__(f"choice {sequence.index} of request {sequence.request.id!r}")
+        self.sequence = sequence
+
+
+class Scheduler:
+    """Token-budget scheduling over a page pool.
+
+    There are no phases: each sequence has `num_computed` tokens chasing `num_tokens`. A step gives a token each to the
+    sequences that decode, then hands what is left of its budget to prompts, in order of (priority, arrival). One that
+    runs out of pages preempts the last in that order; a preempted sequence keeps its tokens and is recomputed later.
+
+    Sequences of a step that failed are suspects: each then runs alone until a step of its own has succeeded.
+    """
+
+    def __init__(self, pool: PagePool, *, max_num_seqs: int, max_batch_tokens: int, max_model_len: int) -> None:
+        self._pool = pool
+        self._max_num_seqs = max_num_seqs
+        self._max_batch_tokens = max_batch_tokens
+        self._max_model_len = max_model_len
+        self._waiting: list[Sequence] = []  # ordered by rank
+        self._running: list[Sequence] = []  # ordered by rank; exactly those that hold a batch slot
+        self._suspects: set[Sequence] = set()
+        self._free_batch_slots = list(range(max_num_seqs))
+        self.num_preemptions = 0
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        return tuple(self._running)
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        return tuple(self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self._waiting, sequence, key=_rank)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Lets go of a sequence, wherever it is. Its pages are free for the next plan."""
+        if sequence.is_finished:
+            return
+        sequence.is_finished = True
+        self._clear(sequence)
+        if sequence.batch_slot >= 0:
+            self._running.remove(sequence)
+            self._release(sequence)
+        else:
+            self._waiting.remove(sequence)
+
+    def plan(self, pace: Pace = UNPACED) -> StepPlan | None:
+        """The next step, or None if there is nothing to compute. Counts its tokens as computed.
+
+        Where all do nothing but decode, and nobody waits, it is as many steps in one as `pace` allows.
+
+        Raises:
+            SequenceFailed: let go of that sequence with `finish`, and plan again.
+        """
+        chosen = {}
+        if self._suspects:
+            chosen = self._choose(min(self._suspects, key=_rank), pace)
+        if not chosen:
+            chosen = self._choose(None, pace)
+        if not chosen:
+            return None
+        num_steps = self._num_steps(chosen, pace.max_steps(len(chosen)))
+        rows = tuple(
+            _row(sequence, count, self._num_sampled(sequence, num_steps)) for sequence, count in chosen.items()
+        )
+        for row in rows:
+            row.sequence.num_computed += row.num_tokens + max(0, row.num_sampled - 1)
+            row.sequence.num_in_flight += row.num_sampled
+        return StepPlan(rows, sum(row.num_tokens for row in rows), num_steps)
+
+    def commit(self, row: Row, token_id: int | None) -> None:
+        """Appends the token that a row sampled, None if it sampled none. Called once for each row of each step of a
+        plan, in order, unless its sequence finished meanwhile.
+
+        A sequence that was preempted meanwhile takes its token like all others: it was computed from valid pages, and
+        is part of what will be recomputed.
+        """
+        sequence = row.sequence
+        if token_id is not None:
+            sequence.token_ids.append(token_id)
+            sequence.num_in_flight -= 1
+        self._clear(sequence)
+        self._index_full_pages(sequence)
+
+    def roll_back(self, blamed: StepPlan, lost: StepPlan | None) -> None:
+        """Undoes what was not committed, the cache's content with it: every sequence is recomputed.
+
+        The sequences of `blamed`, the step that failed, become suspects; those of `lost`, the next one, do not.
+        """
+        for plan in (blamed, lost):
+            for row in plan.rows if plan is not None else ():
+                row.sequence.num_in_flight = 0
+        for row in blamed.rows:
+            if not row.sequence.is_finished:
+                row.sequence.is_suspect = True
+                self._suspects.add(row.sequence)
+        for sequence in list(self._running):
+            self._preempt(sequence)
+        self._pool.forget_contents()
+
+    def check(self) -> None:
+        """Proves that pages and sequences agree.
+
+        Raises:
+            AssertionError: what does not hold.
+        """
+        self._pool.check()
+        for sequence in self._running:
+            if self._pool.pages_for(sequence.num_computed) > len(sequence.pages):
+                raise AssertionError(f"{sequence.num_computed} tokens computed in {len(sequence.pages)} pages")
+        if any(sequence.pages or sequence.batch_slot >= 0 for sequence in self._waiting):
+            raise AssertionError("a waiting sequence holds pages or a batch slot")
+        batch_slots = sorted([*self._free_batch_slots, *(sequence.batch_slot for sequence in self._running)])
+        if batch_slots != list(range(self._max_num_seqs)):
+            raise AssertionError(f"batch slots of running sequences and free ones are {batch_slots}")
+        if len(self._running) > self._max_num_seqs:
+            raise AssertionError(f"{len(self._running)} sequences run, the limit is {self._max_num_seqs}")
+
+    def _choose(self, suspect: Sequence | None, pace: Pace) -> dict[Sequence, int]:
+        """How many tokens each chosen sequence computes; pages for them are held when this returns."""
+        if suspect is not None:
+            running, waiting = ([suspect], []) if suspect.batch_slot >= 0 else ([], [suspect])
+        else:
+            running = [sequence for sequence in self._running if not sequence.is_suspect]
+            waiting = [sequence for sequence in self._waiting if not sequence.is_suspect]
+        wanting = [sequence for sequence in running if self._wants_token(sequence)]
+        decoding = [sequence for sequence in wanting if sequence.num_pending == 1]
+        prefilling = [sequence for sequence in wanting if sequence.num_pending > 1]
+        prompts = pace.prompt_budget((sequence.num_tokens for sequence in decoding), len(prefilling) + len(waiting))
+        chosen: dict[Sequence, int] = {}
+        budget = self._max_batch_tokens
+        for sequence in decoding + prefilling:
+            try:
+                budget -= self._continue(sequence, chosen, budget, prompts)
+            except Exception as error:
+                raise SequenceFailed(sequence) from error
+        for sequence in waiting:
+            if not budget or len(self._running) >= self._max_num_seqs or sequence.num_in_flight:
+                break
+            try:
+                count = self._admit(sequence, budget, prompts)
+            except Exception as error:
+                raise SequenceFailed(sequence) from error
+            if not count:
+                break
+            chosen[sequence] = count
+            budget -= count
+        return chosen
+
+    def _continue(self, sequence: Sequence, chosen: dict[Sequence, int], budget: int, prompts: PromptBudget) -> int:
+        """Chooses a running sequence if it finds pages. Returns what that takes of the budget: less than nothing where
+        it preempted others that had been chosen.
+        """
+        count = _chunk(sequence, budget, prompts) if sequence.num_pending > 1 else min(1, budget)
+        if sequence.batch_slot < 0 or not count:  # without a batch slot it was preempted a moment ago
+            return 0
+        returned = 0
+        if len(sequence.pages) * self._pool.page_size < sequence.num_computed + count:
+            returned = self._hold_pages(sequence, sequence.num_computed + count, chosen)
+            if sequence.batch_slot < 0:
+                return -returned
+        chosen[sequence] = count
+        return count - returned
+
+    def _num_steps(self, chosen: dict[Sequence, int], max_steps: int) -> int:
+        """How many decode steps may run in one go: 1 or `max_steps`; pages for them are held when this returns."""
+        if max_steps == 1 or self._waiting or self._suspects:
+            return 1
+        for sequence, count in chosen.items():
+            if count > 1 or sequence.num_pending > 1 or sequence.request.sampling.needs_extended_sampler:
+                return 1
+        needed = {s: self._pool.pages_for(s.num_computed + self._num_sampled(s, max_steps)) for s in chosen}
+        if sum(count - len(s.pages) for s, count in needed.items()) > self._pool.num_available:
+            return 1
+        for sequence, count in needed.items():
+            sequence.pages += self._pool.allocate(count - len(sequence.pages))
+        return max_steps
+
+    def _num_sampled(self, sequence: Sequence, num_steps: int) -> int:
+        """What a chosen sequence samples in so many steps, if it gets to its end in the first."""
+        return min(num_steps, self._num_allowed(sequence))
+
+    def _num_allowed(self, sequence: Sequence) -> int:
+        """How many more tokens a sequence may generate beyond those that exist."""
+        by_request = sequence.request.sampling.max_tokens - sequence.num_generated
+        return min(by_request, self._max_model_len - sequence.num_tokens)
+
+    def _wants_token(self, sequence: Sequence) -> bool:
+        """Whether computing on would be of use: not if the token in flight is the last that is allowed."""
+        return sequence.num_pending > 0 and not (sequence.num_in_flight and self._num_allowed(sequence) <= 0)
+
+    def _hold_pages(self, sequence: Sequence, num_tokens: int, chosen: dict[Sequence, int]) -> int:
+        """Gives `sequence` pages for its first `num_tokens` tokens, preempting from the back, itself if it is the last.
+
+        Returns how many tokens of budget the preempted ones gave back.
+        """
+        needed = self._pool.pages_for(num_tokens) - len(sequence.pages)
+        returned = 0
+        while needed > self._pool.num_available:
+            victim = self._running[-1]
+            self._preempt(victim)
+            returned += chosen.pop(victim, 0)
+            if victim is sequence:
+                return returned
+        if needed > 0:
+            sequence.pages += self._pool.allocate(needed)
+        return returned
+
+    def _admit(self, sequence: Sequence, budget: int, prompts: PromptBudget) -> int:
+        """Starts a waiting sequence, unless pages or the budget are short; returns how many tokens it computes."""
+        cached, hashes = self._pool.find_prefix(sequence.token_ids, sequence.request.cache_salt)
+        if not self._fits(sequence, cached) or prompts.tokens(len(cached) * self._pool.page_size) == 0:
+            return 0
+        self._start(sequence, cached, hashes)
+        count = _chunk(sequence, budget, prompts)
+        sequence.pages += self._pool.allocate(self._pool.pages_for(sequence.num_computed + count) - len(cached))
+        return count
+
+    def _fits(self, sequence: Sequence, cached: list[int]) -> bool:
+        """Whether all of a waiting sequence's tokens find pages, and the running ones could still grow a while."""
+        pages = self._pool.pages_for(sequence.num_tokens + 1) - len(cached) + self._pool.count_cached(cached)
+        if not self._running:
+            return pages <= self._pool.num_available
+        growth = sum(map(self._pages_to_grow, [*self._running, sequence]))
+        return pages + growth <= self._pool.num_available
+
+    def _pages_to_grow(self, sequence: Sequence) -> int:
+        """Pages that a sequence will still need: for all its pending tokens, and up to the look-ahead for new ones."""
+        remaining = sequence.request.sampling.max_tokens - sequence.num_generated
+        end = sequence.num_tokens + min(max(remaining, 0), LOOKAHEAD_PAGES * self._pool.page_size)
+        held = len(sequence.pages) or self._pool.pages_for(sequence.num_tokens + 1)  # those were counted at admission
+        return max(0, self._pool.pages_for(min(end, self._max_model_len)) - held)
+
+    def _start(self, sequence: Sequence, cached: list[int], hashes: list[bytes]) -> None:
+        self._waiting.remove(sequence)
+        insort(self._running, sequence, key=_rank)
+        sequence.batch_slot = self._free_batch_slots.pop()
+        sequence.num_starts += 1
+        self._pool.acquire(cached)
+        sequence.pages = list(cached)
+        sequence.page_hashes = list(hashes)
+        sequence.num_computed = len(cached) * self._pool.page_size
+        sequence.num_cached = max(sequence.num_cached, min(sequence.num_computed, sequence.num_prompt))
+
+    def _clear(self, sequence: Sequence) -> None:
+        if sequence.is_suspect:
+            sequence.is_suspect = False
+            self._suspects.discard(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._release(sequence)
+        self.num_preemptions += 1
+        self.add(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._pool.release(sequence.pages)
+        sequence.pages, sequence.page_hashes, sequence.num_computed = [], [], 0
+        self._free_batch_slots.append(sequence.batch_slot)
+        sequence.batch_slot = -1
+
+    def _index_full_pages(self, sequence: Sequence) -> None:
+        """Makes pages findable whose tokens are all known and dispatched."""
+        size = self._pool.page_size
+        num_full = min(sequence.num_computed, len(sequence.token_ids)) // size
+        for i in range(len(sequence.page_hashes), num_full):
+            parent = sequence.page_hashes[-1] if i else root_hash(sequence.request.cache_salt)
+            tokens = sequence.token_ids[i * size : (i + 1) * size]
+            sequence.page_hashes.append(self._pool.index(sequence.pages[i], parent, tokens))
+
+
+def _chunk(sequence: Sequence, budget: int, prompts: PromptBudget) -> int:
+    """How many of a prompt's tokens the step takes; 0 if the budget is spent."""
+    context = sequence.num_computed
+    limit = prompts.tokens(context)
+    count = min(sequence.num_pending, budget if limit is None else min(budget, limit))
+    prompts.take(count, context)
+    return count
+
+
+def _row(sequence: Sequence, num_tokens: int, num_sampled: int) -> Row:
+    start = sequence.num_computed
+    reaches_end = start + num_tokens == sequence.num_tokens
+    return Row(
+        sequence=sequence,
+        start=start,
+        num_tokens=num_tokens,
+        num_known=max(0, min(num_tokens, len(sequence.token_ids) - start)),
+        num_sampled=num_sampled if reaches_end else 0,
+        output_index=sequence.num_generated,
+    )
+
+
+def _rank(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.rank

@@ -1,0 +1,83 @@
+"""One choice of one request, as the scheduler sees it."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from penstock.engine.request import Request
+
+
+class Sequence:
+    """A growing list of tokens, of which the first `num_computed` have their keys and values in `pages`.
+
+    `num_computed` counts what was dispatched; the device runs steps in order, so for every later step it is done.
+    `num_in_flight` counts sampled tokens that the device knows, or will know, and the host does not yet.
+    """
+
+    __slots__ = (
+        "arrival",
+        "batch_slot",
+        "index",
+        "is_finished",
+        "is_suspect",
+        "num_cached",
+        "num_computed",
+        "num_in_flight",
+        "num_prompt",
+        "num_starts",
+        "page_hashes",
+        "pages",
+        "rank",
+        "request",
+        "sampling_words",
+        "seed",
+        "token_ids",
+    )
+
+    def __init__(self, request: Request, index: int, arrival: int) -> None:
+        self.request = request
+        self.index = index
+        self.arrival = arrival
+        self.rank = (
+            -request.priority,
+            arrival,
+            index,
+        )  # who runs first, and from the other end, who is preempted first
+        generated = request.generated[index] if request.generated else ()
+        self.token_ids: list[int] = [*request.prompt_token_ids, *generated]
+        self.num_prompt = len(request.prompt_token_ids)
+        self.num_computed = 0
+        self.num_in_flight = 0
+        self.num_cached = 0  # prompt tokens that the prefix cache saved when the sequence first ran
+        self.pages: list[int] = []
+        self.page_hashes: list[bytes] = []  # of the pages that are full and indexed, in order
+        self.batch_slot = -1  # while it runs, its place in tables that mirror running sequences; -1 while it waits
+        self.num_starts = 0  # how often it was admitted: tells a batch slot's new holder from its old one
+        self.seed = _seed(request, index)
+        self.sampling_words: tuple[int, ...] = ()  # what is uploaded of its sampling parameters, once it was packed
+        self.is_suspect = False  # was in a step that failed, and has not run since
+        self.is_finished = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that exist, those in flight included."""
+        return len(self.token_ids) + self.num_in_flight
+
+    @property
+    def num_generated(self) -> int:
+        """Generated tokens that exist, those in flight included: the index of the next one to sample."""
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens whose keys and values are still to be computed."""
+        return self.num_tokens - self.num_computed
+
+
+def _seed(request: Request, index: int) -> int:
+    """64 bits that, with the output index, decide what is sampled.
+
+    Without a seed the request's id decides, so that every worker that resumes it draws the same tokens.
+    """
+    source = request.id if request.sampling.seed is None else str(request.sampling.seed)
+    return int.from_bytes(blake2b(f"{source}/{index}".encode(), digest_size=8).digest(), "little")

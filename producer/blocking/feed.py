@@ -1,0 +1,108 @@
+"""Drives a coroutine that consumes an iterable, while the iterable itself is read in the caller's thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sized
+from typing import Final, Generic, TypeVar
+
+from penstock.producer.blocking.loop_thread import LoopThread
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def drive(
+    loop: LoopThread,
+    source: Iterable[Item],
+    consume: Callable[[AsyncIterable[Item]], AsyncIterator[Result]],
+) -> Iterator[Result]:
+    """Yields what `consume` yields in the loop's thread, for an iterable of this thread.
+
+    The source may be anything that minds its thread, such as a database cursor, or a generator that makes blocking
+    calls. It is asked for an item only while the caller waits for a result.
+    """
+    exchange = _Exchange(consume, len(source) if isinstance(source, Sized) else None)
+    try:
+        items = iter(source)
+        while (step := loop.call(exchange.step())) is not _END:
+            if step is _WANT:
+                loop.call(exchange.give(next(items, _END)))
+            else:
+                yield step  # type: ignore[misc]  # neither of the two marks, so a result
+    finally:
+        loop.post(exchange.close)
+
+
+class _Mark:
+    """A value that can't be an item or a result."""
+
+
+_WANT: Final = _Mark()
+_END: Final = _Mark()
+
+
+class _Exchange(Generic[Item, Result]):
+    """Where the two sides meet. All methods run in the loop."""
+
+    def __init__(self, consume: Callable[[AsyncIterable[Item]], AsyncIterator[Result]], length: int | None) -> None:
+        self._wanted = asyncio.Event()
+        self._items: asyncio.Queue[Item | _Mark] = asyncio.Queue()
+        feed = _Feed(self._given()) if length is None else _SizedFeed(self._given(), length)
+        self._results = consume(feed)
+        self._next: asyncio.Task[Result | _Mark] | None = None
+
+    async def step(self) -> Result | _Mark:
+        """The next result, or that an item is wanted, or the end."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._next_result())
+        wanted = asyncio.create_task(self._wanted.wait())
+        try:
+            await asyncio.wait((self._next, wanted), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            wanted.cancel()
+        if self._wanted.is_set():
+            self._wanted.clear()
+            return _WANT
+        done, self._next = self._next, None
+        return done.result()
+
+    async def give(self, item: Item | _Mark) -> None:
+        self._items.put_nowait(item)
+
+    async def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.wait((self._next,))
+        if isinstance(self._results, AsyncGenerator):
+            await self._results.aclose()
+
+    async def _given(self) -> AsyncIterator[Item]:
+        while True:
+            self._wanted.set()
+            item = await self._items.get()
+            if isinstance(item, _Mark):
+                return
+            yield item
+
+    async def _next_result(self) -> Result | _Mark:
+        return await anext(self._results, _END)
+
+
+class _Feed(AsyncIterable[Item]):
+    def __init__(self, items: AsyncIterator[Item]) -> None:
+        self._items = items
+
+    def __aiter__(self) -> AsyncIterator[Item]:
+        return self._items
+
+
+class _SizedFeed(_Feed[Item]):
+    """One whose length is known, so that progress can be shown against it."""
+
+    def __init__(self, items: AsyncIterator[Item], length: int) -> None:
+        super().__init__(items)
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length

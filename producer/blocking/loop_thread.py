@@ -1,0 +1,72 @@
+"""An event loop in a thread of its own, for blocking callers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for any number of threads. It is a daemon: forgetting `stop` does not keep a program alive."""
+
+    def __init__(self, name: str) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None  # while callers are served
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._stopping = asyncio.Event()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name=name, daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Waits for the result. When the waiting itself is interrupted (Ctrl-C), the coroutine is cancelled.
+
+        Raises:
+            RuntimeError: the loop was stopped, or this is its own thread, which would wait for itself.
+        """
+        loop = self._loop
+        if loop is None or threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError(
+                "the client is closed" if loop is None else "a blocking call from inside a progress callback can't end"
+            )
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        except RuntimeError:  # it was stopped a moment ago
+            coroutine.close()
+            raise
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def post(self, start: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Starts a coroutine and does not wait: for finalizers, which may run in any thread. A no-op once stopped."""
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it was stopped a moment ago
+                loop.call_soon_threadsafe(lambda: self._keep(loop.create_task(start())))
+
+    def stop(self) -> None:
+        """Cancels what still runs and ends the thread. Harmless when repeated."""
+        loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._started.set()
+        await self._stopping.wait()
+        self._loop = None  # from here on callers get an error
+
+    def _keep(self, task: asyncio.Task[object]) -> None:
+        """The loop itself holds tasks only weakly."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

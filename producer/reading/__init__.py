@@ -1,0 +1,1 @@
+"""Replies: read over one connection, and put together from their entries."""

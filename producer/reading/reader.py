@@ -1,0 +1,375 @@
+"""Reads all replies of a client over one blocking connection (under Redis Cluster, one per hash slot in use)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import deque
+
+from redis import exceptions
+
+from penstock.producer import keys
+from penstock.producer.errors import ConnectionLost, PenstockError, ReplyCorrupt, ReplyGone, ServerRefused
+from penstock.producer.ids import new_id, slot_of
+from penstock.producer.redis.address import Address
+from penstock.producer.redis.connection import UNREACHABLE, Fields, RedisClient, connect_blocking
+from penstock.producer.redis.pipeline import Batcher
+from penstock.producer.redis.streams import read_streams
+from penstock.producer.tasks import end_tasks
+from penstock.producer.wire import ReplyEntry, WireError, decode_reply
+
+log = logging.getLogger(__name__)
+
+Position = tuple[int, int]
+"""A stream entry id, `<epoch>-<n>` of a reply, as numbers that compare like ids do."""
+
+ENDED = ("done", "dead")
+"""The `status` in a request's state after its reply was ended."""
+
+BLOCK_S = 5.0
+GONE_CHECK_S = 15.0
+WAKE_TTL_S = 60
+ENTRIES_PER_READ = 256
+MAX_BACKOFF_S = 1.0
+CLOSE_TIMEOUT_S = 1.0
+
+
+class ReplyReader:
+    """Follows any number of replies; each `Subscription` gets its own entries from its own position.
+
+    One XREAD over all followed streams blocks at the server. When a stream joins the set meanwhile, the client appends
+    to a wake-up stream of its own that the XREAD reads as well, so that it returns at once and starts anew with the
+    longer list. An XREAD without a group changes nothing on the server, so it may be lost, repeated or abandoned.
+
+    When the connection fails, reading resumes after the last entry seen of each stream, with jittered backoff.
+    Only when Redis stayed away for `give_up_after_s` do the waiting subscriptions fail, with `ConnectionLost`.
+    """
+
+    def __init__(self, address: Address, commands: RedisClient, batcher: Batcher, *, give_up_after_s: float) -> None:
+        self._address = address
+        self._commands = commands
+        self._batcher = batcher
+        self._give_up_after_s = give_up_after_s
+        self._blocking = connect_blocking(address, decode=False, block_s=BLOCK_S, name="penstock-reader")
+        self._lines: dict[int, _Line] = {}
+
+    def follow(self, queue: str, request_id: str, after: str = "0-0") -> Subscription:
+        """Starts reading the reply from the entry that follows `after`. Needs a running event loop."""
+        slot = slot_of(request_id) if self._address.kind == "cluster" else 0
+        line = self._lines.get(slot)
+        if line is None:
+            wake_key = keys.wake(new_id(slot if self._address.kind == "cluster" else None))
+            line = _Line(self._address, self._blocking, self._commands, self._batcher, wake_key, self._give_up_after_s)
+            self._lines[slot] = line
+        subscription = Subscription(line, queue, request_id, position(after))
+        line.add(subscription)
+        return subscription
+
+    async def close(self) -> None:
+        """Stops reading; subscriptions that wait fail with ConnectionLost."""
+        for line in self._lines.values():
+            await line.close()
+        self._lines.clear()
+        await self._blocking.aclose()
+
+
+class Subscription:
+    """The entries of one reply, each once and in order."""
+
+    def __init__(self, line: _Line, queue: str, request_id: str, cursor: Position) -> None:
+        self.request_id = request_id
+        self.key = keys.reply(queue, request_id)
+        self.state_key = keys.state(queue, request_id)
+        self.cursor = cursor
+        self.furthest = cursor
+        self.quiet_since = time.monotonic()
+        self.rewound_at: float | None = None
+        self._last: Fields | None = None
+        self._line = line
+        self._arrived: deque[tuple[Position, Fields] | PenstockError] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def next(self) -> tuple[str, ReplyEntry]:
+        """Waits for the next entry and its id. Cancelling the wait loses nothing. One task at a time may wait.
+
+        Raises:
+            ReplyGone: the reply expired before it was read to its end.
+            ReplyCorrupt: the entry does not follow the schema.
+            ConnectionLost: Redis stayed away for too long, or the client was closed.
+            ServerRefused: Redis does not let this client read the reply.
+        """
+        while not self._arrived:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        item = self._arrived.popleft()
+        if isinstance(item, PenstockError):
+            raise item
+        return entry_id(item[0]), decode_fields(self.request_id, item[1])
+
+    def close(self) -> None:
+        """Stops following. Harmless when repeated."""
+        self._line.remove(self)
+
+    def deliver(self, where: Position, fields: Fields) -> None:
+        if where > self.cursor:
+            self.cursor = where
+            self.furthest = max(self.furthest, where)
+            self.quiet_since = time.monotonic()
+            self.rewound_at = None
+            self._last = fields
+            self._arrive((where, fields))
+
+    def follows(self, entries: list[tuple[bytes, Fields]]) -> bool:
+        """Whether `entries`, what the server has at the cursor now, is what was read there.
+
+        If so, what follows continues it, whatever happened to earlier entries. A claim says nothing of what came
+        before it, so it is never enough.
+        """
+        return bool(entries) and entries[0][1] == self._last and self._last.get(b"type") != b"own"
+
+    def rewind(self) -> None:
+        """Reads the reply from its beginning again; whoever assembles it drops what is known."""
+        self.cursor = (0, 0)
+        self.rewound_at = time.monotonic()
+
+    def fail(self, error: PenstockError) -> None:
+        self._arrive(error)
+        self.close()
+
+    def _arrive(self, item: tuple[Position, Fields] | PenstockError) -> None:
+        self._arrived.append(item)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Line:
+    """One blocking connection and the streams that are read over it, all of one hash slot under Redis Cluster."""
+
+    def __init__(
+        self,
+        address: Address,
+        blocking: RedisClient,
+        commands: RedisClient,
+        batcher: Batcher,
+        wake_key: str,
+        give_up_after_s: float,
+    ) -> None:
+        self._address = address
+        self._blocking = blocking
+        self._commands = commands
+        self._batcher = batcher
+        self._wake_key = wake_key
+        self._give_up_after_s = give_up_after_s
+        self._followed: dict[str, set[Subscription]] = {}
+        self._not_empty = asyncio.Event()
+        self._reading: dict[str, Position] | None = None  # what the XREAD in flight asks for
+        self._num_wakes = 0
+        self._wakes: set[asyncio.Task[None]] = set()
+        self._checked_at = time.monotonic()
+        self._task = asyncio.create_task(self._run(), name="penstock-reader")
+
+    def add(self, subscription: Subscription) -> None:
+        self._followed.setdefault(subscription.key, set()).add(subscription)
+        self._not_empty.set()
+        if self._reading is None:
+            return
+        read_from = self._reading.get(subscription.key)
+        if read_from is None or read_from > subscription.cursor:
+            self._reading = None  # one wake-up per XREAD is enough
+            self._num_wakes += 1
+            task = asyncio.create_task(self._wake(self._num_wakes))
+            self._wakes.add(task)
+            task.add_done_callback(self._wakes.discard)
+
+    def remove(self, subscription: Subscription) -> None:
+        subscribers = self._followed.get(subscription.key, set())
+        subscribers.discard(subscription)
+        if not subscribers:
+            self._followed.pop(subscription.key, None)
+        if not self._followed:
+            self._not_empty.clear()
+
+    async def close(self) -> None:
+        await end_tasks([self._task, *self._wakes])
+        self._fail_all(ConnectionLost, "the client was closed")
+        if self._num_wakes:
+            # Where that fails or takes long, the key is left to expire.
+            with contextlib.suppress(exceptions.RedisError, *UNREACHABLE):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._commands.delete(self._wake_key)
+
+    async def _run(self) -> None:
+        lost_at: float | None = None
+        num_failures = 0
+        while True:
+            await self._not_empty.wait()
+            try:
+                if lost_at is not None:
+                    await self._look_again()
+                await self._read_once()
+                await self._check_quiet_ones()
+                lost_at, num_failures = None, 0
+            except exceptions.AuthenticationError as error:
+                self._fail_all(ServerRefused, f"Redis at {self._address} refused: {error}")
+            except Exception as error:  # whatever it is, those who wait must hear of it in the end
+                if await self._failed_by_own_fault(error):
+                    continue
+                lost_at = lost_at or time.monotonic()
+                num_failures += 1
+                # Once per outage loudly, and with a traceback if it is not Redis' doing.
+                level = logging.WARNING if num_failures == 1 else logging.DEBUG
+                unexpected = not isinstance(error, (exceptions.RedisError, *UNREACHABLE))
+                log.log(level, "reading replies from %s failed: %s", self._address, error, exc_info=unexpected)
+                if time.monotonic() - lost_at > self._give_up_after_s:
+                    self._fail_all(ConnectionLost, f"no connection to Redis at {self._address}: {error}")
+                    lost_at, num_failures = None, 0
+                await asyncio.sleep(random.uniform(0.5, 1.0) * min(MAX_BACKOFF_S, 0.02 * 2 ** min(num_failures, 10)))
+
+    async def _read_once(self) -> None:
+        asked = {key: _lowest(subscriptions) for key, subscriptions in self._followed.items()}
+        cursors = {key: entry_id(cursor) for key, cursor in asked.items()}
+        # Wake-ups up to this one were for streams that are in `asked` already.
+        cursors[self._wake_key] = f"{self._num_wakes}-0"
+        self._reading = asked
+        try:
+            found = await read_streams(self._blocking, cursors, count=ENTRIES_PER_READ, block_s=BLOCK_S)
+        finally:
+            self._reading = None
+        for raw_key, entries in found:
+            key = raw_key.decode()
+            read_from = asked.get(key)
+            for subscription in tuple(self._followed.get(key, ())):
+                if read_from is None or subscription.cursor < read_from:
+                    continue  # it joined meanwhile and needs earlier entries first
+                for raw_id, fields in entries:
+                    subscription.deliver(position(raw_id.decode()), fields)
+
+    async def _wake(self, number: int) -> None:
+        """Explicit ids make a repeated wake-up harmless, and leave no clock in it."""
+        try:
+            await asyncio.gather(
+                self._batcher.execute("XADD", self._wake_key, "MAXLEN", 1, f"{number}-0", "w", ""),
+                self._batcher.execute("EXPIRE", self._wake_key, WAKE_TTL_S),
+            )
+        except (exceptions.RedisError, *UNREACHABLE) as error:
+            log.debug("a wake-up was lost, the blocked read ends by itself within %g s: %s", BLOCK_S, error)
+
+    async def _look_again(self) -> None:
+        """After an outage, which may have been a failover to a server that had not got the last entries.
+
+        Where the entry that was read last is not there any more, or is another one, the reply is read anew. One of
+        which nothing at all is there, no state either, may yet be made again.
+        """
+        subs = self._all()
+        async with self._commands.pipeline(transaction=False) as pipe:
+            for sub in subs:
+                pipe.hget(sub.state_key, "status")
+                pipe.exists(sub.key)
+                pipe.xrange(sub.key, entry_id(sub.cursor), entry_id(sub.cursor))
+            answers = await pipe.execute(raise_on_error=False)
+        for sub, status, exists, entries in zip(subs, answers[::3], answers[1::3], answers[2::3], strict=True):
+            was_read = sub.furthest > (0, 0)
+            if exists == 0 and isinstance(status, bytes) and (was_read or status.decode() in ENDED):
+                sub.fail(_expired(sub))
+            elif was_read and isinstance(entries, list) and not sub.follows(entries):
+                sub.rewind()
+
+    async def _check_quiet_ones(self) -> None:
+        """Fails the subscriptions whose stream vanished: XREAD would wait for it without end."""
+        now = time.monotonic()
+        if now - self._checked_at < GONE_CHECK_S:
+            return
+        self._checked_at = now
+        quiet = [
+            sub
+            for sub in self._all()
+            if now - sub.quiet_since >= GONE_CHECK_S
+            and (sub.rewound_at is None or now - sub.rewound_at >= self._give_up_after_s)
+        ]
+        if not quiet:
+            return
+        verdicts = await find_gone(self._commands, [(sub.key, sub.state_key, sub.furthest) for sub in quiet])
+        for sub, gone in zip(quiet, verdicts, strict=True):
+            if gone:
+                sub.fail(_expired(sub))
+
+    async def _failed_by_own_fault(self, error: Exception) -> bool:
+        """Whether single streams made the whole XREAD fail (wrong type, no permission); their readers get the error."""
+        if not isinstance(error, exceptions.ResponseError) or isinstance(error, UNREACHABLE):
+            return False
+        any_failed = False
+        for key, readers in [(self._wake_key, self._all()), *((sub.key, [sub]) for sub in self._all())]:
+            try:
+                await read_streams(self._commands, {key: "0-0"}, count=1, block_s=None)
+            except UNREACHABLE:
+                return False
+            except exceptions.ResponseError as own_error:
+                any_failed = True
+                for sub in readers:
+                    sub.fail(ServerRefused(f"stream {key} can't be read: {own_error}"))
+        return any_failed
+
+    def _all(self) -> list[Subscription]:
+        return [sub for subscribers in self._followed.values() for sub in subscribers]
+
+    def _fail_all(self, kind: type[PenstockError], message: str) -> None:
+        for sub in self._all():
+            sub.fail(kind(message))
+
+
+async def find_gone(redis: RedisClient, readers: list[tuple[str, str, Position]]) -> list[bool]:
+    """Of replies (key, key of the state, how far it was read) of one hash slot: whether each was there and is no more.
+
+    One that has not begun is not gone. Where this client may not look, nothing is claimed.
+    """
+    async with redis.pipeline(transaction=False) as pipe:
+        for reply_key, state_key, _ in readers:
+            pipe.hget(state_key, "status")
+            pipe.exists(reply_key)
+        answers = await pipe.execute(raise_on_error=False)
+    return [
+        exists == 0 and ((isinstance(status, bytes) and status.decode() in ENDED) or cursor > (0, 0))
+        for (_, _, cursor), status, exists in zip(readers, answers[::2], answers[1::2], strict=True)
+    ]
+
+
+def _lowest(subscriptions: set[Subscription]) -> Position:
+    if len(subscriptions) == 1:  # nearly always, and this runs for each reply at each read
+        [subscription] = subscriptions
+        return subscription.cursor
+    return min(subscription.cursor for subscription in subscriptions)
+
+
+def _expired(sub: Subscription) -> ReplyGone:
+    return ReplyGone(sub.request_id, f"it expired, read up to entry {entry_id(sub.furthest)}")
+
+
+def position(text: str) -> Position:
+    """Reads `<epoch>-<n>`.
+
+    Raises:
+        ValueError: the text is no entry id.
+    """
+    epoch, separator, number = text.partition("-")
+    if not (separator and epoch.isascii() and epoch.isdigit() and number.isascii() and number.isdigit()):
+        raise ValueError(f"{text!r} is no entry id such as 1-5")
+    return int(epoch), int(number)
+
+
+def entry_id(where: Position) -> str:
+    return f"{where[0]}-{where[1]}"
+
+
+def decode_fields(request_id: str, fields: Fields) -> ReplyEntry:
+    """Reads the fields of a reply entry.
+
+    Raises:
+        ReplyCorrupt: they do not follow the schema.
+    """
+    try:
+        return decode_reply({name.decode(): value.decode() for name, value in fields.items()})
+    except (WireError, UnicodeDecodeError) as error:
+        raise ReplyCorrupt(request_id, str(error)) from error

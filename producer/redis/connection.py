@@ -1,0 +1,251 @@
+"""Connections to Redis, for the client library and for the worker, and the quirks of the Redis library in one place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from hiredis import pack_command
+from redis import exceptions
+from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    ConnectionPool,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+
+from penstock.producer import keys
+from penstock.producer.errors import ConnectionLost, ServerRefused
+from penstock.producer.redis.address import Address, parse_url
+
+RedisClient: TypeAlias = Redis | RedisCluster
+Fields: TypeAlias = dict[bytes, bytes]
+
+COMMAND_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 5.0
+BACKOFF = ExponentialWithJitterBackoff(base=0.05, cap=1.0)
+UNREACHABLE = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ClusterError,
+    exceptions.RedisClusterException,
+    OSError,
+)
+"""What the Redis library raises when the server is not there, is loading, or does not answer in time.
+
+`AuthenticationError` is among them by descent, although trying again does not cure it.
+"""
+
+
+def connect(url: str | Address, *, decode: bool, retries: int = 3, name: str | None = None) -> RedisClient:
+    """Makes a client for the deployment that `url` names (see `address.parse_url`); it connects on first use.
+
+    A command is tried up to `retries` times more when the connection fails or no answer comes within 10 s, so it may
+    run twice: send only what may (scripts that deduplicate, XADD with an explicit id, reads).
+
+    Args:
+        url: where Redis is.
+        decode: whether answers are `str` (True) or `bytes`.
+        retries: how often a command is tried again.
+        name: shown by CLIENT LIST.
+
+    Raises:
+        BadAddress: the URL can't be used.
+    """
+    return _client(
+        url, decode_responses=decode, retry=Retry(BACKOFF, retries), socket_timeout=COMMAND_TIMEOUT_S, client_name=name
+    )
+
+
+def connect_blocking(url: str | Address, *, decode: bool, block_s: float, name: str | None = None) -> RedisClient:
+    """Makes a client for one caller's blocking reads of at most `block_s` seconds each.
+
+    Nothing is ever sent twice, as a repeated XREADGROUP would leave the lost answer's entries pending and unseen; and
+    the socket waits for longer than the server blocks.
+
+    Raises:
+        BadAddress: the URL can't be used.
+    """
+    timeout_s = block_s + COMMAND_TIMEOUT_S
+    return _client(
+        url, decode_responses=decode, retry=Retry(NoBackoff(), 0), socket_timeout=timeout_s, client_name=name
+    )
+
+
+@contextmanager
+def redis_errors(address: Address) -> Iterator[None]:
+    """Turns the Redis library's exceptions into ours, naming the server but not the credentials.
+
+    A cancellation that the library swallowed (`end_tasks` says how) takes effect at the end of the block.
+
+    Raises:
+        ConnectionLost: the server can't be reached or does not answer.
+        ServerRefused: the server answered with an error.
+    """
+    task = asyncio.current_task()
+    num_cancels = task.cancelling() if task else 0
+    try:
+        yield
+        if task and task.cancelling() > num_cancels:
+            raise asyncio.CancelledError
+    except exceptions.AuthenticationError as error:
+        raise ServerRefused(f"Redis at {address} refused: {error}") from error
+    except UNREACHABLE as error:
+        raise ConnectionLost(f"no connection to Redis at {address}: {error}") from error
+    except exceptions.RedisError as error:
+        raise ServerRefused(f"Redis at {address} refused: {error}") from error
+
+
+def on_new_connections(redis: RedisClient, hook: Callable[[], Awaitable[None]]) -> None:
+    """Has `hook` called for each connection that `redis` makes from now on, before anything but the greeting is sent.
+
+    If it raises a ConnectionError, the connection is not used.
+    """
+
+    async def greet(connection: Any) -> None:
+        await connection.on_connect()
+        await hook()
+
+    if isinstance(redis, Redis):
+        redis.connection_pool.connection_kwargs["redis_connect_func"] = greet
+        return
+    for kwargs in (redis.connection_kwargs, *(node.connection_kwargs for node in redis.startup_nodes)):
+        kwargs["redis_connect_func"] = greet  # nodes found later are made with the client's own
+
+
+async def ensure_group(redis: RedisClient, queue: str) -> None:
+    """Creates the consumer group of `queue` at entry 0, so that it sees what was queued before; fine if it exists."""
+    try:
+        await redis.xgroup_create(keys.requests(queue), keys.GROUP, id="0", mkstream=True)
+    except exceptions.ResponseError as error:
+        if not str(error).startswith("BUSYGROUP"):
+            raise
+
+
+def _client(url: str | Address, **common: Any) -> RedisClient:
+    address = parse_url(url) if isinstance(url, str) else url
+    # Without driver info no CLIENT SETINFO is sent, which an ACL file that Redis 7.0 is to load cannot allow.
+    options: dict[str, Any] = {"protocol": 2, "driver_info": None, **address.options, **common}
+    options.update(username=address.username, password=address.password)
+    if address.kind == "unix":
+        return Redis.from_pool(_Pool(connection_class=_UnixConnection, path=address.path, db=address.db, **options))
+    options["socket_connect_timeout"] = CONNECT_TIMEOUT_S
+    if address.kind == "cluster":
+        nodes = [ClusterNode(host, port) for host, port in address.hosts]
+        return _Cluster(startup_nodes=nodes, ssl=address.tls, reinitialize_steps=0, **options)
+    if address.kind == "sentinel":
+        return _SentinelRedis.through(address, {**options, "db": address.db})
+    host, port = address.hosts[0]
+    kind = _TlsConnection if address.tls else _Connection
+    return Redis.from_pool(_Pool(connection_class=kind, host=host, port=port, db=address.db, **options))
+
+
+class _Lean(AbstractConnection):
+    """What makes a command of redis-py's asyncio half as cheap as one of its blocking half."""
+
+    def pack_command(self, *args: Any) -> list[bytes]:
+        """Packs in C. In Python, an XREAD of 64 streams takes longer to pack than to answer."""
+        return [pack_command((*args[0].split(), *args[1:]))]  # the library passes "XGROUP CREATE" as one argument
+
+    async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
+        """Hands a command over to the socket at once, if it takes all of it: then there is nothing to wait for.
+
+        The library waits for every command in a task of its own, up to Python 3.11.
+        """
+        if self._writer is not None and not isinstance(command, bytes | str):
+            self._writer.writelines(command)
+            if not self._writer.transport.get_write_buffer_size():
+                return
+            command = ()  # what is left of it is waited for below
+        await super().send_packed_command(command, check_health)
+
+
+class _Connection(_Lean, Connection): ...
+
+
+class _TlsConnection(_Lean, SSLConnection): ...
+
+
+class _UnixConnection(_Lean, UnixDomainSocketConnection): ...
+
+
+class _Pool(ConnectionPool):
+    """Takes and returns connections without what the library counts for OpenTelemetry, nearly half of a command's cost.
+
+    Nothing is awaited between a look at the connections and a change to them, so there is nothing to lock.
+    """
+
+    async def get_connection(self, command_name: Any = None, *keys: Any, **options: Any) -> AbstractConnection:
+        connection: AbstractConnection = self.get_available_connection()  # type: ignore[no-untyped-call]
+        try:
+            await self.ensure_connection(connection)
+        except BaseException:
+            await self.release(connection)
+            raise
+        return connection
+
+    async def release(self, connection: AbstractConnection) -> None:
+        if connection.should_reconnect():  # type: ignore[no-untyped-call]
+            await connection.disconnect()
+        self._in_use_connections.remove(connection)
+        self._available_connections.append(connection)
+
+
+class _Cluster(RedisCluster):
+    """A cluster client that may be used by many tasks at once.
+
+    As the library has it, commands that come before the first look at the topology go to random nodes; five
+    redirections close the connections that other tasks use (`reinitialize_steps` is 0 to avoid it); and so does a
+    connection that breaks, in a way that those tasks see an AttributeError instead of something that is tried again.
+    """
+
+    async def aclose(self) -> None:
+        """Closes the connections to the nodes that were named at first too; the library forgets those it has made."""
+        first = {*self.startup_nodes, *self.nodes_manager.startup_nodes.values()}
+        await super().aclose()
+        for node in first:
+            await node.disconnect()
+
+    async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        await self.initialize()
+        return await super().execute_command(*args, **kwargs)
+
+    async def _execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await super()._execute_command(*args, **kwargs)
+        except AttributeError as error:
+            raise exceptions.ConnectionError(f"the connection was closed meanwhile: {error}") from error
+
+
+class _SentinelRedis(Redis):
+    """A client of the service's current master that also closes its connections to the sentinels."""
+
+    _manager: Sentinel
+
+    @classmethod
+    def through(cls, address: Address, options: dict[str, Any]) -> _SentinelRedis:
+        if address.tls:
+            options["ssl"] = True
+        to_sentinels = {
+            **{name: value for name, value in options.items() if name.startswith("ssl")},
+            "username": address.sentinel_username,
+            "password": address.sentinel_password,
+            "socket_timeout": CONNECT_TIMEOUT_S,
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 1),
+        }
+        manager = Sentinel(list(address.hosts), sentinel_kwargs=to_sentinels)  # type: ignore[no-untyped-call]
+        client: _SentinelRedis = manager.master_for(address.service, cls, **options)
+        client._manager = manager
+        return client
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        await self._manager.aclose()

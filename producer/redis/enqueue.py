@@ -1,0 +1,62 @@
+"""Enqueueing: the one step of a client that is a script."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from penstock.producer import keys
+from penstock.producer.redis import lua
+from penstock.producer.wire import MAX_FIELDS
+
+Execute: TypeAlias = Callable[..., Awaitable[Any]]
+"""Sends one command, given as its parts: `execute_command` of a client, or `execute` of a `Batcher`."""
+
+_ENQUEUE = lua.load("penstock.producer.redis", "enqueue")
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The request is in the queue as `entry_id`; `again` if it was before this call."""
+
+    entry_id: str
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """The request was not added: the queue holds `length` requests."""
+
+    length: int
+
+
+async def enqueue(
+    execute: Execute,
+    queue: str,
+    request_id: str,
+    fields: Mapping[str, str],
+    *,
+    max_length: int | None,
+    dedupe_window_s: int,
+) -> Added | Full:
+    """Appends a request to its queue, once: the same id within `dedupe_window_s` finds the entry that is there.
+
+    `max_length` bounds the requests that are waiting or running, as both stay in the stream until they end. The length
+    check, the append and the mark are one step on the server. A queue that did not exist gets its consumer group.
+
+    Raises:
+        ValueError: more than `MAX_FIELDS` fields, which no worker would read; Lua's limit is at some thousands.
+    """
+    if len(fields) > MAX_FIELDS:
+        raise ValueError(f"the entry has {len(fields)} fields, the limit is {MAX_FIELDS}")
+    flat = [part for pair in fields.items() for part in pair]
+    command = lua.call(
+        _ENQUEUE,
+        (keys.requests(queue), keys.seen(queue, request_id)),
+        (max_length or 0, dedupe_window_s, keys.GROUP, *flat),
+    )
+    entry, number = await execute(*command)
+    if entry is None:
+        return Full(int(number))
+    return Added(entry.decode() if isinstance(entry, bytes) else entry, again=bool(number))

@@ -1,0 +1,213 @@
+"""Many commands at one go, cheaply: a worker at full load writes tens of thousands of chunks a second."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+from hiredis import pack_command
+from redis import exceptions
+from redis.asyncio import Redis, RedisCluster
+
+from penstock.producer.redis.connection import BACKOFF, COMMAND_TIMEOUT_S, UNREACHABLE, RedisClient
+from penstock.producer.tasks import end_tasks
+
+Command: TypeAlias = tuple[str | bytes | int, ...]
+
+MAX_PIPELINES = 4  # of one batcher; each holds a connection
+BATCH_COMMANDS = 256
+BATCH_BYTES = 1 << 18
+
+
+class Reconnected(exceptions.ConnectionError):
+    """Nothing was sent: the connection is a new one, and the caller wanted to know before."""
+
+
+async def execute(
+    redis: RedisClient,
+    commands: Sequence[Command],
+    may_send: Callable[[], bool] = lambda: True,
+    *,
+    timeout_s: float = COMMAND_TIMEOUT_S,
+) -> list[Any]:
+    """Sends `commands` as one pipeline. An error reply takes the place of that command's answer.
+
+    The asyncio pipeline of redis-py does much in Python for each command and each answer, which costs more than all the
+    rest; on a single server the same connection is used without it. Answers are as the server gives them.
+
+    A script (EVAL) is sent as its hash, and whole only to a server that does not know it, after the other commands:
+    what follows a script in one pipeline must not depend on it.
+
+    Args:
+        redis: where to.
+        commands: what.
+        may_send: asked once there is a connection.
+        timeout_s: for all answers together, on a single server.
+
+    Raises:
+        Reconnected: `may_send` said no.
+        RedisError, OSError: the connection failed; any of the commands may have been executed.
+    """
+    if not isinstance(redis, Redis):
+        if not may_send():
+            raise Reconnected
+        return await _exchange_hashed(functools.partial(_exchange_with_cluster, redis), commands)
+    connection: Any = await redis.connection_pool.get_connection()  # type: ignore[no-untyped-call]
+    if not may_send():
+        await redis.connection_pool.release(connection)
+        raise Reconnected
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _exchange_hashed(functools.partial(_exchange, connection), commands)
+    except BaseException:  # answers that nobody read would be taken for those of the next commands
+        await connection.disconnect(nowait=True)
+        raise
+    finally:
+        await redis.connection_pool.release(connection)
+
+
+Exchange: TypeAlias = Callable[[Sequence[Command]], Awaitable[list[Any]]]
+
+
+async def _exchange_hashed(exchange: Exchange, commands: Sequence[Command]) -> list[Any]:
+    answers = await exchange([_hashed(command) for command in commands])
+    unknown = [place for place, answer in enumerate(answers) if isinstance(answer, exceptions.NoScriptError)]
+    if unknown:
+        whole = await exchange([commands[place] for place in unknown])
+        for place, answer in zip(unknown, whole, strict=True):
+            answers[place] = answer
+    return answers
+
+
+async def _exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
+    await connection.send_packed_command([b"".join([pack_command(cast("Any", command)) for command in commands])])
+    return [await _read(connection) for _ in commands]
+
+
+async def _read(connection: Any) -> Any:
+    try:
+        # one timer for all answers is cheaper than one for each
+        return await connection.read_response(timeout=math.inf)
+    except exceptions.ResponseError as error:
+        return error
+
+
+async def _exchange_with_cluster(redis: RedisCluster, commands: Sequence[Command]) -> list[Any]:
+    if len(commands) == 1:  # a pipeline of the library's closes the connections of everybody when a node is lost
+        try:
+            return [await redis.execute_command(*commands[0])]
+        except exceptions.ResponseError as error:
+            return [error]
+    pipeline = redis.pipeline(transaction=False)
+    for command in commands:
+        pipeline.execute_command(*command)
+    return await pipeline.execute(raise_on_error=False)
+
+
+def _hashed(command: Command) -> Command:
+    return ("EVALSHA", script_hash(str(command[1])), *command[2:]) if command[0] == "EVAL" else command
+
+
+@functools.cache  # there are two dozen scripts
+def script_hash(source: str) -> str:
+    """By which EVALSHA names a script."""
+    return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+
+class Batcher:
+    """Sends what the tasks of one event loop ask for at about the same time as one pipeline.
+
+    A command waits for the next pass of the event loop, so that those of one pass go together. While `MAX_PIPELINES`
+    are in flight, new commands wait and go together as well. Under Redis Cluster each command goes by itself, for its
+    keys tell where to.
+
+    Args:
+        redis: where to.
+        retries: how often a pipeline whose connection broke is sent again, whole; above 0 only for commands that may
+            run twice. Where no connection is to be had, it is for `redis` to try again.
+    """
+
+    def __init__(self, redis: RedisClient, *, retries: int) -> None:
+        self._redis = redis
+        self._retries = retries
+        self._waiting: deque[tuple[Command, asyncio.Future[Any]]] = deque()
+        self._senders: set[asyncio.Task[None]] = set()
+        self._is_about_to_send = False
+
+    async def execute(self, *command: str | bytes | int) -> Any:
+        """The server's answer to one command, as the server gives it. Cancelled, the command may still be sent.
+
+        Raises:
+            RedisError, OSError: the server's error, or the connection failed and the command may have been executed.
+        """
+        if not isinstance(self._redis, Redis):
+            return await self._execute_alone(command)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append((command, answer))
+        if not self._is_about_to_send and len(self._senders) < MAX_PIPELINES:
+            self._is_about_to_send = True
+            sender = loop.create_task(self._send())
+            self._senders.add(sender)
+            sender.add_done_callback(self._senders.discard)
+        return await answer
+
+    async def _execute_alone(self, command: Command) -> Any:
+        [answer] = await execute(self._redis, [command])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def close(self) -> None:
+        """Ends what is under way; who waits for it is cancelled."""
+        await end_tasks(self._senders)
+
+    async def _send(self) -> None:
+        self._is_about_to_send = False
+        while batch := self._take():
+            try:
+                answers = await self._try([command for command, _ in batch])
+            except Exception as error:  # whoever asked is to know
+                answers = [error] * len(batch)
+            except BaseException:
+                for _, answer in batch:
+                    answer.cancel()
+                raise
+            for (_, answer), value in zip(batch, answers, strict=True):
+                if answer.done():  # whoever asked has gone
+                    continue
+                if isinstance(value, Exception):
+                    answer.set_exception(value)
+                else:
+                    answer.set_result(value)
+
+    async def _try(self, commands: Sequence[Command]) -> list[Any]:
+        is_connected = False
+
+        def note() -> bool:
+            nonlocal is_connected
+            is_connected = True
+            return True
+
+        for num_failures in range(1, self._retries + 1):
+            is_connected = False
+            try:
+                return await execute(self._redis, commands, note)
+            except UNREACHABLE as error:
+                if not is_connected or isinstance(error, exceptions.AuthenticationError):
+                    raise
+            await asyncio.sleep(BACKOFF.compute(num_failures))
+        return await execute(self._redis, commands)
+
+    def _take(self) -> list[tuple[Command, asyncio.Future[Any]]]:
+        batch: list[tuple[Command, asyncio.Future[Any]]] = []
+        num_bytes = 0
+        while self._waiting and len(batch) < BATCH_COMMANDS and num_bytes < BATCH_BYTES:
+            batch.append(self._waiting.popleft())
+            num_bytes += sum(len(part) for part in batch[-1][0] if not isinstance(part, int))
+        return batch

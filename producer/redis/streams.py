@@ -1,0 +1,67 @@
+"""Reads from Redis Streams, cheaply where it is done for every chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from redis.asyncio import RedisCluster
+
+from penstock.producer.redis.connection import COMMAND_TIMEOUT_S, Fields, RedisClient
+from penstock.producer.redis.pipeline import execute
+
+Streams: TypeAlias = list[tuple[bytes, list[tuple[bytes, Fields]]]]
+"""(stream, [(entry id, fields)]) pairs."""
+
+
+async def read_streams(redis: RedisClient, cursors: Mapping[str, str], *, count: int, block_s: float | None) -> Streams:
+    """XREAD of streams that share a hash slot: what follows each cursor, at most `count` entries of each.
+
+    Waits up to `block_s` for the first entry, not at all with None. Nothing is sent twice.
+    """
+    block: tuple[str | int, ...] = () if block_s is None else ("BLOCK", round(block_s * 1000))
+    command = ("XREAD", "COUNT", count, *block, "STREAMS", *cursors, *cursors.values())
+    if isinstance(redis, RedisCluster):
+        # The library would ask the server for the keys of each XREAD; any one of them tells the node.
+        await redis.initialize()
+        node = redis.get_node_from_key(next(iter(cursors)))
+        return stream_entries(await redis.execute_command(*command, target_nodes=node))
+    [answer] = await execute(redis, [command], timeout_s=(block_s or 0.0) + COMMAND_TIMEOUT_S)
+    if isinstance(answer, Exception):
+        raise answer
+    streams = answer.items() if isinstance(answer, Mapping) else answer or ()  # as protocols 3 and 2 have it
+    return [(stream, [(entry_id, pairs(flat)) for entry_id, flat in entries]) for stream, entries in streams]
+
+
+async def read_range(
+    redis: RedisClient, key: str, start: str = "-", end: str = "+", *, count: int
+) -> list[tuple[str, Fields]]:
+    """XRANGE: at most `count` entries from `start` to `end`, for a client that does not decode."""
+    entries = await redis.xrange(key, start, end, count)
+    return [(raw_id.decode(), fields) for raw_id, fields in cast("list[tuple[bytes, Fields]]", entries)]
+
+
+async def read_newest(redis: RedisClient, key: str) -> tuple[str, Fields] | None:
+    """The last entry of a stream, for a client that does not decode."""
+    entries = cast("list[tuple[bytes, Fields]]", await redis.xrevrange(key, count=1))
+    return (entries[0][0].decode(), entries[0][1]) if entries else None
+
+
+def stream_entries(answer: Any) -> Streams:
+    """One shape for what the library makes of XREAD's and XREADGROUP's answers under protocols 2 and 3.
+
+    Fields of an entry that was deleted meanwhile come as an empty mapping.
+    """
+    if not answer:
+        return []
+    found = []
+    for stream, entries in answer.items() if isinstance(answer, Mapping) else answer:
+        if len(entries) == 1 and isinstance(entries[0], list):
+            entries = entries[0]  # noqa: PLW2901  protocol 3 wraps them once more
+        found.append((stream, [(entry_id, fields or {}) for entry_id, fields in entries]))
+    return found
+
+
+def pairs(flat: Sequence[Any]) -> Fields:
+    """The fields of an entry as the server has them: name, value, name, value, ..."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))

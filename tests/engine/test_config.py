@@ -1,0 +1,43 @@
+"""Settings of an engine that contradict one another or are out of range."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from penstock.engine import ConfigError, EngineConfig
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({"max_batch_tokens": 100}, "max_batch_tokens must be a power of two from 16, not 100"),
+        ({"max_num_seqs": 64, "max_batch_tokens": 32}, "max_num_seqs 64 is above max_batch_tokens 32"),
+        ({"num_pages": 1}, "num_pages must be 2 or more"),
+        ({"page_size": 0}, "page_size must be 1 or more, not 0"),
+        ({"num_pages": 8, "kv_cache_bytes": 8}, "give one"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be 1 or more, not 0"),
+        ({"tensor_parallel": -1}, "tensor_parallel must be 1 or more, not -1"),
+        ({"max_batch_tokens": 8, "max_num_seqs": 1}, "max_batch_tokens must be a power of two from 16, not 8"),
+        ({"decode_steps": 65}, "decode_steps must be 1 to 64, not 65"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be one of auto, float8_e4m3fn, not 'int4'"),
+        ({"kv_cache_dtype": "int8"}, "not 'int8': whole numbers need a scale per model"),
+        ({"matmul": "onednn"}, "matmul must be one of auto, xla, native, not 'onednn'"),
+    ],
+)
+def test_contradictory_settings_are_refused(config: dict[str, Any], names: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(names)):
+        EngineConfig(**config)
+
+
+@pytest.mark.parametrize("value", [0.5, float("nan"), -1])
+def test_a_slowdown_below_one_is_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match="max_prefill_slowdown must be 1 or more"):
+        EngineConfig(max_prefill_slowdown=value)
+
+
+def test_the_defaults_are_consistent_and_the_smallest_step_is_allowed() -> None:
+    assert EngineConfig().max_num_seqs <= EngineConfig().max_batch_tokens
+    assert EngineConfig(max_num_seqs=16, max_batch_tokens=16, num_pages=2, page_size=1).max_batch_tokens == 16

@@ -1,0 +1,70 @@
+"""What follows from a model, settings and devices before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from engines import TINY
+
+from penstock.engine import ConfigError, EngineConfig
+from penstock.engine.deployment import Deployment, deploy, with_pages
+
+
+def deployed(**settings: Any) -> Deployment:
+    return deploy(EngineConfig(**{"max_num_seqs": 4, "attention": "xla", "matmul": "xla", **settings}), TINY)
+
+
+def test_a_page_has_the_bytes_of_its_tokens_in_all_layers() -> None:
+    assert deployed(page_size=8).page_bytes == 8 * 3 * 2 * 2 * 16 * 4  # tokens, layers, K and V, heads, head_dim, f32
+    assert deployed(page_size=8, kv_cache_dtype="float8_e4m3fn").page_bytes == 8 * 3 * 2 * 2 * 16
+
+
+def test_pages_are_as_many_as_are_set_or_as_memory_holds_but_no_more_than_can_be_of_use() -> None:
+    small = deployed(page_size=8)
+    assert with_pages(deployed(page_size=8, num_pages=7), 0).num_pages == 7
+    assert with_pages(small, 10 * small.page_bytes + 1).num_pages == 10
+    assert with_pages(deployed(page_size=8, kv_cache_bytes=5 * small.page_bytes), 2**40).num_pages == 5
+    assert with_pages(small, 2**40).num_pages == 4 * 15 + 1  # four sequences of 120 tokens, and the sink
+
+
+def test_a_cache_too_small_for_a_page_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the KV cache holds 0 pages of 12288 bytes, and needs 2 at least"):
+        with_pages(deployed(page_size=16, kv_cache_bytes=100), 0)
+
+
+def test_lengths_come_from_the_settings_or_the_model() -> None:
+    assert deployed().max_model_len == 120
+    assert deployed(max_model_len=50).max_model_len == 50
+    assert deployed(max_model_len=50).geometry(40).pages_per_seq == 2  # what the pages allow
+
+
+def test_on_tpu_a_dispatch_holds_one_step_unless_set() -> None:
+    here = deployed()
+    tpu: Any = SimpleNamespace(platform="tpu")
+    on_tpu = replace(here, devices=(tpu,))
+    assert here.decode_steps is None
+    assert on_tpu.decode_steps == 1
+    assert replace(on_tpu, config=EngineConfig(decode_steps=4)).decode_steps == 4
+
+
+def test_more_devices_than_there_are_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tensor_parallel = 64, and there are \d+ cpu devices"):
+        deploy(EngineConfig(tensor_parallel=64, max_num_seqs=4), TINY)
+
+
+def test_native_matmuls_are_refused_where_the_kernel_cannot_compute_them() -> None:
+    with pytest.raises(ConfigError, match=r"matmul 'native' is for one CPU device .* not for float16 on 1 cpu"):
+        deploy(EngineConfig(matmul="native", attention="xla"), replace(TINY, dtype="float16"))
+
+
+def test_what_auto_takes_is_named_and_what_it_misses_has_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    here = deployed(attention="auto", matmul="auto", compile_cache_dir=tmp_path)
+    assert (here.attention.name, here.matmul) == ("xla", "xla")
+    assert here.fallback == "there is no C++ compiler (c++, g++ or clang++) on PATH"
+    assert deployed().fallback is None  # nothing was asked for

@@ -1,0 +1,29 @@
+"""Every parameter of a decoder has logical axes, as many as it has dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from engines import TINY
+from flax import nnx
+
+from penstock.engine.models import Decoder
+from penstock.engine.models.axes import logical_axes
+
+SIZES = {"vocab": 100, "embed": 64, "heads": 64, "kv_heads": 32, "mlp": 96, "layers": 3}
+BIASED = replace(TINY, qkv_bias=True, out_bias=True, mlp_bias=True, tie_word_embeddings=False)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("config", [TINY, BIASED], ids=["tied", "biased"])
+def test_each_axis_has_the_size_that_its_name_means(config: Any, stacked: bool) -> None:
+    state = nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), stacked=stacked)))
+    flat: Any = nnx.to_flat_state(state)
+    assert flat
+    for path, param in flat:
+        axes = logical_axes(path, len(param.shape))
+        assert len(axes) == len(param.shape), path
+        for axis, size in zip(axes, param.shape, strict=True):
+            assert axis is None or SIZES[axis] == size, path

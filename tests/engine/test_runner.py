@@ -1,0 +1,130 @@
+"""Steps on the device, without an engine: what is read from the step before, what is kept, what starts over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from engines import TINY
+
+from penstock.engine.attention import KVCacheSpec, XlaAttention
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.packing import BatchBuilder
+from penstock.engine.execution.runner import Runner
+from penstock.engine.loading.checkpoint import random_model
+from penstock.engine.request import Request, SamplingParams
+from penstock.engine.scheduling.pace import Pace
+from penstock.engine.scheduling.page_pool import PagePool
+from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.engine.scheduling.sequence import Sequence
+
+CONFIG = replace(TINY, num_layers=1, sliding_windows=(None,), qk_norm=False)
+GEOMETRY = Geometry(max_num_seqs=4, max_batch_tokens=16, max_model_len=64, page_size=8, vocab_size=CONFIG.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Runner:
+    attention = XlaAttention()
+    spec = KVCacheSpec(1, 33, 8, CONFIG.num_kv_heads, CONFIG.head_dim, attention.cache_dtype(CONFIG.dtype))
+    return Runner(random_model(CONFIG, 0), attention, spec, GEOMETRY)
+
+
+class Steps:
+    """Sequences over a runner; tokens are committed as soon as they are there."""
+
+    def __init__(self, runner: Runner, pace: Pace | None = None) -> None:
+        runner.reset_cache()
+        self.runner, self.pace = runner, pace or Pace()
+        self.scheduler = Scheduler(PagePool(33, 8), max_num_seqs=4, max_batch_tokens=16, max_model_len=64)
+        self.builder = BatchBuilder(GEOMETRY, ())
+        self.num_dispatches = 0
+
+    def add(self, *prompt: int, **params: int) -> Sequence:
+        sequence = Sequence(Request(str(prompt), prompt, SamplingParams(temperature=0.0, **params)), 0, sum(prompt))  # type: ignore[arg-type]
+        self.scheduler.add(sequence)
+        return sequence
+
+    def dispatch(self, *, commit: bool = True) -> list[list[int]]:
+        plan = self.scheduler.plan(self.pace)
+        assert plan is not None
+        self.num_dispatches += 1
+        in_flight = self.runner.dispatch(self.builder.build(plan), len(plan.sampled))
+        if not commit:
+            return []
+        tokens = in_flight.token_ids()
+        for sampled in tokens:
+            for row, token_id in zip(plan.sampled, sampled, strict=True):
+                self.scheduler.commit(row, token_id)
+        return tokens
+
+
+def test_a_decoding_row_reads_on_the_device_what_the_step_before_sampled(runner: Runner) -> None:
+    known = Steps(runner)
+    sequence = known.add(1, 2, 3)
+    tokens = [known.dispatch()[0][0] for _ in range(4)]
+    assert sequence.token_ids == [1, 2, 3, *tokens]
+    blind = Steps(runner)
+    blind.add(1, 2, 3)
+    for _ in range(3):
+        blind.dispatch(commit=False)  # the host never sees what it goes on with
+    assert blind.dispatch()[0][0] == tokens[3]
+
+
+def test_a_prompt_in_chunks_gives_the_token_of_the_whole(runner: Runner) -> None:
+    prompt = tuple(int(token) for token in np.random.default_rng(0).integers(0, CONFIG.vocab_size, 16))
+    whole = Steps(runner)
+    whole.add(*prompt)
+    expected = whole.dispatch()
+    chunked = Steps(runner)
+    chunked.add(*range(9))  # shares the step, so that the prompt is cut
+    long = chunked.add(*prompt)
+    while len(long.token_ids) == 16:
+        chunked.dispatch()
+    assert long.token_ids[16] == expected[0][0]
+
+
+def test_a_step_that_samples_nothing_can_be_waited_for(runner: Runner) -> None:
+    steps = Steps(runner)
+    steps.add(*range(30))
+    plan = steps.scheduler.plan(Pace())
+    assert plan is not None
+    assert not plan.sampled
+    in_flight = runner.dispatch(steps.builder.build(plan), 0)
+    assert (in_flight.token_ids(), in_flight.logprobs()) == ([[]], None)
+
+
+def test_log_probabilities_come_with_extended_sampling_alone(runner: Runner) -> None:
+    steps = Steps(runner)
+    steps.add(1, 2, 3, logprobs=3)
+    plan = steps.scheduler.plan(Pace())
+    assert plan is not None
+    in_flight = runner.dispatch(steps.builder.build(plan), 1)
+    logprobs = in_flight.logprobs()
+    assert logprobs is not None
+    assert in_flight.token_ids()[0][0] == logprobs.top_ids[0, 0]  # greedy
+    np.testing.assert_allclose(logprobs.sampled[0], logprobs.top[0, 0], rtol=1e-5)
+
+
+def test_a_cache_that_starts_over_is_empty(runner: Runner) -> None:
+    Steps(runner).runner.reset_cache()
+    steps = Steps(runner)
+    steps.add(1, 2, 3)
+    steps.dispatch()
+    assert any(array.any() for array in jax.tree.leaves(runner._cache))
+    runner.reset_cache()
+    assert not any(array.any() for array in jax.tree.leaves(runner._cache))
+
+
+def test_a_shape_compiles_once(runner: Runner) -> None:
+    first = Steps(runner)
+    first.add(1, 2)
+    first.dispatch()
+    runner.start_watch()
+    again = Steps(runner)
+    again.add(4, 5, 6)
+    compiles = runner.compiles_after_warmup  # making an empty cache may compile
+    again.dispatch()
+    again.dispatch()
+    assert runner.compiles_after_warmup == compiles

@@ -1,0 +1,62 @@
+"""What warm-up measures, and what it decides from that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engines import SMALL, drive
+
+import penstock.engine.execution.warm_up as warm_up_module
+from penstock.engine import Engine, Request, SamplingParams
+from penstock.engine.execution.warm_up import LOOP_STEPS, choose_decode_steps, measure_steps, warm_up
+from penstock.engine.scheduling.pace import StepTimes
+
+
+@pytest.fixture
+def engine(tiny_model: Path) -> Engine:
+    return Engine.from_checkpoint(tiny_model, replace(SMALL, max_batch_tokens=64, decode_steps=None))
+
+
+def test_times_are_measured_for_every_bucket(engine: Engine) -> None:
+    times = measure_steps(engine._runner)
+    assert set(times.prompt_s) == set(engine._runner.geometry.token_buckets)
+    assert set(times.decode_s) == set(engine._runner.geometry.row_buckets)
+    assert min(*times.prompt_s.values(), *times.decode_s.values()) > 0
+    assert times.pair_s >= 0
+    request = Request("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    assert drive(engine, [request])["a", 0].finish_reason == "length"  # what was measured left nothing behind
+
+
+def test_several_decode_steps_are_taken_where_they_are_quicker_and_short(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {1: 0.008, LOOP_STEPS: 0.004}
+    monkeypatch.setattr(warm_up_module, "time_decoding", lambda runner, num_rows, num_steps: seconds[num_steps])
+    short = StepTimes({}, {16: 0.001, 32: 0.0012, 48: 0.002})
+    assert choose_decode_steps(engine._runner, short) == {16: LOOP_STEPS, 32: LOOP_STEPS}  # 48 would show in the stream
+    seconds[LOOP_STEPS] = 0.0079  # hardly faster
+    assert choose_decode_steps(engine._runner, short) == {}
+    seconds[LOOP_STEPS] = 0.004
+    assert choose_decode_steps(engine._runner, StepTimes({}, {16: 0.1})) == {}
+    monkeypatch.undo()
+    assert warm_up_module.time_decoding(engine._runner, 16, 1) > 0
+    assert warm_up_module.time_decoding(engine._runner, 16, LOOP_STEPS) > 0
+
+
+def test_after_warm_up_nothing_compiles_and_progress_counts_every_step(engine: Engine) -> None:
+    seen: list[tuple[int, int, str]] = []
+    geometry = engine._runner.geometry
+    pace = warm_up(engine._runner, lambda *progress: seen.append(progress), decode_steps=2, max_slowdown=None)
+    num_steps = len(geometry.token_buckets) + len(geometry.row_buckets) + len(geometry.extended_row_buckets)
+    num_loops = len(geometry.row_buckets)
+    assert [done for done, *_ in seen] == [*range(1, num_steps + 1), *range(1, num_loops + 1)]
+    assert [total for _, total, _ in seen] == [num_steps] * num_steps + [num_loops] * num_loops
+    assert pace.decode_steps == dict.fromkeys(geometry.row_buckets, 2)
+    engine._pace = pace
+    requests = [
+        Request(f"r{i}", tuple(range(i, i + 20)), SamplingParams(max_tokens=7, logprobs=i or None)) for i in range(3)
+    ]
+    drive(engine, requests)
+    assert engine.stats().compiles_after_warmup_total == 0

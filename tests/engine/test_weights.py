@@ -1,0 +1,74 @@
+"""Parameters out of safetensors files: transposed, repeated, stacked, and of each only a device's share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from penstock.engine import CheckpointError
+from penstock.engine.loading.weights import Source, Stored, WeightFiles, _before_copying, open_weights
+
+RNG = np.random.default_rng(0)
+F32 = jnp.dtype("float32")
+
+
+def saved(path: Path, **tensors: np.ndarray) -> dict[str, Stored]:
+    save_file(tensors, path)
+    return {name: Stored(path, array.shape, "F32") for name, array in tensors.items()}
+
+
+def test_a_kernel_is_transposed_and_a_bias_is_not(tmp_path: Path) -> None:
+    kernel, bias = (RNG.normal(size=shape).astype(np.float32) for shape in ((6, 4), (6,)))  # stored [out, in]
+    stored = saved(tmp_path / "a.safetensors", kernel=np.ascontiguousarray(kernel), bias=bias)
+    source = Source(("head", "kernel"), (4, 6), F32, ("kernel",), is_stacked=False)
+    assert source.stored_shape == (6, 4)
+    with WeightFiles(stored) as files:
+        np.testing.assert_array_equal(files.array(source, None), kernel.T)
+        of_bias = Source(("head", "bias"), (6,), F32, ("bias",), is_stacked=False)
+        np.testing.assert_array_equal(files.array(of_bias, None), bias)
+
+
+def test_layers_of_a_stack_come_from_a_tensor_each(tmp_path: Path) -> None:
+    layers = [RNG.normal(size=(6, 4)).astype(np.float32) for _ in range(3)]
+    stored = saved(tmp_path / "a.safetensors", **{f"layer{i}": layer for i, layer in enumerate(layers)})
+    path = ("blocks", 0, "mlp", "up", "kernel")
+    source = Source(path, (3, 4, 6), F32, ("layer0", "layer1", "layer2"), is_stacked=True)
+    assert source.stored_shape == (6, 4)
+    with WeightFiles(stored) as files:
+        np.testing.assert_array_equal(files.array(source, None), np.stack([layer.T for layer in layers]))
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_each_kv_head_is_repeated_side_by_side(tmp_path: Path, copies: int) -> None:
+    head_dim, heads = 2, RNG.normal(size=(3, 2, 5)).astype(np.float32)  # heads, head_dim, in
+    stored = saved(tmp_path / "a.safetensors", k=heads.reshape(6, 5))
+    path = ("blocks", 0, "attention", "k", "kernel")
+    source = Source(path, (5, 6 * copies), F32, ("k",), is_stacked=False, copies=copies, head_dim=head_dim)
+    with WeightFiles(stored) as files:
+        expected = np.repeat(heads, copies, axis=0).reshape(-1, 5).T
+        np.testing.assert_array_equal(files.array(source, None), expected)
+        for start in range(0, 6 * copies, head_dim):  # what one of several devices reads
+            share = files._read(source, (slice(None), slice(start, start + head_dim)))
+            np.testing.assert_array_equal(share, expected[:, start : start + head_dim])
+
+
+def test_a_share_of_repeated_heads_reads_only_the_stored_heads_in_it() -> None:
+    source = Source(("k", "kernel"), (5, 24), F32, ("k",), is_stacked=False, copies=4, head_dim=2)
+    index, cut = _before_copying(source, (slice(None), slice(10, 12)))  # the second copy of the second head
+    assert (index[-1], cut) == (slice(2, 4), slice(2, 4))
+
+
+def test_a_stored_tensor_knows_its_bytes() -> None:
+    assert Stored(Path("a"), (3, 5), "BF16").num_bytes == 30
+
+
+def test_a_file_that_is_no_safetensors_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"PK\x03\x04 not weights")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a readable safetensors file"):
+        open_weights(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="is not readable"):
+        open_weights(tmp_path / "missing.safetensors")

@@ -1,0 +1,23 @@
+"""What a caller gets back."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from penstock.producer.reply import Choice, Chunk, Reply, Timings, Usage
+
+
+def test_a_reply_s_text_and_tokens_are_those_of_its_first_choice() -> None:
+    choices = (Choice(0, "a", (1,), None, "stop"), Choice(1, "bc", (2, 3), None, "length"))
+    reply = Reply("r", "length", choices, Usage(4, 2, 3), Timings(1, 2, 3))
+    assert (reply.text, reply.tokens) == ("a", (1,))
+
+
+@pytest.mark.parametrize("kind", [Chunk, Choice, Usage, Timings, Reply])
+def test_values_can_be_kept_and_compared(kind: type) -> None:
+    """They are frozen, so that one given to a callback cannot be changed behind another's back."""
+    assert dataclasses.is_dataclass(kind)
+    assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert not hasattr(Usage(1, 2, 3), "__dict__")

@@ -1,0 +1,135 @@
+"""What an error from Redis means: the same on every server, with the words that they really use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+from redis import exceptions
+
+from penstock.producer.redis.connection import RedisClient, connect
+from penstock.worker.errors import RedisRefused
+from penstock.worker.protocol import faults
+from penstock.worker.readiness import Readiness
+
+PASSING = [
+    exceptions.ConnectionError("gone"),
+    exceptions.TimeoutError("no answer"),
+    exceptions.BusyLoadingError("loading"),
+    exceptions.ClusterDownError("no quorum"),
+    exceptions.ReadOnlyError("a replica"),
+    exceptions.TryAgainError("slots move"),
+    exceptions.ResponseError("BUSY Redis is busy running a script"),
+    exceptions.ResponseError("MISCONF Redis is configured to save RDB snapshots"),
+    exceptions.ResponseError("NOREPLICAS Not enough good replicas to write."),
+    OSError("the network is unreachable"),
+]
+OF_THE_REQUEST = [
+    exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value"),
+    exceptions.ResponseError("ERR The ID specified in XADD is equal or smaller than the target stream top item"),
+    exceptions.ResponseError("ERR unknown command"),
+]
+
+
+@pytest.fixture
+async def restricted(redis: RedisClient, redis_url: str) -> AsyncIterator[RedisClient]:
+    """A client of a user who may run scripts and nothing else."""
+    await redis.execute_command("ACL", "SETUSER", "restricted", "reset", "on", ">x", "~*", "+eval", "+ping")
+    async with aclosing(connect(redis_url.replace("//", "//restricted:x@"), decode=False)) as client:
+        yield client
+    await redis.execute_command("ACL", "DELUSER", "restricted")
+
+
+async def refusals(restricted: RedisClient, redis_url: str) -> list[BaseException]:
+    """What a server really answers to whom it will go on refusing."""
+    async with aclosing(connect(redis_url.replace("//", "//restricted:wrong@"), decode=False)) as stranger:
+        return await asyncio.gather(
+            restricted.set("k", "v"),
+            restricted.eval("return redis.call('SET', KEYS[1], 1)", 1, "k"),
+            stranger.ping(),
+            return_exceptions=True,
+        )
+
+
+@pytest.mark.parametrize("error", PASSING, ids=str)
+def test_what_passes_is_waited_for(error: Exception) -> None:
+    assert faults.is_passing(error)
+    faults.raise_if_final(error)
+
+
+@pytest.mark.parametrize("error", OF_THE_REQUEST, ids=str)
+def test_what_one_request_brought_about_is_its_own(error: Exception) -> None:
+    assert not faults.is_passing(error)
+    faults.raise_if_final(error)
+
+
+async def test_what_a_server_will_go_on_refusing_is_final(restricted: RedisClient, redis_url: str) -> None:
+    for error in await refusals(restricted, redis_url):
+        assert isinstance(error, exceptions.RedisError)
+        assert faults.is_final(error)
+        assert not faults.is_passing(error)
+        with pytest.raises(RedisRefused, match="Redis refuses what a worker must do: ") as raised:
+            faults.raise_if_final(error)
+        assert str(error) in str(raised.value)
+        assert raised.value.__cause__ is error
+
+
+async def test_a_full_server_passes(redis: RedisClient) -> None:
+    await redis.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(exceptions.RedisError) as refused:
+            await redis.set("k", "v")
+        assert faults.is_passing(refused.value)
+        with pytest.raises(exceptions.RedisError) as refused:
+            await redis.eval("return redis.call('SET', KEYS[1], 1)", 1, "k")
+        assert faults.is_passing(refused.value)
+    finally:
+        await redis.config_set("maxmemory", 0)
+
+
+async def test_a_missing_group_and_a_stale_id_are_told_by_their_words(redis: RedisClient) -> None:
+    with pytest.raises(exceptions.ResponseError) as raised:
+        await redis.xreadgroup("g", "me", {"s": ">"})
+    assert faults.is_no_group(raised.value)
+    await redis.xadd("s", {"f": "1"}, id="5-1")
+    with pytest.raises(exceptions.ResponseError) as raised:
+        await redis.xadd("s", {"f": "1"}, id="5-1")
+    assert faults.is_stale_id(raised.value)
+    assert not faults.is_no_group(raised.value)
+
+
+async def fail(error: Exception | None) -> None:
+    if error is not None:
+        raise error
+
+
+async def test_a_round_that_fails_makes_the_worker_unready_until_one_succeeds() -> None:
+    readiness = Readiness()
+    await faults.survive(fail(exceptions.ConnectionError("gone")), "part", readiness)
+    assert readiness.objections == {"part": "no answer from Redis: gone"}
+    await faults.survive(fail(exceptions.ResponseError("NOGROUP No such key")), "part", readiness)
+    assert not readiness.is_ready
+    await faults.survive(fail(None), "part", readiness)
+    assert readiness.is_ready
+
+
+async def test_a_round_that_cannot_succeed_ends_the_task(restricted: RedisClient, redis_url: str) -> None:
+    readiness = Readiness()
+    refused, *_ = await refusals(restricted, redis_url)
+    assert isinstance(refused, Exception)
+    with pytest.raises(RedisRefused):
+        await faults.survive(fail(refused), "part", readiness)
+    with pytest.raises(exceptions.ResponseError, match="WRONGTYPE"):
+        await faults.survive(fail(OF_THE_REQUEST[0]), "part", readiness)
+    assert readiness.is_ready
+
+
+def test_backoff_grows_and_is_bounded() -> None:
+    backoff = faults.Backoff(first_s=0.1, longest_s=1.0)
+    waits = [backoff.next_s() for _ in range(50)]
+    assert 0.05 <= waits[0] <= 0.1
+    assert all(0.5 <= wait <= 1.0 for wait in waits[5:])
+    backoff.reset()
+    assert backoff.next_s() <= 0.1

@@ -1,0 +1,252 @@
+"""One name, one process: who has the heartbeat key, who gets it when, who has to stop; and what the dead leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from worker_harness import QUICK, TIMEOUT_S, eventually
+
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient, connect
+from penstock.worker.config import WorkerConfig
+from penstock.worker.errors import NameTaken
+from penstock.worker.metrics import Metrics
+from penstock.worker.protocol.heartbeat import RETIRE_COUNT, Heartbeat, Reclaimer
+from penstock.worker.readiness import Readiness
+
+KEY = keys.heartbeat("q", "w")
+SERVING = keys.serving("q")
+LONG_S = 1000.0
+TAKEN = "another process uses the name 'w' in queue 'q'"
+
+Make = Callable[..., Heartbeat]
+
+
+@pytest.fixture
+async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
+    client = connect(redis_url, decode=False)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def make(raw: RedisClient) -> Make:
+    def heartbeat(instance: str, ttl_s: float = LONG_S, name: str = "w") -> Heartbeat:
+        config = WorkerConfig(**{**QUICK, "name": name, "heartbeat_ttl_s": ttl_s})
+        return Heartbeat(raw, config, instance, Readiness())
+
+    return heartbeat
+
+
+async def started(heartbeat: Heartbeat) -> Heartbeat:
+    await asyncio.wait_for(heartbeat.start(asyncio.Event()), TIMEOUT_S)
+    return heartbeat
+
+
+async def renew(raw: RedisClient, heartbeat: Heartbeat) -> None:
+    """Beats until the server's clock has moved on, so that others can see it."""
+    before_ms = await raw.pexpiretime(KEY)
+    async with asyncio.timeout(TIMEOUT_S):
+        while await raw.pexpiretime(KEY) <= before_ms:
+            assert await heartbeat.beat() == 0
+
+
+async def test_a_beat_renews_before_the_key_lapses(raw: RedisClient, make: Make) -> None:
+    heartbeat = await started(make("one"))
+    await raw.pexpire(KEY, 500_000)
+    assert await heartbeat.beat() == 0
+    assert 500_000 < await raw.pttl(KEY) <= LONG_S * 1000
+    assert await raw.get(KEY) == b"one"
+
+
+async def test_a_running_heartbeat_renews_what_is_there(raw: RedisClient, make: Make) -> None:
+    """One that sets only what has lapsed would leave the key as it is, and the worker without one in each interval."""
+    heartbeat = await started(make("one", ttl_s=0.3))
+    task = asyncio.create_task(heartbeat.run())
+    for _ in range(3):
+        await raw.set(KEY, "one", px=10**6)
+        await eventually(lambda: _lapses_within(raw, 300))
+        assert await raw.get(KEY) in (b"one", None)
+    task.cancel()
+
+
+@pytest.mark.parametrize("loss", [("DEL", KEY), ("FLUSHALL",), ("SET", KEY, "")])
+async def test_a_key_that_was_lost_is_set_again(raw: RedisClient, make: Make, loss: tuple[str, ...]) -> None:
+    heartbeat = await started(make("one"))
+    await raw.execute_command(*loss)
+    assert await heartbeat.beat() == 0
+    assert await raw.get(KEY) == b"one"
+    assert await raw.pttl(KEY) > 500_000
+    assert not heartbeat.must_drain.is_set()
+
+
+async def test_junk_in_the_keys_harms_nobody(raw: RedisClient, make: Make) -> None:
+    await raw.rpush(KEY, "junk")
+    await raw.rpush(keys.drain("q", "w"), "junk")
+    heartbeat = await started(make("one"))
+    assert await raw.get(KEY) == b"one"
+    assert await heartbeat.beat() == 0
+    assert not heartbeat.must_drain.is_set()
+
+
+async def test_a_name_that_is_taken(raw: RedisClient, make: Make) -> None:
+    owner, newcomer = await started(make("one")), make("two", ttl_s=0.3)
+    start = asyncio.create_task(started(newcomer))
+    await eventually(lambda: newcomer.is_contested)
+    await renew(raw, owner)
+    with pytest.raises(NameTaken, match=TAKEN):
+        await start
+    assert await raw.get(KEY) == b"one"
+    assert await owner.beat() == 0
+
+
+async def test_a_name_that_is_never_given_up(raw: RedisClient, make: Make) -> None:
+    await raw.set(KEY, "somebody")
+    with pytest.raises(NameTaken, match=TAKEN):
+        await started(make("one"))
+    assert await raw.get(KEY) == b"somebody"
+
+
+async def test_a_newcomer_waits_for_the_key_of_a_dead_process(raw: RedisClient, make: Make) -> None:
+    await raw.set(KEY, "dead", px=700)
+    newcomer = await started(make("two", ttl_s=0.3))  # it looks several times
+    assert await raw.get(KEY) == b"two"
+    assert not newcomer.must_drain.is_set()
+    assert not newcomer.is_contested
+
+
+async def test_a_newcomer_that_is_told_to_stop_waits_no_longer(raw: RedisClient, make: Make) -> None:
+    await raw.set(KEY, "dead", px=10**6)
+    newcomer, stop = make("two"), asyncio.Event()
+    start = asyncio.create_task(newcomer.start(stop))
+    await eventually(lambda: newcomer.is_contested)
+    stop.set()
+    await asyncio.wait_for(start, TIMEOUT_S)
+    await newcomer.stop()
+    assert await raw.get(KEY) == b"dead"
+
+
+async def test_who_finds_a_live_process_in_its_key_stops(raw: RedisClient, make: Make) -> None:
+    frozen = await started(make("one"))
+    await raw.delete(KEY)  # it lapsed meanwhile
+    newcomer = await started(make("two"))
+    assert await frozen.beat() > 0
+    assert frozen.is_contested
+    assert not frozen.must_drain.is_set()  # for all it knows, that one is dead
+    await renew(raw, newcomer)
+    assert await frozen.beat() > 0
+    assert frozen.must_drain.is_set()
+    assert TAKEN in str(frozen.name_taken)
+    await frozen.stop()
+    assert await newcomer.beat() == 0
+    assert await raw.get(KEY) == b"two"
+    assert newcomer.name_taken is None
+
+
+async def test_the_key_of_a_dead_process_stops_nobody(raw: RedisClient, make: Make) -> None:
+    """A replica that lagged may still have it when it becomes the primary."""
+    heartbeat = await started(make("two"))
+    await raw.set(KEY, "one", px=300)
+    assert 0 < await heartbeat.beat() <= 0.3
+    await eventually(lambda: _is_gone(raw))
+    assert await heartbeat.beat() == 0
+    assert await raw.get(KEY) == b"two"
+    assert not heartbeat.is_contested
+    assert not heartbeat.must_drain.is_set()
+
+
+async def test_of_two_that_both_believe_one_goes_on(raw: RedisClient, make: Make) -> None:
+    """After a failover that put the first one's key back: whoever is in the key stays, the other one stops."""
+    first, second = await started(make("one")), make("two")
+    await raw.set(KEY, "two", px=10**6)
+    assert await first.beat() > 0
+    await raw.set(KEY, "one", px=900_000)
+    assert await first.beat() == 0
+    assert await second.beat() > 0
+    await renew(raw, first)
+    assert await second.beat() > 0
+    assert (first.must_drain.is_set(), second.must_drain.is_set()) == (False, True)
+
+
+async def test_a_queue_is_served_while_its_workers_say_so(raw: RedisClient, make: Make) -> None:
+    heartbeat = await started(make("one"))
+    assert not await raw.exists(SERVING)  # it may be loading its model
+    heartbeat.set_serving(True)
+    task = asyncio.create_task(heartbeat.run())
+    await eventually(lambda: raw.exists(SERVING))  # at once, not with the next beat
+    assert 500_000 < await raw.pttl(SERVING) <= LONG_S * 1000
+    heartbeat.set_serving(False)
+    await eventually(lambda: _is_unserved(raw))
+    task.cancel()
+    heartbeat.set_serving(True)
+    await heartbeat.beat()
+    await heartbeat.stop()
+    assert not await raw.exists(SERVING)
+
+
+async def test_a_queue_is_served_until_its_last_worker_leaves_or_lapses(raw: RedisClient, make: Make) -> None:
+    long = await started(make("one"))
+    short = await started(make("two", ttl_s=0.3, name="dies"))
+    for heartbeat in (long, short):
+        heartbeat.set_serving(True)
+        await heartbeat.beat()
+    assert await raw.pttl(SERVING) > 500_000  # the shorter time to live bounds nobody else's
+    await long.stop()
+    assert await raw.zrange(SERVING, 0, -1) == [b"dies"]
+    await short.beat()
+    await eventually(lambda: _is_unserved(raw))  # though nobody took the dead one out
+
+
+async def test_a_dead_worker_is_taken_out_of_those_that_serve(raw: RedisClient, make: Make) -> None:
+    short, long = await started(make("two", ttl_s=0.05, name="dies")), await started(make("one"))
+    for heartbeat in (short, long):
+        heartbeat.set_serving(True)
+        await heartbeat.beat()
+
+    async def is_alone() -> bool:
+        await long.beat()
+        return await raw.zrange(SERVING, 0, -1) == [b"w"]
+
+    await eventually(is_alone)
+
+
+async def test_junk_in_the_key_of_those_that_serve_harms_nobody(raw: RedisClient, make: Make) -> None:
+    await raw.rpush(SERVING, "junk")
+    heartbeat = await started(make("one"))
+    assert await raw.type(SERVING) == b"list"
+    heartbeat.set_serving(True)
+    await heartbeat.beat()
+    assert await raw.zrange(SERVING, 0, -1) == [b"w"]
+    await raw.delete(SERVING)
+    await raw.rpush(SERVING, "junk")
+    await heartbeat.stop()
+    assert not await raw.exists(KEY)
+
+
+async def _is_unserved(raw: RedisClient) -> bool:
+    return not await raw.exists(SERVING)
+
+
+async def test_one_look_frees_all_that_a_dead_worker_had(raw: RedisClient) -> None:
+    stream, num_entries = keys.requests("q"), 2 * RETIRE_COUNT + 1
+    await raw.xgroup_create(stream, keys.GROUP, id="0", mkstream=True)
+    async with raw.pipeline(transaction=False) as pipe:
+        for i in range(num_entries):
+            pipe.xadd(stream, {"prompt": i})
+        await pipe.execute()
+    await raw.xreadgroup(keys.GROUP, "dead", {stream: ">"}, count=num_entries)
+    metrics = Metrics()
+    await Reclaimer(raw, WorkerConfig(**{**QUICK, "name": "w"}), metrics, Readiness()).scan()
+    consumers = await raw.xinfo_consumers(stream, keys.GROUP)
+    assert {consumer["name"].decode(): consumer["pending"] for consumer in consumers} == {keys.UNOWNED: num_entries}
+    assert metrics.reclaimed._value.get() == num_entries
+
+
+async def _lapses_within(raw: RedisClient, most_ms: int) -> bool:
+    return 0 < await raw.pttl(KEY) <= most_ms
+
+
+async def _is_gone(raw: RedisClient) -> bool:
+    return not await raw.exists(KEY)

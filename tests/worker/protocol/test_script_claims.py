@@ -1,0 +1,194 @@
+"""The scripts on one request, against a real server: who may do what, and what twice means."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+from fakes import ranked
+from redis import exceptions
+from script_calls import run
+
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient
+from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.scripts import Claim, NotClaimed, Standing
+
+END = ["type", "end", "finish_reason", "stop"]
+
+
+async def try_claim(
+    redis: RedisClient, worker: str = "w", *, entry: str = "1-1", instance: str = "", gone_entry: str = ""
+) -> Claim | NotClaimed:
+    instance = instance or f"i-{worker}"
+    command = scripts.claim(
+        "q", "r", entry_id=entry, worker=worker, instance=instance, ttl_ms=10**6, gone_entry=gone_entry
+    )
+    return scripts.parse_claim(await run(redis, command), instance)
+
+
+async def claim(redis: RedisClient, worker: str = "w", *, instance: str = "") -> Claim:
+    answer = await try_claim(redis, worker, instance=instance)
+    assert isinstance(answer, Claim)
+    return answer
+
+
+async def finish(redis: RedisClient, claimed: Claim, *, last: int = 0, status: Literal["done", "dead"] = "done") -> Any:
+    command = scripts.finish(
+        "q", "r", claim=claimed, last_number=last, status=status, ttl_ms=5000, entries=[(last + 1, END)]
+    )
+    return await run(redis, command)
+
+
+async def test_each_claim_takes_a_higher_epoch_and_fences_the_last(raw: RedisClient) -> None:
+    first, second = await claim(raw, "a"), await claim(raw, "b")
+    assert first.epoch < second.epoch < 2**53
+    assert second.first_server_ms == first.first_server_ms
+    assert (first.has_journal, second.has_journal) == (False, True)
+    with pytest.raises(exceptions.ResponseError) as refused:
+        await raw.xadd(keys.reply("q", "r"), {"type": "chunk"}, id=f"{first.epoch}-1")
+    assert faults.is_stale_id(refused.value)
+    assert await finish(raw, first) == b"fenced"
+    entries = await raw.xrange(keys.reply("q", "r"))
+    assert ranked(entry_id for entry_id, _ in entries) == ["1-0", "2-0"]
+    assert [fields[b"turn"] for _, fields in entries] == [b"1", b"2"]
+    assert [int(fields[b"epoch"]) for _, fields in entries] == [first.epoch, second.epoch]
+
+
+@pytest.mark.parametrize("is_behind", [False, True], ids=["", "clock behind"])
+async def test_no_two_claims_share_an_epoch_whatever_was_rolled_back(raw: RedisClient, is_behind: bool) -> None:
+    """The same claim on the same data, as if each one had been lost; also by a clock that is behind the reply."""
+    state, reply = keys.state("q", "r"), keys.reply("q", "r")
+    ahead = (int((await raw.time())[0]) + 10_000) * 10**6
+    found = set()
+    for number in range(200):
+        await raw.delete(state, reply)
+        if is_behind:
+            await raw.xadd(reply, {"type": "chunk", "tokens": ""}, id=f"{ahead}-7")
+        epoch = (await claim(raw, instance=f"i{number}")).epoch
+        assert epoch > ahead * is_behind
+        found.add(epoch)
+    assert len(found) == 200
+
+
+async def test_epochs_stay_above_the_reply_s_and_the_state_s(raw: RedisClient) -> None:
+    ahead = (int((await raw.time())[0]) + 100) * 10**6
+    await raw.hset(keys.state("q", "r"), "epoch", str(ahead))
+    first = await claim(raw)
+    assert first.epoch > ahead
+    await raw.delete(keys.state("q", "r"))
+    assert (await claim(raw)).epoch > first.epoch
+
+
+@pytest.mark.parametrize("junk", ["abc", "-1", "nan", "inf", "1e300", "99999999999999999999", "0x10", "1.5"])
+async def test_an_epoch_that_no_claim_wrote_counts_for_nothing(raw: RedisClient, junk: str) -> None:
+    await raw.hset(keys.state("q", "r"), mapping={"epoch": junk, "attempts": junk, "status": "running"})
+    first = await claim(raw)
+    assert 0 < first.epoch < scripts.MAX_EPOCH
+    assert await finish(raw, first) == b"ok"
+
+
+async def test_above_the_largest_id_nothing_can_be_written(raw: RedisClient) -> None:
+    await raw.xadd(keys.reply("q", "r"), {"type": "chunk"}, id=f"{2**64 - 1}-{2**64 - 1}")
+    assert await try_claim(raw) == NotClaimed("unwritable")
+
+
+async def test_finish_asks_for_the_instance_and_for_what_was_written_last(raw: RedisClient) -> None:
+    """Two owners may have the same epoch, by the smallest of chances; and entries may be lost without the claim."""
+    claimed = await claim(raw)
+    await raw.xadd(keys.reply("q", "r"), {"type": "chunk"}, id=f"{claimed.epoch}-1")
+    assert await finish(raw, replace(claimed, instance="twin"), last=1) == b"fenced"
+    assert await finish(raw, claimed, last=2) == b"lost"
+    await raw.xadd(keys.reply("q", "r"), {"type": "chunk"}, id=f"{claimed.epoch}-2")
+    assert await finish(raw, claimed, last=1) == b"lost"
+    assert await finish(raw, claimed, last=2) == b"ok"
+
+
+async def test_standing_names_the_owner_and_the_entry(raw: RedisClient) -> None:
+    assert scripts.parse_standing(await run(raw, scripts.newest("q", "r"))) == Standing(None, None)
+    claimed = await claim(raw)
+    await raw.xadd(keys.reply("q", "r"), {"type": "chunk", "text": "a"}, id=f"{claimed.epoch}-1")
+    newest = scripts.parse_standing(await run(raw, scripts.newest("q", "r")))
+    assert newest.entry_id == f"{claimed.epoch}-1"
+    assert newest.is_of(claimed)
+    assert not newest.is_of(replace(claimed, instance="twin"))
+    found = scripts.parse_standing(await run(raw, scripts.find("q", "r", f"{claimed.epoch}-1")))
+    assert (found.entry_id, found.fields) == (newest.entry_id, (b"type", b"chunk", b"text", b"a"))
+    nothing = scripts.parse_standing(await run(raw, scripts.find("q", "r", f"{claimed.epoch}-2")))
+    assert (nothing.owner, nothing.entry_id) == (found.owner, None)
+
+
+async def test_crashes_hand_backs_and_retries_are_told_apart(raw: RedisClient) -> None:
+    async def counts(worker: str, instance: str = "") -> tuple[int, int, int, int]:
+        nonlocal epoch
+        answer = await claim(raw, worker, instance=instance)
+        epoch = answer.epoch
+        return answer.attempts, answer.crashes, answer.strikes, answer.handbacks
+
+    epoch = 0
+    assert await counts("a") == (1, 0, 0, 0)
+    assert await counts("a") == (2, 0, 0, 0)  # the answer was lost, the same process asks again
+    assert await counts("a", instance="i-reborn") == (3, 1, 1, 0)  # same name, another process
+    assert await counts("b") == (4, 2, 2, 0)
+    await raw.xadd(keys.reply("q", "r"), {"type": "chunk"}, id=f"{epoch}-1")
+    assert await counts("c") == (5, 3, 1, 0)  # the reply has grown since: its first strike again
+    before = epoch
+    assert await run(raw, scripts.return_request("q", "r", epoch=before, handbacks=1)) == 1
+    assert await run(raw, scripts.return_request("q", "r", epoch=before, handbacks=1)) == 0
+    assert await counts("d") == (6, 3, 1, 1)
+    assert await run(raw, scripts.return_request("q", "r", epoch=before, handbacks=1)) == 0  # no longer the owner
+
+
+async def test_a_worker_that_was_only_frozen_takes_its_crash_back_once(raw: RedisClient) -> None:
+    first, second = await claim(raw, "a"), await claim(raw, "b")
+    assert await run(raw, scripts.absolve("q", "r", epoch=second.epoch)) == 0  # the owner has no crash to take back
+    assert await run(raw, scripts.absolve("q", "r", epoch=first.epoch)) == 1
+    assert await run(raw, scripts.absolve("q", "r", epoch=first.epoch)) == 0
+    assert await raw.hmget(keys.state("q", "r"), "crashes", "strikes") == [b"0", b"0"]
+    assert await run(raw, scripts.absolve("q", "gone", epoch=1)) == 0
+    assert not await raw.exists(keys.state("q", "gone"))
+
+
+async def test_a_crash_that_the_server_never_counted_is_not_taken_back(raw: RedisClient) -> None:
+    """The claim of the frozen worker was lost, so its heir's was the first."""
+    lost = await claim(raw, "a")
+    await raw.delete(keys.state("q", "r"), keys.reply("q", "r"))
+    await claim(raw, "b")
+    await run(raw, scripts.absolve("q", "r", epoch=lost.epoch))
+    assert await raw.hmget(keys.state("q", "r"), "crashes", "strikes") == [None, None]
+
+
+async def test_finish_is_all_at_once_and_only_once(raw: RedisClient) -> None:
+    claimed = await claim(raw)
+    await raw.set(keys.cancel("q", "r"), 1)
+    entries = [(4, ["type", "chunk", "text", "a"]), (5, END)]
+    command = scripts.finish("q", "r", claim=claimed, last_number=0, status="done", ttl_ms=5000, entries=entries)
+    assert await run(raw, command) == b"ok"
+    assert await run(raw, command) == b"already"
+    written = await raw.xrange(keys.reply("q", "r"))
+    assert ranked(entry_id for entry_id, _ in written) == ["1-0", "1-4", "1-5"]
+    for key in (keys.reply("q", "r"), keys.state("q", "r")):
+        assert 0 < await raw.pttl(key) <= 5000
+    assert not await raw.exists(keys.cancel("q", "r"))
+    assert await try_claim(raw, "b") == NotClaimed("done")
+    assert await try_claim(raw, "b", entry="2-2") == NotClaimed("done")
+
+
+async def test_an_end_without_state_is_an_end(raw: RedisClient) -> None:
+    assert await finish(raw, await claim(raw)) == b"ok"
+    await raw.delete(keys.state("q", "r"))
+    assert await try_claim(raw) == NotClaimed("done")
+
+
+async def test_given_up_requests_are_buried_by_whoever_finds_the_entry(raw: RedisClient) -> None:
+    assert await finish(raw, await claim(raw), status="dead") == b"ok"
+    assert await try_claim(raw, "b") == NotClaimed("dead")
+    assert await try_claim(raw, "b", entry="2-2") == NotClaimed("done")
+
+
+async def test_another_entry_of_the_same_id_is_a_duplicate_until_the_first_is_gone(raw: RedisClient) -> None:
+    await claim(raw)
+    assert await try_claim(raw, entry="2-2") == NotClaimed("duplicate", "1-1")
+    assert isinstance(await try_claim(raw, entry="2-2", gone_entry="1-1"), Claim)
+    assert await try_claim(raw, entry="1-1") == NotClaimed("duplicate", "2-2")

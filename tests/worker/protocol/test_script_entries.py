@@ -1,0 +1,193 @@
+"""The scripts on a queue's entries and its letters, against a real server: who may do what, and what twice means."""
+
+from __future__ import annotations
+
+import pytest
+from redis import exceptions
+from script_calls import STREAM, owned, owners, run
+from worker_harness import eventually
+
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient
+from penstock.worker.protocol import dead_letters, faults, scripts
+
+LETTERS = keys.dead("q")
+
+
+async def test_only_the_owner_s_acknowledgement_counts(raw: RedisClient) -> None:
+    ids = await owned(raw, "a", 2)
+    assert await run(raw, scripts.ack("q", worker="b", entry_ids=ids)) == 0
+    assert await raw.xlen(STREAM) == 2
+    assert await run(raw, scripts.ack("q", worker="a", entry_ids=ids)) == 2
+    assert await run(raw, scripts.ack("q", worker="a", entry_ids=ids)) == 0
+    assert await raw.xlen(STREAM) == 0
+
+
+async def test_only_the_owner_can_bury_and_only_once(raw: RedisClient) -> None:
+    (entry_id,) = await owned(raw, "a")
+    letter = ["id", "r", b"field:x", b"\xff"]
+    for worker, expected in (("b", 0), ("a", 1), ("a", 0)):
+        assert await bury(raw, letter, entry_id=entry_id, worker=worker) == expected
+    ((_, fields),) = await raw.xrange(keys.dead("q"))
+    assert fields == {b"id": b"r", b"field:x": b"\xff"}
+    assert await raw.xlen(STREAM) == 0
+    assert await kept_bytes(raw) == len("id" + "r" + "field:x") + 1
+
+
+async def test_the_oldest_letters_go_by_bytes(raw: RedisClient) -> None:
+    for size in (300, 200, 100, 50, 250):
+        await bury(raw, letter_of(size), max_bytes=600)
+    assert await letter_sizes_of(raw) == [200, 100, 50, 250]
+    await bury(raw, letter_of(251), max_bytes=600)
+    assert await letter_sizes_of(raw) == [50, 250, 251]
+    assert await kept_bytes(raw) == 551
+    await bury(raw, letter_of(5000), max_bytes=600)  # the newest stays, whatever it takes
+    assert await letter_sizes_of(raw) == [5000]
+    await bury(raw, letter_of(20), max_bytes=600)
+    assert await letter_sizes_of(raw) == [20]
+    assert await raw.xlen(keys.letter_sizes(LETTERS)) == 1
+
+
+async def test_the_oldest_letters_go_by_number(raw: RedisClient) -> None:
+    for size in range(100, 110):
+        await bury(raw, letter_of(size), max_entries=4)
+    assert await letter_sizes_of(raw) == [106, 107, 108, 109]
+    assert await kept_bytes(raw) == 106 + 107 + 108 + 109
+    assert await raw.xlen(keys.letter_sizes(LETTERS)) == 4
+
+
+async def test_letters_go_when_they_are_old(raw: RedisClient) -> None:
+    for size in (100, 200):
+        await bury(raw, letter_of(size), ttl_ms=10**6)
+    (first, _), _ = await raw.xrange(LETTERS)
+    assert 0 < await raw.pttl(LETTERS) <= 10**6  # where no other letter follows
+    assert 0 < await raw.pttl(keys.letter_sizes(LETTERS)) <= 10**6
+    seconds, micros = await raw.time()
+    age_ms = seconds * 1000 + micros // 1000 - int(first.split(b"-")[0])
+    await eventually(lambda: passed_ms(raw, first, age_ms + 50))
+    await bury(raw, letter_of(50), ttl_ms=age_ms + 25)
+    assert await letter_sizes_of(raw) == [50]
+    assert await kept_bytes(raw) == 50
+
+
+async def test_letters_that_are_taken_give_their_bytes_back(raw: RedisClient) -> None:
+    for size in (100, 200, 300, 50):
+        await bury(raw, letter_of(size))
+    letters = [letter async for letter in dead_letters.read_letters(raw, "q")]
+    assert await dead_letters.remove(raw, "q", "request", [letters[1].id, letters[1].id, "1-1"]) == 1
+    assert await kept_bytes(raw) == 450
+    assert await dead_letters.replay(raw, "q", letters[2]) is not None
+    assert await dead_letters.replay(raw, "q", letters[2]) is not None
+    assert await kept_bytes(raw) == 150
+    await raw.xreadgroup(keys.GROUP, "b", {STREAM: ">"})  # what was replayed
+    await bury(raw, letter_of(450), max_bytes=600)  # nothing has to go
+    assert await letter_sizes_of(raw) == [100, 50, 450]
+    await dead_letters.remove(raw, "q", "request", [letter.id async for letter in dead_letters.read_letters(raw, "q")])
+    await bury(raw, letter_of(70))
+    assert await kept_bytes(raw) == 70
+
+
+async def test_a_full_server_loses_no_letter(raw: RedisClient) -> None:
+    """What passes is to be waited for, unlike what Redis refuses for good."""
+    (entry_id,) = await owned(raw, "a")
+    await raw.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(exceptions.ResponseError) as refused:
+            await bury(raw, letter_of(100), entry_id=entry_id)
+    finally:
+        await raw.config_set("maxmemory", 0)
+    assert faults.is_passing(refused.value)
+    assert await owners(raw) == {"a": 1}
+    assert not await raw.exists(LETTERS)
+
+
+async def test_letters_deleted_by_hand_are_counted_until_they_would_be_the_oldest(raw: RedisClient) -> None:
+    for size in (100, 200, 300):
+        await bury(raw, letter_of(size))
+    ids = [letter_id for letter_id, _ in await raw.xrange(LETTERS)]
+    await raw.xdel(LETTERS, ids[1])
+    assert await kept_bytes(raw) == 600
+    await bury(raw, letter_of(90), max_bytes=600)
+    assert await letter_sizes_of(raw) == [300, 90]
+    await bury(raw, letter_of(210), max_bytes=600)
+    assert await letter_sizes_of(raw) == [300, 90, 210]
+    await raw.delete(LETTERS)
+    await bury(raw, letter_of(80))
+    assert (await letter_sizes_of(raw), await kept_bytes(raw)) == ([80], 80)
+
+
+@pytest.mark.parametrize("junk", ["nan", "1e999", "-5", "many"])
+async def test_what_others_wrote_where_letters_are_counted_stops_nothing(raw: RedisClient, junk: str) -> None:
+    for spoil in (
+        lambda: raw.set(keys.letter_bytes(LETTERS), junk),
+        lambda: raw.lpush(keys.letter_bytes(LETTERS), junk),
+        lambda: raw.set(keys.letter_sizes(LETTERS), junk),
+        lambda: raw.xadd(keys.letter_sizes(LETTERS), {"junk": junk}, id="18446744073709551615-18446744073709551615"),
+    ):
+        await raw.delete(keys.letter_bytes(LETTERS), keys.letter_sizes(LETTERS))
+        await bury(raw, letter_of(60))
+        await raw.delete(keys.letter_bytes(LETTERS), keys.letter_sizes(LETTERS))
+        await spoil()
+        assert await bury(raw, letter_of(100)) == 1
+        assert await bury(raw, letter_of(100)) == 1
+        assert await kept_bytes(raw) == 200
+
+
+def letter_of(size: int) -> list[str]:
+    """The fields of a letter that takes `size` bytes."""
+    fields = ["id", "r", "field:prompt", ""]
+    return [*fields[:-1], "x" * (size - sum(map(len, fields)))]
+
+
+async def bury(
+    redis: RedisClient,
+    letter: list[str | bytes] | list[str],
+    *,
+    entry_id: str | None = None,
+    worker: str = "a",
+    max_entries: int = 100,
+    max_bytes: int = 10**6,
+    ttl_ms: int = 10**8,
+) -> int:
+    entry_id = entry_id or (await owned(redis, worker))[0]
+    limits = scripts.LetterLimits(max_entries, max_bytes, ttl_ms)
+    command = scripts.bury("q", worker=worker, entry_id=entry_id, letters=LETTERS, limits=limits, fields=letter)
+    return int(await run(redis, command))
+
+
+async def letter_sizes_of(redis: RedisClient) -> list[int]:
+    return [sum(len(part) for pair in fields.items() for part in pair) for _, fields in await redis.xrange(LETTERS)]
+
+
+async def kept_bytes(redis: RedisClient) -> int:
+    return int(await redis.get(keys.letter_bytes(LETTERS)) or 0)
+
+
+async def passed_ms(redis: RedisClient, entry_id: bytes, age_ms: int) -> bool:
+    """Whether an entry is this old by the server's clock."""
+    seconds, micros = await redis.time()
+    return bool(seconds * 1000 + micros // 1000 >= int(entry_id.split(b"-")[0]) + age_ms)
+
+
+async def test_entries_given_back_are_adopted_once_and_in_order(raw: RedisClient) -> None:
+    ids = await owned(raw, "a", 3)
+    assert await run(raw, scripts.disown("q", worker="b", entry_ids=ids)) == 0
+    assert await run(raw, scripts.disown("q", worker="a", entry_ids=ids)) == 3
+    limits = {"count": 2, "max_body_bytes": 100, "max_bytes": 1000}
+    adopted = await run(raw, scripts.adopt("q", worker="b", **limits))
+    assert adopted == [[entry_id.encode(), 7, 1, [b"prompt", b"x"]] for entry_id in ids[:2]]
+    assert len(await run(raw, scripts.adopt("q", worker="c", **limits))) == 1
+    assert await run(raw, scripts.adopt("q", worker="c", **limits)) == []
+    assert await owners(raw) == {"a": 0, keys.UNOWNED: 0, "b": 2, "c": 1}
+
+
+async def test_only_the_dead_are_retired_and_only_the_empty_removed(raw: RedisClient) -> None:
+    await owned(raw, "a", 3)
+    await raw.set(keys.heartbeat("q", "a"), "i")
+    retire = scripts.retire("q", consumer="a", count=2)
+    assert await run(raw, retire) == -1
+    await raw.delete(keys.heartbeat("q", "a"))
+    assert await run(raw, retire) == 2
+    assert await owners(raw) == {"a": 1, keys.UNOWNED: 2}
+    assert await run(raw, retire) == 1
+    assert await owners(raw) == {keys.UNOWNED: 3}

@@ -1,0 +1,550 @@
+"""The outbox against a server made of lists, which loses answers, refuses writes and gives requests to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from redis import exceptions
+
+from penstock.engine.request import Output
+from penstock.producer.wire import GenerateRequest
+from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.entries import QueueEntry
+from penstock.worker.delivery.outbox import Bury, Drop, Fence, Finished, Outbox, Refused, Verdict
+from penstock.worker.delivery.requests import ChoiceBuffer, LiveRequest, Phase, RequestTable
+from penstock.worker.delivery.writes import (
+    AsideWrite,
+    Burial,
+    ChunkWrite,
+    EndCheck,
+    FinishWrite,
+    ProbeWrite,
+    RefreshWrite,
+    Write,
+)
+from penstock.worker.protocol import scripts
+from penstock.worker.protocol.scripts import Claim
+
+INTERVAL_S = 0.03
+NOW_S = 1000.0
+STALE = exceptions.ResponseError("The ID specified in XADD is equal or smaller than the target stream top item")
+LOST = exceptions.ConnectionError("the answer is lost")
+FULL = exceptions.OutOfMemoryError("OOM command not allowed")
+WRONG_TYPE = exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+
+
+@dataclass
+class Pace:
+    interval_s: float = INTERVAL_S
+    is_stretched: bool = False
+
+
+@dataclass
+class Reply:
+    """A request's keys on the server."""
+
+    epoch: int
+    instance: str = "i"
+    entries: list[tuple[tuple[int, int], dict[str, str]]] = field(default_factory=list)
+    exists: bool = True
+    status: str = "running"
+
+    def append(self, entry_id: str, parts: tuple[Any, ...]) -> Any:
+        if not self.exists:
+            return None
+        epoch, number = map(int, entry_id.split("-"))
+        if self.entries and (epoch, number) <= self.entries[-1][0]:
+            return STALE
+        fields = dict(zip(map(str, parts[::2]), map(str, parts[1::2]), strict=True))
+        self.entries.append(((epoch, number), fields))
+        return entry_id.encode()
+
+    def claim(self, epoch: int, instance: str) -> None:
+        self.epoch, self.instance = epoch, instance
+        self.append(f"{epoch}-0", ("type", "own"))
+
+    def find(self, entry_id: str) -> list[Any]:
+        at = tuple(map(int, entry_id.split("-")))
+        found = next(((id_, fields) for id_, fields in self.entries if id_ >= at), None)
+        owner = [str(self.epoch).encode(), self.instance.encode()]
+        if found is None or not self.exists:
+            return owner
+        parts = [str(part).encode() for item in found[1].items() for part in item]
+        return [*owner, f"{found[0][0]}-{found[0][1]}".encode(), parts]
+
+    def finish(self, command: tuple[Any, ...]) -> bytes:
+        epoch, instance, last, status, _ttl, *rest = command[6:]
+        if (epoch, instance) != (self.epoch, self.instance):
+            return b"fenced"
+        if self.status != "running":
+            return b"already"
+        if not self.exists or not self.entries or self.entries[-1][0] != (epoch, last):
+            return b"lost"
+        while rest:
+            number, count = rest[:2]
+            self.append(f"{epoch}-{number}", tuple(rest[2 : 2 + count]))
+            rest = rest[2 + count :]
+        self.status = status
+        return b"ok"
+
+    def tokens(self, index: int) -> list[str]:
+        """As readers put them together."""
+        found: list[str] = []
+        for _, fields in self.entries:
+            if fields["type"] == "chunk" and int(fields["index"]) == index:
+                assert int(fields["offset"]) == len(found), "a gap, or a token twice"
+                found += fields["tokens"].split(",") if fields["tokens"] else []
+        return found
+
+    @property
+    def num_ends(self) -> int:
+        return sum(fields["type"] == "end" for _, fields in self.entries)
+
+
+class Server:
+    """Executes writes. `pending` are the queue's entries that this worker has."""
+
+    def __init__(self) -> None:
+        self.replies: dict[str, Reply] = {}
+        self.pending: set[str] = set()
+        self.letters: list[Burial] = []
+
+    def execute(self, write: Write) -> Any:
+        match write:
+            case ChunkWrite(live=live, command=command):
+                return self.replies[live.id].append(str(command[3]), command[4:])
+            case ProbeWrite(chunk=chunk):
+                return self.replies[chunk.live.id].find(chunk.entry_id)
+            case FinishWrite(live=live, command=command):
+                return self.replies[live.id].finish(command)
+            case EndCheck(command=command):
+                reply = next(each for name, each in self.replies.items() if f"{{{name}}}" in str(command[1]))
+                *_, (_, fields) = reply.entries
+                return [[b"1-1", [part.encode() for item in fields.items() for part in item]]]
+            case Burial():
+                self.letters += [write] * (write.entry_id in self.pending)
+                return self.remove(write.entry_ids)
+            case AsideWrite():
+                return self.remove(write.entry_ids)
+            case RefreshWrite():
+                return 1
+
+    def remove(self, entry_ids: tuple[str, ...]) -> int:
+        before = len(self.pending)
+        self.pending -= set(entry_ids)
+        return before - len(self.pending)
+
+
+class Bench:
+    """An outbox, its server and its clock."""
+
+    def __init__(self, *, has_nodes: bool = False, **config: Any) -> None:
+        self.aborted: list[str] = []
+        self.requests = RequestTable(self.aborted.append)
+        self.pace = Pace()
+        self.config = WorkerConfig(queue="q", name="w", **config)
+        self.outbox = Outbox(self.config, self.requests, self.pace, has_nodes=has_nodes)
+        self.server = Server()
+        self.now_s = NOW_S
+        self.verdicts: list[Verdict] = []
+
+    def claim(self, request_id: str, n: int = 1, epoch: int = 5) -> LiveRequest:
+        claim = Claim(epoch, "i", False, False, 1_700_000_000_000, 1_700_000_000_000, 1, 0, 0, 0)
+        entry = QueueEntry(f"{1_700_000_000_000}-{len(self.server.replies)}", {b"prompt": b"x"}, 7)
+        asked = GenerateRequest(prompt="x", n=n)
+        live = LiveRequest("q", request_id, entry, claim, self.now_s, asked, structlog.get_logger())
+        live.resume([ChoiceBuffer(index) for index in range(n)])
+        self.requests.add(live)
+        self.server.replies[request_id] = Reply(epoch)
+        self.server.replies[request_id].claim(epoch, "i")
+        self.server.pending.add(entry.id)
+        return live
+
+    def push(self, live: LiveRequest, token: int, *, index: int = 0, reason: Any = None) -> None:
+        buffer = live.choices[index]
+        offset = buffer.num_published + len(buffer.token_ids)
+        self.outbox.push(live, Output(live.id, index, offset, (token,), f" {token}", finish_reason=reason))
+
+    def collect(self) -> list[Write]:
+        return self.outbox.collect(self.now_s)
+
+    def settle(self, write: Write, answer: Any) -> Verdict | None:
+        verdict = self.outbox.settle(write, answer, self.now_s)
+        if verdict is not None:
+            self.verdicts.append(verdict)
+            self.act(verdict)
+        return verdict
+
+    def act(self, verdict: Verdict) -> None:
+        """As the publisher does."""
+        match verdict:
+            case Finished(live=live):
+                self.requests.remove(live)
+            case Bury(live=live, error=error):
+                self.outbox.bury(live, "reply_unwritable", str(error))
+                self.requests.let_go(live)
+            case Drop(live=live) | Fence(live=live):
+                self.requests.let_go(live)
+            case Refused():
+                pass
+
+    def flush(self, execute: Callable[[Write], Any] | None = None) -> list[Write]:
+        batch = self.collect()
+        for write in batch:
+            self.settle(write, (execute or self.server.execute)(write))
+        return batch
+
+    def drain(self) -> None:
+        while (due_s := self.outbox.due_s()) is not None:
+            self.now_s = max(self.now_s, due_s)
+            self.flush()
+        assert self.outbox.is_empty
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_the_first_token_goes_at_once_and_the_next_ones_together(bench: Bench) -> None:
+    live = bench.claim("r")
+    bench.push(live, 1)
+    assert bench.outbox.due_s() == 0.0
+    bench.flush()
+    for token in (2, 3):
+        bench.push(live, token)
+    assert bench.outbox.due_s() == NOW_S + INTERVAL_S
+    assert bench.flush() == []
+    bench.now_s += INTERVAL_S
+    (write,) = bench.flush()
+    assert isinstance(write, ChunkWrite)
+    assert (write.entry_id, write.token_ids) == ("5-2", [2, 3])
+
+
+def test_of_one_request_one_flush_is_under_way(bench: Bench) -> None:
+    live = bench.claim("r")
+    bench.push(live, 1)
+    (first,) = bench.collect()
+    bench.push(live, 2)
+    bench.now_s += 1
+    assert bench.collect() == []
+    bench.settle(first, b"5-1")
+    bench.now_s += 1
+    (second,) = bench.collect()
+    assert isinstance(second, ChunkWrite)
+    assert second.token_ids == [2]
+
+
+def test_an_end_goes_at_once_with_what_waits(bench: Bench) -> None:
+    live = bench.claim("r")
+    bench.push(live, 1)
+    bench.flush()
+    bench.push(live, 2)
+    bench.push(live, 3, reason="stop")
+    assert bench.outbox.due_s() == 0.0
+    (end,) = bench.flush()
+    assert isinstance(end, FinishWrite)
+    assert bench.server.replies["r"].tokens(0) == ["1", "2", "3"]
+    assert live.is_gone
+    (removal,) = bench.collect()
+    assert isinstance(removal, AsideWrite)
+    assert removal.entry_ids == (live.entry_id,)
+
+
+def test_while_processors_are_short_an_end_waits_for_the_rest_unless_nothing_runs(bench: Bench) -> None:
+    bench.pace.is_stretched, bench.pace.interval_s = True, 60.0
+    lives = [bench.claim(name) for name in ("a", "b")]
+    for live in lives:
+        bench.push(live, 1)
+    bench.flush()
+    bench.push(lives[0], 2, reason="stop")
+    assert bench.outbox.due_s() == NOW_S + 60.0
+    bench.push(lives[1], 2, reason="stop")
+    assert bench.outbox.due_s() is not None
+    assert len(bench.flush()) == 2
+
+
+@pytest.mark.parametrize(("error", "goes_again"), [(LOST, True), (FULL, True), (WRONG_TYPE, False)])
+def test_what_redis_does_not_take_now_goes_again_as_it_was(bench: Bench, error: Exception, goes_again: bool) -> None:
+    live = bench.claim("r")
+    bench.push(live, 1)
+    (write,) = bench.flush(lambda _: error)
+    bench.outbox.retry_at_s = NOW_S + 1
+    if goes_again:
+        assert bench.outbox.due_s() == NOW_S + 1
+        assert bench.collect() == [write]
+    else:
+        assert bench.verdicts == [Bury(live, error)]
+        (letter,) = bench.collect()
+        assert isinstance(letter, Burial)
+
+
+def test_a_chunk_that_had_arrived_is_absorbed(bench: Bench) -> None:
+    live = bench.claim("r")
+    bench.push(live, 1)
+    bench.flush(lambda write: (bench.server.execute(write), LOST)[1])
+    bench.drain()
+    assert bench.outbox.num_absorbed == 1
+    assert bench.outbox.num_chunks == 1
+    assert live.reply.last_number == 1
+
+
+def test_an_entry_that_nobody_of_the_protocol_wrote_spoils_the_reply(bench: Bench) -> None:
+    live = bench.claim("r")
+    bench.server.replies["r"].append("5-1", ("type", "chunk", "index", "0", "offset", "0", "text", "", "tokens", "9"))
+    bench.push(live, 1)
+    bench.drain()
+    (verdict,) = bench.verdicts
+    assert isinstance(verdict, Bury)
+    assert "5-1" in str(verdict.error)
+
+
+def fence(reply: Reply) -> None:
+    reply.claim(9, "j")
+
+
+def vanish(reply: Reply) -> None:
+    reply.exists = False
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize(("happening", "kind"), [(fence, Fence), (vanish, Drop)])
+def test_a_request_that_is_another_s_or_gone_is_let_go_of(
+    bench: Bench, happening: Callable[[Reply], None], kind: type, ends: bool
+) -> None:
+    live = bench.claim("r")
+    happening(bench.server.replies["r"])
+    bench.push(live, 1, reason="stop" if ends else None)
+    bench.drain()
+    assert [type(verdict) for verdict in bench.verdicts] == [kind]
+    assert bench.aborted == ["r"]
+    assert bench.requests.must_recover
+    bench.push(live, 2)
+    assert bench.outbox.due_s() is None
+
+
+def test_a_dead_request_becomes_a_letter_after_its_end(bench: Bench) -> None:
+    live = bench.claim("r")
+    bench.outbox.fail(live, "too_many_crashes", "three", is_dead=True)
+    bench.drain()
+    assert [letter.request_id for letter in bench.server.letters] == ["r"]
+    assert bench.server.replies["r"].status == "dead"
+    assert bench.server.pending == set()
+
+
+def test_a_letter_that_redis_refuses_is_told_and_its_entry_leaves_all_the_same(bench: Bench) -> None:
+    live = bench.claim("r")
+    bench.outbox.fail(live, "too_many_crashes", "three", is_dead=True)
+    bench.flush()
+    (letter,) = bench.flush(lambda _: WRONG_TYPE)
+    assert bench.verdicts[1:] == [Refused(letter, WRONG_TYPE)]  # type: ignore[arg-type]
+    bench.drain()
+    assert bench.server.pending == set()
+    assert bench.server.letters == []
+
+
+def test_a_reply_s_time_to_live_is_renewed_while_it_is_written() -> None:
+    bench = Bench(reply_ttl_s=100.0)
+    live = bench.claim("r")
+    bench.push(live, 1)
+    assert not any(isinstance(write, RefreshWrite) for write in bench.flush())
+    bench.now_s += 51
+    bench.push(live, 2)
+    assert [write.command for write in bench.flush() if isinstance(write, RefreshWrite)] == [
+        ("PEXPIRE", "penstock:q:{r}:reply", 100_000),
+        ("PEXPIRE", "penstock:q:{r}:state", 100_000),
+    ]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_in_a_cluster_an_entry_leaves_when_its_end_was_seen_again(is_lost: bool) -> None:
+    bench = Bench(has_nodes=True)
+    live = bench.claim("r")
+    bench.push(live, 1, reason="stop")
+    bench.flush()
+    bench.requests.must_recover = False
+    if is_lost:
+        bench.server.replies["r"].entries.pop()
+    bench.drain()
+    assert bench.requests.must_recover == is_lost
+    assert bench.server.pending == ({live.entry_id} if is_lost else set())
+
+
+def test_tokens_that_are_put_back_stay_before_those_that_came_since(bench: Bench) -> None:
+    """Of a flush only the second chunk was executed, and no answer came."""
+    live = bench.claim("r", n=2)
+    for index in (0, 1):
+        bench.push(live, index, index=index)
+    first, second = bench.collect()
+    bench.server.execute(second)
+    for write in (first, second):
+        bench.settle(write, LOST)
+    bench.push(live, 7, index=0)
+    bench.drain()
+    assert bench.server.replies["r"].tokens(0) == ["0", "7"]
+    assert bench.server.replies["r"].tokens(1) == ["1"]
+
+
+def test_that_one_of_several_choices_has_ended_is_told_once(bench: Bench) -> None:
+    live = bench.claim("r", n=2)
+    bench.push(live, 1, index=0, reason="stop")
+    bench.push(live, 2, index=1)
+    bench.drain()
+    chunks = [fields for _, fields in bench.server.replies["r"].entries if fields["type"] == "chunk"]
+    assert [(fields["tokens"], fields.get("finish_reason")) for fields in chunks] == [("1", "stop"), ("2", None)]
+
+
+def test_on_another_server_what_was_let_go_of_and_what_removes_entries_is_void(bench: Bench) -> None:
+    kept, lost = bench.claim("kept"), bench.claim("lost")
+    for live in (kept, lost):
+        bench.push(live, 1)
+    bench.outbox.remove("7-7")
+    batch = bench.collect()
+    assert len(batch) == 3
+    bench.requests.let_go(lost)
+    bench.requests.must_recover = False
+    (write,) = bench.outbox.still_valid(batch)
+    assert isinstance(write, ChunkWrite)
+    assert write.live is kept
+    assert bench.requests.must_recover  # the intake finds the entry pending, and the claim tells whether it has ended
+    assert bench.outbox.leaving == set()
+
+
+def test_an_output_that_cannot_be_taken_up_ends_its_request_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, other = bench.claim("broken"), bench.claim("other")
+    bench.outbox.push(broken, Output("broken", 3, 0, (1,), "a"))  # there is no fourth choice
+    bench.push(other, 1)
+    assert broken.error is not None
+    assert broken.error[0] == "internal_error"
+    bench.drain()
+    assert bench.server.replies["broken"].num_ends == 1
+    assert bench.server.replies["other"].tokens(0) == ["1"]
+
+
+def test_what_is_told_goes_with_the_next_flush(bench: Bench) -> None:
+    command = scripts.absolve("q", "r", epoch=1)
+    bench.outbox.tell(command)
+    assert bench.outbox.news.is_set()
+    assert [write.command for write in bench.flush()] == [command]
+    assert bench.outbox.is_empty
+
+
+NAMES = ("a", "b", "c")
+
+
+rarely = st.integers(0, 9).map(lambda value: value == 9)
+
+
+class OutboxMachine(RuleBasedStateMachine):
+    """Whatever happens, readers get what was generated, in order and once, up to the first token of another owner."""
+
+    @initialize(has_nodes=st.booleans(), stretched=st.booleans())
+    def begin(self, has_nodes: bool, stretched: bool) -> None:
+        self.bench = Bench(has_nodes=has_nodes)
+        self.bench.pace.is_stretched = stretched
+        self.lives = {name: self.bench.claim(name, n=index + 1) for index, name in enumerate(NAMES)}
+        self.generated: dict[str, list[list[str]]] = {name: [[] for _ in range(i + 1)] for i, name in enumerate(NAMES)}
+        self.foreign: set[str] = set()
+        self.next_token = 1
+        self.under_way: list[Write] = []
+
+    @rule(data=st.data())
+    def generate(self, data: st.DataObject) -> None:
+        """A step of the engine: something for each choice, and now and then an end."""
+        for name, live in self.lives.items():
+            for choice in live.choices:
+                if live.phase < Phase.ENDED and choice.finish_reason is None:
+                    self.generated[name][choice.index].append(str(self.next_token))
+                    reason = "stop" if data.draw(rarely) else None
+                    self.bench.push(live, self.next_token, index=choice.index, reason=reason)
+                    self.next_token += 1
+
+    @rule(name=st.sampled_from(NAMES), does_it=rarely)
+    def cancel(self, name: str, does_it: bool) -> None:
+        if does_it:
+            self.bench.outbox.end(self.lives[name], "cancelled")
+
+    @rule(seconds=st.sampled_from([0.001, INTERVAL_S, 5.0]))
+    def wait(self, seconds: float) -> None:
+        self.bench.now_s += seconds
+
+    @precondition(lambda self: not self.under_way)
+    @rule()
+    def send(self) -> None:
+        self.bench.now_s += INTERVAL_S
+        self.under_way = self.bench.collect()
+
+    @precondition(lambda self: self.under_way)
+    @rule(executed=st.lists(st.booleans(), max_size=6), are_answers_lost=st.booleans())
+    def answer_in_part(self, executed: list[bool], are_answers_lost: bool) -> None:
+        """The server refuses some of the commands for now, or the connection breaks and nobody knows which."""
+        marks = iter(executed)
+        batch, self.under_way = self.under_way, []
+        answers = [self.bench.server.execute(write) if next(marks, False) else FULL for write in batch]
+        for write, answer in zip(batch, answers, strict=True):
+            self.bench.settle(write, LOST if are_answers_lost else answer)
+
+    @precondition(lambda self: self.under_way)
+    @rule(is_new=st.booleans())
+    def answer(self, is_new: bool) -> None:
+        """The connection may turn out to be a new one before anything is sent."""
+        batch, self.under_way = self.under_way, []
+        for write in self.bench.outbox.still_valid(batch) if is_new else batch:
+            self.bench.settle(write, self.bench.server.execute(write))
+
+    @rule(name=st.sampled_from(NAMES), does_it=rarely)
+    def lose_to_another(self, name: str, does_it: bool) -> None:
+        reply = self.bench.server.replies[name]
+        if does_it and reply.status == "running" and name not in self.foreign:
+            self.foreign.add(name)
+            reply.claim(9, "j")
+
+    @invariant()
+    def readers_get_a_prefix(self) -> None:
+        for name, live in self.lives.items():
+            reply = self.bench.server.replies[name]
+            for index in range(len(live.choices)):
+                found = reply.tokens(index)
+                assert found == self.generated[name][index][: len(found)]
+            assert reply.num_ends <= 1
+            assert [id_ for id_, _ in reply.entries] == sorted({id_ for id_, _ in reply.entries})
+
+    @invariant()
+    def no_entry_leaves_before_its_end(self) -> None:
+        for name, live in self.lives.items():
+            if live.entry_id not in self.bench.server.pending:
+                assert self.bench.server.replies[name].num_ends == 1
+
+    @invariant()
+    def an_empty_outbox_has_nothing_due(self) -> None:
+        assert (self.bench.outbox.due_s() is None) == self.bench.outbox.is_empty
+
+    def teardown(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        if self.under_way:
+            self.answer(is_new=False)
+        self.bench.drain()
+        for name, live in self.lives.items():
+            reply = self.bench.server.replies[name]
+            if name in self.foreign:
+                assert all(id_[0] == 5 or fields["type"] == "own" for id_, fields in reply.entries)
+                continue
+            assert not live.is_gone or reply.num_ends == 1
+            for index in range(len(live.choices)):
+                assert reply.tokens(index) == self.generated[name][index]
+            ended = live.phase >= Phase.ENDED
+            assert reply.num_ends == ended
+
+
+OutboxMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+TestOutbox = OutboxMachine.TestCase
