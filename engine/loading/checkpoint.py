@@ -119,7 +119,7 @@ def load_model(
             filled[source.path] = nnx.Param(files.array(source, placement))
             num_bytes_read += num_bytes[source.path]
             if progress is not None:
-                progress(num_bytes_read, sum(num_bytes.values()), "bytes of weights")
+                progress(num_bytes_read, sum(num_bytes.values()), "weights")
     return _merged(graph, filled)
 
 

@@ -87,6 +87,24 @@ async def test_second_request_to_stop_aborts(redis_url: str, redis: RedisClient)
             await asyncio.wait_for(worker.task, 60)
 
 
+async def test_a_worker_that_drains_serves_its_queue_no_more(redis_url: str, redis: RedisClient) -> None:
+    async with running_worker(
+        redis_url, FakeEngine(step_s=0.005), drain_timeout_s=1000, heartbeat_ttl_s=1000
+    ) as worker:
+        await eventually(lambda: redis.exists(keys.serving("q")))
+        await send(redis, prompt="x", id="x", max_tokens=10**6)
+        await read_until(redis, "x", lambda entry: entry.type == "chunk")
+        worker.service.request_drain()
+
+        async def is_unserved() -> bool:
+            return not await redis.exists(keys.serving("q"))
+
+        await eventually(is_unserved)
+        assert not worker.task.done()
+        await redis.set(keys.cancel("q", "x"), 1)
+        await worker.task
+
+
 async def test_engine_failure_ends_the_worker_and_others_take_over(redis_url: str, redis: RedisClient) -> None:
     async with (
         running_worker(redis_url, FakeEngine(step_s=0.005), name="first", heartbeat_ttl_s=1000) as first,

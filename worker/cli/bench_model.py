@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.engine import RequestError
-from penstock.worker.bench.load import Load, Progress
+from penstock.worker.bench.load import Load
 from penstock.worker.bench.on_engine import run_on_engine
 from penstock.worker.bench.recorder import Recorder
 from penstock.worker.cli.bench_checkpoint import resolved
@@ -16,6 +16,7 @@ from penstock.worker.cli.bench_run import Output, drawn, engine_settings, load_o
 from penstock.worker.cli.errors import USAGE, CommandFailed
 from penstock.worker.cli.serve import engine_config, load_model
 from penstock.worker.logs import configure_logs
+from penstock.worker.progress import Progress
 from penstock.worker.settings import load_settings
 
 

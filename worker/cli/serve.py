@@ -15,7 +15,7 @@ from penstock.engine import ConfigError, Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.worker import garbage
 from penstock.worker.cli.errors import CommandFailed
-from penstock.worker.cli.progress import shown
+from penstock.worker.cli.progress import BYTES, shown
 from penstock.worker.logs import configure_logs
 from penstock.worker.service import Model, WorkerService
 from penstock.worker.settings import DEMO_MODEL, Settings, SettingsError, flag, variable
@@ -57,9 +57,9 @@ def engine_config(settings: Settings) -> EngineConfig:
 def load_model(model: str, config: EngineConfig) -> Model:
     """Loads and warms up, showing how far it is."""
     checkpoint: str | Path = MODEL_DIR if model == DEMO_MODEL else model
-    with shown("loading the model") as report:
+    with shown("loading the model", BYTES) as report:
         engine = Engine.from_checkpoint(checkpoint, config, report)
-    with shown("warming up") as report:
+    with shown("warming up", "programs") as report:
         engine.warm_up(report)
     garbage.settle()
     return Model(engine, engine.tokenizer, engine.defaults)

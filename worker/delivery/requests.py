@@ -93,7 +93,8 @@ class ReplyCursor:
     next_number: int = 1  # n of the next entry `<epoch>-<n>`
     last_number: int = 0  # n of the last one that Redis has confirmed
     num_unsettled: int = 0  # writes that Redis has not answered yet; the next ones wait for them
-    is_urgent: bool = True  # what comes next is not held back: the first token, mostly
+    is_urgent: bool = False  # what there is is not held back
+    has_text: bool = False  # some text is written, or on its way: the first is not held back, what follows is
 
 
 class LiveRequest:
@@ -167,7 +168,7 @@ class LiveRequest:
         """Continues where the chunks of earlier claims end, until `timeout_s` after the enqueue."""
         self.choices = choices
         self.is_resumed = any(choice.num_published for choice in choices)
-        self.reply.is_urgent = not self.is_resumed
+        self.reply.has_text = self.is_resumed
         if timeout_s is not None:
             self.deadline_s = self.clock.monotonic_at(self.enqueued_ms + timeout_s * 1000)
 
