@@ -6,22 +6,22 @@ from collections.abc import Mapping
 
 
 class Readiness:
-    """A worker is ready while nothing stands against it. Each part of the service keeps its own objection here."""
+    """A worker is ready while no part of it is not. Each part of the service keeps its own reason here."""
 
     def __init__(self) -> None:
-        self._objections: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
 
     @property
     def is_ready(self) -> bool:
-        return not self._objections
+        return not self._reasons
 
     @property
-    def objections(self) -> Mapping[str, str]:
-        """What stands against serving, by the part that says so."""
-        return self._objections
+    def reasons(self) -> Mapping[str, str]:
+        """Why the worker is not ready, by part."""
+        return self._reasons
 
-    def object(self, part: str, reason: str) -> None:
-        self._objections[part] = reason
+    def not_ready(self, part: str, reason: str) -> None:
+        self._reasons[part] = reason
 
-    def clear(self, part: str) -> None:
-        self._objections.pop(part, None)
+    def ready(self, part: str) -> None:
+        self._reasons.pop(part, None)

@@ -56,7 +56,7 @@ class WorkerService:
         self.config = config
         self.metrics = Metrics()
         self.readiness = Readiness()
-        self.readiness.object(_PART, "loading the model")
+        self.readiness.not_ready(_PART, "loading the model")
         self._address = address
         self._load = load
         self._stop = asyncio.Event()

@@ -94,7 +94,7 @@ class Session:
                 (self._driver.wait_ended(), "engine"),
             ):
                 self._start(work, name)
-            self._readiness.clear(_PART)
+            self._readiness.ready(_PART)
             _log.info("joined", queue=self._config.queue, worker=self._config.name)
             await self._while_working(self._until_told(stop))
             await self._drain(intake)
@@ -107,7 +107,7 @@ class Session:
         """Takes the name, waiting for Redis if it is not there yet."""
         backoff = faults.Backoff()
         while not stop.is_set():
-            self._readiness.object(_PART, "joining the queue")
+            self._readiness.not_ready(_PART, "joining the queue")
             try:
                 await self._heartbeat.start(stop)
             except exceptions.RedisError as error:
@@ -128,7 +128,7 @@ class Session:
 
     async def _drain(self, intake: asyncio.Task[None]) -> None:
         """Stops reading, waits for what runs as long as the grace period lasts, and gives the rest back."""
-        self._readiness.object(_PART, "draining")
+        self._readiness.not_ready(_PART, "draining")
         _log.info("draining", live=len(self.table), timeout_s=self._config.drain_timeout_s)
         give_up_s = time.monotonic() + self._config.drain_timeout_s
         self._intake.stop()
@@ -217,7 +217,7 @@ class Session:
 
     async def _leave(self) -> None:
         """Ends all tasks, then the heartbeat, so that others need not wait for it to expire."""
-        self._readiness.object(_PART, "stopped")
+        self._readiness.not_ready(_PART, "stopped")
         await end_tasks([task for task in self._tasks if task.get_name() != "publisher"])
         await self._try_goodbye(self._publisher.wait_idle())
         await end_tasks(self._tasks)

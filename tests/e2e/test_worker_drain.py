@@ -22,7 +22,7 @@ async def test_drain_finishes_what_runs_and_takes_nothing_new(redis_url: str, re
         await send(redis, prompt="x", id="x", max_tokens=100)
         await read_until(redis, "x", lambda entry: entry.type == "chunk")
         worker.service.request_drain()
-        await eventually(lambda: "service" in worker.service.readiness.objections)
+        await eventually(lambda: "service" in worker.service.readiness.reasons)
         await worker.task
         late = await send(redis, prompt="late")
         assert (await read_reply(redis, "x")).text() == expected_text("x", "x", 100)

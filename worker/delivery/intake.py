@@ -95,7 +95,7 @@ class Intake:
         try:
             await work
             self._backoff.reset()
-            self._readiness.clear(_PART)
+            self._readiness.ready(_PART)
         except exceptions.RedisError as error:
             await self._survive(error)
 
@@ -126,7 +126,7 @@ class Intake:
             raise RedisRefused(f"Redis refuses what a worker must do: {error}") from error
         if not faults.is_passing(error):
             raise error
-        self._readiness.object(_PART, f"no requests from Redis: {error}")
+        self._readiness.not_ready(_PART, f"no requests from Redis: {error}")
         _log.warning("read_failed", error=str(error))
         await self._pause(self._backoff.next_s())
 

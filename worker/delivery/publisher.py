@@ -337,11 +337,11 @@ class Publisher:
         self.is_troubled = error is not None or bool(self._unsettled)  # a look at a refused chunk waits too
         if error is None:
             self._backoff.reset()
-            self._readiness.clear(_PART)
+            self._readiness.ready(_PART)
             return
         self._retry_at_s = time.monotonic() + self._backoff.next_s()
         self._metrics.publish_failures.inc()
-        self._readiness.object(_PART, f"Redis does not take writes: {error}")
+        self._readiness.not_ready(_PART, f"Redis does not take writes: {error}")
         _log.warning("publish_failed", error=str(error), writes=len(self._unsettled))
 
     def _settle(self, write: Write, answer: Any) -> None:

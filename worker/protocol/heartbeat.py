@@ -163,7 +163,7 @@ async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> N
             return
         if not faults.is_passing(error):
             raise
-        readiness.object(part, f"no answer from Redis: {error}")
+        readiness.not_ready(part, f"no answer from Redis: {error}")
         _log.warning("redis_unreachable", part=part, error=str(error))
     else:
-        readiness.clear(part)
+        readiness.ready(part)
