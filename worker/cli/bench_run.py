@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from penstock.worker import garbage
 from penstock.worker.bench import punctual
 from penstock.worker.bench.errors import ImpossibleLoad
@@ -22,6 +20,7 @@ from penstock.worker.bench.options import LoadOptions
 from penstock.worker.bench.recorder import Recorder
 from penstock.worker.bench.report import Report
 from penstock.worker.bench.summary import Summary
+from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.progress import shown
 from penstock.worker.local.embedded import EmbeddedServer, EmbeddedServerError
@@ -48,7 +47,7 @@ class Output:
                 raise CommandFailed(f"{option} {path}: there is no folder {path.absolute().parent}", USAGE)
 
     def write(self, report: Report) -> None:
-        Console().print(report.tables())
+        console().print(report.tables())
         if self.json is not None:
             report.write_json(self.json)
         if self.plot is not None:

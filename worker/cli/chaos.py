@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 from redis.exceptions import RedisError
-from rich.console import Console
 
+from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import CommandFailed, require_worker_extra
 from penstock.worker.cli.progress import shown
 from penstock.worker.local.embedded import EmbeddedServerError
@@ -59,18 +59,18 @@ def chaos(
         restarts = 0 if redis_url is not None else min(2, requests)
     configure_logs("info", "auto", sys.stderr)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    console = Console(highlight=False, soft_wrap=True)
+    screen = console(soft_wrap=True)
     seed = secrets.randbelow(2**32) if seed is None else seed
     try:
         options = ChaosOptions(seed, requests, kills, zombies, restarts, losses, workers, engine)
-        console.print(f"seed {seed}")
+        screen.print(f"seed {seed}")
         with shown("running requests") as report:
             outcome = run_command(options, redis_url=redis_url, model=model, progress=report)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except (EmbeddedServerError, RedisError) as error:
         raise CommandFailed(str(error)) from error
-    console.print(as_text(outcome), markup=False)
+    screen.print(as_text(outcome), markup=False)
     if not outcome.verdict.is_kept:
         raise CommandFailed(
             f"{len(outcome.verdict.problems)} broken promises; the workers' logs are in {outcome.logs}; "

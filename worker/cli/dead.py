@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from penstock.producer.connection import RedisClient
+from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.cli.redis import connected, visible
@@ -77,7 +77,7 @@ def _print_table(found: list[Letter]) -> None:
         crashes = str(letter.counts.get("crashes", ""))
         cells = (letter.id, _time(letter.given_up_ms), letter.request_id, letter.code, crashes)
         table.add_row(*(Text(visible(cell)) for cell in cells))
-    Console(highlight=False).print(table)
+    console().print(table)
 
 
 def _print_counts(queue: str, kind: Kind, counts: Mapping[Kind, int], num_shown: int, code: str | None) -> None:

@@ -8,12 +8,12 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from penstock.worker.cli.checks import Finding
 from penstock.worker.cli.checks.host import check_devices, check_packages
 from penstock.worker.cli.checks.redis import check_redis
+from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import missing_worker_extra
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.settings import Settings
@@ -62,9 +62,9 @@ def _tpu(settings: Settings) -> list[Finding]:
 
 
 def _show(findings: list[Finding]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    screen = console(soft_wrap=True)
     for finding in findings:
         colour = _COLOURS[finding.status]
-        console.print(f"[{colour}]{finding.status:4}[/] {finding.name:18} {escape(' '.join(finding.detail.split()))}")
+        screen.print(f"[{colour}]{finding.status:4}[/] {finding.name:18} {escape(' '.join(finding.detail.split()))}")
         if finding.mend:
-            console.print(f"{'':24}[dim]{escape(finding.mend)}[/]")
+            screen.print(f"{'':24}[dim]{escape(finding.mend)}[/]")

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from penstock.worker.cli.console import console
 
 Report = Callable[[int, int, str], None]
 """Called with (done, total, what comes next)."""
@@ -37,7 +38,7 @@ def _bar(title: str) -> Iterator[Report]:
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
         TextColumn("[dim]{task.fields[what]}"),
     )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=console(stderr=True)) as bar:
         task = bar.add_task(title, total=None, what="")
         yield lambda done, total, what: bar.update(task, completed=done, total=total, what=what)
 

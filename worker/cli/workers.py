@@ -8,10 +8,10 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from penstock.producer import keys
+from penstock.worker.cli.console import console
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.cli.redis import connected
 from penstock.worker.protocol.members import Member, members
@@ -39,7 +39,7 @@ def workers(
         table.add_row(
             member.name, _state(member), str(member.num_taken), "" if left_ms is None else f"{left_ms / 1000:.1f} s"
         )
-    Console(highlight=False).print(table if found else f"queue {settings.queue} has no workers")
+    console().print(table if found else f"queue {settings.queue} has no workers")
 
 
 async def _members(settings: Settings) -> list[Member]:
