@@ -23,7 +23,7 @@ CONSTRAINTS = sorted((ROOT / "constraints").glob("py*.txt"))
 
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-PACKED = {".py", ".typed", ".cc", ".h", ".json", ".jinja", ".safetensors"}
+PACKED = {".py", ".typed", ".cc", ".h", ".json", ".jinja", ".lua", ".safetensors"}
 
 
 @pytest.fixture(scope="module")

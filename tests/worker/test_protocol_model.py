@@ -28,10 +28,11 @@ from redis import exceptions
 
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect, ensure_group
+from penstock.producer.pipeline import Command
 from penstock.producer.scripts import Added, enqueue
 from penstock.worker.delivery import reconnect
 from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Claim, Command
+from penstock.worker.protocol.scripts import Claim
 
 QUEUE = "q"
 REQUESTS = ("a", "b", "c")
@@ -221,7 +222,7 @@ class Protocol(RuleBasedStateMachine):
     def give(self, worker: Worker, command: Command) -> None:
         for entry_id, _, _, fields in self.send(command):
             if fields:
-                worker.delivery.entries[entry_id.decode()] = fields[1].decode()
+                worker.entries[entry_id.decode()] = fields[1].decode()
 
     @rule(at=worker_at)
     def adopt(self, at: int) -> None:
@@ -235,13 +236,13 @@ class Protocol(RuleBasedStateMachine):
             if name != keys.UNOWNED:
                 self.send(scripts.retire(QUEUE, consumer=name, count=10))
 
-    @precondition(lambda self: any(worker.delivery.entries for worker in self.workers))
+    @precondition(lambda self: any(worker.entries for worker in self.workers))
     @rule(at=worker_at, pick=st.integers(0, 9))
     def claim(self, at: int, pick: int) -> None:
         worker = self.acting(at)
-        if not worker.delivery.entries:
+        if not worker.entries:
             return
-        entry_id = sorted(worker.delivery.entries)[pick % len(worker.delivery.entries)]
+        entry_id = sorted(worker.entries)[pick % len(worker.entries)]
         self.claim_entry(worker, entry_id)
 
     @rule(at=worker_at)
@@ -256,7 +257,7 @@ class Protocol(RuleBasedStateMachine):
             self.claim_entry(self.workers[at], entry_id)
 
     def claim_entry(self, worker: Worker, entry_id: str) -> None:
-        request_id = worker.delivery.entries[entry_id]
+        request_id = worker.entries[entry_id]
         before = self.reply(request_id)
         command = scripts.claim(
             QUEUE, request_id, entry_id=entry_id, worker=worker.name, instance=worker.name, ttl_ms=TTL_MS

@@ -13,6 +13,7 @@ from worker_harness import eventually
 
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect
+from penstock.producer.pipeline import Command
 from penstock.worker.protocol import dead_letters, faults, scripts
 from penstock.worker.protocol.scripts import Claim, NotClaimed, Standing
 
@@ -29,7 +30,7 @@ async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
     await client.aclose()
 
 
-async def run(redis: RedisClient, command: scripts.Command) -> Any:
+async def run(redis: RedisClient, command: Command) -> Any:
     return await redis.execute_command(*command)
 
 

@@ -13,7 +13,7 @@ from penstock.producer.pipeline import execute
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.publisher import Publisher
 from penstock.worker.delivery.requests import LiveRequest, LiveTable
-from penstock.worker.protocol.heartbeat import survive
+from penstock.worker.protocol import faults
 from penstock.worker.readiness import Readiness
 
 
@@ -44,7 +44,7 @@ class CancelWatch:
                 await self._table.changed.wait()
             await asyncio.sleep(self._until_next(time.monotonic(), poll_s))
             self._expire(time.monotonic())
-            await survive(self._poll(), "cancel", self._readiness)
+            await faults.survive(self._poll(), "cancel", self._readiness)
 
     def _until_next(self, now_s: float, poll_s: float) -> float:
         deadlines = [live.deadline_s for live in self._table if live.deadline_s is not None]

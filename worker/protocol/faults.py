@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable
 
+import structlog
 from redis import exceptions
 
 from penstock.producer.connection import UNREACHABLE
+from penstock.worker.errors import RedisRefused
+from penstock.worker.readiness import Readiness
+
+_log = structlog.get_logger(__name__)
 
 # Answers that other circumstances would cure, and for which the Redis library has no exception of their own.
 _PASSING_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "FAILOVER ", "UNBLOCKED ", "LOADING ", "OOM ", "READONLY ")
@@ -40,6 +46,36 @@ def is_passing(error: BaseException) -> bool:
 def is_final(error: BaseException) -> bool:
     """Whether Redis will go on refusing what this worker does, whatever the request."""
     return isinstance(error, _FINAL_TYPES) or str(error).startswith(_FINAL_WORDS)
+
+
+def raise_if_final(error: BaseException) -> None:
+    """Passes if another try or another request may fare better.
+
+    Raises:
+        RedisRefused: Redis will go on refusing what a worker must do.
+    """
+    if is_final(error):
+        raise RedisRefused(f"Redis refuses what a worker must do: {error}") from error
+
+
+async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> None:
+    """Runs one round of a periodic task; trouble with Redis makes the worker unready, and the next round tries again.
+
+    Raises:
+        RedisRefused: the server will go on refusing.
+    """
+    try:
+        await work
+    except exceptions.RedisError as error:
+        raise_if_final(error)
+        if is_no_group(error):  # the intake makes it
+            return
+        if not is_passing(error):
+            raise
+        readiness.not_ready(part, f"no answer from Redis: {error}")
+        _log.warning("redis_unreachable", part=part, error=str(error))
+    else:
+        readiness.ready(part)
 
 
 def is_no_group(error: BaseException) -> bool:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable
 
 import structlog
-from redis import exceptions
 
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient
 from penstock.worker.config import WorkerConfig
-from penstock.worker.errors import NameTaken, RedisRefused
+from penstock.worker.errors import NameTaken
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.readiness import Readiness
@@ -68,7 +66,7 @@ class Heartbeat:
         """Beats until cancelled. While Redis is away it goes on trying: the others notice by the missing key."""
         while True:
             await asyncio.sleep(self._interval_s)
-            await survive(self.beat(), _PART, self._readiness)
+            await faults.survive(self.beat(), _PART, self._readiness)
 
     async def stop(self) -> None:
         """Says goodbye: what is still pending here may be taken at once."""
@@ -122,7 +120,7 @@ class Reclaimer:
         """Looks around until cancelled, at jittered intervals so that workers do not all look at once."""
         while True:
             await asyncio.sleep(self._config.reclaim_interval_s * random.uniform(0.75, 1.25))
-            await survive(self.scan(), "reclaimer", self._readiness)
+            await faults.survive(self.scan(), "reclaimer", self._readiness)
 
     async def scan(self) -> None:
         queue = self._config.queue
@@ -146,24 +144,3 @@ class Reclaimer:
         if freed:
             self._metrics.reclaimed.inc(freed)
             _log.warning("worker_lost", lost=consumer, entries=freed)
-
-
-async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> None:
-    """Runs one round of a periodic task; trouble with Redis makes the worker unready, and the next round tries again.
-
-    Raises:
-        RedisRefused: the server will go on refusing.
-    """
-    try:
-        await work
-    except exceptions.RedisError as error:
-        if faults.is_final(error):
-            raise RedisRefused(f"Redis refuses what a worker must do: {error}") from error
-        if faults.is_no_group(error):  # the intake makes it
-            return
-        if not faults.is_passing(error):
-            raise
-        readiness.not_ready(part, f"no answer from Redis: {error}")
-        _log.warning("redis_unreachable", part=part, error=str(error))
-    else:
-        readiness.ready(part)

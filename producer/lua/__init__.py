@@ -1,0 +1,26 @@
+"""Lua scripts: files in a folder `lua` of the package that calls them, and calls of them as plain commands.
+
+A script's keys share one hash slot, and running it twice is the same as running it once: the Redis library repeats a
+command whose answer was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+
+from penstock.producer.pipeline import Command
+
+
+def load(package: str, *names: str) -> str:
+    """Reads a script: the files `lua/<name>.lua` of `package`, one after the other.
+
+    What several scripts have in common is a file of its own, which is named before theirs.
+    """
+    folder = files(package) / "lua"
+    return "\n".join((folder / f"{name}.lua").read_text("utf-8") for name in names)
+
+
+def call(script: str, key_names: Sequence[str], arguments: Iterable[str | bytes | int]) -> Command:
+    """The command that runs `script`. It holds all of it; `pipeline.execute` sends only its hash where that will do."""
+    return ("EVAL", script, len(key_names), *key_names, *arguments)

@@ -1,0 +1,37 @@
+-- After owned.lua. KEYS and ARGV as named below; from ARGV[8] on the letter's fields.
+--
+-- `sizes` has an entry for each letter, under the letter's id, as the worker may not read letters. The oldest letters go
+-- while a limit is passed, the new one stays whatever it takes. A letter that somebody deleted by hand counts until it
+-- would be the oldest.
+local requests, letters, sizes, sum = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local group, worker, entry, size = unpack(ARGV, 1, 4)
+local max_entries, max_bytes, ttl = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+if not owned(requests, group, worker, entry) then return 0 end
+local letter = redis.call('XADD', letters, 'MAXLEN', '=', max_entries, '*', unpack(ARGV, 8))
+redis.call('XACK', requests, group, entry)
+redis.call('XDEL', requests, entry)
+
+local bytes = redis.pcall('GET', sum)
+bytes = type(bytes) == 'string' and string.match(bytes, '^%d+$') and tonumber(bytes)
+local noted = bytes and redis.call('XLEN', letters) > 1 and redis.pcall('XADD', sizes, letter, 'bytes', size)
+if type(noted) ~= 'string' then  -- the first letter, or somebody wrote here
+  redis.call('DEL', sizes, sum)
+  redis.call('XADD', sizes, letter, 'bytes', size)
+  bytes = 0
+end
+bytes = bytes + size
+
+local time, count, removed, oldest = redis.call('TIME'), redis.call('XLEN', sizes), 0, nil
+local since = time[1] * 1000 + math.floor(time[2] / 1000) - ttl
+while removed < 1000 do
+  oldest = redis.call('XRANGE', sizes, '-', '+', 'COUNT', 1)[1]
+  local is_old = tonumber(string.match(oldest[1], '^%d+')) < since
+  if oldest[1] == letter or not (is_old or count > max_entries or bytes > max_bytes) then break end
+  redis.call('XDEL', sizes, oldest[1])
+  removed, count, bytes = removed + 1, count - 1, bytes - (tonumber(oldest[2][2]) or 0)
+end
+redis.call('XTRIM', letters, 'MINID', '=', oldest[1])
+redis.call('SET', sum, string.format('%d', math.max(bytes, 0)), 'PX', ttl)
+redis.call('PEXPIRE', sizes, ttl)
+redis.call('PEXPIRE', letters, ttl)
+return 1

@@ -1,0 +1,46 @@
+local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
+local entry, worker, instance, ttl, gone, leap, max_epoch = unpack(ARGV)
+local s = redis.call('HMGET', state, 'status', 'entry', 'epoch', 'instance')
+local status, owner_entry, owner_epoch, owner_instance = unpack(s)
+if status == 'dead' and owner_entry == entry then return {'dead'} end
+if status == 'done' or status == 'dead' then return {'done'} end
+if owner_entry and owner_entry ~= entry and owner_entry ~= gone then return {'duplicate', owner_entry} end
+max_epoch = tonumber(max_epoch)
+local highest, progress = tonumber(owner_epoch or 0), false
+if not highest or highest ~= highest or highest < 0 or highest > max_epoch then highest = 0 end
+local last = redis.call('XREVRANGE', reply, '+', '-', 'COUNT', 1)[1]
+if last then
+  local kind
+  for i = 1, #last[2], 2 do
+    if last[2][i] == 'type' then kind = last[2][i + 1] end
+  end
+  if kind == 'end' then return {'done'} end
+  local last_epoch = tonumber(string.match(last[1], '^%d+'))
+  if last_epoch > max_epoch then return {'unwritable'} end
+  progress = kind == 'chunk' and last_epoch == highest
+  highest = math.max(highest, last_epoch)
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local epoch = time[1] * 1000000 + time[2]
+if epoch <= highest then epoch = math.floor(highest) + 1 + leap end
+epoch = string.format('%d', epoch)
+local turn = string.format('%d', (tonumber(redis.call('HMGET', state, 'attempts')[1] or 0) or 0) + 1)
+redis.call('XADD', reply, epoch .. '-0', 'type', 'own', 'worker', worker, 'epoch', epoch, 'turn', turn)
+if status == 'running' and owner_instance ~= instance then
+  redis.call('HINCRBY', state, 'crashes', 1)
+  if progress then
+    redis.call('HSET', state, 'strikes', 1)
+  else
+    redis.call('HINCRBY', state, 'strikes', 1)
+  end
+end
+redis.call('HSET', state, 'status', 'running', 'entry', entry, 'epoch', epoch, 'worker', worker,
+  'instance', instance, 'attempts', turn)
+redis.call('HSETNX', state, 'claimed_ms', string.format('%d', now))
+redis.call('PEXPIRE', state, ttl)
+redis.call('PEXPIRE', reply, ttl)
+local answer = {'ok', tonumber(epoch), last and 1 or 0, redis.call('EXISTS', cancel), now}
+local counts = redis.call('HMGET', state, 'claimed_ms', 'attempts', 'crashes', 'strikes', 'handbacks')
+for i = 1, #counts do answer[i + 5] = tonumber(counts[i] or 0) end
+return answer

@@ -1,0 +1,15 @@
+-- KEYS: reply. ARGV: time to live in ms, highest epoch, the entry's fields and values.
+local ttl, max_epoch = ARGV[1], tonumber(ARGV[2])
+local time = redis.call('TIME')
+local epoch = time[1] * 1000000 + time[2]
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+if last then
+  for i = 1, #last[2], 2 do
+    if last[2][i] == 'type' and last[2][i + 1] == 'end' then return 'already' end
+  end
+  epoch = math.max(epoch, tonumber(string.match(last[1], '^%d+')) + 1)
+end
+if epoch > max_epoch then return 'unwritable' end
+redis.call('XADD', KEYS[1], string.format('%d', epoch) .. '-0', unpack(ARGV, 3))  -- few fields: the schema bounds them
+redis.call('PEXPIRE', KEYS[1], ttl)
+return 'ok'

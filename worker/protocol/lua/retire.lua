@@ -1,0 +1,11 @@
+-- KEYS: requests, the consumer's heartbeat.
+local group, consumer, unowned, count = unpack(ARGV)
+if redis.call('EXISTS', KEYS[2]) == 1 then return -1 end
+local pending = redis.call('XPENDING', KEYS[1], group, '-', '+', count, consumer)
+for _, item in ipairs(pending) do
+  redis.call('XCLAIM', KEYS[1], group, unowned, 0, item[1], 'JUSTID')
+end
+if #redis.call('XPENDING', KEYS[1], group, '-', '+', 1, consumer) == 0 then
+  redis.call('XGROUP', 'DELCONSUMER', KEYS[1], group, consumer)
+end
+return #pending

@@ -1,0 +1,191 @@
+"""The steps on one request: who owns it, how its reply goes on and how it ends.
+
+On the state hash of a request:
+    entry             the queue entry this request came with; another entry with the same id is a duplicate
+    epoch             of the last claim, the fencing token: reply entries are `<epoch>-<n>`, so Redis refuses those of
+                      earlier claims
+    worker, instance  who claimed it last; the instance tells a restarted worker from the one that died
+    status            running, queued (handed back), done, dead
+    claimed_ms        server time of the first claim
+    attempts          claims
+    crashes           claims that ended with the worker's death, as far as it has not come back
+    strikes           crashes in a row between which the reply did not grow, counting the first
+    handbacks         claims that a draining worker gave back
+    alive:<epoch>     the owner of that claim was frozen, not dead
+
+An epoch is the server's clock in microseconds. Redis may forget its last writes, by a failover or a power cut; an epoch
+counted up from what is left would be given a second time, and two owners would take each other's entries for their own.
+Where the clock is behind what the reply or the state holds, the epoch leaps ahead of that by a random distance instead.
+So epochs rise, and no two claims share one, whatever was rolled back; and since two servers' clocks could agree to the
+microsecond, an owner is always asked for its instance too.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from penstock.producer import keys
+from penstock.producer.lua import call, load
+from penstock.producer.pipeline import Command
+
+FlatFields: TypeAlias = Sequence[str]
+"""Field, value, field, value, ..."""
+
+MAX_EPOCH = 2**53 - 2**30
+"""No claim takes a higher one: Lua's numbers are exact up to 2**53, which the clock reaches in the year 2255."""
+
+_LEAP_BITS = 26  # 67 s: epochs are of the clock again soon after
+
+_CLAIM = load("penstock.worker.protocol", "claim")
+_FINISH = load("penstock.worker.protocol", "finish")
+_END_UNCLAIMED = load("penstock.worker.protocol", "end_unclaimed")
+_RETURN = load("penstock.worker.protocol", "return_request")
+_ABSOLVE = load("penstock.worker.protocol", "absolve")
+_NEWEST = load("penstock.worker.protocol", "newest")
+_FIND = load("penstock.worker.protocol", "find")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the claim script answered when the request is now this worker's."""
+
+    epoch: int
+    instance: str  # of the process that claimed
+    has_journal: bool  # the reply had entries before: what earlier claims published
+    is_cancelled: bool
+    server_ms: int  # the server's clock at the claim
+    first_server_ms: int  # the server's clock at the first claim of all
+    attempts: int
+    crashes: int
+    strikes: int
+    handbacks: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotClaimed:
+    """Why there is nothing to run: the reply has ended, another entry has the same request id, or the reply holds an
+    entry id that no claim can go above.
+    """
+
+    reason: Literal["done", "dead", "duplicate", "unwritable"]
+    other_entry: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a request stands on the server."""
+
+    owner: tuple[str, str] | None  # (epoch, instance) of the last claim
+    entry_id: str | None  # of the reply entry that was asked for
+    fields: tuple[bytes, ...] = ()  # of that entry
+
+    def is_of(self, claim: Claim) -> bool:
+        """Whether no other claim came after this one."""
+        return self.owner == (str(claim.epoch), claim.instance)
+
+
+def claim(
+    queue: str, request_id: str, *, entry_id: str, worker: str, instance: str, ttl_ms: int, gone_entry: str = ""
+) -> Command:
+    """Takes a higher epoch of a request and locks out all earlier ones. Read the answer with `parse_claim`.
+
+    Args:
+        queue: where the entry was read.
+        request_id: names the state, the reply stream and the cancel flag.
+        entry_id: of the queue entry.
+        worker: the consumer's name.
+        instance: of the process.
+        ttl_ms: the state and the reply stream expire after this.
+        gone_entry: an earlier answer's `other_entry`, once it is known that no such entry exists.
+    """
+    leap = secrets.randbits(_LEAP_BITS)
+    arguments = (entry_id, worker, instance, ttl_ms, gone_entry, leap, MAX_EPOCH)
+    return call(_CLAIM, _request_keys(queue, request_id), arguments)
+
+
+def parse_claim(answer: Any, instance: str) -> Claim | NotClaimed:
+    """What the claim script answered to the process `instance`."""
+    reason = answer[0].decode()
+    if reason == "ok":
+        epoch, has_journal, is_cancelled, *counts = answer[1:]
+        return Claim(epoch, instance, bool(has_journal), bool(is_cancelled), *counts)
+    if reason == "duplicate":
+        return NotClaimed("duplicate", answer[1].decode())
+    return NotClaimed(reason)
+
+
+def finish(
+    queue: str,
+    request_id: str,
+    *,
+    claim: Claim,
+    last_number: int,
+    status: Literal["done", "dead"],
+    ttl_ms: int,
+    entries: Iterable[tuple[int, FlatFields]],
+) -> Command:
+    """Appends the last entries of a reply and closes it, all or nothing.
+
+    Answers ok or already; fenced, if the request is another owner's; lost, if the reply does not end with what this
+    owner wrote last.
+
+    Args:
+        queue: where the request came from.
+        request_id: names the keys.
+        claim: this worker's.
+        last_number: n of the last entry that Redis has confirmed.
+        status: what the request ends as.
+        ttl_ms: how long the reply and the state are kept.
+        entries: (n of `<epoch>-<n>`, fields) of each entry, the `end` last.
+    """
+    arguments: list[str | bytes | int] = [claim.epoch, claim.instance, last_number, status, ttl_ms]
+    for number, fields in entries:
+        arguments += (number, len(fields), *fields)
+    return call(_FINISH, _request_keys(queue, request_id), arguments)
+
+
+def end_unclaimed(queue: str, request_id: str, *, ttl_ms: int, fields: FlatFields) -> Command:
+    """Ends the reply to a request that can't be claimed, unless it has ended. Answers ok, already or unwritable."""
+    return call(_END_UNCLAIMED, (keys.reply(queue, request_id),), (ttl_ms, MAX_EPOCH, *fields))
+
+
+def return_request(queue: str, request_id: str, *, epoch: int, handbacks: int) -> Command:
+    """Says that the owner let go of the request in good health: 1, or 0 if it is not the owner.
+
+    Should its worker die from now on, the request has no part in it. `handbacks` is added to its count.
+    """
+    return call(_RETURN, (keys.state(queue, request_id),), (epoch, handbacks))
+
+
+def absolve(queue: str, request_id: str, *, epoch: int) -> Command:
+    """Takes back the crash that was counted when another worker claimed the request: its owner was only slow.
+
+    Answers 1, or 0 if it was taken back already, or the request has ended.
+    """
+    return call(_ABSOLVE, (keys.state(queue, request_id),), (epoch,))
+
+
+def newest(queue: str, request_id: str) -> Command:
+    """Who owns a request and how far its reply goes; read the answer with `parse_standing`."""
+    return call(_NEWEST, _request_keys(queue, request_id)[:2], ())
+
+
+def find(queue: str, request_id: str, entry_id: str) -> Command:
+    """As `newest`, with the first entry of the reply from `entry_id` on instead of the last one, and its fields."""
+    return call(_FIND, _request_keys(queue, request_id)[:2], (entry_id,))
+
+
+def parse_standing(answer: Any) -> Standing:
+    epoch, instance, *entry = answer  # without the entry, if there is none: a nil in Lua ends the list
+    return Standing(
+        owner=None if epoch is None or instance is None else (epoch.decode(), instance.decode()),
+        entry_id=entry[0].decode() if entry else None,
+        fields=tuple(entry[1]) if len(entry) > 1 else (),
+    )
+
+
+def _request_keys(queue: str, request_id: str) -> tuple[str, str, str]:
+    return keys.state(queue, request_id), keys.reply(queue, request_id), keys.cancel(queue, request_id)

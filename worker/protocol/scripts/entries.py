@@ -1,0 +1,90 @@
+"""The steps on the entries of a queue: taking them, letting go of them, and what becomes of a dead worker's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock.producer import keys
+from penstock.producer.lua import call, load
+from penstock.producer.pipeline import Command
+
+_TAKE = load("penstock.worker.protocol", "weighed", "take")
+_ADOPT = load("penstock.worker.protocol", "weighed", "adopt")
+_PENDING = load("penstock.worker.protocol", "weighed", "pending")
+_ACK = load("penstock.worker.protocol", "owned", "ack")
+_BURY = load("penstock.worker.protocol", "owned", "bury")
+_DISOWN = load("penstock.worker.protocol", "owned", "disown")
+_RETIRE = load("penstock.worker.protocol", "retire")
+
+
+@dataclass(frozen=True, slots=True)
+class LetterLimits:
+    """What a stream of dead letters holds at most. The newest letter stays, whatever it takes."""
+
+    max_entries: int
+    max_bytes: int  # names and values of all letters
+    ttl_ms: int  # of a letter; where no other follows, it is kept for up to twice as long
+
+
+def take(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int) -> Command:
+    """Takes up to `count` new entries; `worker.delivery.entries` reads the answer.
+
+    Args:
+        queue: whose.
+        worker: the consumer's name.
+        count: of entries at most.
+        max_body_bytes: of an entry that is larger only the size is told, and its `id`.
+        max_bytes: no entry is taken once those before it have so many together.
+    """
+    return call(_TAKE, (keys.requests(queue),), (keys.GROUP, worker, count, max_body_bytes, max_bytes))
+
+
+def adopt(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int) -> Command:
+    """As `take`, of the entries that nobody owns."""
+    arguments = (keys.GROUP, worker, count, max_body_bytes, max_bytes, keys.UNOWNED)
+    return call(_ADOPT, (keys.requests(queue),), arguments)
+
+
+def pending(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int, after: str) -> Command:
+    """As `take`, of the entries pending for `worker`, from the one that follows `after` on."""
+    arguments = (keys.GROUP, worker, count, max_body_bytes, max_bytes, after)
+    return call(_PENDING, (keys.requests(queue),), arguments)
+
+
+def ack(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
+    """Acknowledges and deletes those of `entry_ids` that are pending for `worker`; answers how many."""
+    return call(_ACK, (keys.requests(queue),), (keys.GROUP, worker, *entry_ids))
+
+
+def bury(
+    queue: str, *, worker: str, entry_id: str, letters: str, limits: LetterLimits, fields: Sequence[str | bytes]
+) -> Command:
+    """Moves an entry that is pending for `worker` to a stream of dead letters: 1, or 0 if it is not pending for it.
+
+    Args:
+        queue: where the entry is.
+        worker: whose it is.
+        entry_id: of the queue entry.
+        letters: `keys.dead` or `keys.malformed` of the queue.
+        limits: what that stream may hold.
+        fields: of the letter, at most some hundred.
+    """
+    size = sum(len(part) if isinstance(part, bytes) else len(part.encode()) for part in fields)
+    key_names = (keys.requests(queue), letters, keys.letter_sizes(letters), keys.letter_bytes(letters))
+    bounds = (limits.max_entries, limits.max_bytes, limits.ttl_ms)
+    return call(_BURY, key_names, (keys.GROUP, worker, entry_id, size, *bounds, *fields))
+
+
+def disown(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
+    """Gives those of `entry_ids` that are pending for `worker` to whoever has room; answers how many."""
+    return call(_DISOWN, (keys.requests(queue),), (keys.GROUP, worker, keys.UNOWNED, *entry_ids))
+
+
+def retire(queue: str, *, consumer: str, count: int) -> Command:
+    """Disowns up to `count` entries of a consumer whose heartbeat is gone, and removes it once it has none.
+
+    Answers how many were disowned, or -1 if the consumer lives.
+    """
+    arguments = (keys.GROUP, consumer, keys.UNOWNED, count)
+    return call(_RETIRE, (keys.requests(queue), keys.heartbeat(queue, consumer)), arguments)

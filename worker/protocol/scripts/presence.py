@@ -1,0 +1,46 @@
+"""The steps on a worker's heartbeat, which holds its name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.producer import keys
+from penstock.producer.lua import call, load
+from penstock.producer.pipeline import Command
+
+_BEAT = load("penstock.worker.protocol", "beat")
+_LEAVE = load("penstock.worker.protocol", "leave")
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Another process in the heartbeat key of this one's name."""
+
+    instance: str
+    expires_ms: int  # server time, later with each of its beats; -1: never
+    server_ms: int  # the server's clock now
+
+    @property
+    def left_s(self) -> float:
+        """Until the name is free, unless the rival beats again."""
+        return max(1, self.expires_ms - self.server_ms) / 1000
+
+
+def beat(queue: str, *, worker: str, instance: str, ttl_ms: int) -> Command:
+    """Renews the heartbeat of `instance`, or sets it where there is none. Read the answer with `parse_beat`."""
+    key_names = (keys.heartbeat(queue, worker), keys.drain(queue, worker))
+    return call(_BEAT, key_names, (instance, ttl_ms))
+
+
+def parse_beat(answer: Any) -> Rival | str:
+    """Who has the name instead; else which instance was told to drain, "" if none was."""
+    if len(answer) == 1:
+        return str(answer[0], errors="replace")
+    return Rival(str(answer[0], errors="replace"), *answer[1:])
+
+
+def leave(queue: str, *, worker: str, instance: str) -> Command:
+    """Removes the heartbeat of `instance`, the mark that told it to drain, and its consumer if nothing is pending."""
+    key_names = (keys.requests(queue), keys.heartbeat(queue, worker), keys.drain(queue, worker))
+    return call(_LEAVE, key_names, (keys.GROUP, worker, instance))
