@@ -24,7 +24,7 @@ from penstock.engine.attention import KVCacheSpec, RaggedBatch, attention_for
 from penstock.engine.deployment import DEFAULT_BUILD_DIR
 from penstock.engine.models.layers import Linear
 from penstock.engine.models.packed import PackedLinear
-from penstock.engine.native import load_library, panel_width
+from penstock.engine.native import NativeLibrary, load_library, panel_width
 from penstock.worker.bench.report import append_result
 
 SHAPES = ((384, 2304), (2304, 384), (1024, 3072), (3072, 1024))  # features in and out, of `tiny` and `qwen06`
@@ -78,7 +78,7 @@ def _attention_s(form: str, dtype: str, heads: tuple[int, int, int], num_seqs: i
     num_heads, num_kv_heads, head_dim = heads
     page_size, rng = 32, np.random.default_rng(0)
     pages_per_seq = LENGTH // page_size
-    backend = attention_for(form, "cpu", dtype, _BUILD_DIR)
+    backend = attention_for(form, "cpu", dtype, NativeLibrary(_BUILD_DIR))
     num_pages = num_seqs * pages_per_seq + 1
     spec = KVCacheSpec(1, num_pages, page_size, num_kv_heads, head_dim, backend.cache_dtype(dtype))
     cache = [jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), backend.init_cache(spec)[0])]

@@ -32,14 +32,14 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.engine.attention import KVCacheSpec
-from penstock.engine.batch import Batch, Geometry
-from penstock.engine.checkpoint import random_model
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy
+from penstock.engine.execution.batch import Batch, Geometry
+from penstock.engine.execution.runner import InFlight, Runner
+from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import ModelConfig
 from penstock.engine.planning import preset
 from penstock.engine.planning.roofline import kv_token_bytes, step_flops, step_weight_bytes
-from penstock.engine.runner import InFlight, Runner
 from penstock.worker.bench.report import append_result
 
 RESULTS = Path(__file__).parent / "results" / "gpu.jsonl"
@@ -179,7 +179,7 @@ def measure_steps(
         max_model_len=max(context, *prompts),
     )
     deployment = deploy(config, model)
-    geometry = deployment.geometry(config, deployment.max_model_len)
+    geometry = deployment.geometry(deployment.max_model_len)
     spec = deployment.cache_spec(max(batches) * geometry.pages_per_seq + 1)
     runner = loaded_runner(deployment, geometry, spec)
     figures = []

@@ -19,9 +19,10 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
-from penstock.engine.batch import Batch
-from penstock.engine.checkpoint import random_model
+from penstock.engine.deployment import deploy
+from penstock.engine.execution.batch import Batch
 from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import ModelConfig, RopeConfig
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.worker.bench.report import append_result
@@ -94,8 +95,9 @@ def step_ms(num_seqs: int, num_prompt: int, steps: int) -> float:
         prefix_caching=False,
         attention="xla",
     )
-    model = random_model(small_model(max_len), 0)
-    engine = Engine(model, word_tokenizer(VOCAB_SIZE), GenerationDefaults((0,)), config)
+    deployment = deploy(config, small_model(max_len))
+    model = random_model(deployment.model, 0)
+    engine = Engine(model, word_tokenizer(VOCAB_SIZE), GenerationDefaults((0,)), deployment)
     engine._runner = InstantRunner()  # type: ignore[assignment]  # noqa: SLF001
     for i in range(num_seqs):
         engine.add(Request(str(i), (5,) * num_prompt, SamplingParams(max_tokens=steps + 30)))

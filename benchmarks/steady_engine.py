@@ -6,9 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.engine.driver import EngineStats, StepEngine
+from penstock.engine.driver import StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import FinishReason, Output, Request
+from penstock.engine.stats import EngineStats
 from penstock.worker.service import Model
 
 _TEXT = " word"

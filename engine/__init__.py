@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine.config import EngineConfig
-from penstock.engine.driver import EngineDriver, EngineStats
+from penstock.engine.driver import EngineDriver
 from penstock.engine.errors import (
     CheckpointError,
     ConfigError,
@@ -22,6 +22,7 @@ from penstock.engine.errors import (
     RequestError,
 )
 from penstock.engine.request import Output, Request, SamplingParams, TokenLogprob
+from penstock.engine.stats import EngineInfo, EngineStats
 
 if TYPE_CHECKING:
     from penstock.engine.engine import Engine
@@ -33,6 +34,7 @@ __all__ = [
     "EngineConfig",
     "EngineDriver",
     "EngineError",
+    "EngineInfo",
     "EngineStats",
     "InvalidRequest",
     "Output",

@@ -18,12 +18,12 @@ from penstock.engine.attention import (
     check_page_table,
     page_size_for,
 )
-from penstock.engine.batch import Geometry
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
+from penstock.engine.execution.batch import Geometry
 from penstock.engine.models import ModelConfig
 from penstock.engine.models.packed import can_pack
-from penstock.engine.native import NativeUnavailableError, load_library
+from penstock.engine.native import NativeLibrary
 from penstock.engine.sharding import Placement, place, split_model
 
 DEFAULT_BUILD_DIR = Path.home() / ".cache" / "penstock"
@@ -33,14 +33,26 @@ DEFAULT_BUILD_DIR = Path.home() / ".cache" / "penstock"
 class Deployment:
     """What follows from a model, the settings and the platform before anything is loaded."""
 
-    platform: str
+    config: EngineConfig
+    devices: tuple[jax.Device, ...]  # of one replica, or of all that a slice holds
     model: ModelConfig  # as it is laid out: KV heads may be held several times
     attention: AttentionBackend
     placement: Placement | None  # None: everything on one device
     page_size: int
     max_model_len: int
     kv_dtype: str
-    matmul_library: ctypes.CDLL | None  # the kernels that weights are packed for; None leaves products to XLA
+    matmul_library: ctypes.CDLL | None  # the kernels that weights are packed for; None leaves matmuls to XLA
+    fallback: str | None  # why the C++ kernels that `auto` asks for cannot be had; None where nothing is missing
+
+    @property
+    def platform(self) -> str:
+        name: str = self.devices[0].platform
+        return name
+
+    @property
+    def matmul(self) -> str:
+        """As the setting names it."""
+        return "xla" if self.matmul_library is None else "native"
 
     def cache_spec(self, num_pages: int) -> KVCacheSpec:
         return KVCacheSpec(
@@ -59,18 +71,19 @@ class Deployment:
         split = 1 if self.placement is None else self.placement.tensor
         return sum(array.num_bytes for array in arrays) // split
 
-    def decode_steps(self, config: EngineConfig) -> int | None:
+    @property
+    def decode_steps(self) -> int | None:
         """In one dispatch; None where warm-up is to measure what is quicker.
 
         On TPU one unless set: the next step is dispatched while one runs, so the device does not wait for the host, and
         each shape of several steps takes long to compile.
         """
-        return 1 if config.decode_steps is None and self.platform == "tpu" else config.decode_steps
+        return 1 if self.config.decode_steps is None and self.platform == "tpu" else self.config.decode_steps
 
-    def geometry(self, config: EngineConfig, max_model_len: int) -> Geometry:
+    def geometry(self, max_model_len: int) -> Geometry:
         return Geometry(
-            max_num_seqs=config.max_num_seqs,
-            max_batch_tokens=config.max_batch_tokens,
+            max_num_seqs=self.config.max_num_seqs,
+            max_batch_tokens=self.config.max_batch_tokens,
             max_model_len=max_model_len,
             page_size=self.page_size,
             vocab_size=self.model.vocab_size,
@@ -90,12 +103,12 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
         devices = _first(jax.devices(), tensor)
     platform = devices[0].platform
     model = split_model(model, tensor)
-    build_dir = (config.compile_cache_dir or DEFAULT_BUILD_DIR) / "native"
+    native = NativeLibrary((config.compile_cache_dir or DEFAULT_BUILD_DIR) / "native")
     attention = attention_for(
         config.attention,
         platform,
         model.dtype,
-        build_dir,
+        native,
         head_dim=model.head_dim,
         kv_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
     )
@@ -108,13 +121,23 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
     )
     if platform == "tpu" and attention.is_stacked:
         check_page_table(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, page_size=page_size)
-    kv_dtype = attention.cache_dtype(model.dtype)
-    library = _matmul_library(config, platform, model, build_dir, is_stacked=attention.is_stacked)
-    return Deployment(platform, model, attention, placement, page_size, max_model_len, kv_dtype, library)
+    library = _matmul_library(config, platform, model, native, is_stacked=attention.is_stacked)
+    return Deployment(
+        config=config,
+        devices=tuple(devices),
+        model=model,
+        attention=attention,
+        placement=placement,
+        page_size=page_size,
+        max_model_len=max_model_len,
+        kv_dtype=attention.cache_dtype(model.dtype),
+        matmul_library=library,
+        fallback=native.missing,
+    )
 
 
 def _matmul_library(
-    config: EngineConfig, platform: str, model: ModelConfig, build_dir: Path, *, is_stacked: bool
+    config: EngineConfig, platform: str, model: ModelConfig, native: NativeLibrary, *, is_stacked: bool
 ) -> ctypes.CDLL | None:
     choice, tensor = config.matmul, config.tensor_parallel
     features = (model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
@@ -126,20 +149,16 @@ def _matmul_library(
             f"matmul 'native' is for one CPU device and float32, or bfloat16 with even sizes; not for {model.dtype} on "
             f"{tensor} {platform} device(s)"
         )
-    try:
-        return load_library(build_dir)
-    except NativeUnavailableError as error:
-        if choice == "native":
-            raise ConfigError(f"matmul 'native' cannot be built: {error}") from error
-        return None
+    return native.load_for("matmul", choice)
 
 
-def with_pages(deployment: Deployment, config: EngineConfig, free_bytes: int) -> KVCacheSpec:
+def with_pages(deployment: Deployment, free_bytes: int) -> KVCacheSpec:
     """As many pages as are asked for, or as memory has, but never more than all sequences together could fill.
 
     Raises:
-        ConfigError: there is room for less than two pages.
+        ConfigError: that is less than two pages.
     """
+    config = deployment.config
     if config.num_pages is not None:
         return deployment.cache_spec(config.num_pages)
     pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
@@ -147,7 +166,7 @@ def with_pages(deployment: Deployment, config: EngineConfig, free_bytes: int) ->
     num_pages = min(affordable, config.max_num_seqs * pages_per_seq + 1)
     if num_pages < 2:
         raise ConfigError(
-            f"the KV cache has room for {affordable} pages of {deployment.page_bytes} bytes, and needs 2 at least"
+            f"the KV cache holds {affordable} pages of {deployment.page_bytes} bytes, and needs 2 at least"
         )
     return replace(deployment.cache_spec(2), num_pages=num_pages)
 

@@ -10,29 +10,12 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from penstock.engine.errors import EngineError, InvalidRequest
+from penstock.engine.errors import EngineError, InvalidRequest, failure_message
 from penstock.engine.request import FinishReason, Output, Request
+from penstock.engine.stats import EngineStats
 
 Sink = Callable[[Output], None]
 """Called on the event loop with each output of one request, in order, up to the one that finishes its last choice."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A consistent look at the engine between two steps. Totals only grow."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_pages: int = 0
-    num_free_pages: int = 0
-    num_cached_pages: int = 0
-    steps_total: int = 0
-    prompt_tokens_total: int = 0
-    cached_tokens_total: int = 0
-    generated_tokens_total: int = 0
-    preemptions_total: int = 0
-    faults_total: int = 0  # steps that raised; their sequences were run again
-    compiles_after_warmup_total: int = 0
 
 
 class StepEngine(Protocol):
@@ -288,11 +271,6 @@ class EngineDriver:
             ended.set_exception(failure)
 
 
-def stumbled(error: Exception) -> str:
-    """What the client of a request is told over which the engine stumbled."""
-    return f"the engine failed at this request: {type(error).__name__}: {error}"
-
-
 def _failed(request: Request, index: int, error: Exception) -> Output:
     return Output(
         request_id=request.id,
@@ -301,7 +279,7 @@ def _failed(request: Request, index: int, error: Exception) -> Output:
         token_ids=(),
         text="",
         finish_reason="error",
-        error=stumbled(error),
+        error=failure_message(error),
         cause=error,
         num_prompt_tokens=len(request.prompt_token_ids),
     )

@@ -9,26 +9,27 @@ from pathlib import Path
 
 import jax
 
-from penstock.engine.batch import BatchBuilder, stop_ids
-from penstock.engine.checkpoint import load_model, read_model_config, resolve
-from penstock.engine.compilation import keep_compilations
+from penstock.engine.attention import KVCacheSpec
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import deploy, with_pages
-from penstock.engine.driver import EngineStats, stumbled
-from penstock.engine.errors import ConfigError, InvalidRequest, PromptTooLong
+from penstock.engine.deployment import Deployment, deploy, with_pages
+from penstock.engine.errors import ConfigError, InvalidRequest, PromptTooLong, failure_message
+from penstock.engine.execution.batch import BatchBuilder, stop_ids
+from penstock.engine.execution.compilation import keep_compilations
+from penstock.engine.execution.runner import InFlight, Progress, Runner
+from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT, Logprobs
+from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
-from penstock.engine.models import Decoder
+from penstock.engine.loading.checkpoint import load_model, read_model_config, resolve
+from penstock.engine.models import Decoder, num_parameters
 from penstock.engine.models.packed import pack_weights
-from penstock.engine.pace import Pace
-from penstock.engine.page_pool import PagePool
 from penstock.engine.request import MAX_STOP_TOKENS, FinishReason, Output, Request, SamplingParams, TokenLogprob
-from penstock.engine.runner import InFlight, Progress, Runner
-from penstock.engine.sampling import NOT_A_TOKEN, NOTHING_LEFT, Logprobs
-from penstock.engine.scheduler import Plan, Row, Scheduler, SequenceFailed
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.pace import Pace
+from penstock.engine.scheduling.page_pool import PagePool
+from penstock.engine.scheduling.scheduler import Plan, Row, Scheduler, SequenceFailed
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.stats import EngineInfo, EngineStats
 from penstock.engine.text.stream import TextStream
 from penstock.engine.text.tokenizer import Tokenizer
-from penstock.engine.warm_up import warm_up
 
 _DEFAULT_KV_CACHE_BYTES = 2**30
 _SHARE_OF_FREE_MEMORY = 0.9
@@ -60,19 +61,22 @@ class Engine:
     """
 
     def __init__(
-        self, model: Decoder, tokenizer: Tokenizer, defaults: GenerationDefaults, config: EngineConfig | None = None
+        self, model: Decoder, tokenizer: Tokenizer, defaults: GenerationDefaults, deployment: Deployment
     ) -> None:
-        """Raises ConfigError if `config` does not fit the model."""
-        self._config = config = config or EngineConfig()
+        """`model` is laid out, and its weights packed, as `deployment` says.
+
+        Raises:
+            ConfigError: its blocks are not those that the attention implementation needs, or no pages fit.
+        """
+        self._config = config = deployment.config
         self.tokenizer = tokenizer
         self.defaults = defaults
-        deployment = deploy(config, model.config)
         if model.is_stacked != deployment.attention.is_stacked:
             needed = "one block per run of layers" if deployment.attention.is_stacked else "one block per layer"
             raise ConfigError(f"attention {config.attention!r} on this platform needs a model with {needed}")
-        spec = with_pages(deployment, config, _free_memory_bytes())
+        spec = with_pages(deployment, _free_memory_bytes())
         self.max_model_len = min(deployment.max_model_len, (spec.num_pages - 1) * spec.page_size)
-        geometry = deployment.geometry(config, self.max_model_len)
+        geometry = deployment.geometry(self.max_model_len)
         self._vocab_size = model.config.vocab_size
         self._pool = PagePool(spec.num_pages, spec.page_size, prefix_caching=config.prefix_caching)
         self._scheduler = Scheduler(
@@ -83,13 +87,14 @@ class Engine:
         )
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
         self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
-        self._decode_steps = deployment.decode_steps(config)  # None: to be measured
+        self._decode_steps = deployment.decode_steps  # None: to be measured
         self._pace = Pace(decode_steps=dict.fromkeys(geometry.row_buckets, self._decode_steps or 1))
         self._choices: dict[Sequence, _Choice] = {}  # unfinished
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
         self._arrivals = itertools.count()
         self._early_outputs: list[Output] = []  # ends that no step produced
         self._in_flight: tuple[Plan, InFlight] | None = None
+        self._info = _info(deployment, spec, self.max_model_len)
         self._totals = dict.fromkeys(("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "faults"), 0)
 
     @classmethod
@@ -119,7 +124,7 @@ class Engine:
         )
         if deployment.matmul_library is not None:
             pack_weights(loaded, deployment.matmul_library)
-        return cls(loaded, tokenizer, defaults, config)
+        return cls(loaded, tokenizer, defaults, deployment)
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compiles all shapes and measures them. Without it, each compiles when it is first met."""
@@ -222,6 +227,9 @@ class Engine:
             outputs += self._recover(*failed, lost=plan)
         return outputs
 
+    def describe(self) -> EngineInfo:
+        return self._info
+
     def stats(self) -> EngineStats:
         return EngineStats(
             num_running=len(self._scheduler.running),
@@ -313,7 +321,7 @@ class Engine:
 
     def _fail(self, sequence: Sequence, cause: Exception) -> Output:
         """Ends a sequence over which the host stumbled. Its text may be half-way through a token and is left alone."""
-        return self._end(sequence, "error", "", error=stumbled(cause), cause=cause)
+        return self._end(sequence, "error", "", error=failure_message(cause), cause=cause)
 
     def _end(
         self,
@@ -365,6 +373,24 @@ class Engine:
         for token_id in ids:
             if not 0 <= token_id < self._vocab_size:
                 raise InvalidRequest(f"{name} holds {token_id}, the vocabulary ends at {self._vocab_size - 1}")
+
+
+def _info(deployment: Deployment, spec: KVCacheSpec, max_model_len: int) -> EngineInfo:
+    model, placement = deployment.model, deployment.placement
+    return EngineInfo(
+        num_parameters=num_parameters(model),
+        dtype=model.dtype,
+        kv_dtype=deployment.kv_dtype,
+        kv_cache_tokens=(spec.num_pages - 1) * spec.page_size,
+        kv_cache_bytes=spec.num_pages * deployment.page_bytes * (1 if placement is None else placement.tensor),
+        max_model_len=max_model_len,
+        platform=deployment.platform,
+        device_kind=deployment.devices[0].device_kind,
+        num_devices=len(deployment.devices),
+        attention=deployment.attention.name,
+        matmul=deployment.matmul,
+        fallback=deployment.fallback,
+    )
 
 
 def _output(

@@ -10,6 +10,12 @@ EngineError
 
 from __future__ import annotations
 
+from reprlib import Repr
+
+_repr = Repr()
+_repr.maxlevel, _repr.maxdict, _repr.maxlist = 3, 8, 8
+_repr.maxstring = _repr.maxother = _repr.maxlong = 120
+
 
 class EngineError(Exception):
     """Base of all errors of this package."""
@@ -37,3 +43,13 @@ class PromptTooLong(RequestError):
     """A prompt, or prompt and max_tokens, that can never fit."""
 
     code = "too_long"
+
+
+def failure_message(error: Exception) -> str:
+    """What the client of a request reads over which the engine stumbled."""
+    return f"the engine failed at this request: {type(error).__name__}: {error}"
+
+
+def shown(value: object) -> str:
+    """`repr` of a value from a file for a message: in short, however large or deep it is."""
+    return _repr.repr(value)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.engine.errors import CheckpointError, InvalidRequest
-from penstock.engine.files import CONFIG_FILE, read_json, shown
+from penstock.engine.errors import CheckpointError, InvalidRequest, shown
+from penstock.engine.loading.files import CONFIG_FILE, read_json
 from penstock.engine.request import MAX_STOP_TOKENS, SamplingParams
 
 T = TypeVar("T", bool, int, float)

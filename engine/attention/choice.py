@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from penstock.engine.attention.contract import AttentionBackend
 from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.attention.native import NativeAttention
@@ -11,7 +9,7 @@ from penstock.engine.attention.ragged import RaggedKernelAttention
 from penstock.engine.attention.triton import TritonAttention
 from penstock.engine.attention.xla import XlaAttention
 from penstock.engine.errors import ConfigError
-from penstock.engine.native import NativeUnavailableError
+from penstock.engine.native import NativeLibrary
 
 ATTENTION_CHOICES = ("auto", "native", "xla", "triton", "ragged", "fused")
 _NATIVE_DTYPES = ("float32", "bfloat16")
@@ -30,7 +28,7 @@ def attention_for(
     choice: str,
     platform: str,
     dtype: str,
-    build_dir: Path,
+    library: NativeLibrary,
     *,
     head_dim: int = 128,
     kv_dtype: str | None = None,  # of the pages; None: what the implementation takes for the model's type
@@ -51,7 +49,7 @@ def attention_for(
         return _for_tpu(choice, platform, dtype, head_dim, kv_dtype)
     if choice == "triton" or (choice == "auto" and platform == "gpu"):
         return _for_gpu(choice, platform, kv_dtype)
-    return _native(choice, platform, dtype, build_dir, kv_dtype)
+    return _native(choice, platform, dtype, library, kv_dtype)
 
 
 def _for_tpu(choice: str, platform: str, dtype: str, head_dim: int, kv_dtype: str | None) -> AttentionBackend:
@@ -79,7 +77,7 @@ def _for_gpu(choice: str, platform: str, kv_dtype: str | None) -> AttentionBacke
     raise ConfigError(f"attention 'triton' has no kv_cache_dtype {kv_dtype}; set attention xla, or auto for both")
 
 
-def _native(choice: str, platform: str, dtype: str, build_dir: Path, kv_dtype: str | None) -> AttentionBackend:
+def _native(choice: str, platform: str, dtype: str, library: NativeLibrary, kv_dtype: str | None) -> AttentionBackend:
     fits = platform == "cpu" and dtype in _NATIVE_DTYPES
     if choice == "auto" and (kv_dtype is not None or not fits):
         return XlaAttention(platform, kv_dtype=kv_dtype)
@@ -88,12 +86,7 @@ def _native(choice: str, platform: str, dtype: str, build_dir: Path, kv_dtype: s
     if not fits:
         limit = f"for {' and '.join(_NATIVE_DTYPES)} on CPU"
         raise ConfigError(f"attention 'native' is {limit}, not {dtype} on {platform}")
-    try:
-        return NativeAttention(build_dir)
-    except NativeUnavailableError as error:
-        if choice == "native":
-            raise ConfigError(f"attention 'native' cannot be built: {error}") from error
-        return XlaAttention(platform)
+    return XlaAttention(platform) if library.load_for("attention", choice) is None else NativeAttention()
 
 
 def page_size_for(platform: str, *, max_num_seqs: int, max_model_len: int) -> int:

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import jax
 import numpy as np
 
 from penstock.engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch, turned_keys
 from penstock.engine.errors import ConfigError
 from penstock.engine.models.decoder import LayerCache
-from penstock.engine.native import ATTENTION, load_library
+from penstock.engine.native import ATTENTION
 
 
 class NativeAttention(AttentionBackend):
     """Keys are `[pages, num_kv_heads, head_dim, page_size]`, values `[pages, num_kv_heads, page_size, head_dim]`,
-    of the model's own type: f32 or bf16.
+    of the model's own type: f32 or bf16. The library that has the kernel must be loaded.
     """
 
     name = "native"
     is_stacked = False
-
-    def __init__(self, build_dir: Path) -> None:
-        """Builds what is not built yet.
-
-        Raises:
-            NativeUnavailableError: there is no compiler, or it failed.
-        """
-        load_library(build_dir)
 
     def cache_dtype(self, dtype: str) -> str:
         return dtype

@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from penstock.engine.errors import ConfigError
-from penstock.engine.files import shown
+from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.config import ModelConfig, RopeConfig
-from penstock.engine.models.decoder import Attend, Decoder, LayerCache, LayerRun, StackedCache, layer_runs
+from penstock.engine.models.decoder import (
+    Attend,
+    Decoder,
+    LayerCache,
+    LayerRun,
+    StackedCache,
+    layer_runs,
+    num_parameters,
+)
 from penstock.engine.models.family import Family, ParamPath
 from penstock.engine.models.llama import LLAMA
 from penstock.engine.models.mistral import MISTRAL
@@ -29,6 +36,7 @@ __all__ = [
     "StackedCache",
     "family_of",
     "layer_runs",
+    "num_parameters",
 ]
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

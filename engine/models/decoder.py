@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -190,6 +191,23 @@ class Decoder(nnx.Module):
         if self.head is None:
             return jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
         return self.head.wide(hidden)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it."""
+    embedding_and_head = _count(config, 0)
+    return embedding_and_head + config.num_layers * (_count(config, 1) - embedding_and_head)
+
+
+def _count(config: ModelConfig, num_layers: int) -> int:
+    first = replace(
+        config,
+        num_layers=num_layers,
+        sliding_windows=config.sliding_windows[:num_layers],
+        num_kv_heads=config.num_kv_heads // config.kv_copies,
+    )
+    shapes: Any = nnx.state(nnx.eval_shape(lambda: Decoder(first, rngs=nnx.Rngs(0))))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
 def _stack(blocks: Sequence[Block]) -> Block:

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.engine.errors import ConfigError
-from penstock.engine.files import shown
+from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.config import ModelConfig, RopeConfig
 from penstock.engine.models.layers import ACTIVATIONS
 from penstock.engine.models.rope import ROPE_KINDS, rotary_frequencies

@@ -3,6 +3,13 @@
 Nothing needs a compiler to install or to run: where there is none, XLA does the work.
 """
 
-from penstock.engine.native.library import ATTENTION, MATMUL, NativeUnavailableError, load_library, panel_width
+from penstock.engine.native.library import (
+    ATTENTION,
+    MATMUL,
+    NativeLibrary,
+    NativeUnavailableError,
+    load_library,
+    panel_width,
+)
 
-__all__ = ["ATTENTION", "MATMUL", "NativeUnavailableError", "load_library", "panel_width"]
+__all__ = ["ATTENTION", "MATMUL", "NativeLibrary", "NativeUnavailableError", "load_library", "panel_width"]

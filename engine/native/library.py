@@ -15,6 +15,8 @@ from pathlib import Path
 
 import jax
 
+from penstock.engine.errors import ConfigError
+
 ATTENTION, MATMUL = "penstock_ragged_attention", "penstock_packed_matmul"
 """What the kernels are called in `jax.ffi.ffi_call`, once `load_library` has been called."""
 
@@ -30,6 +32,30 @@ _BUILD_TIMEOUT_S = 120
 
 class NativeUnavailableError(Exception):
     """The kernels cannot be had on this machine; the message says why."""
+
+
+class NativeLibrary:
+    """The kernels as `build_dir` holds them, built when they are first asked for."""
+
+    def __init__(self, build_dir: Path) -> None:
+        self._build_dir = build_dir
+        self.missing: str | None = None
+        """Why they cannot be had, once `load_for` could not have them."""
+
+    def load_for(self, setting: str, choice: str) -> ctypes.CDLL | None:
+        """For a setting of `native` or `auto`, which does without them where they cannot be had.
+
+        Raises:
+            ConfigError: they cannot be had, and `choice` is `native`.
+        """
+        if self.missing is None:
+            try:
+                return load_library(self._build_dir)
+            except NativeUnavailableError as error:
+                self.missing = str(error)
+        if choice == "native":
+            raise ConfigError(f"{setting} 'native' cannot be built: {self.missing}")
+        return None
 
 
 @cache

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.engine.checkpoint import read_model_config
 from penstock.engine.errors import ConfigError
-from penstock.engine.files import read_json
+from penstock.engine.loading.checkpoint import read_model_config
+from penstock.engine.loading.files import read_json
 from penstock.engine.models import ModelConfig, family_of
 from penstock.engine.models.hf_config import checked_dtype
 from penstock.engine.planning.presets import PRESETS, preset

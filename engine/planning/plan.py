@@ -12,18 +12,18 @@ import jax
 import jax.numpy as jnp
 
 from penstock.engine.attention import KVCacheSpec, ShardedAttention
-from penstock.engine.batch import Geometry
-from penstock.engine.checkpoint import abstract_model
-from penstock.engine.compilation import printed
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.errors import ConfigError
+from penstock.engine.execution.batch import Geometry
+from penstock.engine.execution.compilation import printed
+from penstock.engine.execution.runner import Steps
+from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig
 from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.hlo import Program, Traffic
 from penstock.engine.planning.roofline import Step, decode_step, prefill_step
 from penstock.engine.planning.topology import chip_of, devices_of
-from penstock.engine.runner import Steps
 
 SHARE_OF_FREE_MEMORY = 0.9  # that the engine gives to pages, too
 
@@ -218,8 +218,8 @@ def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layou
             f"the weights take {weight_bytes} bytes of the {chip.hbm_bytes} that a {chip.name} device has, which "
             f"leaves no room for pages: raise tensor_parallel above {config.tensor_parallel}, or take a larger slice"
         )
-    spec = with_pages(deployment, config, free)
-    geometry = deployment.geometry(config, min(deployment.max_model_len, (spec.num_pages - 1) * spec.page_size))
+    spec = with_pages(deployment, free)
+    geometry = deployment.geometry(min(deployment.max_model_len, (spec.num_pages - 1) * spec.page_size))
     return _Layout(
         chip=chip,
         device=placement.mesh.devices.flat[0],
@@ -229,7 +229,7 @@ def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layou
         cache=attention.abstract_cache(spec),
         cache_bytes=spec.num_pages * deployment.page_bytes,
         weight_bytes=weight_bytes,
-        decode_steps=deployment.decode_steps(config) or 1,
+        decode_steps=deployment.decode_steps or 1,
     )
 
 

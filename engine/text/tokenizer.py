@@ -11,8 +11,8 @@ from typing import Any
 import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest
-from penstock.engine.files import check_files, shown
+from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest, shown
+from penstock.engine.loading.files import check_files
 from penstock.engine.text.chat_template import ChatTemplate
 from penstock.engine.text.decoders import DecoderKind, decoder_kind
 from penstock.engine.text.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer

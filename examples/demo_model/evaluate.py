@@ -27,8 +27,8 @@ from tokenizers import Tokenizer
 from examples.demo_model.attention import PackedAttention
 from examples.demo_model.data import TASKS, Example, Problem, held_out_problems
 from examples.demo_model.packing import Batch, Encoded, encode, lay_out
-from penstock.engine.checkpoint import load_model, read_model_config
 from penstock.engine.demo import MODEL_DIR
+from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models.decoder import Decoder
 
 _BATCH_TOKENS = 8192

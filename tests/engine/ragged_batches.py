@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from functools import cache, partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,9 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_pa
 
 from penstock.engine.attention import AttentionBackend, RaggedBatch, attention_for
 from penstock.engine.attention.triton import TritonAttention
+from penstock.engine.deployment import DEFAULT_BUILD_DIR
 from penstock.engine.models import LayerCache
+from penstock.engine.native import NativeLibrary
 
 MIXED = "mixed, decodes and chunks in any order"
 # (tokens of this step, tokens in all) of each sequence
@@ -39,7 +40,7 @@ AXES = {"xla": ((0, 2, 3, 1), _BY_HEAD), "native": ((0, 2, 3, 1), _BY_HEAD), TRI
 def implementation(name: str) -> AttentionBackend:
     if name == TRITON:
         return TritonAttention(num_programs=16, interpret=True)
-    return attention_for(name, "cpu", "float32", Path.home() / ".cache" / "penstock" / "native")
+    return attention_for(name, "cpu", "float32", NativeLibrary(DEFAULT_BUILD_DIR / "native"))
 
 
 @partial(jax.jit, static_argnums=(0, 6, 7), donate_argnums=4)

@@ -14,6 +14,7 @@ from ragged_batches import IMPLEMENTATIONS, MIXED, RAGGED, TRITON, compare, impl
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, attention_for
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import LayerCache
+from penstock.engine.native import NativeLibrary
 
 
 @pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED)
@@ -83,20 +84,20 @@ def test_an_implementation_that_cannot_be_had_is_refused(
     choice: str, platform: str, dtype: str, names: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=names):
-        attention_for(choice, platform, dtype, tmp_path)
+        attention_for(choice, platform, dtype, NativeLibrary(tmp_path))
 
 
 def test_8_bit_pages_are_for_the_xla_form_and_native_refuses_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="attention 'native' has no kv_cache_dtype float8_e4m3fn; set attention xla"):
-        attention_for("native", "cpu", "float32", tmp_path, kv_dtype="float8_e4m3fn")
-    chosen = attention_for("auto", "cpu", "float32", tmp_path, kv_dtype="float8_e4m3fn")
+        attention_for("native", "cpu", "float32", NativeLibrary(tmp_path), kv_dtype="float8_e4m3fn")
+    chosen = attention_for("auto", "cpu", "float32", NativeLibrary(tmp_path), kv_dtype="float8_e4m3fn")
     assert (chosen.name, chosen.cache_dtype("float32")) == ("xla", "float8_e4m3fn")
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5])
 def test_8_bit_pages_hold_what_their_precision_allows(num_tokens: int) -> None:
     """Three bits of mantissa: a key or value is at most 1/16 off, and one beyond the type's range is its largest."""
-    attention = attention_for("xla", "cpu", "float32", Path(), kv_dtype="float8_e4m3fn")
+    attention = attention_for("xla", "cpu", "float32", NativeLibrary(Path()), kv_dtype="float8_e4m3fn")
     spec = KVCacheSpec(num_layers=1, num_pages=3, page_size=8, num_kv_heads=2, head_dim=16, dtype="float8_e4m3fn")
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.normal(size=(num_tokens, heads, 16)), jnp.float32) for heads in (4, 2, 2))
@@ -109,7 +110,7 @@ def test_8_bit_pages_hold_what_their_precision_allows(num_tokens: int) -> None:
         num_seqs=jnp.asarray([1]),
     )
     out, (_, values) = jax.jit(attention)(q, k, v, attention.init_cache(spec)[0], batch)
-    exact = attention_for("xla", "cpu", "float32", Path())
+    exact = attention_for("xla", "cpu", "float32", NativeLibrary(Path()))
     cut = v.at[0, 0, 0].set(448.0)
     expected, _ = jax.jit(exact)(q, k, cut, exact.init_cache(replace(spec, dtype="float32"))[0], batch)
     assert values.dtype == "float8_e4m3fn"
@@ -122,6 +123,6 @@ def test_without_a_compiler_auto_falls_back_and_native_says_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert type(attention_for("auto", "cpu", "float32", tmp_path)).__name__ == "XlaAttention"
+    assert type(attention_for("auto", "cpu", "float32", NativeLibrary(tmp_path))).__name__ == "XlaAttention"
     with pytest.raises(ConfigError, match="there is no C\\+\\+ compiler"):
-        attention_for("native", "cpu", "float32", tmp_path)
+        attention_for("native", "cpu", "float32", NativeLibrary(tmp_path))

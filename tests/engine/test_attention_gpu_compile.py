@@ -16,13 +16,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, ShardedAttention
 from penstock.engine.attention.triton import TritonAttention
-from penstock.engine.batch import Geometry
-from penstock.engine.checkpoint import abstract_model
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
+from penstock.engine.execution.batch import Geometry
+from penstock.engine.execution.runner import Steps, _compute_hidden
+from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig
 from penstock.engine.planning import preset
-from penstock.engine.runner import Steps, _compute_hidden
 from penstock.engine.sharding import place
 
 needs_plugin = pytest.mark.skipif(not h100.devices(), reason="JAX's plugin for CUDA is not at hand (docs/gpu.md)")
@@ -99,7 +99,7 @@ def test_a_step_copies_no_pages_and_leaves_the_device_never(tensor: int, num_tok
     deployment = deploy(config, llama(num_layers=2), h100.devices(tensor))
     assert deployment.attention.name == "triton"
     assert deployment.page_size == 64
-    spec = with_pages(deployment, config, 0)
+    spec = with_pages(deployment, 0)
     steps, cache = abstract_steps(config, deployment)
     compiled = steps.backbone(num_tokens, cache).compile()
     text = compiled.as_text()
@@ -138,10 +138,10 @@ def abstract_steps(config: EngineConfig, deployment: Deployment) -> tuple[Steps,
     steps = Steps(
         abstract_model(deployment.model, deployment.placement, stacked=False),
         deployment.attention,
-        deployment.geometry(config, deployment.max_model_len),
+        deployment.geometry(deployment.max_model_len),
         deployment.placement,
     )
-    return steps, deployment.attention.abstract_cache(with_pages(deployment, config, 0))
+    return steps, deployment.attention.abstract_cache(with_pages(deployment, 0))
 
 
 def kernel_names(ptx: str) -> list[str]:

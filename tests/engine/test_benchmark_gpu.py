@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu
-from penstock.engine.batch import Geometry, unpack_step
+from penstock.engine.execution.batch import Geometry, unpack_step
 from penstock.engine.planning.roofline import kv_token_bytes, step_weight_bytes
 
 

@@ -12,8 +12,8 @@ from checkpoints import VOCAB_SIZE, edit_config, write_checkpoint
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from penstock.engine.checkpoint import load_model, random_model, read_model_config, resolve
 from penstock.engine.errors import CheckpointError, ConfigError
+from penstock.engine.loading.checkpoint import load_model, random_model, read_model_config, resolve
 from penstock.engine.models import FAMILIES, Decoder
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"

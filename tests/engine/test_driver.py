@@ -11,8 +11,9 @@ import pytest
 from engines import drive
 
 from penstock.engine import Engine, EngineDriver, InvalidRequest, Output, Request, SamplingParams
-from penstock.engine.driver import DriverStopped, EngineStats
+from penstock.engine.driver import DriverStopped
 from penstock.engine.request import FinishReason
+from penstock.engine.stats import EngineStats
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 

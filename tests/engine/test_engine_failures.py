@@ -12,7 +12,7 @@ from engines import Results, drive
 
 from penstock.engine import Engine, EngineDriver, Output, Request, SamplingParams
 from penstock.engine import batch as batch_module
-from penstock.engine.scheduler import Row
+from penstock.engine.scheduling.scheduler import Row
 from penstock.engine.text.detokenizer import Detokenizer
 from penstock.engine.text.tokenizer import Tokenizer
 

@@ -9,8 +9,8 @@ import pytest
 from engines import SMALL, drive
 
 from penstock.engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
-from penstock.engine.checkpoint import read_model_config
 from penstock.engine.deployment import deploy, with_pages
+from penstock.engine.loading.checkpoint import read_model_config
 
 FP8 = "float8_e4m3fn"
 
@@ -34,8 +34,8 @@ def test_pages_are_counted_in_the_type_they_are_kept_in(tiny_model: Path) -> Non
     config = replace(SMALL, attention="xla", num_pages=None, kv_cache_bytes=2**16, max_num_seqs=16)
     wide, narrow = (deploy(replace(config, kv_cache_dtype=dtype), model) for dtype in ("auto", FP8))
     assert wide.page_bytes == 4 * narrow.page_bytes
-    assert with_pages(wide, config, 0).num_pages == 2**16 // wide.page_bytes
-    assert with_pages(narrow, config, 0).num_pages == 2**16 // narrow.page_bytes
+    assert with_pages(wide, 0).num_pages == 2**16 // wide.page_bytes
+    assert with_pages(narrow, 0).num_pages == 2**16 // narrow.page_bytes
 
 
 @pytest.mark.parametrize(("dtype", "why"), [("int8", "a scale per model"), ("fp8", "auto, float8_e4m3fn, not 'fp8'")])

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from penstock.engine import ConfigError, Engine, EngineConfig, InvalidRequest, PromptTooLong, Request, SamplingParams
-from penstock.engine.batch import Batch
-from penstock.engine.runner import InFlight
-from penstock.engine.sampling import NOTHING_LEFT
+from penstock.engine.execution.batch import Batch
+from penstock.engine.execution.runner import InFlight
+from penstock.engine.execution.sampling import NOTHING_LEFT
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.checkpoint import check_weights, read_model_config
 from penstock.engine.demo import MODEL_DIR
-from penstock.engine.errors import CheckpointError
-from penstock.engine.files import MAX_BYTES, check_files, read_json, shown
+from penstock.engine.errors import CheckpointError, shown
 from penstock.engine.generation_defaults import read_generation_defaults
+from penstock.engine.loading.checkpoint import check_weights, read_model_config
+from penstock.engine.loading.files import MAX_BYTES, check_files, read_json
 from penstock.engine.text.tokenizer import Tokenizer
 
 READERS: dict[str, Callable[[Path], object]] = {

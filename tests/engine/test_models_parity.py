@@ -12,7 +12,7 @@ import pytest
 from checkpoints import VOCAB_SIZE, edit_config, reference_logits, write_checkpoint
 from flax import nnx
 
-from penstock.engine.checkpoint import load_model, read_model_config
+from penstock.engine.loading.checkpoint import load_model, read_model_config
 
 NUM_TOKENS = 40
 TOKENS = np.random.default_rng(7).integers(0, VOCAB_SIZE, NUM_TOKENS).tolist()

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from engines import SMALL, drive
 
-import penstock.engine.warm_up as warm_up_module
+import penstock.engine.execution.warm_up as warm_up_module
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
-from penstock.engine.batch import Geometry
 from penstock.engine.errors import ConfigError
-from penstock.engine.pace import MIN_CHUNK, Pace, StepTimes
-from penstock.engine.page_pool import PagePool
-from penstock.engine.scheduler import Scheduler
-from penstock.engine.sequence import Sequence
-from penstock.engine.warm_up import LOOP_STEPS, choose_decode_steps, measure_steps
+from penstock.engine.execution.batch import Geometry
+from penstock.engine.execution.warm_up import LOOP_STEPS, choose_decode_steps, measure_steps
+from penstock.engine.scheduling.pace import MIN_CHUNK, Pace, StepTimes
+from penstock.engine.scheduling.page_pool import PagePool
+from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.engine.scheduling.sequence import Sequence
 
 LINEAR = StepTimes(
     prompt_s={16: 0.016, 32: 0.032, 64: 0.064, 128: 0.128, 256: 0.256}, decode_s={16: 0.018, 32: 0.036, 64: 0.072}

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.engine.page_pool import SINK_PAGE, PagePool, root_hash
+from penstock.engine.scheduling.page_pool import SINK_PAGE, PagePool, root_hash
 
 SIZE = 4
 

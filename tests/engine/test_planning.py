@@ -14,10 +14,10 @@ import pytest
 
 from penstock.engine.attention import check_page_table, page_size_for
 from penstock.engine.attention.choice import SMEM_BYTES, page_table_bytes
-from penstock.engine.compilation import compiled
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import deploy
 from penstock.engine.errors import ConfigError
+from penstock.engine.execution.compilation import compiled
 from penstock.engine.models import ModelConfig
 from penstock.engine.planning import PRESETS, as_dict, has_libtpu, plan, planned_model, preset
 from penstock.engine.planning.chips import CHIPS
@@ -150,10 +150,11 @@ def test_page_tables_follow_the_rule_of_scalar_memory() -> None:
 
 def test_on_tpu_a_dispatch_holds_one_step_unless_set() -> None:
     here = deploy(EngineConfig(), llama_8b())
-    on_tpu = replace(here, platform="tpu")
-    assert here.decode_steps(EngineConfig()) is None
-    assert on_tpu.decode_steps(EngineConfig()) == 1
-    assert on_tpu.decode_steps(EngineConfig(decode_steps=4)) == 4
+    tpu: Any = SimpleNamespace(platform="tpu")
+    on_tpu = replace(here, devices=(tpu,))
+    assert here.decode_steps is None
+    assert on_tpu.decode_steps == 1
+    assert replace(on_tpu, config=EngineConfig(decode_steps=4)).decode_steps == 4
 
 
 def test_a_compiler_that_does_not_know_our_options_compiles_without_them() -> None:

@@ -20,9 +20,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from penstock.engine.batch import Geometry, unpack_extended
-from penstock.engine.request import MAX_LOGIT_BIAS
-from penstock.engine.sampling import (
+from penstock.engine.execution.batch import Geometry, unpack_extended
+from penstock.engine.execution.sampling import (
     NEVER,
     NOT_A_TOKEN,
     NOTHING_LEFT,
@@ -35,6 +34,7 @@ from penstock.engine.sampling import (
     logprobs_of,
     sample,
 )
+from penstock.engine.request import MAX_LOGIT_BIAS
 
 VOCAB = 60
 

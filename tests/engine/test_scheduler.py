@@ -7,10 +7,10 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.page_pool import PagePool
 from penstock.engine.request import Request, SamplingParams
-from penstock.engine.scheduler import Plan, Row, Scheduler
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.page_pool import PagePool
+from penstock.engine.scheduling.scheduler import Plan, Row, Scheduler
+from penstock.engine.scheduling.sequence import Sequence
 
 PAGE = 4
 

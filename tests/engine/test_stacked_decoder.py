@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.attention.fused import FusedAttention
-from penstock.engine.checkpoint import load_model, read_model_config
+from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models import LayerRun, layer_runs
 
 

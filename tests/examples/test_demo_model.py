@@ -18,8 +18,8 @@ from examples.demo_model.config import DEMO_CONFIG
 from examples.demo_model.evaluate import evaluate
 from examples.demo_model.export import export
 from examples.demo_model.train import TrainingState, restore, save, step_batches
-from penstock.engine.checkpoint import load_model, read_model_config
 from penstock.engine.demo import MODEL_DIR
+from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models.decoder import Decoder
 
 PROMPT = "<|user|>What is 347 + 85?<|assistant|>347 + 85"

@@ -10,7 +10,7 @@ import pytest
 from cli_process import penstock
 from worker_harness import running_worker
 
-from penstock.engine.checkpoint import check_weights, read_model_config
+from penstock.engine.loading.checkpoint import check_weights, read_model_config
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.worker.bench.arrivals import Arrivals
 from penstock.worker.bench.datasets import BenchRequest

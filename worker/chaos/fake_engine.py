@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from penstock.engine.driver import EngineStats
 from penstock.engine.errors import InvalidRequest, PromptTooLong
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
+from penstock.engine.stats import EngineStats
 from penstock.worker.service import Model
 
 VOCAB_SIZE = 4096

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.engine import CheckpointError, ConfigError, RequestError
-from penstock.engine.checkpoint import read_model_config, resolve
 from penstock.engine.demo import MODEL_DIR
+from penstock.engine.loading.checkpoint import read_model_config, resolve
 from penstock.worker.bench.errors import ImpossibleLoad
 from penstock.worker.bench.load import Load, Progress
 from penstock.worker.bench.on_engine import run_on_engine

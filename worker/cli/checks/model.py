@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.engine.checkpoint import HUB_ID, check_weights, read_model_config
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.errors import EngineError, InvalidRequest
 from penstock.engine.generation_defaults import GENERATION_FILE, read_generation_defaults
+from penstock.engine.loading.checkpoint import HUB_ID, check_weights, read_model_config
 from penstock.engine.models import ModelConfig
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.worker.cli.checks import Finding

@@ -6,7 +6,6 @@ import json
 import os
 import stat
 from pathlib import Path
-from reprlib import Repr
 from typing import Any
 
 from penstock.engine.errors import CheckpointError
@@ -15,15 +14,6 @@ CONFIG_FILE = "config.json"
 MAX_BYTES = 2**27  # of a text file; the largest that are in use, indices and tokenizers, have some 40 MB
 TEXT_SUFFIXES = {".json", ".jinja", ".txt", ".model"}
 TEMPLATE_DIR = "additional_chat_templates"
-
-_repr = Repr()
-_repr.maxlevel, _repr.maxdict, _repr.maxlist = 3, 8, 8
-_repr.maxstring = _repr.maxother = _repr.maxlong = 120
-
-
-def shown(value: object) -> str:
-    """`repr` of a value from a file for a message: in short, however large or deep it is."""
-    return _repr.repr(value)
 
 
 def read_json(path: Path) -> dict[str, Any]:

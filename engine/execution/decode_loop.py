@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from penstock.engine.attention import AttentionBackend
-from penstock.engine.batch import Geometry, unpack_sampling, unpack_step
+from penstock.engine.execution.batch import Geometry, unpack_sampling, unpack_step
+from penstock.engine.execution.sampling import are_sound, sample
 from penstock.engine.models.decoder import Decoder
-from penstock.engine.sampling import are_sound, sample
 from penstock.engine.sharding import Placement, gathered
 
 

@@ -14,11 +14,18 @@ import numpy as np
 from flax import nnx
 
 from penstock.engine.attention import AttentionBackend, KVCacheSpec
-from penstock.engine.batch import NUM_SAMPLING_WORDS, Batch, Geometry, unpack_extended, unpack_sampling, unpack_step
-from penstock.engine.compilation import CompileWatch, compiled
-from penstock.engine.decode_loop import decode_loop
+from penstock.engine.execution.batch import (
+    NUM_SAMPLING_WORDS,
+    Batch,
+    Geometry,
+    unpack_extended,
+    unpack_sampling,
+    unpack_step,
+)
+from penstock.engine.execution.compilation import CompileWatch, compiled
+from penstock.engine.execution.decode_loop import decode_loop
+from penstock.engine.execution.sampling import Logprobs, are_sound, extend, logprobs_of, sample
 from penstock.engine.models.decoder import Decoder, LayerCache
-from penstock.engine.sampling import Logprobs, are_sound, extend, logprobs_of, sample
 from penstock.engine.sharding import Placement, gathered
 
 Progress = Callable[[int, int, str], None]

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.files import check_file
+from penstock.engine.loading.files import check_file
 from penstock.engine.models import ParamPath
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.sharding import Placement

@@ -6,9 +6,9 @@ from bisect import insort
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.engine.pace import Pace, PromptRoom
-from penstock.engine.page_pool import PagePool, root_hash
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.pace import Pace, PromptRoom
+from penstock.engine.scheduling.page_pool import PagePool, root_hash
+from penstock.engine.scheduling.sequence import Sequence
 
 LOOKAHEAD_PAGES = 4
 """A sequence is admitted only if every running one could still grow by this many pages: fewer preempt it at once."""

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock.engine.attention import RaggedBatch
+from penstock.engine.execution.sampling import NEVER, NOT_A_TOKEN, ExtendedRows, SamplingRows
 from penstock.engine.request import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, SamplingParams
-from penstock.engine.sampling import NEVER, NOT_A_TOKEN, ExtendedRows, SamplingRows
-from penstock.engine.scheduler import Plan, Row
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.scheduler import Plan, Row
+from penstock.engine.scheduling.sequence import Sequence
 
 MIN_BUCKET = 16
 

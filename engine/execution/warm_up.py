@@ -6,10 +6,10 @@ import time
 
 import numpy as np
 
-from penstock.engine.batch import Batch, Geometry
-from penstock.engine.pace import Pace, StepTimes
-from penstock.engine.runner import Progress, Runner
-from penstock.engine.sampling import NOT_A_TOKEN
+from penstock.engine.execution.batch import Batch, Geometry
+from penstock.engine.execution.runner import Progress, Runner
+from penstock.engine.execution.sampling import NOT_A_TOKEN
+from penstock.engine.scheduling.pace import Pace, StepTimes
 
 LOOP_STEPS = 8
 """Decode steps in one dispatch, where that pays."""

@@ -1,0 +1,41 @@
+"""What an engine reports about itself: what it is, fixed when it is made, and how it stands between two steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """The model, the devices it is on, and what computes there."""
+
+    num_parameters: int
+    dtype: str  # of weights and activations
+    kv_dtype: str  # of keys and values in the pages
+    kv_cache_tokens: int  # that fit into the pages together
+    kv_cache_bytes: int  # over all devices
+    max_model_len: int  # prompt and generated tokens of one sequence
+    platform: str  # cpu, gpu or tpu
+    device_kind: str
+    num_devices: int
+    attention: str  # as the setting `attention` names it; never auto
+    matmul: str  # as the setting `matmul` names it; never auto
+    fallback: str | None  # why a CPU does without the C++ kernels that `auto` asks for; None where it does not
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A consistent look at the engine between two steps. Totals only grow."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_pages: int = 0
+    num_free_pages: int = 0
+    num_cached_pages: int = 0
+    steps_total: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    preemptions_total: int = 0
+    faults_total: int = 0  # steps that raised; their sequences were run again
+    compiles_after_warmup_total: int = 0
