@@ -56,9 +56,8 @@ def _engine(settings: Settings) -> list[Finding]:
 
 def _tpu(settings: Settings) -> list[Finding]:
     from penstock.worker.cli.checks.tpu import check_tpu
-    from penstock.worker.cli.serve import engine_config
 
-    return check_tpu(settings.model or "", engine_config(settings))
+    return check_tpu(settings.model or "", settings.engine_config())
 
 
 def _show(findings: list[Finding]) -> None:

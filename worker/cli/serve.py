@@ -7,11 +7,10 @@ import errno
 import signal
 import socket
 import sys
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
-from penstock.engine import ConfigError, Engine, EngineConfig
+from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.worker import garbage
 from penstock.worker.cli.errors import CommandFailed
@@ -33,25 +32,10 @@ def serve(settings: Settings) -> None:
     """
     if settings.model is None:
         raise SettingsError(f"no model is set: give {flag('model')} or {variable('model')}; `demo` ships with Penstock")
-    load = partial(load_model, settings.model, engine_config(settings))
+    load = partial(load_model, settings.model, settings.engine_config())
     service = WorkerService(settings.worker_config(), settings.redis_url, load)
     configure_logs(settings.log_level, settings.log_format, sys.stderr)
     asyncio.run(_run(service))
-
-
-def engine_config(settings: Settings) -> EngineConfig:
-    """The part of the settings that configures the engine.
-
-    Raises:
-        SettingsError: a value is out of range.
-    """
-    values = {field.name: getattr(settings, field.name) for field in fields(EngineConfig)}
-    if settings.compile_cache_dir is not None:
-        values["compile_cache_dir"] = settings.compile_cache_dir.expanduser()
-    try:
-        return EngineConfig(**values)
-    except ConfigError as error:
-        raise SettingsError(str(error)) from error
 
 
 def load_model(model: str, config: EngineConfig) -> Model:
