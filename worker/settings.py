@@ -163,7 +163,7 @@ class Settings(BaseSettings):
     )
     dead_ttl_s: float = _worker(
         "dead_ttl_s",
-        "How long a dead letter is kept. The next one after that removes it; where none comes, it goes after twice the time.",
+        "How long a dead letter is kept. The next one removes it; where none comes, it goes after twice the time.",
     )
     reply_ttl_s: float = _worker("reply_ttl_s", "How long an unfinished reply is kept without a refresh.")
     reply_ttl_after_end_s: float = _worker("reply_ttl_after_end_s", "How long a reply is kept after its end.")
