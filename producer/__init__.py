@@ -22,6 +22,7 @@ from penstock.producer.errors import (
     UnknownRequest,
 )
 from penstock.producer.handle import Handle, ReplyStream
+from penstock.producer.queue_status import QueueStatus
 from penstock.producer.reply import Choice, Chunk, Reply, Timings, Usage
 from penstock.producer.request import Prompt, Sampling
 from penstock.producer.transport import State
@@ -47,6 +48,7 @@ __all__ = [
     "ProgressCallback",
     "Prompt",
     "QueueFull",
+    "QueueStatus",
     "Reply",
     "ReplyCorrupt",
     "ReplyGone",

@@ -9,6 +9,7 @@ from typing import Self, Unpack
 
 from penstock.producer.bulk import BulkResult, ProgressCallback, run_bulk
 from penstock.producer.handle import Handle, ReplyStream, send_and_follow
+from penstock.producer.queue_status import QueueStatus
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling, build_request
 from penstock.producer.transport import Transport, check_name
@@ -152,6 +153,17 @@ class AsyncClient:
         if queue is not None:
             check_name("queue", queue)
         return Handle(self._transport, queue or self._transport.queue, request_id)
+
+    async def queue_status(self) -> QueueStatus:
+        """Whether any worker serves the queue now, and how many requests are in it.
+
+        A request that is sent to a queue without workers waits for one. The logger `penstock.producer` then says so,
+        once, as a warning.
+
+        Raises:
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        return await self._transport.status()
 
     async def close(self) -> None:
         """Closes all connections. What `stream`, `generate` and `map` still had in flight is cancelled."""

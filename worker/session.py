@@ -94,6 +94,7 @@ class Session:
                 (self._driver.wait_ended(), "engine"),
             ):
                 self._start(work, name)
+            self._heartbeat.set_serving(True)
             self._readiness.ready(_PART)
             _log.info("joined", queue=self._config.queue, worker=self._config.name)
             await self._while_working(self._until_told(stop))
@@ -131,6 +132,7 @@ class Session:
         self._readiness.not_ready(_PART, "draining")
         _log.info("draining", live=len(self.table), timeout_s=self._config.drain_timeout_s)
         give_up_s = time.monotonic() + self._config.drain_timeout_s
+        self._heartbeat.set_serving(False)
         self._intake.stop()
         await self._while_working(asyncio.wait({intake}))
         try:

@@ -27,10 +27,13 @@ class Rival:
         return max(1, self.expires_ms - self.server_ms) / 1000
 
 
-def beat(queue: str, *, worker: str, instance: str, ttl_ms: int) -> Command:
-    """Renews the heartbeat of `instance`, or sets it where there is none. Read the answer with `parse_beat`."""
-    key_names = (keys.heartbeat(queue, worker), keys.drain(queue, worker))
-    return call(_BEAT, key_names, (instance, ttl_ms))
+def beat(queue: str, *, worker: str, instance: str, ttl_ms: int, is_serving: bool) -> Command:
+    """Renews the heartbeat of `instance`, or sets it where there is none. Read the answer with `parse_beat`.
+
+    The same step tells clients whether the worker serves the queue (`keys.serving`).
+    """
+    key_names = (keys.heartbeat(queue, worker), keys.drain(queue, worker), keys.serving(queue))
+    return call(_BEAT, key_names, (instance, ttl_ms, worker, int(is_serving)))
 
 
 def parse_beat(answer: Any) -> Rival | str:
@@ -42,5 +45,5 @@ def parse_beat(answer: Any) -> Rival | str:
 
 def leave(queue: str, *, worker: str, instance: str) -> Command:
     """Removes the heartbeat of `instance`, the mark that told it to drain, and its consumer if nothing is pending."""
-    key_names = (keys.requests(queue), keys.heartbeat(queue, worker), keys.drain(queue, worker))
+    key_names = (keys.requests(queue), keys.heartbeat(queue, worker), keys.drain(queue, worker), keys.serving(queue))
     return call(_LEAVE, key_names, (keys.GROUP, worker, instance))
