@@ -5,14 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable
 
-import structlog
 from redis import exceptions
 
 from penstock.producer.connection import UNREACHABLE
 from penstock.worker.errors import RedisRefused
 from penstock.worker.readiness import Readiness
-
-_log = structlog.get_logger(__name__)
 
 # Answers that other circumstances would cure, and for which the Redis library has no exception of their own.
 _PASSING_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "FAILOVER ", "UNBLOCKED ", "LOADING ", "OOM ", "READONLY ")
@@ -72,8 +69,7 @@ async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> N
             return
         if not is_passing(error):
             raise
-        readiness.not_ready(part, f"no answer from Redis: {error}")
-        _log.warning("redis_unreachable", part=part, error=str(error))
+        readiness.lost_redis(part, error)
     else:
         readiness.ready(part)
 
