@@ -158,7 +158,7 @@ class WorkerService:
         if self._driver is not None:
             self.metrics.set_engine(self._driver.stats)
         self.metrics.set_service(
-            num_live=len(self._session.table) if self._session is not None else 0, is_ready=self.readiness.is_ready
+            num_live=len(self._session.requests) if self._session is not None else 0, is_ready=self.readiness.is_ready
         )
         if self._redis is not None:
             with suppress(TimeoutError, exceptions.RedisError):  # the gauges keep their last values

@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 from redis import exceptions
+from redis.asyncio import RedisCluster
 
 from penstock.engine.driver import EngineDriver
 from penstock.engine.generation_defaults import GenerationDefaults
@@ -20,10 +21,14 @@ from penstock.worker.delivery.admission import TextEncoder
 from penstock.worker.delivery.cancel import CancelWatch
 from penstock.worker.delivery.claiming import Claimer
 from penstock.worker.delivery.coalescing import Coalescing
+from penstock.worker.delivery.entries import EntryReader
 from penstock.worker.delivery.intake import Intake
+from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.publisher import Publisher
-from penstock.worker.delivery.requests import LiveRequest, LiveTable
-from penstock.worker.errors import DrainIncomplete, EngineFailed, RedisRefused, TaskFailed, WorkerError
+from penstock.worker.delivery.requests import LiveRequest, Phase, RequestTable
+from penstock.worker.delivery.restore import Restorer
+from penstock.worker.delivery.threads import Threads
+from penstock.worker.errors import DrainIncomplete, EngineFailed, TaskFailed, WorkerError
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.heartbeat import Heartbeat, Reclaimer
@@ -58,18 +63,27 @@ class Session:
         self._driver = driver
         self._metrics = metrics
         self._readiness = readiness
-        self.table = LiveTable()
+        self.requests = RequestTable(driver.abort)
         coalescing = Coalescing(
             config.flush_interval_ms / 1000, config.max_flush_interval_ms / 1000, driver.set_patience
         )
-        self._publisher = Publisher(redis, config, self.table, metrics, readiness, coalescing, driver.abort)
-        self._claimer = Claimer(redis, config, instance, text, defaults, driver, self.table, self._publisher, metrics)
+        self._outbox = Outbox(config, self.requests, coalescing, has_nodes=isinstance(redis, RedisCluster))
+        self._publisher = Publisher(redis, self._outbox, coalescing, metrics, readiness)
         self._heartbeat = Heartbeat(redis, config, instance, readiness)
+        self._threads = Threads()
+        self._claimer = Claimer(redis, config, instance, self._threads, self._outbox, metrics)
+        restorer = Restorer(redis, config, self._threads, text, defaults, self._outbox)
         self._intake = Intake(
-            redis, blocking, config, driver, self.table, self._publisher, self._claimer, self._heartbeat, readiness
+            EntryReader(redis, blocking, config),
+            self._claimer,
+            restorer,
+            driver,
+            self._outbox,
+            self._heartbeat,
+            readiness,
         )
         self._reclaimer = Reclaimer(redis, config, metrics, readiness)
-        self._cancel = CancelWatch(redis, config, driver, self.table, self._publisher, readiness)
+        self._cancel = CancelWatch(redis, self._outbox, driver, readiness, poll_s=config.cancel_poll_ms / 1000)
         self._tasks: set[asyncio.Task[None]] = set()
         self.has_engine_ended = False
 
@@ -113,7 +127,7 @@ class Session:
                 await self._heartbeat.start(stop)
             except exceptions.RedisError as error:
                 if not faults.is_passing(error):
-                    raise RedisRefused(f"Redis refuses what a worker must do: {error}") from error
+                    raise faults.refusal(error) from error
                 _log.warning("redis_unreachable", part="join", error=str(error))
                 await asyncio.sleep(backoff.next_s())
             else:
@@ -130,7 +144,7 @@ class Session:
     async def _drain(self, intake: asyncio.Task[None]) -> None:
         """Stops reading, waits for what runs as long as the grace period lasts, and gives the rest back."""
         self._readiness.not_ready(_PART, "draining")
-        _log.info("draining", live=len(self.table), timeout_s=self._config.drain_timeout_s)
+        _log.info("draining", live=len(self.requests), timeout_s=self._config.drain_timeout_s)
         give_up_s = time.monotonic() + self._config.drain_timeout_s
         self._heartbeat.set_serving(False)
         self._intake.stop()
@@ -139,13 +153,13 @@ class Session:
             async with asyncio.timeout(max(0.0, give_up_s - time.monotonic())):
                 await self._while_working(self._until_done())
         except TimeoutError:
-            _log.warning("drain_timeout", live=len(self.table))
-        if len(self.table) or self._intake.parked:
+            _log.warning("drain_timeout", live=len(self.requests))
+        if len(self.requests) or self.requests.parked:
             await self._hand_back()
 
     async def _until_done(self) -> None:
-        while any(live.is_submitted or live.end for live in self.table):  # others wait for a turn that never comes
-            await self.table.changed.wait()
+        while any(live.phase >= Phase.RUNNING for live in self.requests):  # others wait for a turn that never comes
+            await self.requests.changed.wait()
         await self._publisher.wait_idle()
 
     async def _hand_back(self) -> None:
@@ -157,19 +171,19 @@ class Session:
         try:
             async with asyncio.timeout(HAND_BACK_TIMEOUT_S):
                 await self._while_working(self._take_over())
-                for live in self.table:
+                for live in self.requests:
                     self._driver.forget(live.id)
-                    self._publisher.flush_soon(live)
+                    self._outbox.flush_soon(live)
                 await self._while_working(self._publisher.wait_idle())
-                given_back = list(self.table)
+                given_back = list(self.requests)
                 await self._give_back(given_back)
         except (TimeoutError, exceptions.RedisError) as error:
             raise DrainIncomplete(
-                f"{len(self.table)} requests could not be handed back within {HAND_BACK_TIMEOUT_S:g} s;"
+                f"{len(self.requests)} requests could not be handed back within {HAND_BACK_TIMEOUT_S:g} s;"
                 " other workers take them once this one's heartbeat is gone"
             ) from error
         for live in given_back:
-            self.table.remove(live)
+            self.requests.remove(live)
             live.log.info("request_handed_back", epoch=live.claim.epoch, completion_tokens=live.completion_tokens)
         self._metrics.handed_back.inc(len(given_back))
 
@@ -184,7 +198,7 @@ class Session:
         for live in lives:
             pipeline.execute_command(*scripts.return_request(live.queue, live.id, epoch=live.claim.epoch, handbacks=1))
         await pipeline.execute()
-        entry_ids = [*(live.entry_id for live in lives), *self._intake.parked]
+        entry_ids = [*(live.entry_id for live in lives), *self.requests.parked]
         await self._redis.execute_command(
             *scripts.disown(self._config.queue, worker=self._config.name, entry_ids=entry_ids)
         )
@@ -225,6 +239,7 @@ class Session:
         await end_tasks(self._tasks)
         await self._try_goodbye(self._heartbeat.stop())
         await self._claimer.close()
+        self._threads.close()
 
     async def _try_goodbye(self, part: Coroutine[Any, Any, None]) -> None:
         """As far as Redis is there: where it is not, the heartbeat's time to live does the rest."""
@@ -232,7 +247,7 @@ class Session:
             async with asyncio.timeout(GOODBYE_TIMEOUT_S):
                 await part
         except (TimeoutError, exceptions.RedisError) as error:
-            _log.warning("left_without_goodbye", error=repr(error), live=len(self.table))
+            _log.warning("left_without_goodbye", error=repr(error), live=len(self.requests))
 
 
 def _raise_end(task: asyncio.Task[None], *, is_expected: bool) -> None:

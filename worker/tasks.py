@@ -1,4 +1,4 @@
-"""Ending tasks for certain, waiting for an event or not for long, sharing what one task does."""
+"""What asyncio lacks: ending tasks for certain, a signal, a pause that an event ends, one task that many share."""
 
 from __future__ import annotations
 
@@ -35,6 +35,25 @@ async def pause(end: asyncio.Event, timeout_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await end.wait()
+
+
+class Signal:
+    """Wakes whoever waits at the moment it fires. Check what you wait for before each wait."""
+
+    def __init__(self) -> None:
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def fire(self) -> None:
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def wait(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
 
 
 class Shared(Generic[_T]):

@@ -206,9 +206,9 @@ class Protocol(RuleBasedStateMachine):
     def look_again(self, worker: Worker) -> None:
         worker.may_ack.clear()  # the ends they stand for may be lost
         for request_id, held in list(worker.held.items()):
-            live: Any = SimpleNamespace(claim=held.claim, last_number=held.next_number - 1)
+            live: Any = SimpleNamespace(claim=held.claim, reply=SimpleNamespace(last_number=held.next_number - 1))
             newest = scripts.parse_standing(self.send(scripts.newest(QUEUE, request_id)))
-            if reconnect.judge(live, newest) != "kept":
+            if reconnect.judge(live, newest) is not None:
                 del worker.held[request_id]
         self.give(worker, scripts.pending(QUEUE, worker=worker.name, count=100, after="0-0", **LIMITS))
 

@@ -17,11 +17,14 @@ from worker_harness import eventually
 from penstock.engine.request import Output
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect
+from penstock.producer.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import reconnect
 from penstock.worker.delivery.coalescing import Coalescing
+from penstock.worker.delivery.entries import QueueEntry
+from penstock.worker.delivery.outbox import Drop, Fence, Outbox
 from penstock.worker.delivery.publisher import Publisher
-from penstock.worker.delivery.requests import LiveRequest, LiveTable, ServerClock
+from penstock.worker.delivery.requests import LiveRequest, RequestTable
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim, Standing
@@ -30,28 +33,28 @@ from penstock.worker.tasks import end_tasks
 
 
 @asynccontextmanager
-async def publishing(url: str) -> AsyncIterator[tuple[Publisher, LiveRequest, RedisClient]]:
+async def publishing(url: str) -> AsyncIterator[tuple[Publisher, Outbox, LiveRequest, RedisClient]]:
     """A publisher and a request of epoch 1 with two chunks on its reply."""
     redis = connect(url, decode=False, retries=0)
-    table = LiveTable()
+    requests = RequestTable(lambda _: None)
     config, at_once = WorkerConfig(queue="q", name="w"), Coalescing(0, 0, lambda _: None)
-    publisher = Publisher(redis, config, table, Metrics(), Readiness(), at_once, lambda _: None)
+    outbox = Outbox(config, requests, at_once, has_nodes=False)
+    publisher = Publisher(redis, outbox, at_once, Metrics(), Readiness())
     task = asyncio.create_task(publisher.run())
     answer = await redis.execute_command(
         *scripts.claim("q", "r", entry_id="1-1", worker="w", instance="i", ttl_ms=10**6)
     )
     claim = scripts.parse_claim(answer, "i")
     assert isinstance(claim, Claim)
-    live = LiveRequest(
-        "q", "r", "1-1", claim, ServerClock(claim.server_ms, time.monotonic()), structlog.get_logger(), {}
-    )
-    table.add(live)
+    entry, asked = QueueEntry("1-1", {}, 0), GenerateRequest(prompt="x")
+    live = LiveRequest("q", "r", entry, claim, time.monotonic(), asked, structlog.get_logger())
+    requests.add(live)
     for at in range(2):
-        publisher.push(live, Output("r", 0, at, (at,), "a"))
+        outbox.push(live, Output("r", 0, at, (at,), "a"))
         await publisher.wait_idle()
-    assert live.last_number == 2
-    publisher.has_dropped = False
-    yield publisher, live, redis
+    assert live.reply.last_number == 2
+    requests.must_recover = False
+    yield publisher, outbox, live, redis
     await end_tasks([task])
     await redis.aclose()
 
@@ -62,23 +65,23 @@ async def connect_anew(redis: RedisClient) -> None:
 
 
 async def test_a_reply_that_lost_entries_is_let_go_of(redis_url: str, redis: RedisClient) -> None:
-    async with publishing(redis_url) as (publisher, live, worker_redis):
+    async with publishing(redis_url) as (publisher, outbox, live, worker_redis):
         await redis.xdel(keys.reply("q", "r"), f"{live.claim.epoch}-2")
         await connect_anew(worker_redis)
-        publisher.push(live, Output("r", 0, 2, (2,), "a"))
+        outbox.push(live, Output("r", 0, 2, (2,), "a"))
         await publisher.wait_idle()
-        assert live.dropped
-        assert publisher.has_dropped
+        assert live.is_gone
+        assert outbox.requests.must_recover
     assert ranked(entry_id for entry_id, _ in await redis.xrange(keys.reply("q", "r"))) == ["1-0", "1-1"]
 
 
 async def test_a_reply_that_is_whole_goes_on(redis_url: str, redis: RedisClient) -> None:
-    async with publishing(redis_url) as (publisher, live, worker_redis):
+    async with publishing(redis_url) as (publisher, outbox, live, worker_redis):
         await connect_anew(worker_redis)
-        publisher.push(live, Output("r", 0, 2, (2,), "a"))
+        outbox.push(live, Output("r", 0, 2, (2,), "a"))
         await publisher.wait_idle()
-        assert not live.dropped
-        assert publisher.has_dropped  # entries may be pending that this worker knows nothing of
+        assert not live.is_gone
+        assert outbox.requests.must_recover  # entries may be pending that this worker knows nothing of
     ids = [entry_id for entry_id, _ in await redis.xrange(keys.reply("q", "r"))]
     assert ranked(ids) == ["1-0", "1-1", "1-2", "1-3"]
 
@@ -88,18 +91,26 @@ async def test_an_acknowledgement_is_for_the_server_that_has_the_end(redis_url: 
     entry_id = await redis.xadd(keys.requests("q"), {"prompt": "x"})
     await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0")
     await redis.xreadgroup(keys.GROUP, "w", {keys.requests("q"): ">"})
-    async with publishing(redis_url) as (publisher, _, worker_redis):
+    async with publishing(redis_url) as (publisher, outbox, _, worker_redis):
         await connect_anew(worker_redis)
-        publisher.acknowledge(entry_id)
+        outbox.remove(entry_id)
         await publisher.wait_idle()
         assert await redis.xlen(keys.requests("q")) == 1
-        assert publisher.has_dropped  # so the intake finds it, and the claim tells whether it has ended
-        publisher.acknowledge(entry_id)
+        assert outbox.requests.must_recover  # so the intake finds it, and the claim tells whether it has ended
+        outbox.remove(entry_id)
         await eventually(lambda: _is_gone(redis))
 
 
 async def _is_gone(redis: RedisClient) -> bool:
     return not await redis.xlen(keys.requests("q"))
+
+
+VERDICTS: dict[str, Any] = {
+    "kept": lambda _: None,
+    "fenced": Fence,
+    "gone": lambda live: Drop(live, "gone"),
+    "rolled_back": lambda live: Drop(live, "rolled_back"),
+}
 
 
 @pytest.mark.parametrize(
@@ -121,5 +132,5 @@ async def _is_gone(redis: RedisClient) -> bool:
 def test_verdicts(owner: tuple[str, str] | None, last: str | None, verdict: str) -> None:
     """Of a request of epoch 3 whose chunk 2 was confirmed; chunk 3 may have been written without an answer."""
     claim = Claim(3, "i", False, False, 0, 0, 1, 0, 0, 0)
-    live: Any = SimpleNamespace(claim=claim, last_number=2)
-    assert reconnect.judge(live, Standing(owner, last)) == verdict
+    live: Any = SimpleNamespace(claim=claim, reply=SimpleNamespace(last_number=2))
+    assert reconnect.judge(live, Standing(owner, last)) == VERDICTS[verdict](live)

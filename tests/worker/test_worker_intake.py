@@ -32,7 +32,7 @@ class Slow:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, prompt: bytes, error: Exception | None = None) -> None:
         self.go = asyncio.Event()
         self.calls = 0
-        admit = Claimer.admit
+        claim = Claimer.claim
 
         async def slow(claimer: Claimer, entry: QueueEntry, **options: Any) -> Any:
             if entry.fields.get(b"prompt") == prompt:
@@ -40,9 +40,9 @@ class Slow:
                 await self.go.wait()
                 if error is not None and self.calls == 1:
                     raise error
-            return await admit(claimer, entry, **options)
+            return await claim(claimer, entry, **options)
 
-        monkeypatch.setattr(Claimer, "admit", slow)
+        monkeypatch.setattr(Claimer, "claim", slow)
 
 
 async def test_others_go_past_a_slow_one(redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,13 @@ from penstock.engine.request import Output
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient, connect
 from penstock.producer.pipeline import execute
+from penstock.producer.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.coalescing import Coalescing
+from penstock.worker.delivery.entries import QueueEntry
+from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.publisher import Publisher
-from penstock.worker.delivery.requests import Choice, LiveRequest, LiveTable, ServerClock
+from penstock.worker.delivery.requests import ChoiceBuffer, LiveRequest, RequestTable
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim
@@ -30,20 +33,22 @@ from penstock.worker.tasks import end_tasks
 @dataclass
 class Desk:
     publisher: Publisher
+    outbox: Outbox
     redis: RedisClient
     metrics: Metrics
     aborted: list[str]
-    table: LiveTable
+    requests: RequestTable
     coalescing: Coalescing
 
     async def claim(self, request_id: str, n: int = 1) -> LiveRequest:
         command = scripts.claim("q", request_id, entry_id="1-1", worker="w", instance="i", ttl_ms=10**6)
         claim = scripts.parse_claim(await self.redis.execute_command(*command), "i")
         assert isinstance(claim, Claim)
-        clock = ServerClock(claim.server_ms, time.monotonic())
-        live = LiveRequest("q", request_id, "1-1", claim, clock, structlog.get_logger(), {})
-        live.resume([Choice(index) for index in range(n)])
-        self.table.add(live)
+        asked = GenerateRequest(prompt="x", n=n)
+        entry = QueueEntry("1-1", {}, 0)
+        live = LiveRequest("q", request_id, entry, claim, time.monotonic(), asked, structlog.get_logger())
+        live.resume([ChoiceBuffer(index) for index in range(n)])
+        self.requests.add(live)
         return live
 
     async def written(self, request_id: str) -> list[tuple[str, str]]:
@@ -60,12 +65,14 @@ class Desk:
 @asynccontextmanager
 async def publishing(redis_url: str, flush_interval_s: float = 0) -> AsyncIterator[Desk]:
     redis = connect(redis_url, decode=False, retries=0)
-    metrics, aborted, table = Metrics(), [], LiveTable()
+    metrics, aborted = Metrics(), list[str]()
+    requests = RequestTable(aborted.append)
     config = WorkerConfig(queue="q", name="w")
     coalescing = Coalescing(flush_interval_s, flush_interval_s, lambda _: None)
-    publisher = Publisher(redis, config, table, metrics, Readiness(), coalescing, aborted.append)
+    outbox = Outbox(config, requests, coalescing, has_nodes=False)
+    publisher = Publisher(redis, outbox, coalescing, metrics, Readiness())
     task = asyncio.create_task(publisher.run())
-    yield Desk(publisher, redis, metrics, aborted, table, coalescing)
+    yield Desk(publisher, outbox, redis, metrics, aborted, requests, coalescing)
     await end_tasks([task])
     await redis.aclose()
 
@@ -79,7 +86,7 @@ async def test_outputs_that_come_during_a_flush_go_with_the_next(redis_url: str)
     async with publishing(redis_url) as desk:
         live = await desk.claim("r")
         for _, output in zip(range(50), outputs("r"), strict=False):
-            desk.publisher.push(live, output)
+            desk.outbox.push(live, output)
             await asyncio.sleep(0)
         await desk.publisher.wait_idle()
         written = await desk.written("r")
@@ -94,7 +101,7 @@ async def test_one_s_own_chunk_sent_again_is_absorbed_and_one_that_was_overtaken
         arrived = {"type": "chunk", "index": 1, "offset": 0, "text": " a", "tokens": "100"}
         await desk.redis.xadd(keys.reply("q", "r"), arrived, id=f"{live.claim.epoch}-2")
         for index in (0, 1):
-            desk.publisher.push(live, next(outputs("r", index)))
+            desk.outbox.push(live, next(outputs("r", index)))
         await desk.publisher.wait_idle()
         assert await desk.written("r") == [("1-2", "100"), ("1-3", "0")]
         assert desk.metrics.absorbed_retries._value.get() == 1
@@ -109,7 +116,7 @@ async def test_a_waiting_chunk_goes_with_the_end_and_the_end_is_written_once(red
             Output("r", 0, 1, (2,), " b"),
             Output("r", 0, 2, (3,), " c", finish_reason="stop"),
         ):
-            desk.publisher.push(live, output)
+            desk.outbox.push(live, output)
             await asyncio.sleep(0.005)
         await desk.publisher.wait_idle()
         await asyncio.sleep(0.03)  # past the next flush
@@ -122,8 +129,8 @@ async def test_an_end_does_not_wait_for_the_interval(redis_url: str) -> None:
     async with publishing(redis_url, flush_interval_s=60) as desk:
         live, _ = await desk.claim("r"), await desk.claim("still running")
         for output in (Output("r", 0, 0, (1,), " a"), Output("r", 0, 1, (2,), " b", finish_reason="stop")):
-            desk.publisher.push(live, output)
-            await desk.publisher.settled.wait()
+            desk.outbox.push(live, output)
+            await desk.publisher.wait_idle()
         assert [tokens for _, tokens in await desk.written("r")] == ["1", "2"]
 
 
@@ -132,17 +139,17 @@ async def test_while_processors_are_short_an_end_waits_with_the_chunks_of_what_s
         desk.coalescing.interval_s = 60
         lives = [await desk.claim(f"r{i}") for i in range(3)]
         for live in lives:
-            desk.publisher.push(live, Output(live.id, 0, 0, (1,), " a"))
+            desk.outbox.push(live, Output(live.id, 0, 0, (1,), " a"))
         await asyncio.sleep(0.1)
         for live in lives[:2]:
-            desk.publisher.push(live, Output(live.id, 0, 1, (2,), " b", finish_reason="length"))
+            desk.outbox.push(live, Output(live.id, 0, 1, (2,), " b", finish_reason="length"))
         await asyncio.sleep(0.1)
         assert [len(await desk.written(live.id)) for live in lives] == [1, 1, 1]
-        assert not desk.publisher.is_idle
-        desk.publisher.push(lives[2], Output("r2", 0, 1, (2,), " b", finish_reason="stop"))  # nothing runs any more
+        assert not desk.outbox.is_empty
+        desk.outbox.push(lives[2], Output("r2", 0, 1, (2,), " b", finish_reason="stop"))  # nothing runs any more
         async with asyncio.timeout(60):
-            while len(desk.table):
-                await desk.table.changed.wait()
+            while len(desk.requests):
+                await desk.requests.changed.wait()
         for live in lives:
             assert [tokens for _, tokens in await desk.written(live.id)] == ["1", "2"]
 
@@ -155,15 +162,15 @@ async def test_an_entry_stays_until_the_server_has_confirmed_its_end(redis_url: 
         await desk.redis.xadd(stream, {"prompt": "x"}, id="1-1")
         await desk.redis.xreadgroup(keys.GROUP, "w", {stream: ">"})
         live = await desk.claim("r")
-        desk.publisher.push(live, next(outputs("r")))
+        desk.outbox.push(live, next(outputs("r")))
         await desk.publisher.wait_idle()  # by now the server is known: on a new one no entry leaves before a look
         await desk.redis.config_set("maxmemory", 1)
         try:
-            desk.publisher.end(live, "cancelled")
+            desk.outbox.end(live, "cancelled")
             await eventually(lambda: desk.metrics.publish_failures._value.get() >= 3)
             assert await desk.redis.xrange(stream) == [entry]
             assert (await desk.redis.xpending(stream, keys.GROUP))["pending"] == 1
-            assert desk.publisher.removals.entry_ids() == set()
+            assert desk.outbox.leaving == set()
         finally:
             await desk.redis.config_set("maxmemory", 0)
         await asyncio.wait_for(desk.publisher.wait_idle(), TIMEOUT_S)
@@ -184,12 +191,12 @@ async def vanish(desk: Desk) -> None:
 async def lose(desk: Desk, happening: Callable[[Desk], Awaitable[None]], reason: str) -> None:
     live = await desk.claim("r")
     source = outputs("r")
-    desk.publisher.push(live, next(source))
+    desk.outbox.push(live, next(source))
     await desk.publisher.wait_idle()
     await happening(desk)
     before = await desk.written("r")
     for _ in range(3):
-        desk.publisher.push(live, next(source))
+        desk.outbox.push(live, next(source))
         await desk.publisher.wait_idle()
     assert await desk.written("r") == before
     assert desk.aborted == ["r"]
@@ -211,7 +218,7 @@ async def test_a_fenced_end_is_not_written(redis_url: str) -> None:
     async with publishing(redis_url) as desk:
         live = await desk.claim("r")
         await desk.claim("r")
-        desk.publisher.push(live, Output("r", 0, 0, (1,), " a", finish_reason="stop"))
+        desk.outbox.push(live, Output("r", 0, 0, (1,), " a", finish_reason="stop"))
         await desk.publisher.wait_idle()
         entries = await desk.redis.xrange(keys.reply("q", "r"))
     assert [fields[b"type"] for _, fields in entries] == [b"own", b"own"]

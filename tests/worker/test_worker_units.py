@@ -26,19 +26,20 @@ from penstock.worker.config import WorkerConfig, default_name
 from penstock.worker.delivery import writes
 from penstock.worker.delivery.admission import check_limits, encode_prompt, to_engine_request
 from penstock.worker.delivery.ending import end_entry, printable
+from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.delivery.journal import JournalError, read_journal
-from penstock.worker.delivery.requests import LiveRequest, ServerClock, Signal
+from penstock.worker.delivery.requests import LiveRequest
 from penstock.worker.errors import BadWorkerConfig, WorkerError
 from penstock.worker.logs import configure_logs
 from penstock.worker.protocol import faults
 from penstock.worker.protocol.scripts import Claim
-from penstock.worker.tasks import Shared, end_tasks
+from penstock.worker.tasks import Shared, Signal, end_tasks
 
 
 def make_live(n: int = 1) -> LiveRequest:
     claim = Claim(3, "i", False, False, 1_700_000_000_500, 1_700_000_000_400, 1, 0, 0, 0)
-    clock = ServerClock(claim.server_ms, time.monotonic())
-    live = LiveRequest("q", "r", "1700000000000-0", claim, clock, structlog.get_logger(), {})
+    entry, asked = QueueEntry("1700000000000-0", {}, 0), GenerateRequest(prompt="x", n=n)
+    live = LiveRequest("q", "r", entry, claim, time.monotonic(), asked, structlog.get_logger())
     live.resume([type(live.choices[0])(index) for index in range(n)])
     return live
 
@@ -169,9 +170,9 @@ def test_a_chunk_put_back_is_taken_again_in_order_under_a_new_id() -> None:
 def test_the_whole_takes_the_gravest_reason() -> None:
     live = make_live(n=3)
     for index, reason in enumerate(("stop", "length", "stop")):
-        assert live.end is None
+        assert live.finish_reason is None
         live.add(Output("r", index, 0, (1,), "a", finish_reason=reason))  # type: ignore[arg-type]
-    end = end_entry(live, live.end or "error")
+    end = end_entry(live)
     assert (end.finish_reason, end.finish_reasons) == ("length", ("stop", "length", "stop"))
     assert (end.queued_ms, end.completion_tokens) == (400, 3)
     assert end.ttft_ms is not None

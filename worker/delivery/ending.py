@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import structlog
+
 from penstock.engine.request import FinishReason
 from penstock.producer import keys
 from penstock.producer.pipeline import Command
 from penstock.producer.wire import MAX_FIELDS, EndEntry, WireError, encode_reply, entry_size, parse_request
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.requests import Burial, LiveRequest
+from penstock.worker.delivery.requests import LiveRequest
+from penstock.worker.delivery.writes import AsideWrite, Burial, RefreshWrite
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim, LetterLimits
+
+_log = structlog.get_logger(__name__)
 
 MAX_MESSAGE_CHARS = 2000  # of an error, which may quote what the client sent
 MALFORMED_SHARE = 10  # entries that never were a request get a tenth of what dead letters may take
@@ -18,8 +23,9 @@ MALFORMED_SHARE = 10  # entries that never were a request get a tenth of what de
 _MALFORMED_CODES = ("invalid_request", "too_large")  # of a dead letter; as a mere end, a limit may be meant
 
 
-def end_entry(live: LiveRequest, reason: FinishReason) -> EndEntry:
-    """The end as of now, with everything that is pending counted in."""
+def end_entry(live: LiveRequest) -> EndEntry:
+    """The end as of now of a request that has ended, with everything that is pending counted in."""
+    reason: FinishReason = live.finish_reason or "error"
     code, message = live.error or (None, None)
     reasons = tuple(choice.finish_reason or reason for choice in live.choices)
     return EndEntry(
@@ -60,6 +66,26 @@ def observe_end(metrics: Metrics, live: LiveRequest, end: EndEntry) -> None:
         # The message of an error may quote the request, and is for the client alone.
         **end.model_dump(exclude={"type", "message"}, exclude_none=True),
     )
+
+
+def observe_letter(metrics: Metrics, letter: Burial) -> None:
+    metrics.dead_letters.labels(kind="malformed" if letter.is_malformed else "request").inc()
+
+
+def observe_loss(metrics: Metrics, live: LiveRequest, why: str) -> None:
+    """A request went to another owner, or its reply is gone."""
+    metrics.dropped.labels(reason=why).inc()
+    live.log.warning("request_dropped", reason=why, epoch=live.claim.epoch)
+
+
+def observe_refusal(metrics: Metrics, write: Burial | AsideWrite | RefreshWrite, error: Exception) -> None:
+    """Redis refuses, for good, what nobody waits for."""
+    if isinstance(write, Burial):
+        metrics.lost_dead_letters.inc()
+        what = {"request_id": write.request_id, "entry": write.entry_id, "code": write.code}
+        _log.error("dead_letter_lost", **what, error=str(error))
+    else:
+        _log.error("write_refused", command=write.command[0], error=str(error))
 
 
 def dead_letter(live: LiveRequest, code: str, message: str, config: WorkerConfig) -> Burial:

@@ -7,11 +7,12 @@ may bring one, and it brings one at a time.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any, Self
 
 from penstock.producer import keys
-from penstock.producer.connection import Fields, RedisClient
+from penstock.producer.connection import Fields, RedisClient, ensure_group
 from penstock.producer.streams import pairs, stream_entries
 from penstock.producer.wire import entry_size
 from penstock.worker.config import WorkerConfig
@@ -51,20 +52,28 @@ class QueueEntry:
 
 
 class EntryReader:
-    """Takes entries of one queue for one worker. Nothing is ever sent twice."""
+    """Takes entries of one queue for one worker, those of dead or draining workers first. No read is sent twice."""
 
     def __init__(self, redis: RedisClient, blocking: RedisClient, config: WorkerConfig) -> None:
         self._redis = redis
         self._blocking = blocking
         self._config = config
+        self._adopt_at_s = 0.0
 
-    async def adopt(self, count: int) -> list[QueueEntry]:
-        """Up to `count` entries that nobody owns."""
-        return await self._read(scripts.adopt, count)
+    async def make_group(self) -> None:
+        """After FLUSHALL or a failover to an empty server: at 0, so that nothing enqueued since is missed."""
+        await ensure_group(self._redis, self._config.queue)
 
     async def take(self, count: int) -> list[QueueEntry]:
-        """Up to `count` new entries, if there are any."""
-        return await self._read(scripts.take, count)
+        """Up to `count` entries that nobody owns, else new ones. If there are none it waits for one, but not for long.
+
+        Never cancel it: the entry would be pending here and known to nobody.
+        """
+        if adopted := await self._adopt(count):
+            return adopted
+        if new := await self._read(scripts.take, count):
+            return new
+        return await self._wait_for_one(max(1, round((self._adopt_at_s - time.monotonic()) * 1000)))
 
     async def pending(self, after: str) -> list[QueueEntry]:
         """Entries pending for this worker, from the one that follows `after` on; none when there are no more."""
@@ -72,8 +81,18 @@ class EntryReader:
             return []
         return await self._read(scripts.pending, ENTRIES_PER_READ, after=after)
 
-    async def wait_for_one(self, block_ms: int) -> list[QueueEntry]:
-        """The next new entry, if one comes in time. Never cancel it: the entry would be pending and known to nobody."""
+    async def _adopt(self, count: int) -> list[QueueEntry]:
+        """Entries that nobody owns. While there are any it looks again at once, otherwise every `block_ms`."""
+        now_s = time.monotonic()
+        if now_s < self._adopt_at_s:
+            return []
+        entries = await self._read(scripts.adopt, count)
+        if not entries:
+            self._adopt_at_s = now_s + self._config.block_ms / 1000
+        return entries
+
+    async def _wait_for_one(self, block_ms: int) -> list[QueueEntry]:
+        """Until it is time to look for entries that nobody owns again."""
         answer = await self._blocking.xreadgroup(
             keys.GROUP, self._config.name, {keys.requests(self._config.queue): ">"}, count=1, block=block_ms
         )

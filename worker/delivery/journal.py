@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from penstock.engine.request import FinishReason
 from penstock.producer.connection import RedisClient
-from penstock.worker.delivery.requests import Choice
+from penstock.worker.delivery.requests import ChoiceBuffer
 
 PAGE = 1000  # entries read at a time
 
@@ -34,9 +34,9 @@ class Journal:
         """As `penstock.engine.request.Request` takes it: empty if nothing was generated."""
         return tuple(map(tuple, self.token_ids)) if any(self.token_ids) else ()
 
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[ChoiceBuffer]:
         return [
-            Choice(index, num_published=len(tokens), finish_reason=reason, is_closed=reason is not None)
+            ChoiceBuffer(index, num_published=len(tokens), finish_reason=reason, is_closed=reason is not None)
             for index, (tokens, reason) in enumerate(zip(self.token_ids, self.finish_reasons, strict=True))
         ]
 

@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal
 
 from redis.asyncio import Redis
 
 from penstock.producer.connection import RedisClient, on_new_connections
-from penstock.worker.delivery.requests import LiveRequest
+from penstock.producer.pipeline import execute
+from penstock.worker.delivery.outbox import Drop, Fence
+from penstock.worker.delivery.requests import LiveRequest, RequestTable
+from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.scripts import Standing
-
-Verdict = Literal["kept", "fenced", "gone", "rolled_back"]
 
 _look: ContextVar[Callable[[], Awaitable[None]] | None] = ContextVar("_look", default=None)
 
@@ -36,13 +36,23 @@ class Reconnects:
 
     def __init__(self, redis: RedisClient, on_change: Callable[[], None]) -> None:
         self.count = 0
+        self._num_checked = 0
         self._on_change = on_change
         self._connects_while_sending = not isinstance(redis, Redis)
         on_new_connections(redis, self._connected)
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether the server of the newest connection is known to have what was written."""
+        return self._num_checked == self.count
+
     def note(self) -> None:
         self.count += 1
         self._on_change()
+
+    def note_checked(self, count: int) -> None:
+        """The server was asked; `count` is from before."""
+        self._num_checked = count
 
     @contextmanager
     def looking(self, look: Callable[[], Awaitable[None]]) -> Iterator[None]:
@@ -68,13 +78,34 @@ class Reconnects:
                 _look.reset(token)
 
 
-def judge(live: LiveRequest, newest: Standing) -> Verdict:
+async def look_back(redis: RedisClient, requests: RequestTable) -> list[Drop | Fence]:
+    """Which requests the server does not have as this worker left them.
+
+    Raises:
+        RedisError, OSError: the connection failed.
+    """
+    lives = list(requests)
+    if not lives:
+        return []
+    answers = await execute(redis, [scripts.newest(live.queue, live.id) for live in lives])
+    for error in answers:
+        if isinstance(error, Exception) and faults.is_passing(error):
+            raise error
+    found = [
+        judge(live, scripts.parse_standing(answer))
+        for live, answer in zip(lives, answers, strict=True)
+        if not isinstance(answer, Exception)  # its own writes will meet the same
+    ]
+    return [verdict for verdict in found if verdict is not None]
+
+
+def judge(live: LiveRequest, newest: Standing) -> Drop | Fence | None:
     """What the server says of a running request (`scripts.newest`), and what it means for the one who has it."""
     if newest.entry_id is None:
-        return "gone"
+        return Drop(live, "gone")
     if not newest.is_of(live.claim):
-        return "rolled_back" if newest.owner is None else "fenced"
+        return Drop(live, "rolled_back") if newest.owner is None else Fence(live)
     epoch, number = map(int, newest.entry_id.split("-"))
     if epoch > live.claim.epoch:
-        return "fenced"
-    return "rolled_back" if (epoch, number) < (live.claim.epoch, live.last_number) else "kept"
+        return Fence(live)
+    return Drop(live, "rolled_back") if (epoch, number) < (live.claim.epoch, live.reply.last_number) else None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import replace
 
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import writes
-from penstock.worker.delivery.requests import Burial, LiveRequest
-from penstock.worker.delivery.writes import AsideWrite, EndCheck, Write
+from penstock.worker.delivery.requests import LiveRequest
+from penstock.worker.delivery.writes import AsideWrite, Burial, EndCheck, Write
 
 ENDS_SETTLE_S = 2.0
 """In a cluster an entry is removed this long after its end was written, and if that is still there: the queue's node
@@ -53,12 +52,12 @@ class Removals:
         self._leaving.setdefault(entry if isinstance(entry, str) else entry.entry_id, None)
         self._ready.append(entry)
 
-    def add_ended(self, live: LiveRequest) -> None:
-        """The entry of a request whose end was written just now."""
-        check = self._leaving[live.entry_id] = EndCheck.of(live)
+    def add_ended(self, live: LiveRequest, letter: Burial | None, now_s: float) -> None:
+        """The entry of a request whose end was written just now, to become `letter` if there is one."""
+        check = self._leaving[live.entry_id] = EndCheck.of(live, letter or live.entry_id)
         if self._has_nodes:
             wait_s = min(ENDS_SETTLE_S, self._config.reply_ttl_after_end_s / 2)
-            self._settling.append((time.monotonic() + wait_s, check))
+            self._settling.append((now_s + wait_s, check))
         else:
             self._ready.append(check.removal)
 

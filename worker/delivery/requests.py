@@ -1,20 +1,41 @@
-"""The requests this worker has claimed and not yet finished."""
+"""The requests of this worker, and where each of them stands.
+
+An entry of the queue goes through these phases, forwards only:
+
+    taking -> [parked ->] CLAIMED -> ADMITTED -> RUNNING -> ENDED -> GONE
+
+`taking` and `parked` entries have no claim yet; the table knows them by their ids. From the claim on there is a
+`LiveRequest`. Any phase may be followed by ENDED (refused, cancelled, expired) or GONE (another owner, the reply lost).
+After GONE nothing is written for the request; its entry leaves the queue by way of `penstock.worker.delivery.removals`.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 from penstock.engine.request import FinishReason, Output, TokenLogprob
 from penstock.producer import keys
-from penstock.producer.pipeline import Command
+from penstock.producer.wire import GenerateRequest, WireError
+from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.protocol.scripts import Claim
+from penstock.worker.tasks import Signal
 
 # The reason of the whole, when choices ended differently, is the first of these that occurs.
 _GRAVITY: tuple[FinishReason, ...] = ("error", "cancelled", "expired", "length", "stop")
+
+
+class Phase(IntEnum):
+    """Where a claimed request stands."""
+
+    CLAIMED = 1  # its journal is read, its prompt tokenized
+    ADMITTED = 2  # ready for the engine
+    RUNNING = 3  # the engine has it
+    ENDED = 4  # nothing more will be generated; its end is to be written
+    GONE = 5  # its end is written, or it is somebody else's: nothing more may be written
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +53,8 @@ class ServerClock:
 
 
 @dataclass(slots=True)
-class Choice:
-    """One of the `n` continuations: what was published of it, and what waits to be.
+class ChoiceBuffer:
+    """One of the `n` choices: how much of it was published, and what waits to be.
 
     Tokens [0, num_published) are on the reply stream; the pending ones follow, in order.
     """
@@ -57,98 +78,103 @@ class Choice:
             self.logprobs += output.logprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Burial:
-    """Moves the entry of a request that was given up from its queue to the dead letters."""
+@dataclass(slots=True)
+class ReplyCursor:
+    """How far the reply stream of a request is written. Only the outbox moves it."""
 
-    request_id: str
-    entry_id: str
-    code: str
-    is_malformed: bool
-    command: Command
-
-    @property
-    def entry_ids(self) -> tuple[str, ...]:
-        """Of the entries that it removes from the queue."""
-        return (self.entry_id,)
+    key: str
+    refreshed_at_s: float  # monotonic: when its time to live was last set
+    next_number: int = 1  # n of the next entry `<epoch>-<n>`
+    last_number: int = 0  # n of the last one that Redis has confirmed
+    num_unsettled: int = 0  # writes that Redis has not answered yet; the next ones wait for them
+    is_urgent: bool = True  # what comes next is not held back: the first token, mostly
 
 
 class LiveRequest:
-    """A claimed request. Belongs to the event loop."""
+    """A claimed request. Belongs to the event loop; changed by its own methods alone.
+
+    Args:
+        queue: where it came from.
+        request_id: by which clients know it.
+        entry: of the queue.
+        claim: this worker's.
+        received_s: when the claim's answer came (monotonic).
+        asked: what the client wants, or why that can't be read.
+        log: bound to the request.
+    """
 
     __slots__ = (
+        "asked",
         "cached_tokens",
         "choices",
         "claim",
         "clock",
-        "dead_letter",
         "deadline_s",
-        "dropped",
-        "end",
         "enqueued_ms",
         "entry_id",
         "error",
         "fields",
+        "finish_reason",
         "first_token_ms",
         "id",
-        "is_admitted",
+        "is_dead",
         "is_resumed",
-        "is_submitted",
-        "last_number",
         "log",
-        "next_number",
-        "num_unsettled",
+        "phase",
         "prompt_tokens",
         "queue",
-        "refresh_at_s",
-        "reply_key",
-        "urgent",
+        "reply",
     )
 
     def __init__(
         self,
         queue: str,
         request_id: str,
-        entry_id: str,
+        entry: QueueEntry,
         claim: Claim,
-        clock: ServerClock,
+        received_s: float,
+        asked: GenerateRequest | WireError,
         log: Any,
-        fields: dict[bytes, bytes],
     ) -> None:
+        self.phase = Phase.CLAIMED
         self.queue = queue
         self.id = request_id
-        self.reply_key = keys.reply(queue, request_id)
-        self.entry_id = entry_id
+        self.entry_id = entry.id
+        self.fields = entry.kept  # for the dead-letter stream
         self.claim = claim
-        self.clock = clock
+        self.clock = ServerClock(claim.server_ms, received_s)
+        self.asked = asked
         self.log = log
-        self.fields = fields  # of the queue entry, for the dead-letter stream
-        self.enqueued_ms = min(int(entry_id.split("-")[0]), claim.server_ms)
+        self.reply = ReplyCursor(keys.reply(queue, request_id), received_s)
+        self.enqueued_ms = min(int(entry.id.split("-")[0]), claim.server_ms)
         self.deadline_s: float | None = None  # monotonic
-        self.choices: list[Choice] = [Choice(0)]
+        self.choices: list[ChoiceBuffer] = [ChoiceBuffer(0)]
+        self.is_resumed = False  # tokens of an earlier claim are on the reply stream
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.first_token_ms: int | None = None  # server time
-        self.next_number = 1  # n of the next reply entry `<epoch>-<n>`
-        self.last_number = 0  # n of the last one that Redis has confirmed
+        self.finish_reason: FinishReason | None = None  # from ENDED on
         self.error: tuple[str, str] | None = None  # code and message
-        self.end: FinishReason | None = None  # set once nothing more will be generated
-        self.urgent = True  # what comes next is not held back: the first token, mostly
-        self.is_admitted = False  # ready for the engine
-        self.is_submitted = False  # the engine has it
-        self.dropped = False  # ended, or somebody else's now: nothing more may be written for it
-        self.num_unsettled = 0  # writes that Redis has not answered yet; the next ones wait for them
-        self.dead_letter: Burial | None = None  # what happens to the queue entry after an end that is to be kept
-        self.refresh_at_s = float("inf")  # monotonic: when the reply's time to live is to be renewed
-        self.is_resumed = False  # tokens of an earlier claim are on the reply stream
+        self.is_dead = False  # its entry is kept among the dead letters
 
-    def resume(self, choices: list[Choice]) -> None:
-        """Continues where the chunks of earlier claims end."""
+    def resume(self, choices: list[ChoiceBuffer], timeout_s: float | None = None) -> None:
+        """Continues where the chunks of earlier claims end, until `timeout_s` after the enqueue."""
         self.choices = choices
         self.is_resumed = any(choice.num_published for choice in choices)
-        self.urgent = not self.is_resumed
+        self.reply.is_urgent = not self.is_resumed
+        if timeout_s is not None:
+            self.deadline_s = self.clock.monotonic_at(self.enqueued_ms + timeout_s * 1000)
+
+    def admit(self, num_prompt_tokens: int) -> None:
+        self.prompt_tokens = num_prompt_tokens
+        self._advance(Phase.ADMITTED)
+
+    def start(self) -> None:
+        """The engine has it."""
+        self._advance(Phase.RUNNING)
 
     def add(self, output: Output) -> None:
+        """What the engine generated; the last output of the last choice ends the request."""
         choice = self.choices[output.index]
         choice.add(output)
         self.prompt_tokens = output.num_prompt_tokens or self.prompt_tokens
@@ -161,7 +187,43 @@ class LiveRequest:
             self.error = ("engine_error", output.error)
         if output.cause is not None:
             self.log.error("engine_error", index=output.index, exc_info=output.cause)
-        self.end = self.outcome
+        if (reason := self.outcome) is not None:
+            self.end(reason)
+
+    def end(self, reason: FinishReason) -> None:
+        """One that has ended keeps its end."""
+        if self.phase < Phase.ENDED:
+            self.finish_reason = reason
+            self.phase = Phase.ENDED
+
+    def fail(self, code: str, message: str, *, is_dead: bool = False) -> None:
+        """Ends with an error; `is_dead`: the entry goes to the dead letters."""
+        if self.phase < Phase.ENDED:
+            self.error, self.is_dead = (code, message), is_dead
+            self.end("error")
+
+    def let_go(self) -> None:
+        self.phase = Phase.GONE
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Whether its time is up. Once it was, it has no deadline any more: its end is under way."""
+        if self.deadline_s is None or now_s < self.deadline_s:
+            return False
+        self.deadline_s = None
+        return True
+
+    @property
+    def is_running(self) -> bool:
+        return self.phase is Phase.RUNNING
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its end is to be written, and is not yet."""
+        return self.phase is Phase.ENDED
+
+    @property
+    def is_gone(self) -> bool:
+        return self.phase is Phase.GONE
 
     @property
     def outcome(self) -> FinishReason | None:
@@ -173,31 +235,25 @@ class LiveRequest:
     def completion_tokens(self) -> int:
         return sum(choice.num_published + len(choice.token_ids) for choice in self.choices)
 
-
-class Signal:
-    """Wakes whoever waits at the moment it fires. Check what you wait for before each wait."""
-
-    def __init__(self) -> None:
-        self._waiters: list[asyncio.Future[None]] = []
-
-    def fire(self) -> None:
-        if self._waiters:
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-
-    async def wait(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
+    def _advance(self, phase: Phase) -> None:
+        if phase <= self.phase:
+            raise ValueError(f"request {self.id!r} is {self.phase.name} and can't become {phase.name}")
+        self.phase = phase
 
 
-class LiveTable:
-    """All live requests by id."""
+class RequestTable:
+    """Everything that this worker has taken from the queue and that has not ended.
 
-    def __init__(self) -> None:
+    Args:
+        abort: tells the engine that nobody wants the rest of a request.
+    """
+
+    def __init__(self, abort: Callable[[str], None]) -> None:
+        self._abort = abort
         self._by_id: dict[str, LiveRequest] = {}
+        self.taking: set[str] = set()  # entries on their way from the queue to the engine
+        self.parked: dict[str, QueueEntry] = {}  # entries of suspects, pending here until they can run alone
+        self.must_recover = True  # entries may be pending here that are not in this table
         self.changed = Signal()  # fires when a request comes or goes, or the engine has news of one
 
     def __len__(self) -> int:
@@ -209,14 +265,33 @@ class LiveTable:
     def get(self, request_id: str) -> LiveRequest | None:
         return self._by_id.get(request_id)
 
+    @property
     def entry_ids(self) -> set[str]:
-        return {live.entry_id for live in self._by_id.values()}
+        return {live.entry_id for live in self._by_id.values()} | self.taking | self.parked.keys()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything runs, is about to, or has not written its end."""
+        return bool(self.taking) or any(live.phase >= Phase.RUNNING for live in self._by_id.values())
 
     def add(self, live: LiveRequest) -> None:
         self._by_id[live.id] = live
         self.changed.fire()
 
     def remove(self, live: LiveRequest) -> None:
+        """Nothing is left to do for it."""
+        live.let_go()
         if self._by_id.get(live.id) is live:
             del self._by_id[live.id]
+        self.changed.fire()
+
+    def let_go(self, live: LiveRequest) -> None:
+        """It is another owner's, or its reply is gone. Its entry may be pending here all the same."""
+        self.remove(live)
+        self._abort(live.id)
+        self.recover()
+
+    def recover(self) -> None:
+        """Has the intake look for entries that are pending here and not known."""
+        self.must_recover = True
         self.changed.fire()

@@ -16,7 +16,7 @@ from penstock.producer import keys
 from penstock.producer.pipeline import Command
 from penstock.producer.streams import pairs
 from penstock.producer.wire import EndEntry, encode_reply
-from penstock.worker.delivery.requests import Burial, Choice, LiveRequest
+from penstock.worker.delivery.requests import ChoiceBuffer, LiveRequest
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Standing
 
@@ -26,7 +26,7 @@ class ChunkWrite:
     """New tokens of one choice. Nothing changes it."""
 
     live: LiveRequest
-    choice: Choice
+    choice: ChoiceBuffer
     entry_id: str
     token_ids: list[int]
     text: str
@@ -75,6 +75,22 @@ class AsideWrite:
 
 
 @dataclass(frozen=True, slots=True)
+class Burial:
+    """Moves the entry of a request that was given up from its queue to the dead letters."""
+
+    request_id: str
+    entry_id: str
+    code: str
+    is_malformed: bool
+    command: Command
+
+    @property
+    def entry_ids(self) -> tuple[str, ...]:
+        """Of the entries that it removes from the queue."""
+        return (self.entry_id,)
+
+
+@dataclass(frozen=True, slots=True)
 class EndCheck:
     """Looks whether an end that was written is still there; only then the queue entry may go."""
 
@@ -83,9 +99,8 @@ class EndCheck:
     command: Command
 
     @classmethod
-    def of(cls, live: LiveRequest) -> EndCheck:
-        look = ("XREVRANGE", live.reply_key, "+", "-", "COUNT", 1)
-        return cls(live.entry_id, live.dead_letter or live.entry_id, look)
+    def of(cls, live: LiveRequest, removal: str | Burial) -> EndCheck:
+        return cls(live.entry_id, removal, ("XREVRANGE", live.reply.key, "+", "-", "COUNT", 1))
 
     @staticmethod
     def is_there(answer: Any) -> bool:
@@ -108,7 +123,7 @@ _FIRST_FIELD = 4  # of a chunk's command: XADD, key, NOMKSTREAM, id, fields
 Write: TypeAlias = ChunkWrite | ProbeWrite | FinishWrite | EndCheck | Burial | AsideWrite | RefreshWrite
 
 
-def has_news(live: LiveRequest, choice: Choice) -> bool:
+def has_news(live: LiveRequest, choice: ChoiceBuffer) -> bool:
     """Whether readers are still to be told of tokens, of text, or that one of several choices has ended."""
     if choice.token_ids or choice.text:
         return True
@@ -123,12 +138,13 @@ def has_any_news(live: LiveRequest) -> bool:
     return False
 
 
-def take_chunk(live: LiveRequest, choice: Choice) -> ChunkWrite:
+def take_chunk(live: LiveRequest, choice: ChoiceBuffer) -> ChunkWrite:
     """Turns what is pending of a choice into a write, which then holds it until Redis has confirmed it."""
     text = "".join(choice.text)
     fields = _chunk_fields(live, choice, text)
-    entry_id = f"{live.claim.epoch}-{live.next_number}"
-    live.next_number += 1
+    entry_id = f"{live.claim.epoch}-{live.reply.next_number}"
+    live.reply.next_number += 1
+    live.reply.num_unsettled += 1
     write = ChunkWrite(
         live,
         choice,
@@ -137,7 +153,7 @@ def take_chunk(live: LiveRequest, choice: Choice) -> ChunkWrite:
         text,
         choice.logprobs,
         choice.finish_reason is not None and len(live.choices) > 1,
-        ("XADD", live.reply_key, "NOMKSTREAM", entry_id, *fields),
+        ("XADD", live.reply.key, "NOMKSTREAM", entry_id, *fields),
     )
     choice.token_ids, choice.text, choice.logprobs = [], [], []
     return write
@@ -158,14 +174,15 @@ def take_end(live: LiveRequest, end: EndEntry, *, ttl_ms: int) -> FinishWrite:
         if has_news(live, choice):
             entries.append(_chunk_fields(live, choice, "".join(choice.text)))
     entries.append([part for item in encode_reply(end).items() for part in item])
-    numbered = list(enumerate(entries, start=live.next_number))
-    live.next_number += len(entries)
-    status: Literal["done", "dead"] = "done" if live.dead_letter is None else "dead"
+    numbered = list(enumerate(entries, start=live.reply.next_number))
+    live.reply.next_number += len(entries)
+    live.reply.num_unsettled += 1
+    status: Literal["done", "dead"] = "dead" if live.is_dead else "done"
     command = scripts.finish(
         live.queue,
         live.id,
         claim=live.claim,
-        last_number=live.last_number,
+        last_number=live.reply.last_number,
         status=status,
         ttl_ms=ttl_ms,
         entries=numbered,
@@ -178,10 +195,10 @@ def acknowledge(queue: str, worker: str, entry_ids: Sequence[str]) -> AsideWrite
 
 
 def refresh(live: LiveRequest, ttl_ms: int) -> list[RefreshWrite]:
-    return [RefreshWrite(("PEXPIRE", key, ttl_ms)) for key in (live.reply_key, keys.state(live.queue, live.id))]
+    return [RefreshWrite(("PEXPIRE", key, ttl_ms)) for key in (live.reply.key, keys.state(live.queue, live.id))]
 
 
-def _chunk_fields(live: LiveRequest, choice: Choice, text: str) -> list[str]:
+def _chunk_fields(live: LiveRequest, choice: ChoiceBuffer, text: str) -> list[str]:
     """As `encode_reply` would make them of a ChunkEntry, without the model in between: this is the path of tokens."""
     ids = choice.token_ids
     tokens = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))

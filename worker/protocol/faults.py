@@ -52,7 +52,11 @@ def raise_if_final(error: BaseException) -> None:
         RedisRefused: Redis will go on refusing what a worker must do.
     """
     if is_final(error):
-        raise RedisRefused(f"Redis refuses what a worker must do: {error}") from error
+        raise refusal(error) from error
+
+
+def refusal(error: BaseException) -> RedisRefused:
+    return RedisRefused(f"Redis refuses what a worker must do: {error}")
 
 
 async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> None:

@@ -1,0 +1,352 @@
+"""Decides what is written to Redis and when, and what an answer means. Plain Python: it sends nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+from penstock.engine.request import FinishReason, Output
+from penstock.producer.pipeline import Command
+from penstock.producer.wire import EndEntry
+from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery import writes
+from penstock.worker.delivery.ending import dead_letter, end_entry
+from penstock.worker.delivery.journal import JournalError
+from penstock.worker.delivery.removals import Removals
+from penstock.worker.delivery.requests import LiveRequest, RequestTable
+from penstock.worker.delivery.writes import (
+    AsideWrite,
+    Burial,
+    ChunkWrite,
+    EndCheck,
+    FinishWrite,
+    ProbeWrite,
+    RefreshWrite,
+    Write,
+)
+from penstock.worker.protocol import faults, scripts
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The request is not this worker's any more."""
+
+    live: LiveRequest
+    why: Literal["gone", "rolled_back"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Another worker took this one for dead and has the request. The request is not to blame."""
+
+    live: LiveRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Redis refuses to write the request's keys, for instance because they hold something else."""
+
+    live: LiveRequest
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end is on the reply stream."""
+
+    live: LiveRequest
+    end: EndEntry
+    letter: Burial | None  # what its entry becomes
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Redis refuses, for good, something that nobody waits for: a dead letter, an acknowledgement."""
+
+    write: Burial | AsideWrite | RefreshWrite
+    error: Exception
+
+
+Verdict: TypeAlias = Drop | Fence | Bury | Finished | Refused
+
+
+class Pace(Protocol):
+    """How often chunks are written."""
+
+    @property
+    def interval_s(self) -> float: ...
+    @property
+    def is_stretched(self) -> bool:
+        """Whether the interval is longer than configured, as processors are short."""
+
+
+class Outbox:
+    """Collects outputs and hands out writes: first tokens at once, the rest as often as `pace` says.
+
+    Ends do not wait either, unless processors are short: then they go with the chunks of what still runs.
+
+    Of each request at most one flush is under way: what comes meanwhile waits in the request itself, so that the
+    buffer is bounded by what the running requests may generate.
+
+    Args:
+        config: names, limits and times to live.
+        requests: all of this worker.
+        pace: how often chunks go.
+        has_nodes: that queue and reply may be on different servers.
+    """
+
+    def __init__(self, config: WorkerConfig, requests: RequestTable, pace: Pace, *, has_nodes: bool) -> None:
+        self.requests = requests
+        self.news = asyncio.Event()  # something is due earlier than `due_s` said
+        self.retry_at_s = 0.0  # when what Redis did not take goes again (monotonic)
+        self.is_stuck = False  # writes wait for Redis to take them, also while they are tried again
+        self.num_chunks = 0  # confirmed so far
+        self.num_tokens = 0
+        self.num_absorbed = 0  # chunks sent twice
+        self._config = config
+        self._pace = pace
+        self._removals = Removals(config, has_nodes=has_nodes)
+        self._urgent: dict[LiveRequest, None] = {}
+        self._dirty: dict[LiveRequest, None] = {}
+        self._aside: list[Write] = []
+        self._unsettled: list[Write] = []  # sent, or tried to; the server's answer is not known or was "not now"
+        self._flushed_at_s = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was put in has been handed out and settled, but for what is under way."""
+        return not (self._urgent or self._dirty or self._aside or self._unsettled or not self._removals.is_empty)
+
+    @property
+    def num_unsettled(self) -> int:
+        """Writes that were handed out and go again."""
+        return len(self._unsettled)
+
+    @property
+    def leaving(self) -> set[str]:
+        """Entries that are about to leave the queue: nobody need look at them again."""
+        return self._removals.entry_ids()
+
+    # What goes in.
+
+    def push(self, live: LiveRequest, output: Output) -> None:
+        """The engine's sink for one request."""
+        if not live.is_gone:
+            self._add(live, output)
+            if live.has_ended:
+                self._hurry_end(live)
+            if live.reply.is_urgent or live not in self._dirty:
+                self._schedule(live)
+        self.requests.changed.fire()
+
+    def end(self, live: LiveRequest, reason: FinishReason) -> None:
+        """Ends a request that the engine does not have. One that has ended keeps its end."""
+        live.end(reason)
+        self.flush_soon(live)
+
+    def fail(self, live: LiveRequest, code: str, message: str, *, is_dead: bool = False) -> None:
+        """Ends a request that the engine does not have with an error; `is_dead`: its entry becomes a dead letter."""
+        live.fail(code, message, is_dead=is_dead)
+        self.flush_soon(live)
+
+    def flush_soon(self, live: LiveRequest) -> None:
+        """Writes what there is of a request without waiting for the interval."""
+        live.reply.is_urgent = True
+        self._schedule(live)
+
+    def tell(self, command: Command) -> None:
+        """Sends something that nobody waits for with the next flush."""
+        self._aside.append(AsideWrite(command))
+        self.news.set()
+
+    def remove(self, entry: str | Burial) -> None:
+        """Acknowledges an entry, or makes a dead letter of it, with the next flush, if it is still this worker's."""
+        self._removals.add(entry)
+        self.news.set()
+
+    def bury(self, live: LiveRequest, code: str, message: str) -> Burial:
+        """Makes a dead letter of the entry of a request that is given up, with the next flush."""
+        letter = dead_letter(live, code, message, self._config)
+        self.remove(letter)
+        return letter
+
+    def _add(self, live: LiveRequest, output: Output) -> None:
+        try:
+            live.add(output)
+        except Exception:  # what breaks one request is no reason to lose the outputs of others
+            live.log.exception("output_failed")
+            live.fail("internal_error", "the worker failed to take up what the engine generated; its log says why")
+
+    def _hurry_end(self, live: LiveRequest) -> None:
+        if not self._pace.is_stretched:
+            live.reply.is_urgent = True
+        elif all(other.has_ended for other in self.requests):  # it leaves the engine nothing to do
+            self._flushed_at_s = 0.0
+            self.news.set()
+
+    def _schedule(self, live: LiveRequest) -> None:
+        if live.reply.num_unsettled or live.is_gone:
+            return  # `_release` comes back to it
+        if live.reply.is_urgent:
+            self._dirty.pop(live, None)  # a request is in one of the two, or it would be taken twice
+            self._urgent[live] = None
+            self.news.set()
+        elif live.has_ended or writes.has_any_news(live):
+            if not self._dirty:
+                self.news.set()
+            self._dirty[live] = None
+
+    # What comes out.
+
+    def due_s(self) -> float | None:
+        """When there is something to write (monotonic); None while there is nothing."""
+        if self._unsettled:
+            return self.retry_at_s  # whatever stands in their way would stop the others too
+        if self._urgent or self._aside:
+            return 0.0
+        next_flush_s = self._flushed_at_s + self._pace.interval_s
+        return next_flush_s if self._dirty else self._removals.due_s(next_flush_s)
+
+    def collect(self, now_s: float) -> list[Write]:
+        """What is to be written now. Each of these comes back through `settle`, or `still_valid` drops it."""
+        batch = [write for write in self._unsettled if not _is_of_gone(write)]
+        self._unsettled = []
+        lives, self._urgent = self._urgent, {}
+        if now_s - self._flushed_at_s >= self._pace.interval_s or not self._dirty:
+            lives |= self._dirty
+            self._dirty = {}
+            self._flushed_at_s = now_s
+        for live in lives:
+            if not live.is_gone:
+                batch += self._take(live, now_s)
+        batch += self._aside
+        self._aside = []
+        return batch + self._removals.collect(now_s)
+
+    def _take(self, live: LiveRequest, now_s: float) -> list[Write]:
+        live.reply.is_urgent = False
+        if live.has_ended:
+            ttl_ms = round(self._config.reply_ttl_after_end_s * 1000)
+            return [writes.take_end(live, end_entry(live), ttl_ms=ttl_ms)]
+        taken: list[Write] = [writes.take_chunk(live, each) for each in live.choices if writes.has_news(live, each)]
+        if now_s >= live.reply.refreshed_at_s + self._config.reply_ttl_s / 2:
+            live.reply.refreshed_at_s = now_s
+            taken += writes.refresh(live, round(self._config.reply_ttl_s * 1000))
+        return taken
+
+    def still_valid(self, batch: Iterable[Write]) -> list[Write]:
+        """Those of a batch that make sense on a server that may have forgotten the last writes.
+
+        A write is void if its request was let go of, or if it removes an entry whose end may be unknown there. The
+        intake finds such an entry pending, and the claim tells whether its reply has ended.
+        """
+        return [write for write in batch if not self.is_void(write) or self._withdraw(write)]
+
+    def is_void(self, write: Write) -> bool:
+        """Whether a write was meant for another server than the one that is connected now."""
+        return bool(write.entry_ids) if isinstance(write, AsideWrite | Burial) else _is_of_gone(write)
+
+    def _withdraw(self, write: Write) -> Literal[False]:
+        if not isinstance(write, AsideWrite | Burial) or not self._removals.doubt(write):
+            self.requests.recover()  # again: the end was perhaps not yet known when the intake looked
+        return False
+
+    # What an answer means.
+
+    def settle(self, write: Write, answer: Any, now_s: float) -> Verdict | None:
+        """Takes note of the server's answer to a write, or of the error that came instead.
+
+        Returns:
+            what is to be done about it elsewhere; None, as for nearly all: nothing.
+        """
+        if isinstance(answer, Exception) and faults.is_passing(answer):
+            self._unsettled.append(write)  # as it is: it may have arrived
+            return None
+        match write:
+            case ChunkWrite():
+                return self._settle_chunk(write, answer)
+            case ProbeWrite():
+                return self._settle_probe(write.chunk, answer)
+            case FinishWrite():
+                return self._settle_finish(write, answer, now_s)
+            case EndCheck():
+                if not self._removals.settle_check(write, answer):
+                    self.requests.recover()
+                return None
+            case Burial() | AsideWrite() | RefreshWrite():
+                return self._settle_aside(write, answer)
+
+    def _settle_chunk(self, write: ChunkWrite, answer: Any) -> Verdict | None:
+        if isinstance(answer, Exception):
+            if not faults.is_stale_id(answer):
+                return Bury(write.live, answer)
+            self._unsettled.append(ProbeWrite.of(write))
+        elif answer is None:  # NOMKSTREAM: the reply stream has expired or was deleted
+            return Drop(write.live, "gone")
+        else:
+            self._confirm(write)
+        return None
+
+    def _settle_probe(self, chunk: ChunkWrite, answer: Any) -> Verdict | None:
+        """A refused chunk is there (an earlier sending arrived), or a later claim is, or it can never arrive."""
+        if isinstance(answer, Exception):
+            return Bury(chunk.live, answer)
+        found = scripts.parse_standing(answer)
+        if found.entry_id is None:
+            return Drop(chunk.live, "gone")
+        if not found.is_of(chunk.live.claim):
+            return Fence(chunk.live)
+        if chunk.is_in(found):
+            self.num_absorbed += 1
+            self._confirm(chunk)
+        elif found.entry_id == chunk.entry_id:  # written by nobody who keeps to the protocol
+            return Bury(chunk.live, JournalError(f"reply entry {chunk.entry_id} is not what was written there"))
+        else:
+            writes.put_back(chunk)
+            self._release(chunk.live)
+        return None
+
+    def _settle_finish(self, write: FinishWrite, answer: Any, now_s: float) -> Verdict:
+        live = write.live
+        if isinstance(answer, Exception):
+            return Bury(live, answer)
+        if answer == b"fenced":
+            return Fence(live)
+        if answer == b"lost":
+            return Drop(live, "rolled_back")
+        letter = dead_letter(live, *live.error, self._config) if live.is_dead and live.error else None
+        self._removals.add_ended(live, letter, now_s)
+        return Finished(live, write.end, letter)
+
+    def _settle_aside(self, write: Burial | AsideWrite | RefreshWrite, answer: Any) -> Verdict | None:
+        is_refused = isinstance(answer, Exception) and not faults.is_no_group(answer)
+        if isinstance(write, Burial) and is_refused:  # its entry leaves the queue all the same, or it never would
+            self._removals.give_up(write)
+            self.news.set()
+        elif not isinstance(write, RefreshWrite):
+            self._removals.settle(write)
+        return Refused(write, answer) if is_refused else None
+
+    def _confirm(self, write: ChunkWrite) -> None:
+        write.choice.num_published += len(write.token_ids)
+        write.choice.is_closed |= write.is_last
+        write.live.reply.last_number = max(write.live.reply.last_number, write.number)
+        self.num_chunks += 1
+        self.num_tokens += len(write.token_ids)
+        self._release(write.live)
+
+    def _release(self, live: LiveRequest) -> None:
+        live.reply.num_unsettled -= 1
+        self._schedule(live)
+
+
+def _is_of_gone(write: Write) -> bool:
+    match write:
+        case ChunkWrite() | FinishWrite():
+            return write.live.is_gone
+        case ProbeWrite():
+            return write.chunk.live.is_gone
+        case _:
+            return False

@@ -1,0 +1,122 @@
+"""From a claimed request to one that the engine can run: what earlier claims published, and the prompt's tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from redis import exceptions
+
+from penstock.engine.driver import DriverStopped
+from penstock.engine.errors import RequestError
+from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.request import Request
+from penstock.producer.connection import RedisClient
+from penstock.producer.wire import GenerateRequest, WireError
+from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.admission import TextEncoder, check_limits, encode_prompt, to_engine_request
+from penstock.worker.delivery.journal import Journal, JournalError, read_journal
+from penstock.worker.delivery.outbox import Outbox
+from penstock.worker.delivery.requests import LiveRequest
+from penstock.worker.delivery.threads import Threads
+
+MAX_JOURNAL_READS = 8  # each holds a connection
+
+
+class Restorer:
+    """Gets claimed requests ready for the engine, or ends those that need no generation."""
+
+    def __init__(
+        self,
+        redis: RedisClient,
+        config: WorkerConfig,
+        threads: Threads,
+        text: TextEncoder,
+        defaults: GenerationDefaults,
+        outbox: Outbox,
+    ) -> None:
+        self._redis = redis
+        self._reads = asyncio.Semaphore(MAX_JOURNAL_READS)
+        self._config = config
+        self._threads = threads
+        self._text = text
+        self._defaults = defaults
+        self._outbox = outbox
+
+    async def restore(self, live: LiveRequest) -> Request | None:
+        """The request for the engine. None: it needs no generation, and its end is on its way.
+
+        Raises:
+            RedisError: the server is in trouble; the entry stays pending, to be claimed again.
+        """
+        request = None
+        with ending_failed(live, self._outbox):
+            if isinstance(live.asked, WireError):
+                self._outbox.fail(live, live.asked.code, live.asked.message, is_dead=True)
+            else:
+                request = await self._restore(live, live.asked)
+        return request
+
+    async def _restore(self, live: LiveRequest, asked: GenerateRequest) -> Request | None:
+        check_limits(asked, self._config)
+        journal = await self._read_journal(live, asked.n)
+        live.resume(journal.choices(), asked.timeout_s)
+        if self._ends_unrun(live):
+            return None
+        tokens = await self._encode(asked, live)
+        live.admit(len(tokens))
+        if live.outcome is not None:  # only the end is missing
+            self._outbox.end(live, live.outcome)
+            return None
+        return to_engine_request(asked, tokens, self._defaults, journal.generated)
+
+    async def _read_journal(self, live: LiveRequest, n: int) -> Journal:
+        if not live.claim.has_journal:
+            return Journal.empty(n)
+        async with self._reads:
+            return await read_journal(self._redis, live.reply.key, n=n)
+
+    def _ends_unrun(self, live: LiveRequest) -> bool:
+        claim = live.claim
+        if claim.strikes >= self._config.max_attempts:
+            message = f"{claim.strikes} workers in a row died while they had this request and got no further with it"
+            self._outbox.fail(live, "too_many_crashes", message, is_dead=True)
+        elif claim.is_cancelled:
+            self._outbox.end(live, "cancelled")
+        elif live.is_overdue(time.monotonic()):
+            self._outbox.end(live, "expired")
+        return live.has_ended
+
+    async def _encode(self, asked: GenerateRequest, live: LiveRequest) -> tuple[int, ...]:
+        def encode() -> tuple[int, ...]:
+            return encode_prompt(asked, self._text, self._config)
+
+        if asked.messages is None:
+            return await self._threads.run(encode, live.fields)
+        return await self._threads.run_chat(encode)
+
+
+@contextmanager
+def ending_failed(live: LiveRequest, outbox: Outbox) -> Iterator[None]:
+    """What cannot be served, or raises what nobody expects, ends with an error; the others never notice.
+
+    Raises:
+        RedisError, DriverStopped: no fault of the request.
+    """
+    try:
+        yield
+    except RequestError as error:
+        outbox.fail(live, error.code, str(error))
+    except JournalError as error:
+        live.log.warning("reply_unreadable", error=str(error))
+        outbox.fail(live, "reply_unreadable", str(error))
+    except exceptions.RedisError:  # its entry is pending and known to nobody
+        outbox.requests.remove(live)
+        raise
+    except DriverStopped:
+        raise
+    except Exception:
+        live.log.exception("admission_failed")
+        outbox.fail(live, "internal_error", "the worker failed to prepare the request; its log says why")
