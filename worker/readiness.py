@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from penstock.producer.connection import UNREACHABLE
+from penstock.worker.protocol.hints import hint_for
 
 _log = structlog.get_logger(__name__)
 
 REMINDER_S = 60.0
-UNREACHABLE_HINT = "start it with redis-server or docker compose up redis, or set --redis-url or PENSTOCK_REDIS_URL"
 
 
 class Readiness:
@@ -58,8 +57,7 @@ class Readiness:
         now_s = self._clock()
         if not self._without_redis:
             self._lost_s = self._logged_s = now_s
-            hint = {"hint": UNREACHABLE_HINT} if isinstance(error, UNREACHABLE) else {}
-            _log.warning("redis_unavailable", redis=self._redis, error=str(error), **hint)
+            _log.warning("redis_unavailable", redis=self._redis, error=str(error), hint=hint_for(error))
         elif now_s - self._logged_s >= REMINDER_S:
             self._logged_s = now_s
             for_s = round(now_s - self._lost_s)

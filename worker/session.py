@@ -119,19 +119,9 @@ class Session:
             await self._leave()
 
     async def _join(self, stop: asyncio.Event) -> None:
-        """Takes the name, waiting for Redis if it is not there yet."""
-        backoff = faults.Backoff()
-        while not stop.is_set():
-            self._readiness.not_ready(_PART, "joining the queue")
-            try:
-                await self._heartbeat.start(stop)
-            except exceptions.RedisError as error:
-                if not faults.is_passing(error):
-                    raise faults.refusal(error) from error
-                _log.warning("redis_unreachable", part="join", error=str(error))
-                await asyncio.sleep(backoff.next_s())
-            else:
-                return
+        """Takes the name, waiting for Redis if it is not there."""
+        self._readiness.not_ready(_PART, "joining the queue")
+        await faults.persist(lambda: self._heartbeat.start(stop), "join", self._readiness, stop)
 
     async def _until_told(self, stop: asyncio.Event) -> None:
         waits = [asyncio.create_task(event.wait()) for event in (stop, self._heartbeat.must_drain)]

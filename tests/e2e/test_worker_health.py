@@ -23,7 +23,7 @@ from penstock.producer.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.logs import configure_logs
-from penstock.worker.service import Model, WorkerService
+from penstock.worker.service import Model, Say, WorkerService
 
 
 async def http(port: int | None, path: str, method: str = "GET") -> tuple[int, str]:
@@ -56,7 +56,7 @@ async def test_health_follows_the_worker_s_life(redis_url: str, redis: RedisClie
     may_load = threading.Event()
     engine = FakeEngine(step_s=0.002)
 
-    def load() -> Model:
+    def load(_: Say) -> Model:
         may_load.wait()
         return fake_model(engine)
 
@@ -201,4 +201,4 @@ async def test_taken_health_port_is_an_error(redis_url: str) -> None:
     async with running_worker(redis_url, health_host="127.0.0.1", health_port=0) as worker:
         options = {**QUICK, "health_host": "127.0.0.1", "health_port": worker.service.health_port}
         with pytest.raises(OSError, match="in use"):
-            await WorkerService(WorkerConfig(**options), redis_url, fake_model).run()
+            await WorkerService(WorkerConfig(**options), redis_url, lambda _: fake_model()).run()

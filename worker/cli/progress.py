@@ -6,51 +6,79 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import structlog
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock.worker.cli.console import console
 
-Report = Callable[[int, int, str], None]
+Report: TypeAlias = Callable[[int, int, str], None]
 """Called with (done, total, what comes next)."""
 
+Say: TypeAlias = Callable[[str], None]
+"""Called with how far it is, such as `warming up: 12 of 40 shapes`."""
+
 LOG_INTERVAL_S = 5.0
+_SIZES = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 
 @contextmanager
-def shown(title: str) -> Iterator[Report]:
-    """Shows the progress of one long step, `title`, while the block lasts."""
-    if sys.stderr.isatty():
-        with _bar(title) as report:
-            yield report
-    else:
-        started = time.monotonic()
-        log = structlog.get_logger()
-        log.info(title)
-        yield _logger(title)
-        log.info(title, done=True, seconds=round(time.monotonic() - started, 1))
+def shown(title: str, unit: str = "", say: Say | None = None) -> Iterator[Report]:
+    """Shows the progress of one long step while the block lasts.
+
+    Args:
+        title: of the step.
+        unit: what is counted, such as `shapes`; of `bytes` the size is shown.
+        say: is told, too.
+    """
+    show = _bar if sys.stderr.isatty() else _logged
+    if say is not None:
+        say(title)
+    with show(title, unit) as report:
+        yield report if say is None else _both(report, title, unit, say)
+
+
+def amount(done: int, total: int, unit: str) -> str:
+    """`12 of 40 shapes`, `0.3 of 1.2 GB`."""
+    if unit != "bytes":
+        return f"{done} of {total} {unit}".rstrip()
+    name, size = next((each for each in _SIZES if total >= each[1]), ("bytes", 1))
+    return f"{done / size:.1f} of {total / size:.1f} {name}" if size > 1 else f"{done} of {total} bytes"
+
+
+def _both(report: Report, title: str, unit: str, say: Say) -> Report:
+    def tell(done: int, total: int, what: str) -> None:
+        report(done, total, what)
+        say(f"{title}: {amount(done, total, unit)}")
+
+    return tell
 
 
 @contextmanager
-def _bar(title: str) -> Iterator[Report]:
+def _bar(title: str, unit: str) -> Iterator[Report]:
     columns = (
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"), TimeElapsedColumn(),
         TextColumn("[dim]{task.fields[what]}"),
     )  # fmt: skip
     with Progress(*columns, console=console(stderr=True)) as bar:
-        task = bar.add_task(title, total=None, what="")
-        yield lambda done, total, what: bar.update(task, completed=done, total=total, what=what)
+        task = bar.add_task(title, total=None, what="", amount="")
+        yield lambda done, total, what: bar.update(
+            task, completed=done, total=total, what=what, amount=amount(done, total, unit)
+        )
 
 
-def _logger(title: str) -> Report:
-    last = time.monotonic()
+@contextmanager
+def _logged(title: str, unit: str) -> Iterator[Report]:
+    started_s = last_s = time.monotonic()
     log = structlog.get_logger()
 
     def report(done: int, total: int, what: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= LOG_INTERVAL_S:
-            last = time.monotonic()
-            log.info(title, step=done, of=total, what=what)
+        nonlocal last_s
+        if time.monotonic() - last_s >= LOG_INTERVAL_S:
+            last_s = time.monotonic()
+            log.info(title, progress=amount(done, total, unit), what=what)
 
-    return report
+    log.info(title)
+    yield report
+    log.info(title, done=True, seconds=round(time.monotonic() - started_s, 1))

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Iterator
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient
 from penstock.producer.lua import call, load
+from penstock.worker.errors import RedisRefused
+from penstock.worker.protocol import hints
 
 _DENIED = load("penstock.worker.protocol", "denied")
+NAMED_AT_MOST = 4
 _PROBE = "penstock-probe"  # a request and a worker that need not exist
 
 _ON_REQUESTS = (
@@ -29,6 +32,20 @@ _ON_LETTERS = ("XADD {} * f v", "XTRIM {} MAXLEN 1", "XLEN {}", "PEXPIRE {} 1")
 _ON_LETTER_COUNTS = (
     "XADD {} * f v", "XRANGE {} - +", "XDEL {} 0-1", "XLEN {}", "GET {}", "SET {} v", "DEL {}", "PEXPIRE {} 1",
 )  # fmt: skip
+
+
+async def check_permissions(redis: RedisClient, queue: str) -> None:
+    """Passes if a worker's whole work in `queue` is allowed.
+
+    Raises:
+        RedisRefused: it is not; the message has the first commands that are missing.
+        RedisError: as `denied`.
+    """
+    missing = await denied(redis, queue)
+    if missing:
+        named = ", ".join(missing[:NAMED_AT_MOST])
+        more = f" and {len(missing) - NAMED_AT_MOST} more" if len(missing) > NAMED_AT_MOST else ""
+        raise RedisRefused(f"this Redis user may not do what a worker must: {named}{more}; {hints.ROLES}")
 
 
 async def denied(redis: RedisClient, queue: str) -> list[str]:
