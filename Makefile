@@ -26,7 +26,7 @@ lint: .venv/dev.stamp  ## check style, format and the direction of imports
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 
-format: .venv/dev.stamp  ## format the code and mend what ruff can mend
+format: .venv/dev.stamp  ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

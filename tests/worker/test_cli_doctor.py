@@ -51,7 +51,7 @@ async def test_a_good_set_up_is_all_ok(redis_url: str, durable: RedisClient) -> 
     assert "chat template" in checks["tokenizer"]["detail"]
 
 
-async def test_a_wrong_eviction_policy_fails_and_says_how_to_mend_it(redis_url: str, durable: RedisClient) -> None:
+async def test_a_wrong_eviction_policy_fails_and_says_how_to_fix_it(redis_url: str, durable: RedisClient) -> None:
     await durable.config_set("maxmemory-policy", "allkeys-lru")
     outcome = await penstock("doctor", REDIS_URL=redis_url)
     assert outcome.status == 1
