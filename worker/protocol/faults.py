@@ -14,6 +14,9 @@ from penstock.worker.protocol.hints import SCRIPT_DENIED, hint_for, is_about_the
 from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import pause
 
+REDIS_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException)
+"""All that the Redis library raises of its own: no node of a cluster in reach is no RedisError."""
+
 # Answers that other circumstances would cure, and for which the Redis library has no exception of their own.
 _PASSING_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "FAILOVER ", "UNBLOCKED ", "LOADING ", "OOM ", "READONLY ")
 _PASSING_TYPES = (
@@ -73,7 +76,7 @@ async def persist(work: Callable[[], Awaitable[object]], part: str, readiness: R
     while not stop.is_set():
         try:
             await work()
-        except exceptions.RedisError as error:
+        except REDIS_ERRORS as error:
             if not is_passing(error):
                 raise refusal(error) from error
             readiness.lost_redis(part, error)
@@ -91,7 +94,7 @@ async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> N
     """
     try:
         await work
-    except exceptions.RedisError as error:
+    except REDIS_ERRORS as error:
         raise_if_final(error)
         if is_no_group(error):  # the intake makes it
             return

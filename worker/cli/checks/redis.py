@@ -31,7 +31,7 @@ async def check_redis(url: str, queue: str) -> list[Finding]:
         for name, look in zip(("redis", "permissions", "queue", "dead letters"), looks, strict=True):
             try:
                 found += await look()
-            except exceptions.RedisError as error:
+            except faults.REDIS_ERRORS as error:
                 if not _is_for_want_of_permission(error):
                     return [*found, _unusable(error, address)]
                 found.append(Finding(name, "warn", f"this user may not look: {error}", hints.ROLES))
@@ -40,12 +40,12 @@ async def check_redis(url: str, queue: str) -> list[Finding]:
     return found
 
 
-def _is_for_want_of_permission(error: exceptions.RedisError) -> bool:
+def _is_for_want_of_permission(error: Exception) -> bool:
     """It got in, and others of its questions may be answered."""
     return isinstance(error, exceptions.NoPermissionError) or str(error).startswith(hints.SCRIPT_DENIED)
 
 
-def _unusable(error: exceptions.RedisError, address: Address) -> Finding:
+def _unusable(error: Exception, address: Address) -> Finding:
     is_refusal = faults.is_final(error) or not isinstance(error, UNREACHABLE)
     what = "refused" if is_refusal else "did not answer"
     return Finding("redis", "fail", f"Redis at {address} {what}: {str(error).rstrip('.')}", hints.hint_for(error))
@@ -55,7 +55,7 @@ async def _permissions(client: RedisClient, queue: str) -> list[Finding]:
     missing = await denied(client, queue)
     if not missing:
         return [Finding("permissions", "ok", "all that a worker needs")]
-    detail = f"not for a worker, which would need {len(missing)} more: {', '.join(missing[:NAMED_AT_MOST])} ..."
+    detail = f"not for a worker, which would need {len(missing)} more: {', '.join(missing[:NAMED_AT_MOST])}"
     return [Finding("permissions", "warn", detail, hints.ROLES)]
 
 
