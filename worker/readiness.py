@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from penstock.worker.protocol.hints import hint_for
+from penstock.worker.protocol.hints import hint_for, public_reason
 
 _log = structlog.get_logger(__name__)
 
@@ -53,7 +53,7 @@ class Readiness:
 
     def lost_redis(self, part: str, error: Exception) -> None:
         """A part has no answer from Redis, or one that it cannot go on with, and will try again."""
-        self.not_ready(part, f"Redis is not available: {error}")
+        self.not_ready(part, public_reason(error))
         now_s = self._clock()
         if not self._without_redis:
             self._lost_s = self._logged_s = now_s

@@ -27,9 +27,18 @@ def hint_for(error: BaseException) -> str:
         return f"the server wants a password: put it into {_URL}, as redis://:PASSWORD@HOST:PORT"
     if isinstance(error, exceptions.NoPermissionError) or str(error).startswith(SCRIPT_DENIED):
         return ROLES
+    if isinstance(error, exceptions.BusyLoadingError):
+        return "it reads its data from disk: wait"
     if isinstance(error, UNREACHABLE):
         return f"start it with redis-server or docker compose up redis, or set {_URL}"
     return "penstock doctor looks at the server"
+
+
+def public_reason(error: BaseException) -> str:
+    """Why a worker has to wait, for whoever asks its health port: the Redis library names the server's address."""
+    if isinstance(error, UNREACHABLE) and not isinstance(error, exceptions.BusyLoadingError):
+        return "no connection to Redis"
+    return f"Redis is not available: {error}"
 
 
 def is_about_the_password(error: BaseException) -> bool:
