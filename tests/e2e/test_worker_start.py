@@ -134,8 +134,9 @@ async def test_a_redis_that_is_not_there_is_one_line_until_it_is_back() -> None:
     assert (first["redis"], "redis-server" in first["hint"]) == (f"redis://127.0.0.1:{port}/0", True)
 
 
-async def test_told_to_stop_it_stops_looking_for_redis() -> None:
-    service = service_at("redis://127.0.0.1:1", Loader())
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1"])
+async def test_told_to_stop_it_stops_looking_for_redis(url: str) -> None:
+    service = service_at(url, Loader())
     running = asyncio.create_task(service.run())
     await eventually(lambda: "redis" in service.readiness.reasons)
     service.request_drain()
