@@ -114,7 +114,7 @@ class Engine:
         deployment = deploy(config, read_model_config(directory, config.dtype))
         tokenizer = Tokenizer.from_dir(directory)
         defaults = read_generation_defaults(directory)
-        report = None if progress is None else lambda done, total: progress(done, total, "bytes of weights")
+        report = None if progress is None else lambda done, total: progress(done, total, "weights")
         loaded = load_model(
             directory,
             deployment.model,

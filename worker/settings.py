@@ -21,6 +21,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
 from penstock.producer.address import parse_url
+from penstock.producer.wire import ID_PATTERN
 from penstock.worker.config import WorkerConfig
 
 PREFIX = "PENSTOCK_"
@@ -197,6 +198,13 @@ class Settings(BaseSettings):
     @classmethod
     def _check_url(cls, value: str) -> str:
         parse_url(value)
+        return value
+
+    @field_validator("queue")
+    @classmethod
+    def _check_queue(cls, value: str) -> str:
+        if not ID_PATTERN.fullmatch(value):
+            raise ValueError("a queue's name has 1 to 128 of the characters A-Z a-z 0-9 _ . : -")
         return value
 
     def worker_config(self) -> WorkerConfig:

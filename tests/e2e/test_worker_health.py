@@ -55,7 +55,7 @@ def logs() -> Iterator[io.StringIO]:
 
 async def test_health_follows_the_worker_s_life(redis_url: str, redis: RedisClient) -> None:
     may_load = threading.Semaphore(0)
-    phases = ["loading the model: 0.4 of 1.2 GB", "warming up", "warming up: 12 of 40 shapes"]
+    phases = ["loading the model: 0.4/1.2 GB", "warming up", "warming up: 12/40 shapes"]
     engine = FakeEngine(step_s=0.002)
 
     def load(say: Say) -> Model:

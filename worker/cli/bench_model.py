@@ -11,7 +11,7 @@ from penstock.engine import CheckpointError, ConfigError, RequestError
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.loading.checkpoint import read_model_config, resolve
 from penstock.worker.bench.errors import ImpossibleLoad
-from penstock.worker.bench.load import Load, Progress
+from penstock.worker.bench.load import Load
 from penstock.worker.bench.on_engine import run_on_engine
 from penstock.worker.bench.presets import PREFIX, preset_dir, preset_root
 from penstock.worker.bench.recorder import Recorder
@@ -20,6 +20,7 @@ from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.progress import shown
 from penstock.worker.cli.serve import load_model
 from penstock.worker.logs import configure_logs
+from penstock.worker.progress import Progress
 from penstock.worker.settings import DEMO_MODEL, Settings, flag, load_settings
 
 

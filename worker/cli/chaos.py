@@ -39,15 +39,15 @@ def chaos(
         str | None, typer.Option(help="A deployment to use; otherwise a server is started.", metavar="TEXT")
     ] = None,
 ) -> None:
-    """Kill, freeze and cut off workers while clients check that no token is lost, doubled, out of order or wrong.
+    """Test the delivery guarantees: kill, freeze and cut off workers, and check every token.
 
-    Prints what happened and what was found. Workers, proxies and clients are started here, in a queue of their own, and
-    stopped at the end.
+    Clients check that no token is lost, doubled, out of order or wrong. Workers, proxies and clients are started here,
+    in a queue of their own, and stopped at the end.
 
     Exit status: 0 all promises were kept; 1 one was broken, or the run failed; 2 wrong usage; 130 interrupted.
     """
     require_worker_extra()
-    from penstock.worker.chaos.command import run_command  # loads jax, which --help does without
+    from penstock.worker.chaos.launch import launch  # loads jax, which --help does without
     from penstock.worker.chaos.plan import ChaosOptions
     from penstock.worker.chaos.report import as_text
 
@@ -64,8 +64,8 @@ def chaos(
     try:
         options = ChaosOptions(seed, requests, kills, zombies, restarts, losses, workers, engine)
         screen.print(f"seed {seed}")
-        with shown("running requests") as report:
-            outcome = run_command(options, redis_url=redis_url, model=model, progress=report)
+        with shown("running requests", "replies") as report:
+            outcome = launch(options, redis_url=redis_url, model=model, progress=report)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except (EmbeddedServerError, RedisError) as error:

@@ -45,7 +45,7 @@ def run(settings: Settings, topology: str, tensor: int | None, context: int, *, 
 def _plan(settings: Settings, topology: str, tensor: int | None, context: int) -> Plan:
     model = planned_model(str(MODEL_DIR) if settings.model == DEMO_MODEL else settings.model or "", settings.dtype)
     config = replace(settings.engine_config(), tensor_parallel=tensor or len(devices_of(topology)))
-    with shown(f"compiling for {topology}") as report:
+    with shown(f"compiling for {topology}", "programs") as report:
         return planned(model, topology, config, context=context, progress=report)
 
 

@@ -1,4 +1,4 @@
-"""How a start-up that takes a while is shown: a bar on a terminal, log lines elsewhere."""
+"""How a step that takes a while is shown: a bar on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,76 +9,96 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 import structlog
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.filesize import pick_unit_and_suffix
+from rich.markup import escape
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 
 from penstock.worker.cli.console import console
-
-Report: TypeAlias = Callable[[int, int, str], None]
-"""Called with (done, total, what comes next)."""
-
-Say: TypeAlias = Callable[[str], None]
-"""Called with how far it is, such as `warming up: 12 of 40 shapes`."""
+from penstock.worker.progress import Progress
 
 LOG_INTERVAL_S = 5.0
-_SIZES = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+Say: TypeAlias = Callable[[str], None]
+"""Called with how far it is, such as `warming up: 12/40 shapes`."""
+
+BYTES = "bytes"  # a unit that is shown in kB, MB, ...
 
 
 @contextmanager
-def shown(title: str, unit: str = "", say: Say | None = None) -> Iterator[Report]:
-    """Shows the progress of one long step while the block lasts.
+def shown(title: str, unit: str = "", say: Say | None = None) -> Iterator[Progress]:
+    """Shows the progress of one long step, `title`, while the block lasts.
 
     Args:
-        title: of the step.
-        unit: what is counted, such as `shapes`; of `bytes` the size is shown.
-        say: is told, too.
+        title: what is being done.
+        unit: of what the caller counts, in the plural; "" where nothing is counted.
+        say: is told how far it is, too.
     """
-    show = _bar if sys.stderr.isatty() else _logged
     if say is not None:
         say(title)
-    with show(title, unit) as report:
+    with _bar(title, unit) if sys.stderr.isatty() else _logged(title, unit) as report:
         yield report if say is None else _both(report, title, unit, say)
 
 
-def amount(done: int, total: int, unit: str) -> str:
-    """`12 of 40 shapes`, `0.3 of 1.2 GB`."""
-    if unit != "bytes":
-        return f"{done} of {total} {unit}".rstrip()
-    name, size = next((each for each in _SIZES if total >= each[1]), ("bytes", 1))
-    return f"{done / size:.1f} of {total / size:.1f} {name}" if size > 1 else f"{done} of {total} bytes"
+@contextmanager
+def spinner(title: str) -> Iterator[Callable[[str], None]]:
+    """As `shown`, of a step that only a person who waits need know of; call the result to change the title.
+
+    Nothing is logged, and nothing is left on the terminal.
+    """
+    if sys.stderr.isatty():
+        with console(stderr=True).status(escape(title)) as status:
+            yield lambda changed: status.update(escape(changed))
+    else:
+        yield lambda changed: None
 
 
-def _both(report: Report, title: str, unit: str, say: Say) -> Report:
+def _both(report: Progress, title: str, unit: str, say: Say) -> Progress:
     def tell(done: int, total: int, what: str) -> None:
         report(done, total, what)
-        say(f"{title}: {amount(done, total, unit)}")
+        say(f"{title}: {_amount(done, total, unit)}")
 
     return tell
 
 
 @contextmanager
-def _bar(title: str, unit: str) -> Iterator[Report]:
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"), TimeElapsedColumn(),
-        TextColumn("[dim]{task.fields[what]}"),
-    )  # fmt: skip
-    with Progress(*columns, console=console(stderr=True)) as bar:
-        task = bar.add_task(title, total=None, what="", amount="")
-        yield lambda done, total, what: bar.update(
-            task, completed=done, total=total, what=what, amount=amount(done, total, unit)
-        )
+def _logged(title: str, unit: str) -> Iterator[Progress]:
+    started = time.monotonic()
+    log = structlog.get_logger()
+    log.info(title)
+    yield _logger(title, unit)
+    log.info(title, done=True, seconds=round(time.monotonic() - started, 1))
 
 
 @contextmanager
-def _logged(title: str, unit: str) -> Iterator[Report]:
-    started_s = last_s = time.monotonic()
-    log = structlog.get_logger()
+def _bar(title: str, unit: str) -> Iterator[Progress]:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[amount]}"),
+        TimeElapsedColumn(), TextColumn("[dim]{task.fields[what]}"),
+    )  # fmt: skip
+    with Bars(*columns, console=console(stderr=True)) as bar:
+        task = bar.add_task(title, total=None, amount="", what="")
+        yield lambda done, total, what: bar.update(
+            task, completed=done, total=total, amount=_amount(done, total, unit), what=escape(what)
+        )
+
+
+def _amount(done: int, total: int, unit: str) -> str:
+    """Such as `3/12 replies`, `1.2/3.4 GB`; both numbers of bytes in the unit that fits the total."""
+    if unit != BYTES:
+        return f"{done}/{total} {unit}" if unit else ""
+    size, name = pick_unit_and_suffix(total, ["bytes", "kB", "MB", "GB", "TB"], 1000)
+    digits = 0 if size == 1 else 1
+    return f"{done / size:.{digits}f}/{total / size:.{digits}f} {name}"
+
+
+def _logger(title: str, unit: str) -> Progress:
+    last = time.monotonic()
+    log = structlog.get_logger().bind(**({"unit": unit} if unit else {}))
 
     def report(done: int, total: int, what: str) -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s >= LOG_INTERVAL_S:
-            last_s = time.monotonic()
-            log.info(title, progress=amount(done, total, unit), what=what)
+        nonlocal last
+        if time.monotonic() - last >= LOG_INTERVAL_S:
+            last = time.monotonic()
+            log.info(title, step=done, of=total, what=what)
 
-    log.info(title)
-    yield report
-    log.info(title, done=True, seconds=round(time.monotonic() - started_s, 1))
+    return report

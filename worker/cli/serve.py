@@ -19,7 +19,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.worker import garbage
 from penstock.worker.cli.errors import CommandFailed, exit_status_of
-from penstock.worker.cli.progress import Say, shown
+from penstock.worker.cli.progress import BYTES, Say, shown
 from penstock.worker.logs import configure_logs, is_for_people
 from penstock.worker.service import Model, WorkerService
 from penstock.worker.settings import DEMO_MODEL, Settings, SettingsError, flag, variable
@@ -64,7 +64,7 @@ def _fatal_line(*, is_json: bool) -> Iterator[None]:
 def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Model:
     """Loads and warms up, showing how far it is."""
     checkpoint: str | Path = MODEL_DIR if model == DEMO_MODEL else model
-    with shown("loading the model", "bytes", say) as report:
+    with shown("loading the model", BYTES, say) as report:
         engine = engine_package.Engine.from_checkpoint(checkpoint, config, report)
     with shown("warming up", "shapes", say) as report:
         engine.warm_up(report)
