@@ -14,6 +14,7 @@ _DENIED = load("penstock.worker.protocol", "denied")
 NAMED_AT_MOST = 4
 _PROBE = "penstock-probe"  # a request and a worker that need not exist
 
+_SCRIPTS = ("EVAL s 1 {}", "EVALSHA s 1 {}")  # on each key
 _ON_REQUESTS = (
     "XGROUP CREATE {} g 0", "XGROUP DELCONSUMER {} g c", "XREADGROUP GROUP g c STREAMS {} >", "XRANGE {} - +",
     "XLEN {}", "XACK {} g 0-1", "XDEL {} 0-1", "XCLAIM {} g c 0 0-1", "XPENDING {} g", "XINFO GROUPS {}",
@@ -54,11 +55,12 @@ async def denied(redis: RedisClient, queue: str) -> list[str]:
     Raises:
         RedisError: it may not even run scripts, or the server can't be asked.
     """
-    return [
-        refused
-        for needs in (_of_queue(queue), _of_request(queue))
-        for refused in await _denied(redis, [(key, command) for key, commands in needs for command in commands])
+    needs = [
+        (key, command)
+        for key, commands in (*_of_queue(queue), *_of_request(queue))
+        for command in (*commands, *(_SCRIPTS if key else ()))
     ]
+    return await _denied(redis, needs)
 
 
 def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
@@ -84,11 +86,10 @@ async def _denied(redis: RedisClient, needs: list[tuple[str, str]]) -> list[str]
     for key, command in needs:
         words = [word.replace("{}", key) for word in command.split()]
         arguments += (len(words), *words)
-    key_names = list(dict.fromkeys(key for key, _ in needs if key))
-    places = await redis.execute_command(*call(_DENIED, key_names, arguments))
+    places = await redis.execute_command(*call(_DENIED, (), arguments))  # nothing is touched: no keys to name
     return [_described(*needs[place]) for place in places]
 
 
 def _described(key: str, command: str) -> str:
-    name = command.partition(" {}")[0].partition(" GROUP ")[0]  # without what it is given
+    name = command.partition(" {}")[0].partition(" GROUP ")[0].partition(" s ")[0]  # without what it is given
     return f"{name} on {key}" if key else name

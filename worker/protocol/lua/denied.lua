@@ -1,4 +1,4 @@
--- KEYS: what the commands are about. ARGV: of each command the number of its words, then these.
+-- No keys. ARGV: of each command the number of its words, then these.
 --
 -- Answers the places of those that this user may not run. None is run.
 local denied, number, at = {}, 0, 1
