@@ -12,22 +12,22 @@ from rich.text import Text
 
 from penstock import __version__
 from penstock.engine.stats import EngineInfo
-from penstock.worker.config import WorkerConfig
 
 STARTED = "worker_started"
 NO_COMPILER_HINT = "this worker is several times as slow as it could be: install a C++ compiler (apt install g++)"
 
 
 def describe(
-    model: str, info: EngineInfo | None, config: WorkerConfig, redis: str, health: str | None
+    model: str, info: EngineInfo | None, *, queue: str, worker: str, redis: str, health: str | None
 ) -> dict[str, Any]:
     """The fields of the event.
 
     Args:
         model: its name.
         info: of the engine; None if nothing is known of it.
-        config: the worker's.
-        redis: its address, without a password.
+        queue: that is served.
+        worker: its name.
+        redis: the address, without a password.
         health: host and port; None without a health server.
     """
     engine: dict[str, Any] = {}
@@ -38,7 +38,7 @@ def describe(
             "kv_cache_bytes": info.kv_cache_bytes, "kv_dtype": info.kv_dtype, "max_model_len": info.max_model_len,
         }  # fmt: skip
     return {
-        "model": model, **engine, "queue": config.queue, "worker": config.name, "redis": redis, "health": health,
+        "model": model, **engine, "queue": queue, "worker": worker, "redis": redis, "health": health,
         "version": __version__,
     }  # fmt: skip
 

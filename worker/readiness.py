@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from penstock.worker.protocol.hints import hint_for, public_reason
+from penstock.worker.hints import hint_for, public_reason
 
 _log = structlog.get_logger(__name__)
 

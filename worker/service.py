@@ -189,7 +189,8 @@ class WorkerService:
     def _introduce(self, model: Model) -> None:
         _warn_of_ignored(model.defaults)
         health = None if self._health is None else f"{self.config.health_host}:{self._health.port}"
-        _log.info(STARTED, **describe(model.name, model.info, self.config, str(self._address), health))
+        queue, worker, redis = self.config.queue, self.config.name, str(self._address)
+        _log.info(STARTED, **describe(model.name, model.info, queue=queue, worker=worker, redis=redis, health=health))
         if model.info is not None and model.info.fallback is not None:
             _log.warning("no_native_kernels", why=model.info.fallback, hint=NO_COMPILER_HINT)
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from redis import exceptions
 
+from penstock.worker.hints import ROLES, hint_for, public_reason
 from penstock.worker.protocol import faults
-from penstock.worker.protocol.hints import ROLES, hint_for, public_reason
 
 NO_NODE = "Redis Cluster cannot be connected. Please provide at least one reachable node: "
 

@@ -10,7 +10,7 @@ from redis import exceptions
 
 from penstock.producer.connection import UNREACHABLE
 from penstock.worker.errors import RedisRefused
-from penstock.worker.protocol.hints import SCRIPT_DENIED, hint_for, is_about_the_password
+from penstock.worker.hints import SCRIPT_DENIED, hint_for, is_about_the_password
 from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import pause
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from penstock.producer import keys
 from penstock.producer.connection import RedisClient
 from penstock.producer.lua import call, load
+from penstock.worker import hints
 from penstock.worker.errors import RedisRefused
-from penstock.worker.protocol import hints
 
 _DENIED = load("penstock.worker.protocol", "denied")
 NAMED_AT_MOST = 4

@@ -12,8 +12,9 @@ from redis.asyncio import RedisCluster
 from penstock.producer import keys
 from penstock.producer.address import Address, parse_url
 from penstock.producer.connection import UNREACHABLE, RedisClient, connect
+from penstock.worker import hints
 from penstock.worker.cli.checks import Finding
-from penstock.worker.protocol import faults, hints
+from penstock.worker.protocol import faults
 from penstock.worker.protocol.permissions import NAMED_AT_MOST, denied
 
 MIN_VERSION = (7, 0)
