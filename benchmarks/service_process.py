@@ -15,7 +15,7 @@ from typing import Any
 
 from redis import Redis
 
-from penstock.producer.connection import connect
+from penstock.producer.redis.connection import connect
 from penstock.worker.config import WorkerConfig
 from penstock.worker.local.embedded import EmbeddedServer
 from penstock.worker.service import Model, WorkerService

@@ -5,8 +5,8 @@ returns, to annotate with.
 """
 
 from penstock.producer.aio import AsyncClient
+from penstock.producer.blocking.client import BlockingHandle, BlockingReplyStream, Client
 from penstock.producer.bulk import BulkProgress, BulkResult, ProgressCallback
-from penstock.producer.client import BlockingHandle, BlockingReplyStream, Client
 from penstock.producer.errors import (
     BadAddress,
     ConnectionLost,

@@ -24,7 +24,7 @@ class AsyncClient:
     threads or event loops; `Client` is.
 
     Args:
-        url: where Redis is (`penstock.producer.address.parse_url`); the default is the environment's REDIS_URL, then
+        url: where Redis is (`penstock.producer.redis.address.parse_url`); the default is the environment's REDIS_URL, then
             `redis://localhost:6379`.
         queue: the queue's name.
         max_queue_length: QueueFull is raised from this many waiting and running requests on; None for no limit.

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from penstock.producer.connection import cancel_and_wait
 from penstock.producer.errors import PenstockError
 from penstock.producer.handle import send_and_follow
+from penstock.producer.redis.connection import cancel_and_wait
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling
 from penstock.producer.transport import Transport

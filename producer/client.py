@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from penstock.producer.aio import AsyncClient
+from penstock.producer.blocking.feed import drive
+from penstock.producer.blocking.loop_thread import LoopThread
 from penstock.producer.bulk import BulkResult, ProgressCallback
-from penstock.producer.feed import drive
 from penstock.producer.handle import Handle, ReplyStream
-from penstock.producer.loop_thread import LoopThread
 from penstock.producer.queue_status import QueueStatus
 from penstock.producer.reply import Chunk, Reply
 from penstock.producer.request import Prompt, Sampling

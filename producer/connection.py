@@ -22,8 +22,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 
 from penstock.producer import keys
-from penstock.producer.address import Address, parse_url
 from penstock.producer.errors import ConnectionLost, ServerRefused
+from penstock.producer.redis.address import Address, parse_url
 
 RedisClient: TypeAlias = Redis | RedisCluster
 Fields: TypeAlias = dict[bytes, bytes]

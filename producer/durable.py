@@ -8,7 +8,7 @@ from redis import exceptions
 from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import PipelineCommand
 
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 
 CONFIRM_TIMEOUT_MS = 5000
 """Longer than the second that `appendfsync everysec` lets pass, shorter than the connection's own time limit."""

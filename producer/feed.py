@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sized
 from typing import Final, Generic, TypeVar
 
-from penstock.producer.loop_thread import LoopThread
+from penstock.producer.blocking.loop_thread import LoopThread
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

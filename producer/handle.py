@@ -8,9 +8,9 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
-from penstock.producer.assembly import Assembler
 from penstock.producer.errors import QueueFull, ReplyTimeout, ServerRefused
-from penstock.producer.reader import Subscription
+from penstock.producer.reading.assembly import Assembler
+from penstock.producer.reading.reader import Subscription
 from penstock.producer.reply import Chunk, Reply
 from penstock.producer.request import Prompt, Sampling, build_request
 from penstock.producer.transport import State, Transport

@@ -14,7 +14,7 @@ from hiredis import pack_command
 from redis import exceptions
 from redis.asyncio import Redis
 
-from penstock.producer.connection import BACKOFF, COMMAND_TIMEOUT_S, UNREACHABLE, RedisClient, cancel_and_wait
+from penstock.producer.redis.connection import BACKOFF, COMMAND_TIMEOUT_S, UNREACHABLE, RedisClient, cancel_and_wait
 
 Command: TypeAlias = tuple[str | bytes | int, ...]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from redis import exceptions
 
 from penstock.producer import keys
-from penstock.producer.connection import UNREACHABLE, cancel_and_wait
-from penstock.producer.scripts import Execute
+from penstock.producer.redis.connection import UNREACHABLE, cancel_and_wait
+from penstock.producer.redis.enqueue import Execute
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from collections import deque
 from redis import exceptions
 
 from penstock.producer import keys
-from penstock.producer.address import Address
-from penstock.producer.connection import UNREACHABLE, Fields, RedisClient, cancel_and_wait, connect_blocking
 from penstock.producer.errors import ConnectionLost, PenstockError, ReplyCorrupt, ReplyGone, ServerRefused
 from penstock.producer.ids import new_id, slot_of
-from penstock.producer.pipeline import Batcher
-from penstock.producer.streams import read_streams
+from penstock.producer.redis.address import Address
+from penstock.producer.redis.connection import UNREACHABLE, Fields, RedisClient, cancel_and_wait, connect_blocking
+from penstock.producer.redis.pipeline import Batcher
+from penstock.producer.redis.streams import read_streams
 from penstock.producer.wire import ReplyEntry, WireError, decode_reply
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from redis import exceptions
 
 from penstock.producer import keys
-from penstock.producer.pipeline import script_hash
+from penstock.producer.redis.pipeline import script_hash
 from penstock.producer.wire import MAX_FIELDS
 
 Execute: TypeAlias = Callable[..., Awaitable[Any]]

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias, cast
 
 from redis.asyncio import RedisCluster
 
-from penstock.producer.connection import COMMAND_TIMEOUT_S, Fields, RedisClient
-from penstock.producer.pipeline import execute
+from penstock.producer.redis.connection import COMMAND_TIMEOUT_S, Fields, RedisClient
+from penstock.producer.redis.pipeline import execute
 
 Streams: TypeAlias = list[tuple[bytes, list[tuple[bytes, Fields]]]]
 """(stream, [(entry id, fields)]) pairs."""

@@ -11,16 +11,17 @@ from typing import Any, Literal
 
 from redis import exceptions
 
-from penstock.producer import durable, keys
-from penstock.producer.address import parse_url
-from penstock.producer.connection import RedisClient, cancel_and_wait, connect, ensure_group, redis_errors
+from penstock.producer import keys
 from penstock.producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused, UnknownRequest
 from penstock.producer.ids import new_id, random_slot
-from penstock.producer.pipeline import Batcher
 from penstock.producer.queue_status import QueueStatus, ServedWatch, query_status
-from penstock.producer.reader import ENDED, ReplyReader, decode_fields, find_gone, position
-from penstock.producer.scripts import Full, enqueue
-from penstock.producer.streams import read_newest, read_range
+from penstock.producer.reading.reader import ENDED, ReplyReader, decode_fields, find_gone, position
+from penstock.producer.redis import durable
+from penstock.producer.redis.address import parse_url
+from penstock.producer.redis.connection import RedisClient, cancel_and_wait, connect, ensure_group, redis_errors
+from penstock.producer.redis.enqueue import Full, enqueue
+from penstock.producer.redis.pipeline import Batcher
+from penstock.producer.redis.streams import read_newest, read_range
 from penstock.producer.wire import ID_PATTERN, GenerateRequest, ReplyEntry
 
 State = Literal["unknown", "queued", "running", "lost", "finished"]

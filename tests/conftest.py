@@ -13,7 +13,7 @@ import pytest
 from redis import Redis as BlockingRedis
 from servers import SERVERS, cluster_arguments, form_cluster
 
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.local.embedded import EmbeddedServer
 
 # A shell that starts the suite in the background ignores SIGINT, and so would the processes that tests interrupt.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from penstock.producer import keys
-from penstock.producer.connection import cancel_and_wait, connect, connect_blocking, ensure_group
-from penstock.producer.streams import stream_entries
+from penstock.producer.redis.connection import cancel_and_wait, connect, connect_blocking, ensure_group
+from penstock.producer.redis.streams import stream_entries
 from penstock.producer.wire import (
     ChunkEntry,
     EndEntry,

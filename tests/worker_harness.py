@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
-from penstock.producer.streams import stream_entries
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.streams import stream_entries
 from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
 from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redis import exceptions
 
-from penstock.producer.connection import UNREACHABLE
+from penstock.producer.redis.connection import UNREACHABLE
 
 ROLES = "deploy/redis/users.acl has what the user of each role may do"
 

@@ -18,8 +18,9 @@ from penstock.engine.driver import EngineDriver, StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.stats import EngineInfo
 from penstock.producer import keys
-from penstock.producer.address import Address, parse_url
-from penstock.producer.connection import RedisClient, connect, connect_blocking
+from penstock.producer.redis.address import Address, parse_url
+from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
+from penstock.producer.tasks import end_tasks
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import TextEncoder
 from penstock.worker.errors import Aborted, EngineFailed, WorkerError
@@ -31,7 +32,7 @@ from penstock.worker.protocol.permissions import check_permissions
 from penstock.worker.protocol.reservation import Reservation
 from penstock.worker.readiness import Readiness
 from penstock.worker.session import Session
-from penstock.worker.tasks import Shared, end_tasks
+from penstock.worker.tasks import Shared
 
 _log = structlog.get_logger(__name__)
 _PART = "service"  # in readiness

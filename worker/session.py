@@ -15,7 +15,8 @@ from redis.asyncio import RedisCluster
 
 from penstock.engine.driver import EngineDriver
 from penstock.engine.generation_defaults import GenerationDefaults
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.tasks import end_tasks
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import TextEncoder
 from penstock.worker.delivery.cancel import CancelWatch
@@ -33,7 +34,6 @@ from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.heartbeat import Heartbeat, Reclaimer
 from penstock.worker.readiness import Readiness
-from penstock.worker.tasks import end_tasks
 
 _log = structlog.get_logger(__name__)
 _PART = "service"  # in readiness

@@ -20,7 +20,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
-from penstock.producer.address import parse_url
+from penstock.producer.redis.address import parse_url
 from penstock.producer.wire import ID_PATTERN
 from penstock.worker.config import WorkerConfig
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
-from penstock.producer.pipeline import Command
+from penstock.producer.redis.pipeline import Command
 
 
 def load(package: str, *names: str) -> str:

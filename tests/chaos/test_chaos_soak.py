@@ -12,8 +12,8 @@ import pytest
 from worker_harness import eventually
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect
-from penstock.producer.scripts import Added, enqueue
+from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.redis.enqueue import Added, enqueue
 from penstock.producer.wire import GenerateRequest
 from penstock.worker.chaos.process import FakeWorker
 from penstock.worker.local.embedded import EmbeddedServer

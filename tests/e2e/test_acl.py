@@ -21,7 +21,7 @@ from servers import SERVERS
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, running_worker
 
 from penstock.producer import AsyncClient, RequestRefused, ServerRefused, keys
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, fake_model
 from penstock.worker.cli import run
 from penstock.worker.cli.checks.redis import check_redis

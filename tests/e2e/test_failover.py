@@ -15,8 +15,8 @@ from worker_harness import eventually, is_queue_empty, read_reply, running_worke
 from worker_process import WorkerProcess
 
 from penstock.producer import AsyncClient, keys
-from penstock.producer.connection import RedisClient, connect
 from penstock.producer.handle import Handle
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.producer.reply import Reply
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 from penstock.worker.local.embedded import EmbeddedServer

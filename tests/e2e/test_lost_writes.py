@@ -18,8 +18,8 @@ from worker_harness import eventually, is_queue_empty, read_reply, running_worke
 from worker_process import WorkerProcess
 
 from penstock.producer import AsyncClient, keys
-from penstock.producer.connection import RedisClient, connect
 from penstock.producer.ids import slot_of
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, word
 from penstock.worker.local.embedded import EmbeddedServer
 

@@ -18,7 +18,7 @@ from servers import SERVERS
 from worker_harness import Running, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from penstock.producer import AsyncClient, keys
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.local.embedded import EmbeddedServer
 

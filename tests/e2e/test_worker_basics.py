@@ -13,7 +13,7 @@ from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_u
 
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import ChunkEntry
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
 from penstock.worker.config import WorkerConfig

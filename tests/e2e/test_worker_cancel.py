@@ -8,7 +8,7 @@ import pytest
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 
 

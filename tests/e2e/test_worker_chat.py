@@ -14,7 +14,7 @@ from worker_harness import eventually, is_queue_empty, read_reply, read_until, r
 
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import OwnEntry
 from penstock.worker.chaos.fake_engine import FakeEngine
 

@@ -15,8 +15,8 @@ from worker_harness import eventually, running_worker
 from worker_process import WorkerProcess
 
 from penstock.producer import AsyncClient, RequestRefused, keys
-from penstock.producer.connection import RedisClient, connect
 from penstock.producer.ids import slot_of
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.local.embedded import EmbeddedServer
 from penstock.worker.protocol import dead_letters

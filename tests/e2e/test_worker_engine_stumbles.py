@@ -8,7 +8,7 @@ from worker_harness import eventually, is_queue_empty, read_reply, running_worke
 
 from penstock.engine.request import Request
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 
 BAD = b"bad"

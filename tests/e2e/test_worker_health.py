@@ -19,7 +19,7 @@ from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_u
 from worker_process import WorkerProcess
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.logs import configure_logs

@@ -11,7 +11,7 @@ import pytest
 from worker_harness import end_as, eventually, is_queue_empty, read_reply, running_worker, send, take_and_claim
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.producer.wire import MAX_FIELDS
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 

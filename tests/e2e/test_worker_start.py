@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from worker_harness import QUICK, TIMEOUT_S, eventually, running_worker
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, RedisRefused

@@ -23,7 +23,7 @@ from worker_harness import (
 from worker_process import WorkerProcess
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, word
 
 

@@ -10,7 +10,7 @@ from redis_proxy import RedisProxy
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 from penstock.worker.errors import RedisRefused
 from penstock.worker.local.embedded import EmbeddedServer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.producer.address import parse_url
 from penstock.producer.errors import BadAddress, PenstockError
+from penstock.producer.redis.address import parse_url
 
 SECRET = "s3cr3t"
 

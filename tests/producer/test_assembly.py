@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.producer.assembly import Assembler
 from penstock.producer.errors import ReplyCorrupt, RequestFailed, RequestRefused
+from penstock.producer.reading.assembly import Assembler
 from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, TokenLogprob
 
 

@@ -22,7 +22,7 @@ from penstock.producer import (
     UnknownRequest,
     keys,
 )
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import ChunkEntry, OwnEntry, TokenLogprob
 from penstock.worker.local.embedded import EmbeddedServer
 

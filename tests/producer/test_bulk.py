@@ -11,7 +11,7 @@ from fakes import ScriptedReply, ScriptedWorker, echo, eventually
 
 from penstock.producer import AsyncClient, GenerateRequest, ReplyTimeout, RequestFailed, RequestRefused, keys
 from penstock.producer.bulk import READ_AHEAD, BulkProgress
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 
 
 class Gates:

@@ -9,8 +9,8 @@ from fakes import ScriptedReply, ScriptedWorker, echo, eventually, name_queue_un
 from redis.crc import key_slot
 
 from penstock.producer import AsyncClient, QueueFull, ReplyGone, ReplyTimeout, keys
-from penstock.producer.connection import connect
 from penstock.producer.ids import new_id, random_slot, slot_of
+from penstock.producer.redis.connection import connect
 from penstock.worker.local.embedded import EmbeddedServer
 
 

@@ -15,7 +15,8 @@ from fakes import LossyProxy
 from redis import exceptions
 
 from penstock.producer import keys
-from penstock.producer.connection import (
+from penstock.producer.errors import ConnectionLost, ServerRefused
+from penstock.producer.redis.connection import (
     UNREACHABLE,
     RedisClient,
     cancel_and_wait,
@@ -25,8 +26,7 @@ from penstock.producer.connection import (
     parse_url,
     redis_errors,
 )
-from penstock.producer.errors import ConnectionLost, ServerRefused
-from penstock.producer.streams import read_streams, stream_entries
+from penstock.producer.redis.streams import read_streams, stream_entries
 from penstock.worker.local.embedded import EmbeddedServer, dies_with_parent, find_servers
 
 SECRET = "s3cr3t"
@@ -115,14 +115,14 @@ async def test_a_plain_connection_tries_again(redis_server: EmbeddedServer, redi
 
 
 async def test_a_blocking_read_may_last_as_long_as_was_said(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.producer.connection.COMMAND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("penstock.producer.redis.connection.COMMAND_TIMEOUT_S", 0.2)
     client = connect_blocking(redis_url, decode=False, block_s=0.5)
     started = time.monotonic()
     assert await read_streams(client, {"nothing": "0-0"}, count=1, block_s=0.5) == []
     assert time.monotonic() - started > 0.45
     with pytest.raises(exceptions.TimeoutError):
         await client.xread({"nothing": "0-0"}, count=1, block=1500)
-    monkeypatch.setattr("penstock.producer.streams.COMMAND_TIMEOUT_S", -0.3)
+    monkeypatch.setattr("penstock.producer.redis.streams.COMMAND_TIMEOUT_S", -0.3)
     with pytest.raises(TimeoutError):
         await read_streams(client, {"nothing": "0-0"}, count=1, block_s=0.5)
     await client.aclose()

@@ -11,8 +11,9 @@ import pytest
 from fakes import LossyProxy, ScriptedWorker
 from servers import SERVERS, cluster_arguments, form_cluster
 
-from penstock.producer import AsyncClient, Client, NotDurable, ServerRefused, durable, keys
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer import AsyncClient, Client, NotDurable, ServerRefused, keys
+from penstock.producer.redis import durable
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.local.embedded import EmbeddedServer
 
 KNOWS = [name for name in SERVERS if name != "redis-server"]  # 7.0 does not have WAITAOF

@@ -9,8 +9,8 @@ import pytest
 from fakes import LossyProxy
 
 from penstock.producer import AsyncClient, QueueFull, RequestRefused, keys
-from penstock.producer.connection import RedisClient, connect
-from penstock.producer.scripts import Added, Full, enqueue
+from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.redis.enqueue import Added, Full, enqueue
 from penstock.producer.wire import MAX_FIELDS, ChunkEntry, EndEntry, GenerateRequest, OwnEntry
 from penstock.worker.local.embedded import EmbeddedServer
 

@@ -10,9 +10,9 @@ import pytest
 from redis import exceptions
 from redis_proxy import RedisProxy
 
-from penstock.producer import pipeline
-from penstock.producer.connection import UNREACHABLE, RedisClient, connect
-from penstock.producer.pipeline import MAX_PIPELINES, Batcher, Command
+from penstock.producer.redis import pipeline
+from penstock.producer.redis.connection import UNREACHABLE, RedisClient, connect
+from penstock.producer.redis.pipeline import MAX_PIPELINES, Batcher, Command
 
 
 class Counted:

@@ -43,7 +43,7 @@ def test_everything_is_loaded_once_under_the_installed_name() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     loaded = run.stdout.split()
-    assert {"penstock.producer.client", "penstock.engine.engine", "penstock.worker.service"} <= set(loaded)
+    assert {"penstock.producer.blocking.client", "penstock.engine.engine", "penstock.worker.service"} <= set(loaded)
     assert [name for name in loaded if name.partition(".")[0] in ("producer", "engine", "worker")] == []
 
 

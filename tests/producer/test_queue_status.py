@@ -9,7 +9,7 @@ from fakes import ScriptedWorker, eventually
 from redis import exceptions
 
 from penstock.producer import AsyncClient, Client, QueueStatus, ServerRefused, keys, queue_status
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 
 WARNING = "no worker serves queue 'default'; its requests wait for one"
 

@@ -11,8 +11,8 @@ from fakes import LossyProxy, ScriptedReply, ScriptedWorker, echo, eventually
 from redis import Redis as BlockingRedis
 
 from penstock.producer import AsyncClient, ConnectionLost, ReplyGone, ReplyTimeout, ServerRefused, keys
-from penstock.producer.connection import RedisClient
-from penstock.producer.reader import position
+from penstock.producer.reading.reader import position
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.local.embedded import EmbeddedServer
 
 
@@ -181,8 +181,8 @@ async def test_a_long_outage_is_told_to_those_who_wait(redis_server: EmbeddedSer
 async def test_a_reply_that_expires_while_it_is_waited_for_is_gone(
     redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.producer.reader.GONE_CHECK_S", 0.1)
-    monkeypatch.setattr("penstock.producer.reader.BLOCK_S", 0.1)
+    monkeypatch.setattr("penstock.producer.reading.reader.GONE_CHECK_S", 0.1)
+    monkeypatch.setattr("penstock.producer.reading.reader.BLOCK_S", 0.1)
     script = Script()
     async with ScriptedWorker(redis_url, script), AsyncClient(redis_url) as client:
         handle = await client.submit("x")

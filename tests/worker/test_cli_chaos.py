@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cli_process import penstock
 
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.local.embedded import EmbeddedServer
 
 FEW = ("--requests", "12", "--kills", "1", "--zombies", "1", "--losses", "2", "--seed", "5")

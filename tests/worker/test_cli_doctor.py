@@ -14,7 +14,7 @@ from fakes import ScriptedWorker
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.cli.checks import Finding
 from penstock.worker.cli.checks.host import check_compiler
 from penstock.worker.cli.checks.model import check_model

@@ -13,7 +13,7 @@ from worker_harness import eventually, read_reply, read_until, running_worker, s
 from worker_process import WorkerProcess
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.cli import run
 from penstock.worker.protocol.members import presence

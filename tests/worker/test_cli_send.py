@@ -9,7 +9,7 @@ from cli_process import Terminal, finish, penstock, start
 from fakes import ScriptedReply, ScriptedWorker, eventually
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 
 
 async def test_streams_the_answer_and_ends_the_line(redis_url: str) -> None:

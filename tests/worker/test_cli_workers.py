@@ -9,7 +9,7 @@ import pytest
 from worker_harness import send
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.cli import run
 from penstock.worker.protocol.members import backlog, members
 

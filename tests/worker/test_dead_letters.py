@@ -12,7 +12,7 @@ from redis_proxy import RedisProxy
 from worker_harness import eventually, read_reply, running_worker, send
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import expected_text
 from penstock.worker.cli import run
 from penstock.worker.protocol import dead_letters

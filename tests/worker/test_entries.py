@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect, ensure_group
+from penstock.producer.redis.connection import RedisClient, connect, ensure_group
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import entries
 from penstock.worker.delivery.entries import LARGEST_ID, EntryReader, QueueEntry

@@ -8,7 +8,7 @@ import pytest
 from worker_harness import QUICK, eventually, read_until, running_worker, send
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine
 from penstock.worker.protocol.members import Member, UnknownWorker, members, tell_to_drain
 

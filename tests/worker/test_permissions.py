@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.errors import RedisRefused
 from penstock.worker.protocol.permissions import check_permissions, denied
 

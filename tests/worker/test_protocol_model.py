@@ -27,9 +27,9 @@ from hypothesis.stateful import (
 from redis import exceptions
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect, ensure_group
-from penstock.producer.pipeline import Command
-from penstock.producer.scripts import Added, enqueue
+from penstock.producer.redis.connection import RedisClient, connect, ensure_group
+from penstock.producer.redis.enqueue import Added, enqueue
+from penstock.producer.redis.pipeline import Command
 from penstock.worker.delivery import reconnect
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim

@@ -16,7 +16,8 @@ from worker_harness import eventually
 
 from penstock.engine.request import Output
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import reconnect
@@ -29,7 +30,6 @@ from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim, Standing
 from penstock.worker.readiness import Readiness
-from penstock.worker.tasks import end_tasks
 
 
 @asynccontextmanager

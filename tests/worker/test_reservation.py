@@ -9,7 +9,7 @@ import pytest
 from worker_harness import QUICK, TIMEOUT_S, eventually
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken
 from penstock.worker.metrics import Metrics

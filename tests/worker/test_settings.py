@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.engine.config import EngineConfig
-from penstock.producer.address import parse_url
+from penstock.producer.redis.address import parse_url
 from penstock.worker.config import WorkerConfig
 from penstock.worker.settings import Settings, SettingsError, load_settings
 from penstock.worker.settings_page import page

@@ -17,7 +17,7 @@ from worker_harness import (
 )
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.delivery.claiming import Claimer
 from penstock.worker.delivery.entries import QueueEntry

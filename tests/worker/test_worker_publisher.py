@@ -14,8 +14,9 @@ from worker_harness import TIMEOUT_S, eventually
 
 from penstock.engine.request import Output
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect
-from penstock.producer.pipeline import execute
+from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.redis.pipeline import execute
+from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.coalescing import Coalescing
@@ -27,7 +28,6 @@ from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim
 from penstock.worker.readiness import Readiness
-from penstock.worker.tasks import end_tasks
 
 
 @dataclass

@@ -12,8 +12,8 @@ from redis import exceptions
 from worker_harness import eventually
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect
-from penstock.producer.pipeline import Command
+from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.redis.pipeline import Command
 from penstock.worker.protocol import dead_letters, faults, scripts
 from penstock.worker.protocol.scripts import Claim, NotClaimed, Standing
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from penstock.engine.errors import InvalidRequest, PromptTooLong
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import Output, TokenLogprob
-from penstock.producer.connection import connect
+from penstock.producer.redis.connection import connect
+from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ChunkEntry, GenerateRequest, decode_reply, encode_reply
 from penstock.producer.wire import TokenLogprob as WireLogprob
 from penstock.worker.chaos.fake_engine import FakeText
@@ -33,7 +34,7 @@ from penstock.worker.errors import BadWorkerConfig, WorkerError
 from penstock.worker.logs import configure_logs
 from penstock.worker.protocol import faults
 from penstock.worker.protocol.scripts import Claim
-from penstock.worker.tasks import Shared, Signal, end_tasks
+from penstock.worker.tasks import Shared, Signal
 
 
 def make_live(n: int = 1) -> LiveRequest:

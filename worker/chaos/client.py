@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from redis import exceptions
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
-from penstock.producer.scripts import Added, enqueue
-from penstock.producer.streams import stream_entries
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.enqueue import Added, enqueue
+from penstock.producer.redis.streams import stream_entries
 from penstock.producer.wire import GenerateRequest
 from penstock.worker.chaos.history import History, Record, Seen
 from penstock.worker.chaos.plan import RequestPlan

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient, connect, connect_blocking
+from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
 from penstock.worker.chaos.checker import Truth, Verdict, check
 from penstock.worker.chaos.client import BLOCK_S, Clients
 from penstock.worker.chaos.fake_engine import expected_tokens, word

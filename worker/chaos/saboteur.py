@@ -13,7 +13,7 @@ from typing import Any
 
 from hiredis import ReplyError
 
-from penstock.producer.pipeline import script_hash
+from penstock.producer.redis.pipeline import script_hash
 from penstock.worker.chaos.fleet import Fleet, Slot
 from penstock.worker.chaos.history import Event, History, Wire
 from penstock.worker.chaos.plan import Fault, Plan, RequestPlan, Side, Stage

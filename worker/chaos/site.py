@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import urlsplit, urlunsplit
 
-from penstock.producer.address import parse_url
+from penstock.producer.redis.address import parse_url
 from penstock.worker.local.embedded import EmbeddedServer
 
 

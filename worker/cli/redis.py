@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from penstock.producer.address import parse_url
-from penstock.producer.connection import RedisClient, connect, redis_errors
+from penstock.producer.redis.address import parse_url
+from penstock.producer.redis.connection import RedisClient, connect, redis_errors
 
 
 @asynccontextmanager

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import structlog
 
 from penstock.producer import AsyncClient, PenstockError, QueueStatus
+from penstock.producer.tasks import end_tasks
 from penstock.worker.cli.progress import spinner
-from penstock.worker.tasks import end_tasks
 
 PATIENCE_S = 0.3  # most answers begin before
 LOOK_INTERVAL_S = 1.0  # Redis tells nobody that a key came or that a stream became shorter

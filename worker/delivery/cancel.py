@@ -8,8 +8,8 @@ import time
 from penstock.engine.driver import EngineDriver
 from penstock.engine.request import FinishReason
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
-from penstock.producer.pipeline import execute
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.pipeline import execute
 from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.requests import LiveRequest, Phase
 from penstock.worker.protocol import faults

@@ -7,8 +7,8 @@ import time
 from redis import exceptions
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
-from penstock.producer.pipeline import Batcher
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.wire import GenerateRequest, WireError, parse_request
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.ending import dead_letter_of, observe_letter, observe_loss, unclaimed_end

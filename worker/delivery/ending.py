@@ -6,7 +6,7 @@ import structlog
 
 from penstock.engine.request import FinishReason
 from penstock.producer import keys
-from penstock.producer.pipeline import Command
+from penstock.producer.redis.pipeline import Command
 from penstock.producer.wire import MAX_FIELDS, EndEntry, WireError, encode_reply, entry_size, parse_request
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.requests import LiveRequest

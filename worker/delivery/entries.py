@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from penstock.producer import keys
-from penstock.producer.connection import Fields, RedisClient, ensure_group
-from penstock.producer.streams import pairs, stream_entries
+from penstock.producer.redis.connection import Fields, RedisClient, ensure_group
+from penstock.producer.redis.streams import pairs, stream_entries
 from penstock.producer.wire import entry_size
 from penstock.worker.config import WorkerConfig
 from penstock.worker.protocol import scripts

@@ -12,6 +12,7 @@ from redis import exceptions
 
 from penstock.engine.driver import EngineDriver
 from penstock.engine.request import Request
+from penstock.producer.tasks import end_tasks
 from penstock.worker.delivery.claiming import Claimer, Suspect
 from penstock.worker.delivery.entries import EntryReader, QueueEntry
 from penstock.worker.delivery.outbox import Outbox
@@ -20,7 +21,7 @@ from penstock.worker.delivery.restore import Restorer, ending_failed
 from penstock.worker.protocol import faults
 from penstock.worker.protocol.heartbeat import Heartbeat
 from penstock.worker.readiness import Readiness
-from penstock.worker.tasks import end_tasks, pause
+from penstock.worker.tasks import pause
 
 _log = structlog.get_logger(__name__)
 _PART = "intake"  # in readiness

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from penstock.engine.request import FinishReason
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.delivery.requests import ChoiceBuffer
 
 PAGE = 1000  # entries read at a time

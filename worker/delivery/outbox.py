@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from penstock.engine.request import FinishReason, Output
-from penstock.producer.pipeline import Command
+from penstock.producer.redis.pipeline import Command
 from penstock.producer.wire import EndEntry
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import writes

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from penstock.producer.connection import RedisClient
-from penstock.producer.pipeline import Reconnected, execute
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.pipeline import Reconnected, execute
 from penstock.worker.delivery.coalescing import Coalescing
 from penstock.worker.delivery.ending import observe_end, observe_letter, observe_loss, observe_refusal
 from penstock.worker.delivery.outbox import Bury, Drop, Fence, Finished, Outbox, Refused, Verdict

@@ -16,8 +16,8 @@ from contextvars import ContextVar
 
 from redis.asyncio import Redis
 
-from penstock.producer.connection import RedisClient, on_new_connections
-from penstock.producer.pipeline import execute
+from penstock.producer.redis.connection import RedisClient, on_new_connections
+from penstock.producer.redis.pipeline import execute
 from penstock.worker.delivery.outbox import Drop, Fence
 from penstock.worker.delivery.requests import LiveRequest, RequestTable
 from penstock.worker.protocol import faults, scripts

@@ -13,7 +13,7 @@ from penstock.engine.driver import DriverStopped
 from penstock.engine.errors import RequestError
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import Request
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import GenerateRequest, WireError
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import TextEncoder, check_limits, encode_prompt, to_engine_request

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from penstock.producer.connection import Fields
+from penstock.producer.redis.connection import Fields
 
 _T = TypeVar("_T")
 

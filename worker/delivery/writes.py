@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias
 
 from penstock.engine.request import TokenLogprob
 from penstock.producer import keys
-from penstock.producer.pipeline import Command
-from penstock.producer.streams import pairs
+from penstock.producer.redis.pipeline import Command
+from penstock.producer.redis.streams import pairs
 from penstock.producer.wire import EndEntry, encode_reply
 from penstock.worker.delivery.requests import ChoiceBuffer, LiveRequest
 from penstock.worker.protocol import scripts

@@ -11,7 +11,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from penstock.producer import keys
-from penstock.producer.connection import connect
+from penstock.producer.redis.connection import connect
 from penstock.worker.local.embedded import dies_with_parent
 from penstock.worker.settings import flag
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
-from penstock.producer.scripts import Script
-from penstock.producer.streams import read_range
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.enqueue import Script
+from penstock.producer.redis.streams import read_range
 from penstock.producer.wire import MAX_FIELDS
 
 PAGE = 50  # letters read at a time; each may hold a whole request

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from redis import exceptions
 
-from penstock.producer.connection import UNREACHABLE
+from penstock.producer.redis.connection import UNREACHABLE
 from penstock.worker.errors import RedisRefused
 from penstock.worker.hints import SCRIPT_DENIED, hint_for, is_about_the_password
 from penstock.worker.readiness import Readiness

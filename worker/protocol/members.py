@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 from redis import exceptions
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 
 DRAIN_MARK_TTL_S = 86_400
 """Longer than a drain takes. A mark that is left over harms nobody: it names a process, not a worker."""

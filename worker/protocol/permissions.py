@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from penstock.producer import keys
-from penstock.producer.connection import RedisClient
-from penstock.producer.lua import call, load
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.lua import call, load
 from penstock.worker import hints
 from penstock.worker.errors import RedisRefused
 

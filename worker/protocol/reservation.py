@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 
-from penstock.producer.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken
 from penstock.worker.protocol import faults, scripts

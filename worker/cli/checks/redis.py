@@ -10,8 +10,8 @@ from redis import exceptions
 from redis.asyncio import RedisCluster
 
 from penstock.producer import keys
-from penstock.producer.address import Address, parse_url
-from penstock.producer.connection import UNREACHABLE, RedisClient, connect
+from penstock.producer.redis.address import Address, parse_url
+from penstock.producer.redis.connection import UNREACHABLE, RedisClient, connect
 from penstock.worker import hints
 from penstock.worker.cli.checks import Finding
 from penstock.worker.protocol import faults

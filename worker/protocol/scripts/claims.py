@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from penstock.producer import keys
-from penstock.producer.lua import call, load
-from penstock.producer.pipeline import Command
+from penstock.producer.redis.lua import call, load
+from penstock.producer.redis.pipeline import Command
 
 FlatFields: TypeAlias = Sequence[str]
 """Field, value, field, value, ..."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.producer import keys
-from penstock.producer.lua import call, load
-from penstock.producer.pipeline import Command
+from penstock.producer.redis.lua import call, load
+from penstock.producer.redis.pipeline import Command
 
 _TAKE = load("penstock.worker.protocol", "weighed", "take")
 _ADOPT = load("penstock.worker.protocol", "weighed", "adopt")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.producer import keys
-from penstock.producer.lua import call, load
-from penstock.producer.pipeline import Command
+from penstock.producer.redis.lua import call, load
+from penstock.producer.redis.pipeline import Command
 
 _BEAT = load("penstock.worker.protocol", "beat")
 _LEAVE = load("penstock.worker.protocol", "leave")
