@@ -141,7 +141,7 @@ async def test_producer_and_worker_do_their_whole_jobs(acl_server: EmbeddedServe
             await eventually(lambda: _consumers(admin))
             same = WorkerConfig(**{**QUICK, "name": "second"})
             with pytest.raises(NameTaken, match="another process uses the name 'second'"):
-                await WorkerService(same, url_of(acl_server, "worker"), fake_model).run()
+                await WorkerService(same, url_of(acl_server, "worker"), lambda _: fake_model()).run()
     assert await denials(admin) == []
 
 

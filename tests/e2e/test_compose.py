@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -97,6 +98,23 @@ def test_health_is_asked_where_the_worker_answers() -> None:
     assert f"EXPOSE {port}" in DOCKERFILE
     assert docker_variables()[variable("health_host")] == "0.0.0.0"  # for probes and scrapers beside the container
     assert SERVICES["producer"]["healthcheck"] == {"disable": True}
+
+
+def test_the_image_can_build_the_kernels_for_cpus_where_it_has_no_accelerator(tmp_path: Path) -> None:
+    """Its own line of shell, with an apt-get that writes down what it is asked for."""
+    final_stage = DOCKERFILE.rpartition("\nFROM ")[2]
+    instruction = re.search(r"^RUN (case (?:.*\\\n)*.*)$", final_stage, re.MULTILINE)
+    assert instruction
+    assert re.search(r"^ARG EXTRAS=worker$", final_stage[: instruction.start()], re.MULTILINE)
+    asked = tmp_path / "asked"
+    (tmp_path / "apt-get").write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
+    (tmp_path / "apt-get").chmod(0o755)
+    (tmp_path / "rm").symlink_to("/bin/true")
+    for extras, has_compiler in (("worker", True), ("worker,tpu", False), ("worker,cuda", False)):
+        asked.unlink(missing_ok=True)
+        variables = {"EXTRAS": extras, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+        subprocess.run(["/bin/sh", "-ec", instruction[1]], env=variables, check=True, timeout=60)
+        assert (asked.exists() and "install --yes --no-install-recommends g++" in asked.read_text()) is has_compiler
 
 
 def test_variables_are_settings() -> None:

@@ -13,7 +13,7 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import Aborted, EngineFailed, NameTaken
-from penstock.worker.service import Model, WorkerService
+from penstock.worker.service import Model, Say, WorkerService
 
 
 async def test_drain_finishes_what_runs_and_takes_nothing_new(redis_url: str, redis: RedisClient) -> None:
@@ -22,7 +22,7 @@ async def test_drain_finishes_what_runs_and_takes_nothing_new(redis_url: str, re
         await send(redis, prompt="x", id="x", max_tokens=100)
         await read_until(redis, "x", lambda entry: entry.type == "chunk")
         worker.service.request_drain()
-        await eventually(lambda: "service" in worker.service.readiness.objections)
+        await eventually(lambda: "service" in worker.service.readiness.reasons)
         await worker.task
         late = await send(redis, prompt="late")
         assert (await read_reply(redis, "x")).text() == expected_text("x", "x", 100)
@@ -127,7 +127,7 @@ async def test_drain_during_load_ends_at_once(redis_url: str) -> None:
     loop = asyncio.get_running_loop()
     may_go_on = threading.Event()
 
-    def load() -> Model:
+    def load(_: Say) -> Model:
         loop.call_soon_threadsafe(loading.set)
         may_go_on.wait()
         return fake_model()
@@ -142,7 +142,7 @@ async def test_drain_during_load_ends_at_once(redis_url: str) -> None:
 
 
 async def test_failing_load(redis_url: str) -> None:
-    def load() -> Model:
+    def load(_: Say) -> Model:
         raise FileNotFoundError("config.json")
 
     with pytest.raises(EngineFailed, match=r"config\.json"):
@@ -151,6 +151,6 @@ async def test_failing_load(redis_url: str) -> None:
 
 async def test_a_name_is_one_worker_s(redis_url: str) -> None:
     async with running_worker(redis_url, name="same"):
-        service = WorkerService(WorkerConfig(**{**QUICK, "name": "same"}), redis_url, fake_model)
+        service = WorkerService(WorkerConfig(**{**QUICK, "name": "same"}), redis_url, lambda _: fake_model())
         with pytest.raises(NameTaken, match="same"):
             await service.run()

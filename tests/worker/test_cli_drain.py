@@ -92,7 +92,7 @@ async def test_a_signal_during_a_drain_over_redis_does_not_abort_it(redis_url: s
         await send(redis, prompt="x", id="x", max_tokens=100)
         await read_until(redis, "x", is_chunk)
         await penstock(redis_url, "drain", "w", "--no-wait")
-        await eventually(lambda: worker.service.readiness.objections.get("service") == "draining")
+        await eventually(lambda: worker.service.readiness.reasons.get("service") == "draining")
         worker.service.request_drain()
         await worker.task
     assert (await read_reply(redis, "x")).end.completion_tokens == 100

@@ -69,3 +69,10 @@ def test_log_lines_name_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     with capture_logs() as lines, shown("loading", BYTES) as report:
         report(1, 2, "weights")
     assert lines[1] == {"event": "loading", "log_level": "info", "unit": "bytes", "step": 1, "of": 2, "what": "weights"}
+
+
+def test_readiness_is_told_too() -> None:
+    said: list[str] = []
+    with capture_logs(), shown("loading the model", BYTES, said.append) as report:
+        report(1_000_000, 2_000_000, "weights")
+    assert said == ["loading the model", "loading the model: 1.0/2.0 MB"]

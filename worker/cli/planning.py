@@ -19,7 +19,6 @@ from penstock.engine.planning.topology import devices_of
 from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.progress import shown
-from penstock.worker.cli.serve import engine_config
 from penstock.worker.logs import configure_logs
 from penstock.worker.settings import DEMO_MODEL, Settings
 
@@ -45,7 +44,7 @@ def run(settings: Settings, topology: str, tensor: int | None, context: int, *, 
 
 def _plan(settings: Settings, topology: str, tensor: int | None, context: int) -> Plan:
     model = planned_model(str(MODEL_DIR) if settings.model == DEMO_MODEL else settings.model or "", settings.dtype)
-    config = replace(engine_config(settings), tensor_parallel=tensor or len(devices_of(topology)))
+    config = replace(settings.engine_config(), tensor_parallel=tensor or len(devices_of(topology)))
     with shown(f"compiling for {topology}", "programs") as report:
         return planned(model, topology, config, context=context, progress=report)
 

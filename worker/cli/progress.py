@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import structlog
 from rich.filesize import pick_unit_and_suffix
@@ -17,26 +18,25 @@ from penstock.worker.cli.console import console
 from penstock.worker.progress import Progress
 
 LOG_INTERVAL_S = 5.0
+Say: TypeAlias = Callable[[str], None]
+"""Called with how far it is, such as `warming up: 12/40 shapes`."""
+
 BYTES = "bytes"  # a unit that is shown in kB, MB, ...
 
 
 @contextmanager
-def shown(title: str, unit: str = "") -> Iterator[Progress]:
+def shown(title: str, unit: str = "", say: Say | None = None) -> Iterator[Progress]:
     """Shows the progress of one long step, `title`, while the block lasts.
 
     Args:
         title: what is being done.
         unit: of what the caller counts, in the plural; "" where nothing is counted.
+        say: is told how far it is, too.
     """
-    if sys.stderr.isatty():
-        with _bar(title, unit) as report:
-            yield report
-    else:
-        started = time.monotonic()
-        log = structlog.get_logger()
-        log.info(title)
-        yield _logger(title, unit)
-        log.info(title, done=True, seconds=round(time.monotonic() - started, 1))
+    if say is not None:
+        say(title)
+    with _bar(title, unit) if sys.stderr.isatty() else _logged(title, unit) as report:
+        yield report if say is None else _both(report, title, unit, say)
 
 
 @contextmanager
@@ -50,6 +50,23 @@ def spinner(title: str) -> Iterator[Callable[[str], None]]:
             yield lambda changed: status.update(escape(changed))
     else:
         yield lambda changed: None
+
+
+def _both(report: Progress, title: str, unit: str, say: Say) -> Progress:
+    def tell(done: int, total: int, what: str) -> None:
+        report(done, total, what)
+        say(f"{title}: {_amount(done, total, unit)}")
+
+    return tell
+
+
+@contextmanager
+def _logged(title: str, unit: str) -> Iterator[Progress]:
+    started = time.monotonic()
+    log = structlog.get_logger()
+    log.info(title)
+    yield _logger(title, unit)
+    log.info(title, done=True, seconds=round(time.monotonic() - started, 1))
 
 
 @contextmanager

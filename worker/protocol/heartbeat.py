@@ -107,12 +107,8 @@ class Heartbeat:
 
     def _look_at(self, rival: scripts.Rival) -> None:
         known, self._rival = self._rival, rival
-        is_renewed = known is not None and rival.expires_ms > known.expires_ms
-        if (is_renewed or rival.expires_ms < 0) and self.name_taken is None:
-            self.name_taken = NameTaken(
-                f"another process uses the name {self._config.name!r} in queue {self._config.queue!r};"
-                " each worker needs a name of its own"
-            )
+        if rival.is_seen_to_live(known) and self.name_taken is None:
+            self.name_taken = NameTaken(self._config.name, self._config.queue)
             _log.error("name_taken", worker=self._config.name, queue=self._config.queue, by=rival.instance)
             self.must_drain.set()
 
