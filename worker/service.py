@@ -24,7 +24,7 @@ from penstock.producer.tasks import end_tasks
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import TextEncoder
 from penstock.worker.errors import Aborted, EngineFailed, WorkerError
-from penstock.worker.health import HealthApp, HealthServer
+from penstock.worker.health.server import HealthApp, HealthServer
 from penstock.worker.introduction import NO_COMPILER_HINT, STARTED, describe
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults

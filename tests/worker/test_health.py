@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.worker.health import HealthApp
+from penstock.worker.health.server import HealthApp
 from penstock.worker.readiness import Readiness
 
 

@@ -59,10 +59,10 @@ def wait_until(condition: Callable[[], object]) -> None:
 class Breaking(FakeEngine):
     """Cannot take on a prompt that begins with `!`."""
 
-    def add(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
         if request.prompt_token_ids[:1] == (ord("!"),):
             raise ZeroDivisionError("this prompt breaks it")
-        super().add(request)
+        super().enqueue(request)
 
 
 class BreakingText(FakeText):

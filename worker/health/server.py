@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from penstock.worker.http_guard import GuardedServer, Limits
+from penstock.worker.health.http_guard import GuardedServer, Limits
 from penstock.worker.readiness import Readiness
 
 Scope: TypeAlias = MutableMapping[str, Any]
