@@ -76,7 +76,7 @@ async def run_chaos(options: ChaosOptions, site: Site, *, model: str, logs: Path
         site: the server.
         model: a folder with a checkpoint, or `demo`; not read where the fake engine runs.
         logs: the folder that workers log to.
-        progress: is told how far it is.
+        progress: called with how far it is.
 
     Raises:
         RedisError: the server does not come back.

@@ -31,7 +31,7 @@ def shown(title: str, unit: str = "", say: Say | None = None) -> Iterator[Progre
     Args:
         title: what is being done.
         unit: of what the caller counts, in the plural; "" where nothing is counted.
-        say: is told how far it is, too.
+        say: called with how far it is, too.
     """
     if say is not None:
         say(title)
