@@ -250,7 +250,7 @@ class WorkerService:
 
 
 def _warn_of_ignored(defaults: GenerationDefaults) -> None:
-    """The model's authors recommend what is not done here: its answers differ from those they show."""
+    """The model's authors recommend what this worker does not do: its answers differ from theirs."""
     if defaults.ignored:
         _log.warning("generation_config_ignored", fields=list(defaults.ignored))
 

@@ -134,7 +134,7 @@ class Settings(BaseSettings):
         None,
     )
     flush_interval_ms: int = _worker(
-        "flush_interval_ms", "How long tokens are gathered into one chunk; a reply's first chunk is not held."
+        "flush_interval_ms", "How long tokens are gathered into one chunk; a reply's first text is not held."
     )
     max_flush_interval_ms: int = _worker(
         "max_flush_interval_ms",
