@@ -18,6 +18,11 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     /opt/penstock/bin/pip install --disable-pip-version-check --constraint constraints/py312.txt ".[${EXTRAS}]"
 
 FROM python:3.12-slim
+ARG EXTRAS=worker
+# On a CPU, attention and matmuls are C++ that a worker builds at its first start for the processor it is on; without a
+# compiler it would be several times as slow. An accelerator needs none.
+RUN case ",${EXTRAS}," in *,tpu,*|*,cuda,*) exit 0 ;; esac; \
+    apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp penstock \
     && install --directory --owner penstock --group penstock /var/cache/penstock
 COPY --from=build /opt/penstock /opt/penstock

@@ -16,6 +16,7 @@ demo: .venv/worker.stamp  ## start a server and a worker with the demo model, as
 
 # Each process begins with one half: tests that wait for servers come first, those that compute last.
 test: .venv/dev.stamp  ## run the tests in two processes, without the slow ones
+	@echo "running the tests; this takes about ten minutes"
 	@$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal
 
 test-slow: .venv/dev.stamp  ## run the slow tests
@@ -26,7 +27,7 @@ lint: .venv/dev.stamp  ## check style, format and the direction of imports
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 
-format: .venv/dev.stamp  ## format the code and mend what ruff can mend
+format: .venv/dev.stamp  ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

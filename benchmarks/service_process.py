@@ -28,7 +28,7 @@ QUEUE = "bench"
 async def worker_in_process(url: str, model: Model, **config: Any) -> AsyncIterator[WorkerService]:
     """A worker on this event loop, from when it has joined to its drain."""
     values = {"queue": QUEUE, "health_port": None, "drain_timeout_s": 1.0, **config}
-    service = WorkerService(WorkerConfig(**values), url, lambda: model)
+    service = WorkerService(WorkerConfig(**values), url, lambda _: model)
     task = asyncio.create_task(service.run())
     try:
         await until(lambda: service.readiness.is_ready or task.done())

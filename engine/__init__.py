@@ -1,13 +1,18 @@
 """Penstock's engine: token ids in, tokens and text out. Continuous batching over a paged KV cache, on any JAX device.
 
 `Engine` is driven step by step; `EngineDriver` runs one on a thread of its own for asyncio. Neither knows of Redis.
+
+`Engine` alone needs JAX, which takes seconds to import and which a client need not have installed: it is imported when
+it is first asked for. Settings, requests and errors are plain Python.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from penstock.engine.config import EngineConfig
 from penstock.engine.driver import EngineDriver
-from penstock.engine.engine import Engine
 from penstock.engine.errors import (
     CheckpointError,
     ConfigError,
@@ -18,6 +23,9 @@ from penstock.engine.errors import (
 )
 from penstock.engine.request import Output, Request, SamplingParams, TokenLogprob
 from penstock.engine.stats import EngineInfo, EngineStats
+
+if TYPE_CHECKING:
+    from penstock.engine.engine import Engine
 
 __all__ = [
     "CheckpointError",
@@ -36,3 +44,9 @@ __all__ = [
     "SamplingParams",
     "TokenLogprob",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Engine":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module("penstock.engine.engine").Engine

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.engine.errors import CheckpointError, InvalidRequest, shown
-from penstock.engine.loading.checkpoint import CONFIG_FILE
-from penstock.engine.loading.files import read_json
+from penstock.engine.loading.files import CONFIG_FILE, read_json
 from penstock.engine.request import MAX_STOP_TOKENS, SamplingParams
 
 T = TypeVar("T", bool, int, float)

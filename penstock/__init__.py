@@ -5,12 +5,34 @@ from penstock import Client
 with Client() as client:
     for chunk in client.stream("12 + 30 ="):
         print(chunk.text, end="", flush=True)
+
+`LLM` is the engine without a queue; it needs the worker extra.
 """
+
+import importlib
+from typing import TYPE_CHECKING
 
 from penstock import producer
 from penstock.producer import *  # noqa: F403  its `__all__` is the one list of what users import
 
+if TYPE_CHECKING:
+    from penstock.worker.llm import LLM as LLM
+
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = ["__version__"]  # without LLM, so that `import *` stays light and works without the worker extra
 __all__ += producer.__all__
+
+if not TYPE_CHECKING:  # whose reader would take every name for one that is here
+
+    def __getattr__(name: str) -> object:
+        """Loads `LLM`, and with it JAX, when it is asked for."""
+        if name != "LLM":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            return importlib.import_module("penstock.worker.llm").LLM
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("penstock"):
+                raise
+            message = f"LLM needs {error.name}, which is not installed; install it with: pip install 'penstock[worker]'"
+            raise ModuleNotFoundError(message, name=error.name) from error

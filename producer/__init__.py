@@ -23,6 +23,7 @@ from penstock.producer.errors import (
 )
 from penstock.producer.handle import Handle, ReplyStream
 from penstock.producer.progress import BulkProgress, ProgressCallback
+from penstock.producer.queue_status import QueueStatus
 from penstock.producer.reply import Choice, Chunk, Reply, Timings, Usage
 from penstock.producer.request import Prompt, Sampling
 from penstock.producer.transport import State
@@ -48,6 +49,7 @@ __all__ = [
     "ProgressCallback",
     "Prompt",
     "QueueFull",
+    "QueueStatus",
     "Reply",
     "ReplyCorrupt",
     "ReplyGone",

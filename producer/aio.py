@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable
 from types import TracebackType
 from typing import Self, Unpack
 
 from penstock.producer.bulk import BulkResult, run_bulk
 from penstock.producer.handle import Handle, ReplyStream, send_and_follow
 from penstock.producer.progress import ProgressCallback
+from penstock.producer.queue_status import QueueStatus
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling, build_request
 from penstock.producer.transport import Transport, check_name
@@ -128,15 +129,13 @@ class AsyncClient:
         Raises (while iterating):
             ValueError: `max_in_flight` is below 1, or `sampling` holds an `id`.
         """
-        return run_bulk(
-            self._transport,
-            prompts,
-            sampling,
-            max_in_flight=max_in_flight,
-            ordered=ordered,
-            progress=progress,
-            timeout_s=timeout,
-        )
+        transport = self._transport
+
+        def generate(prompt: Prompt, sampling: Sampling) -> Awaitable[Reply]:
+            enqueue = transport.enqueue_when_not_full
+            return send_and_follow(transport, prompt, sampling, enqueue=enqueue, timeout_s=timeout).read_to_end()
+
+        return run_bulk(generate, prompts, sampling, max_in_flight=max_in_flight, ordered=ordered, progress=progress)
 
     def handle(self, request_id: str, *, queue: str | None = None) -> Handle:
         """A handle on a request that was sent before, by any process.
@@ -153,6 +152,17 @@ class AsyncClient:
         if queue is not None:
             check_name("queue", queue)
         return Handle(self._transport, queue or self._transport.queue, request_id)
+
+    async def queue_status(self) -> QueueStatus:
+        """Whether any worker serves the queue now, and how many requests are in it.
+
+        A request that is sent to a queue without workers waits for one. The logger `penstock.producer` then says so,
+        once, as a warning.
+
+        Raises:
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        return await self._transport.status()
 
     async def close(self) -> None:
         """Closes all connections. What `stream`, `generate` and `map` still had in flight is cancelled."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sized
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sized
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from penstock.producer.errors import PenstockError
-from penstock.producer.handle import send_and_follow
 from penstock.producer.progress import BulkProgress, ProgressCallback, ignore, shown
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling
 from penstock.producer.tasks import end_tasks
-from penstock.producer.transport import Transport
 
 READ_AHEAD = 4
 """Ordered results wait for slower ones before them: at most this many times `max_in_flight`."""
@@ -41,24 +40,25 @@ class BulkResult:
         return self.reply.text
 
 
+Generate: TypeAlias = Callable[[Prompt, Sampling], Awaitable[Reply]]
+"""Where the replies come from. A PenstockError that it raises is the result of that one prompt."""
+
+
 async def run_bulk(
-    transport: Transport,
+    generate: Generate,
     prompts: Iterable[Prompt] | AsyncIterable[Prompt],
     sampling: Sampling,
     *,
     max_in_flight: int,
     ordered: bool,
     progress: bool | ProgressCallback,
-    timeout_s: float | None,
 ) -> AsyncGenerator[BulkResult, None]:
     """See `AsyncClient.map`."""
     if max_in_flight < 1:
         raise ValueError(f"max_in_flight {max_in_flight} is below 1")
     if "id" in sampling:
         raise ValueError(f"one id {sampling['id']!r} can't name many requests; put ids into GenerateRequests")
-    run = _Bulk(
-        transport, sampling, max_in_flight, timeout_s, total=len(prompts) if isinstance(prompts, Sized) else None
-    )
+    run = _Bulk(generate, sampling, max_in_flight, total=len(prompts) if isinstance(prompts, Sized) else None)
     with shown(progress) as report:
         run.report = report
         pump = asyncio.create_task(run.pump(prompts))
@@ -73,13 +73,10 @@ async def run_bulk(
 class _Bulk:
     """The state of one `map`."""
 
-    def __init__(
-        self, transport: Transport, sampling: Sampling, max_in_flight: int, timeout_s: float | None, total: int | None
-    ) -> None:
+    def __init__(self, generate: Generate, sampling: Sampling, max_in_flight: int, total: int | None) -> None:
         self.report: ProgressCallback = ignore
-        self._transport = transport
+        self._generate = generate
         self._sampling = sampling
-        self._timeout_s = timeout_s
         self._progress = BulkProgress(total=total)
         self._started_at = time.monotonic()
         self._in_flight_budget = asyncio.Semaphore(max_in_flight)
@@ -132,7 +129,7 @@ class _Bulk:
 
     async def _one(self, index: int, prompt: Prompt) -> None:
         try:
-            result = await self._generate(index, prompt)
+            result = await self._result(index, prompt)
             now = self._progress
             self._advance(
                 in_flight=now.in_flight - 1,
@@ -146,13 +143,9 @@ class _Bulk:
         finally:
             self._in_flight_budget.release()
 
-    async def _generate(self, index: int, prompt: Prompt) -> BulkResult:
-        enqueue = self._transport.enqueue_when_not_full
+    async def _result(self, index: int, prompt: Prompt) -> BulkResult:
         try:
-            stream = send_and_follow(
-                self._transport, prompt, self._sampling, enqueue=enqueue, timeout_s=self._timeout_s
-            )
-            return BulkResult(index, prompt, await stream.read_to_end(), None)
+            return BulkResult(index, prompt, await self._generate(prompt, self._sampling), None)
         except PenstockError as error:
             return BulkResult(index, prompt, None, error)
 

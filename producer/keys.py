@@ -47,6 +47,19 @@ def heartbeat(queue: str, worker: str) -> str:
     return f"penstock:{{{queue}}}:worker:{worker}"
 
 
+def serving(queue: str) -> str:
+    """Exists while a worker serves `queue`: a sorted set of such workers by when their heartbeats lapse."""
+    return f"penstock:{{{queue}}}:serving"
+
+
+def starting(queue: str, worker: str) -> str:
+    """Exists while a process loads its model and is to be `worker`: it has the name, and no heartbeat yet.
+
+    No worker's heartbeat is called so: there is no slash in a name.
+    """
+    return f"penstock:{{{queue}}}:worker:{worker}/starting"
+
+
 def drain(queue: str, worker: str) -> str:
     """Names the process that is to drain, by its heartbeat's value: one that takes the name later is not meant."""
     return f"penstock:{{{queue}}}:drain:{worker}"

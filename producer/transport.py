@@ -14,6 +14,7 @@ from redis import exceptions
 from penstock.producer import keys
 from penstock.producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused, UnknownRequest
 from penstock.producer.ids import new_id, random_slot
+from penstock.producer.queue_status import QueueStatus, ServedWatch, query_status
 from penstock.producer.reading.reader import ENDED, ReplyReader, decode_fields, find_gone, position
 from penstock.producer.redis import durable
 from penstock.producer.redis.address import parse_url
@@ -61,6 +62,7 @@ class Transport:
         self._commands = connect(self.address, decode=False, retries=COMMAND_RETRIES, name="penstock-client")
         self._batcher = Batcher(self._commands, retries=COMMAND_RETRIES)
         self.reader = ReplyReader(self.address, self._commands, self._batcher, give_up_after_s=reconnect_timeout_s)
+        self._served = ServedWatch(self._batcher.execute, queue)
         self._slot = random_slot() if self.address.kind == "cluster" else None
         self._setup = asyncio.Lock()
         self._is_set_up = False
@@ -92,6 +94,7 @@ class Transport:
             )
         if isinstance(added, Full):
             raise QueueFull(self.queue, added.length, self._max_queue_length or 0)
+        self._served.note_sent()
         if self._is_durable:
             await self._confirm(request.id)
 
@@ -104,6 +107,11 @@ class Transport:
             except QueueFull:
                 await asyncio.sleep(random.uniform(0.5, 1.0) * delay_s)
                 delay_s = min(2.0, delay_s * 2)
+
+    async def status(self) -> QueueStatus:
+        """How the queue stands now."""
+        with redis_errors(self.address):
+            return await query_status(self._batcher.execute, self.queue)
 
     async def cancel(self, queue: str, request_id: str) -> None:
         async with self._redis() as redis:
@@ -199,6 +207,7 @@ class Transport:
             await asyncio.wait(cancels, timeout=CLOSE_TIMEOUT_S)
             await end_tasks(cancels)
         await self.reader.close()
+        await self._served.close()
         await self._batcher.close()
         await self._commands.aclose()
 

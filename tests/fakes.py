@@ -136,12 +136,14 @@ class ScriptedWorker:
     async def __aenter__(self) -> Self:
         await ensure_group(self.redis, self.queue)
         await self.redis.set(keys.heartbeat(self.queue, self.name), "1", ex=60)
+        await self.redis.zadd(keys.serving(self.queue), {self.name: 10**15})
         self._task = asyncio.create_task(self._run())
         return self
 
     async def __aexit__(self, *error: object) -> None:
         """Stops reading and fails the test if a script failed."""
         await end_tasks([self._task, *self._replies])
+        await self.redis.zrem(keys.serving(self.queue), self.name)
         await self.redis.aclose()
         await self._blocking.aclose()
         for task in (self._task, *self._replies):

@@ -91,7 +91,7 @@ async def running_worker(
     engine = engine or FakeEngine()
     model = fake_model(engine) if text is None else replace(fake_model(engine), text=text)
     config = WorkerConfig(**{**QUICK, "name": f"w{next(_names)}", **options})
-    service = WorkerService(config, url, lambda: model)
+    service = WorkerService(config, url, lambda _: model)
     running = Running(service, engine, asyncio.create_task(service.run()))
     try:
         await eventually(lambda: service.readiness.is_ready or running.task.done())

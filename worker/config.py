@@ -35,7 +35,7 @@ class WorkerConfig:
     heartbeat_ttl_s: float = 10.0  # the longest silence before other workers take over
     reclaim_interval_s: float = 2.0  # between two looks for dead workers, give or take a quarter
     block_ms: int = 1000  # one blocking read: how long a drain may wait for it, and a handed-back entry for its taker
-    flush_interval_ms: int = 30  # chunks of one reply are joined for this long; its first one is not held
+    flush_interval_ms: int = 30  # chunks of one reply are joined for this long; its first text is not held
     max_flush_interval_ms: int = 200  # what that is stretched to while the engine is short of processors
     cancel_poll_ms: int = 200
     drain_timeout_s: float = 30.0

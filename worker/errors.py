@@ -38,6 +38,11 @@ class NameTaken(WorkerError):
 
     exit_status = 3
 
+    def __init__(self, name: str, queue: str) -> None:
+        super().__init__(
+            f"another process uses the name {name!r} in queue {queue!r}; each worker needs a name of its own"
+        )
+
 
 class EngineFailed(WorkerError):
     """The engine never started or has ended. Its cause is chained."""

@@ -11,6 +11,8 @@ from typing import Any, Literal, TextIO
 
 import structlog
 
+from penstock.worker.introduction import STARTED, as_table
+
 LogFormat = Literal["json", "console", "auto"]
 
 # Local variables hold prompts, so tracebacks come without them.
@@ -31,7 +33,7 @@ def configure_logs(level: str = "info", style: LogFormat = "auto", stream: TextI
     threshold = logging.getLevelNamesMapping().get(level.upper())
     if threshold is None:
         raise ValueError(f"unknown log level {level!r}: use debug, info, warning or error")
-    for_people = style == "console" or (style == "auto" and stream.isatty())
+    for_people = is_for_people(style, stream)
     processors: list[Any] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -39,7 +41,7 @@ def configure_logs(level: str = "info", style: LogFormat = "auto", stream: TextI
     ]
     if for_people:
         processors.insert(0, _quote_unprintable)
-        processors.append(structlog.dev.ConsoleRenderer(exception_formatter=_printable_traceback))
+        processors += (_spread_out, structlog.dev.ConsoleRenderer(exception_formatter=_printable_traceback))
     else:
         processors += (_TRACEBACKS, structlog.processors.JSONRenderer())
     structlog.configure(
@@ -48,6 +50,11 @@ def configure_logs(level: str = "info", style: LogFormat = "auto", stream: TextI
         logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
+
+
+def is_for_people(style: LogFormat, stream: TextIO = sys.stderr) -> bool:
+    """Whether lines are text rather than JSON."""
+    return style == "console" or (style == "auto" and stream.isatty())
 
 
 def request_logger(request_id: str, traceparent: str | None = None) -> Any:
@@ -72,6 +79,15 @@ def _quote_unprintable(_logger: Any, _method: str, event: MutableMapping[str, An
         if isinstance(value, str) and not value.isprintable():
             event[name] = _Quoted(value)
     return event
+
+
+def _spread_out(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """What a worker says of itself has more fields than a line takes: they become a table below it."""
+    if event["event"] != STARTED:
+        return event
+    kept = {name: event[name] for name in ("event", "level", "timestamp")}
+    fields = {name: value for name, value in event.items() if name not in kept}
+    return {**kept, "event": f"{STARTED}\n{as_table(fields)}"}
 
 
 def _printable_traceback(stream: TextIO, exc_info: Any) -> None:

@@ -1,4 +1,4 @@
-"""The long-running service: load, join the queue, serve, drain; with its health port from the first moment."""
+"""The long-running service: try Redis, load, join the queue, serve, drain; with its health port from the start."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 import structlog
 from prometheus_client import generate_latest
@@ -14,15 +16,20 @@ from redis import exceptions
 
 from penstock.engine.driver import EngineDriver, StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.stats import EngineInfo
 from penstock.producer import keys
-from penstock.producer.redis.address import Address
+from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
 from penstock.producer.tasks import end_tasks
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import TextEncoder
-from penstock.worker.errors import Aborted, EngineFailed
-from penstock.worker.health import HealthApp, HealthServer
+from penstock.worker.errors import Aborted, EngineFailed, WorkerError
+from penstock.worker.health.server import HealthApp, HealthServer
+from penstock.worker.introduction import NO_COMPILER_HINT, STARTED, describe
 from penstock.worker.metrics import Metrics
+from penstock.worker.protocol import faults
+from penstock.worker.protocol.permissions import check_permissions
+from penstock.worker.protocol.reservation import Reservation
 from penstock.worker.readiness import Readiness
 from penstock.worker.session import Session
 from penstock.worker.tasks import Shared
@@ -33,6 +40,11 @@ _PART = "service"  # in readiness
 SCRAPE_TIMEOUT_S = 1.0
 ENGINE_STOP_TIMEOUT_S = 10.0
 LEAVE_PATIENCE_S = 20.0
+RELEASE_TIMEOUT_S = 1.0
+
+
+Say: TypeAlias = Callable[[str], None]
+"""Takes what a worker does before it serves, such as `warming up`. Any thread may call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +54,8 @@ class Model:
     engine: StepEngine
     text: TextEncoder
     defaults: GenerationDefaults
+    name: str = ""
+    info: EngineInfo | None = None  # None: nothing is known of the engine, as of a fake
 
 
 class WorkerService:
@@ -53,13 +67,14 @@ class WorkerService:
         load: loads and warms up the model, in a thread of its own; whoever waits for it can be told to stop meanwhile.
     """
 
-    def __init__(self, config: WorkerConfig, address: Address | str, load: Callable[[], Model]) -> None:
+    def __init__(self, config: WorkerConfig, address: Address | str, load: Callable[[Say], Model]) -> None:
         self.config = config
         self.metrics = Metrics()
-        self.readiness = Readiness()
-        self.readiness.object(_PART, "loading the model")
-        self._address = address
+        self._address = parse_url(address) if isinstance(address, str) else address
+        self.readiness = Readiness(str(self._address))
+        self.readiness.not_ready(_PART, "looking for Redis")
         self._load = load
+        self._is_loading = True
         self._stop = asyncio.Event()
         self._abort = asyncio.Event()
         self._driver: EngineDriver | None = None
@@ -100,9 +115,9 @@ class WorkerService:
     async def _run(self) -> None:
         await self._start_health()
         try:
-            model = await self._load_or_stop()
+            model = await self._prepare()
             if model is not None:
-                _warn_of_ignored(model.defaults)
+                self._introduce(model)
                 await self._serve(model)
                 _log.info("drained", worker=self.config.name)
         finally:
@@ -117,25 +132,80 @@ class WorkerService:
         self._health = HealthServer(app, self.config.health_host, self.config.health_port)
         await self._health.start()
 
-    async def _load_or_stop(self) -> Model | None:
+    async def _prepare(self) -> Model | None:
+        """Tries Redis, which takes a moment, before the model, which takes minutes. None: told to stop meanwhile."""
+        redis = self._connect()
+        reservation = Reservation(redis, self.config, self.readiness)
+
+        async def try_redis() -> None:
+            await check_permissions(redis, self.config.queue)
+            await reservation.take(self._stop)
+
+        try:
+            await faults.persist(try_redis, "redis", self.readiness, self._stop)
+            return None if self._stop.is_set() else await self._load_under(reservation)
+        finally:
+            await redis.aclose()
+
+    async def _load_under(self, reservation: Reservation) -> Model | None:
+        hold = asyncio.create_task(reservation.hold(), name="reservation")
+        try:
+            return await self._load_or_stop(hold)
+        finally:
+            await end_tasks([hold])
+            with suppress(TimeoutError, exceptions.RedisError):  # it lapses
+                async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                    await reservation.release()
+
+    async def _load_or_stop(self, hold: asyncio.Task[None]) -> Model | None:
         """None: told to stop before the model was there. Its thread then ends with the process."""
-        loaded = asyncio.ensure_future(_in_daemon_thread(self._load))
+        loop = asyncio.get_running_loop()
+        self._say("loading the model")
+
+        def say(doing: str) -> None:
+            loop.call_soon_threadsafe(self._say, doing)
+
+        loaded = asyncio.ensure_future(_in_daemon_thread(partial(self._load, say)))
         stop = asyncio.ensure_future(self._stop.wait())
         try:
-            await asyncio.wait({loaded, stop}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({loaded, stop, hold}, return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set():
                 return None
+            if hold.done():
+                hold.result()  # raises: it has no other end
             return await loaded
+        except WorkerError:
+            raise
         except Exception as error:
             raise EngineFailed(f"the model could not be loaded: {error}") from error
         finally:
+            self._is_loading = False
             stop.cancel()
             loaded.cancel()
 
+    def _say(self, doing: str) -> None:
+        if self._is_loading:  # a thread that nobody waits for any more may go on for a while
+            self.readiness.not_ready(_PART, doing)
+
+    def _introduce(self, model: Model) -> None:
+        _warn_of_ignored(model.defaults)
+        health = None if self._health is None else f"{self.config.health_host}:{self._health.port}"
+        queue, worker, redis = self.config.queue, self.config.name, str(self._address)
+        _log.info(STARTED, **describe(model.name, model.info, queue=queue, worker=worker, redis=redis, health=health))
+        if model.info is not None and model.info.fallback is not None:
+            _log.warning("no_native_kernels", why=model.info.fallback, hint=NO_COMPILER_HINT)
+
+    def _connect(self) -> RedisClient:
+        return connect(self._address, decode=False, retries=0, name=self._client_name)
+
+    @property
+    def _client_name(self) -> str:
+        return f"penstock-worker-{self.config.name}"
+
     async def _serve(self, model: Model) -> None:
-        name = f"penstock-worker-{self.config.name}"
-        redis = connect(self._address, decode=False, retries=0, name=name)
-        blocking = connect_blocking(self._address, decode=False, block_s=self.config.block_ms / 1000, name=name)
+        redis = self._connect()
+        block_s = self.config.block_ms / 1000
+        blocking = connect_blocking(self._address, decode=False, block_s=block_s, name=self._client_name)
         driver = EngineDriver(model.engine)
         await driver.start()
         self._redis, self._driver = redis, driver
@@ -173,14 +243,14 @@ class WorkerService:
         pipeline.xlen(key)
         pipeline.xinfo_groups(key)
         length, groups = await pipeline.execute()
-        group = next(group for group in groups if group["name"] == keys.GROUP.encode())
-        pending = int(group["pending"])
+        group: dict[str, Any] = next((group for group in groups if group["name"] == keys.GROUP.encode()), {})
+        pending = int(group.get("pending", 0))
         lag = group.get("lag")  # unknown after somebody deleted unread entries
         self.metrics.set_queue(length=length, pending=pending, lag=length - pending if lag is None else int(lag))
 
 
 def _warn_of_ignored(defaults: GenerationDefaults) -> None:
-    """The model's authors recommend what is not done here: its answers differ from those they show."""
+    """The model's authors recommend what this worker does not do: its answers differ from theirs."""
     if defaults.ignored:
         _log.warning("generation_config_ignored", fields=list(defaults.ignored))
 

@@ -108,7 +108,8 @@ class Session:
                 (self._driver.wait_ended(), "engine"),
             ):
                 self._start(work, name)
-            self._readiness.clear(_PART)
+            self._heartbeat.set_serving(True)
+            self._readiness.ready(_PART)
             _log.info("joined", queue=self._config.queue, worker=self._config.name)
             await self._while_working(self._until_told(stop))
             await self._drain(intake)
@@ -118,19 +119,9 @@ class Session:
             await self._leave()
 
     async def _join(self, stop: asyncio.Event) -> None:
-        """Takes the name, waiting for Redis if it is not there yet."""
-        backoff = faults.Backoff()
-        while not stop.is_set():
-            self._readiness.object(_PART, "joining the queue")
-            try:
-                await self._heartbeat.start(stop)
-            except exceptions.RedisError as error:
-                if not faults.is_passing(error):
-                    raise faults.refusal(error) from error
-                _log.warning("redis_unreachable", part="join", error=str(error))
-                await asyncio.sleep(backoff.next_s())
-            else:
-                return
+        """Takes the name, waiting for Redis if it is not there."""
+        self._readiness.not_ready(_PART, "joining the queue")
+        await faults.persist(lambda: self._heartbeat.start(stop), "join", self._readiness, stop)
 
     async def _until_told(self, stop: asyncio.Event) -> None:
         waits = [asyncio.create_task(event.wait()) for event in (stop, self._heartbeat.must_drain)]
@@ -142,9 +133,10 @@ class Session:
 
     async def _drain(self, intake: asyncio.Task[None]) -> None:
         """Stops reading, waits for what runs as long as the grace period lasts, and gives the rest back."""
-        self._readiness.object(_PART, "draining")
+        self._readiness.not_ready(_PART, "draining")
         _log.info("draining", live=len(self.requests), timeout_s=self._config.drain_timeout_s)
         give_up_s = time.monotonic() + self._config.drain_timeout_s
+        self._heartbeat.set_serving(False)
         self._intake.stop()
         await self._while_working(asyncio.wait({intake}))
         try:
@@ -161,7 +153,7 @@ class Session:
         await self._publisher.wait_idle()
 
     async def _hand_back(self) -> None:
-        """Publishes what was generated, then gives the rest, its progress on the reply streams, to whoever has room.
+        """Publishes what was generated, then gives the rest, its progress on the reply streams, to whoever has capacity.
 
         Raises:
             DrainIncomplete: Redis did not take it in time.
@@ -231,7 +223,7 @@ class Session:
 
     async def _leave(self) -> None:
         """Ends all tasks, then the heartbeat, so that others need not wait for it to expire."""
-        self._readiness.object(_PART, "stopped")
+        self._readiness.not_ready(_PART, "stopped")
         await end_tasks([task for task in self._tasks if task.get_name() != "publisher"])
         await self._try_goodbye(self._publisher.wait_idle())
         await end_tasks(self._tasks)

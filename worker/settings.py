@@ -18,7 +18,10 @@ from pydantic import BeforeValidator, ByteSize, Field, ValidationError, field_va
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from penstock.engine.config import EngineConfig
+from penstock.engine.errors import ConfigError
 from penstock.producer.redis.address import parse_url
+from penstock.producer.wire import ID_PATTERN
 from penstock.worker.config import WorkerConfig
 
 PREFIX = "PENSTOCK_"
@@ -43,8 +46,21 @@ def _cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "penstock" / "compile"
 
 
-def _setting(group: str, text: str, default: Any = ..., **more: Any) -> Any:
+def _setting(group: str, text: str, default: Any, **more: Any) -> Any:
     return Field(default, description=text, json_schema_extra={"group": group}, **more)
+
+
+_DEFAULTS = {field.name: field.default for config in (EngineConfig, WorkerConfig) for field in fields(config)}
+
+
+def _engine(name: str, text: str) -> Any:
+    """A field of EngineConfig, which has its default."""
+    return _setting("Engine", text, _DEFAULTS[name])
+
+
+def _worker(name: str, text: str, group: str = "Worker") -> Any:
+    """A field of WorkerConfig, which has its default."""
+    return _setting(group, text, _DEFAULTS[name])
 
 
 class Settings(BaseSettings):
@@ -61,60 +77,51 @@ class Settings(BaseSettings):
         "redis://localhost:6379/0",
         repr=False,
     )
-    queue: str = _setting("Redis", "The queue that requests are sent to and taken from.", "default")
+    queue: str = _worker("queue", "The queue that requests are sent to and taken from.", "Redis")
 
     model: str | None = _setting(
         "Engine", "A Hugging Face checkpoint: its folder or hub id; `demo` is the model that ships with Penstock.", None
     )
-    dtype: str = _setting(
-        "Engine", "Type of weights and activations: auto (as on disk), float32, bfloat16 or float16.", "auto"
+    dtype: str = _engine("dtype", "Type of weights and activations: auto (as on disk), float32, bfloat16 or float16.")
+    max_model_len: Annotated[int | None, _OrNone] = _engine(
+        "max_model_len", "Prompt and generated tokens of one sequence together; none: the model's own limit."
     )
-    max_model_len: Annotated[int | None, _OrNone] = _setting(
-        "Engine", "Prompt and generated tokens of one sequence together; none: the model's own limit.", None
+    max_num_seqs: int = _engine("max_num_seqs", "Sequences that run at once.")
+    max_batch_tokens: int = _engine(
+        "max_batch_tokens", "Tokens that one step computes at most, a power of two from 16."
     )
-    max_num_seqs: int = _setting("Engine", "Sequences that run at once.", 64)
-    max_batch_tokens: int = _setting("Engine", "Tokens that one step computes at most, a power of two from 16.", 512)
-    page_size: Annotated[int | None, _OrNone] = _setting(
-        "Engine", "Tokens per page of the KV cache; none: what suits the device.", None
+    page_size: Annotated[int | None, _OrNone] = _engine(
+        "page_size", "Tokens per page of the KV cache; none: what suits the device."
     )
-    num_pages: Annotated[int | None, _OrNone] = _setting(
-        "Engine", "Pages of the KV cache; none: as many as kv_cache_bytes holds.", None
+    num_pages: Annotated[int | None, _OrNone] = _engine(
+        "num_pages", "Pages of the KV cache; none: as many as kv_cache_bytes holds."
     )
-    kv_cache_bytes: Annotated[ByteSize | None, _OrNone] = _setting(
-        "Engine",
+    kv_cache_bytes: Annotated[ByteSize | None, _OrNone] = _engine(
+        "kv_cache_bytes",
         "Size of the KV cache, such as 512MiB; none: a share of the device's free memory, 1 GiB where that is unknown.",
-        None,
     )
-    kv_cache_dtype: str = _setting(
-        "Engine",
+    kv_cache_dtype: str = _engine(
+        "kv_cache_dtype",
         "Type of keys and values in the KV cache: auto (what suits model and device) or float8_e4m3fn, with a scale of "
         "1, for TPU or attention xla.",
-        "auto",
     )
-    decode_steps: Annotated[int | None, _OrNone] = _setting(
-        "Engine",
+    decode_steps: Annotated[int | None, _OrNone] = _engine(
+        "decode_steps",
         "Decode steps in one dispatch while nobody waits; none: 1 on TPU, elsewhere 1 or 8, whichever warm-up measures "
         "to be quicker.",
-        None,
     )
-    prefix_caching: bool = _setting("Engine", "Keep the pages of finished prompts for prompts that begin alike.", True)
-    max_prefill_slowdown: Annotated[float | None, _OrNone] = _setting(
-        "Engine",
+    prefix_caching: bool = _engine("prefix_caching", "Keep the pages of finished prompts for prompts that begin alike.")
+    max_prefill_slowdown: Annotated[float | None, _OrNone] = _engine(
+        "max_prefill_slowdown",
         "How many times as long a step may take because a prompt is computed beside running sequences; none: no limit.",
-        1.5,
     )
-    tensor_parallel: int = _setting("Engine", "Devices that one copy of the model is split over.", 1)
-    attention: str = _setting(
-        "Engine",
+    tensor_parallel: int = _engine("tensor_parallel", "Devices that one copy of the model is split over.")
+    attention: str = _engine(
+        "attention",
         "How attention is computed: auto, xla, native (C++ built on this machine, for CPU), triton (for GPU), fused or "
         "ragged (for TPU).",
-        "auto",
     )
-    matmul: str = _setting(
-        "Engine",
-        "How matmuls are computed: auto, xla, native (C++ built on this machine, for CPU).",
-        "auto",
-    )
+    matmul: str = _engine("matmul", "How matmuls are computed: auto, xla, native (C++ built on this machine, for CPU).")
     compile_cache_dir: Annotated[Path | None, _OrNone] = Field(
         default_factory=_cache_dir,
         description="Where compiled programs are kept, so that the next start is quick; none: nowhere.",
@@ -122,64 +129,64 @@ class Settings(BaseSettings):
     )
 
     name: str | None = _setting(
-        "Worker", "Name of this worker, unique in its queue; by default made of the host, the process and chance.", None
-    )
-    flush_interval_ms: int = _setting(
-        "Worker", "How long tokens are gathered into one chunk; a reply's first chunk never waits.", 30
-    )
-    max_flush_interval_ms: int = _setting(
         "Worker",
-        "What flush_interval_ms grows to while engine and worker use up the processors; below it: does not grow.",
-        200,
+        "Name of this worker, unique in its queue; none: made of the host's name, the process id and a random part.",
+        None,
     )
-    drain_timeout_s: float = _setting(
-        "Worker", "How long running requests may go on after SIGTERM before they are handed to other workers.", 30.0
+    flush_interval_ms: int = _worker(
+        "flush_interval_ms", "How long tokens are gathered into one chunk; a reply's first text is not held."
     )
-    heartbeat_ttl_s: float = _setting(
-        "Worker", "The longest silence of a worker before others take over its requests.", 10.0
+    max_flush_interval_ms: int = _worker(
+        "max_flush_interval_ms",
+        "What flush_interval_ms grows to while engine and worker use up the processors; a lower value: never.",
     )
-    reclaim_interval_s: float = _setting("Worker", "Time between two looks for dead workers.", 2.0)
-    block_ms: int = _setting("Worker", "How long one blocking read of the queue lasts at most.", 1000)
-    cancel_poll_ms: int = _setting("Worker", "Time between two looks for cancelled requests.", 200)
-    max_attempts: int = _setting(
-        "Worker", "Workers that a request may take down in a row before it goes to the dead-letter stream.", 3
+    drain_timeout_s: float = _worker(
+        "drain_timeout_s", "How long running requests may go on after SIGTERM before they are handed to other workers."
     )
-    max_dead_entries: int = _setting(
-        "Worker",
+    heartbeat_ttl_s: float = _worker(
+        "heartbeat_ttl_s", "The longest silence of a worker before others take over its requests."
+    )
+    reclaim_interval_s: float = _worker("reclaim_interval_s", "Time between two looks for dead workers.")
+    block_ms: int = _worker("block_ms", "How long one blocking read of the queue lasts at most.")
+    cancel_poll_ms: int = _worker("cancel_poll_ms", "Time between two looks for cancelled requests.")
+    max_attempts: int = _worker(
+        "max_attempts", "Workers that a request may take down in a row before it goes to the dead-letter stream."
+    )
+    max_dead_entries: int = _worker(
+        "max_dead_entries",
         "Dead letters that a queue keeps, the newest; beside them a tenth as many entries that never were a request.",
-        10_000,
     )
-    max_dead_bytes: ByteSize = _setting(
-        "Worker",
+    max_dead_bytes: ByteSize = _worker(
+        "max_dead_bytes",
         "Bytes of the dead letters that a queue keeps, the newest; a tenth for entries that never were a request.",
-        ByteSize(256 << 20),
     )
-    dead_ttl_s: float = _setting(
-        "Worker",
-        "How long a dead letter is kept: it goes with the next one after that, at the latest after twice that time.",
-        14 * 86_400.0,
+    dead_ttl_s: float = _worker(
+        "dead_ttl_s",
+        "How long a dead letter is kept. The next one removes it; where none comes, it goes after twice the time.",
     )
-    reply_ttl_s: float = _setting("Worker", "How long an unfinished reply is kept without a refresh.", 86_400.0)
-    reply_ttl_after_end_s: float = _setting("Worker", "How long a reply is kept after its end.", 3600.0)
+    reply_ttl_s: float = _worker("reply_ttl_s", "How long an unfinished reply is kept without a refresh.")
+    reply_ttl_after_end_s: float = _worker("reply_ttl_after_end_s", "How long a reply is kept after its end.")
 
-    max_body_bytes: ByteSize = _setting("Limits", "Bytes of one request entry.", ByteSize(1 << 20))
-    max_prompt_tokens: Annotated[int | None, _OrNone] = _setting(
-        "Limits", "Tokens of one prompt; none: what the model and the KV cache can hold.", None
+    max_body_bytes: ByteSize = _worker("max_body_bytes", "Bytes of one request entry.", "Limits")
+    max_prompt_tokens: Annotated[int | None, _OrNone] = _worker(
+        "max_prompt_tokens", "Tokens of one prompt; none: what the model and the KV cache can hold.", "Limits"
     )
-    max_stop_strings: int = _setting("Limits", "Stop strings of one request.", 16)
-    max_stop_chars: int = _setting("Limits", "Characters of one stop string.", 256)
-    max_n: int = _setting("Limits", "Choices (`n`) of one request.", 8)
+    max_stop_strings: int = _worker("max_stop_strings", "Stop strings of one request.", "Limits")
+    max_stop_chars: int = _worker("max_stop_chars", "Characters of one stop string.", "Limits")
+    max_n: int = _worker("max_n", "Choices (`n`) of one request.", "Limits")
 
-    health_host: str = _setting(
-        "Health and logs",
+    health_host: str = _worker(
+        "health_host",
         "Address that /healthz, /readyz and /metrics listen on; 0.0.0.0: all of them, as in the image.",
-        "127.0.0.1",
+        "Health and logs",
     )
-    health_port: Annotated[int | None, _OrNone] = _setting(
-        "Health and logs", "Port of /healthz, /readyz and /metrics; 0: any free one, none: no such server.", 8080
+    health_port: Annotated[int | None, _OrNone] = _worker(
+        "health_port",
+        "Port of /healthz, /readyz and /metrics; 0: any free one, none: no such server.",
+        "Health and logs",
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
-        "Health and logs", "Least severity that is logged.", "info"
+        "Health and logs", "Lowest level that is logged.", "info"
     )
     log_format: Literal["auto", "json", "console"] = _setting(
         "Health and logs", "Form of the log lines; auto: console on a terminal, JSON elsewhere.", "auto"
@@ -189,6 +196,13 @@ class Settings(BaseSettings):
     @classmethod
     def _check_url(cls, value: str) -> str:
         parse_url(value)
+        return value
+
+    @field_validator("queue")
+    @classmethod
+    def _check_queue(cls, value: str) -> str:
+        if not ID_PATTERN.fullmatch(value):
+            raise ValueError("a queue's name has 1 to 128 of the characters A-Z a-z 0-9 _ . : -")
         return value
 
     def worker_config(self) -> WorkerConfig:
@@ -203,6 +217,20 @@ class Settings(BaseSettings):
         if values["name"] is None:
             del values["name"]
         return WorkerConfig(**values)
+
+    def engine_config(self) -> EngineConfig:
+        """The part that configures the engine.
+
+        Raises:
+            SettingsError: a value is out of range.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
+        if self.compile_cache_dir is not None:
+            values["compile_cache_dir"] = self.compile_cache_dir.expanduser()
+        try:
+            return EngineConfig(**values)
+        except ConfigError as error:
+            raise SettingsError(str(error)) from error
 
 
 def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Settings:

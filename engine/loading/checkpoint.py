@@ -15,7 +15,7 @@ from flax import nnx
 from huggingface_hub import snapshot_download
 
 from penstock.engine.errors import CheckpointError, ConfigError
-from penstock.engine.loading.files import read_json
+from penstock.engine.loading.files import CONFIG_FILE, read_json
 from penstock.engine.loading.weights import Source, Stored, WeightFiles, open_weights
 from penstock.engine.models import FAMILIES, Decoder, Family, ModelConfig, ParamPath, family_of, layer_runs
 from penstock.engine.models.axes import logical_axes
@@ -23,7 +23,6 @@ from penstock.engine.models.hf_config import checked_dtype
 from penstock.engine.sharding import Placement
 from penstock.engine.stats import ReportProgress
 
-CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -119,7 +118,7 @@ def load_model(
             filled[source.path] = nnx.Param(files.array(source, placement))
             num_bytes_read += num_bytes[source.path]
             if progress is not None:
-                progress(num_bytes_read, sum(num_bytes.values()), "bytes of weights")
+                progress(num_bytes_read, sum(num_bytes.values()), "weights")
     return _merged(graph, filled)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.engine.errors import CheckpointError
 
+CONFIG_FILE = "config.json"
 MAX_BYTES = 2**27  # of a text file; the largest that are in use, indices and tokenizers, have some 40 MB
 TEXT_SUFFIXES = {".json", ".jinja", ".txt", ".model"}
 TEMPLATE_DIR = "additional_chat_templates"

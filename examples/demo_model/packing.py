@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from examples.demo_model.data import Example
 from examples.demo_model.tokenizer import ASSISTANT, END, PAD, SYSTEM, USER
 
-_GIVE_UP_AFTER = 6  # examples in a row that no row has room for
+_GIVE_UP_AFTER = 6  # examples in a row that no row has space for
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +59,19 @@ def encode(example: Example, tokenizer: Tokenizer) -> Encoded:
 
 
 def pack(examples: Iterator[Encoded], num_rows: int, row_length: int) -> Batch:
-    """Fills `num_rows` rows with whole examples, first row with room first; examples longer than a row are skipped."""
+    """Fills `num_rows` rows with whole examples, first row with space first; examples longer than a row are skipped."""
     rows: list[list[Encoded]] = [[] for _ in range(num_rows)]
-    room = [row_length] * num_rows
+    space = [row_length] * num_rows
     misses = 0
     while misses < _GIVE_UP_AFTER:
         example = next(examples)
-        row = next((row for row in range(num_rows) if room[row] >= len(example.token_ids)), None)
+        row = next((row for row in range(num_rows) if space[row] >= len(example.token_ids)), None)
         if row is None:
             misses += 1
             continue
         misses = 0
         rows[row].append(example)
-        room[row] -= len(example.token_ids)
+        space[row] -= len(example.token_ids)
     return lay_out(rows, row_length)
 
 

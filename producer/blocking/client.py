@@ -14,6 +14,7 @@ from penstock.producer.blocking.loop_thread import LoopThread
 from penstock.producer.bulk import BulkResult
 from penstock.producer.handle import Handle, ReplyStream
 from penstock.producer.progress import ProgressCallback
+from penstock.producer.queue_status import QueueStatus
 from penstock.producer.reply import Chunk, Reply
 from penstock.producer.request import Prompt, Sampling
 from penstock.producer.transport import State
@@ -85,6 +86,10 @@ class Client:
     def handle(self, request_id: str, *, queue: str | None = None) -> BlockingHandle:
         """See `AsyncClient.handle`."""
         return BlockingHandle(self._loop, self._client.handle(request_id, queue=queue))
+
+    def queue_status(self) -> QueueStatus:
+        """See `AsyncClient.queue_status`."""
+        return self._loop.call(self._client.queue_status())
 
     def close(self) -> None:
         """See `AsyncClient.close`. Other threads that still wait get ConnectionLost. Harmless when repeated."""

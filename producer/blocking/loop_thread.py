@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -16,7 +18,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None  # while callers are served
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = asyncio.Event()
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name=name, daemon=True)
@@ -35,16 +37,18 @@ class LoopThread:
             raise RuntimeError(
                 "the client is closed" if loop is None else "a blocking call from inside a progress callback can't end"
             )
+        ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()
         try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-        except RuntimeError:  # it was stopped a moment ago
-            coroutine.close()
-            raise
-        try:
-            return future.result()
+            loop.call_soon_threadsafe(self._begin, coroutine, ended)
+            # Of all that waits for a thread this is what Ctrl-C may hit anywhere: a Future's lock could stay taken.
+            task = ended.get()
         except BaseException:
-            future.cancel()
+            _abandon(coroutine, loop)
             raise
+        try:
+            return task.result()
+        except asyncio.CancelledError:  # by `stop`; in this thread it is an error as any other
+            raise CancelledError from None
 
     def post(self, start: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Starts a coroutine and does not wait: for finalizers, which may run in any thread. A no-op once stopped."""
@@ -66,7 +70,33 @@ class LoopThread:
         await self._stopping.wait()
         self._loop = None  # from here on callers get an error
 
-    def _keep(self, task: asyncio.Task[object]) -> None:
+    def _begin(self, coroutine: Coroutine[Any, Any, T], ended: SimpleQueue[asyncio.Task[T]]) -> None:
+        def end(task: asyncio.Task[T]) -> None:
+            if not task.cancelled():
+                task.exception()  # has then been looked at, even if the caller is gone
+            ended.put(task)
+
+        task = asyncio.get_running_loop().create_task(coroutine)
+        task.add_done_callback(end)
+        self._keep(task)
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
         """The loop itself holds tasks only weakly."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _abandon(coroutine: Coroutine[Any, Any, object], loop: asyncio.AbstractEventLoop) -> None:
+    """Ends a coroutine by itself, for Ctrl-C may come before its caller has anything else to hold it by."""
+
+    def cancel() -> None:
+        tasks = [task for task in asyncio.all_tasks() if task.get_coro() is coroutine]
+        for task in tasks:
+            task.cancel()
+        if not tasks:
+            coroutine.close()
+
+    try:
+        loop.call_soon_threadsafe(cancel)
+    except RuntimeError:  # the loop was stopped, and with it all that ran in it
+        coroutine.close()

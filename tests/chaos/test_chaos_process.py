@@ -37,7 +37,7 @@ def test_a_harness_that_is_killed_leaves_no_process_behind(tmp_path: Path, is_fr
     ) as harness:
         assert harness.stdout is not None
         worker = int(harness.stdout.readline())
-        wait_for(lambda: log.exists() and "redis_unreachable" in log.read_text())
+        wait_for(lambda: log.exists() and "redis_unavailable" in log.read_text())
         server = int(stat_of(worker)[1])
         assert server != harness.pid
         if is_frozen:

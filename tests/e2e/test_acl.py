@@ -115,6 +115,7 @@ async def test_producer_and_worker_do_their_whole_jobs(acl_server: EmbeddedServe
         replies = await asyncio.gather(*(client.generate("hi", max_tokens=20, n=2) for _ in range(5)))
         assert all(reply.text == expected_text("hi", reply.request_id, 20) for reply in replies)
 
+        await eventually(lambda: _is_served(client))
         handle = await client.submit("long", max_tokens=200)
         first_chunk = await anext(handle.stream())
         assert await handle.state() == "running"
@@ -131,6 +132,7 @@ async def test_producer_and_worker_do_their_whole_jobs(acl_server: EmbeddedServe
         await eventually(lambda: admin.exists(keys.dead("q")))
 
         await first.drain()
+        assert not await _is_served(client)
         await admin.xreadgroup(keys.GROUP, "dead", {keys.requests("q"): ">"})
         async with running_worker(url_of(acl_server, "worker"), name="second"):
             assert (await handle.result()).text == expected_text("long", handle.id, 200)
@@ -139,8 +141,12 @@ async def test_producer_and_worker_do_their_whole_jobs(acl_server: EmbeddedServe
             await eventually(lambda: _consumers(admin))
             same = WorkerConfig(**{**QUICK, "name": "second"})
             with pytest.raises(NameTaken, match="another process uses the name 'second'"):
-                await WorkerService(same, url_of(acl_server, "worker"), fake_model).run()
+                await WorkerService(same, url_of(acl_server, "worker"), lambda _: fake_model()).run()
     assert await denials(admin) == []
+
+
+async def _is_served(client: AsyncClient) -> bool:
+    return (await client.queue_status()).is_served
 
 
 async def _consumers(admin: RedisClient) -> bool:
@@ -195,6 +201,7 @@ async def test_reader_reads_and_no_more(acl_server: EmbeddedServer, admin: Redis
         assert await reader.handle(sent[0].id).state() == "finished"
         for role in ("producer", "reader"):  # whether an id was ever sent may be asked, not what came of it
             async with aclosing(connect(url_of(acl_server, role), decode=True)) as client_of_role:
+                await client_of_role.exists(keys.serving("q"))
                 assert await client_of_role.exists(keys.seen("q", sent[0].id)) == 1
         assert await denials(admin) == []
         with pytest.raises(ServerRefused):
@@ -246,6 +253,7 @@ NOT_PRODUCERS = [
     "done"), ("SET", keys.heartbeat("q", "w"), 1), ("XACK", Q, "workers", "1-0"), ("XRANGE", keys.dead("q"), "-", "+"),
     ("XADD", keys.dead("q"), "*", "a", "b"), ("XRANGE", keys.malformed("q"), "-", "+"), ("SET", keys.drain("q", "w"),
     1), ("GET", keys.heartbeat("q", "w")), ("XREAD", "STREAMS", keys.letter_sizes(keys.dead("q")), 0),
+    ("ZADD", keys.serving("q"), 1, "w"), ("DEL", keys.serving("q")), ("ZRANGE", keys.serving("q"), 0, -1),
 ]  # fmt: skip
 RESET_GROUP = [
     ("DEL", Q), ("SET", Q, 1), ("XADD", Q, "*", "a", "b"), ("XADD", Q, "MAXLEN", 0, "*", "a", "b"),
@@ -388,6 +396,7 @@ async def test_users_of_one_queue_have_nothing_of_another(
     for request_id in ids:
         reply, state = keys.reply(queue, request_id), keys.state(queue, request_id)
         tried += [
+            ("EXISTS", keys.serving(queue)), ("ZADD", keys.serving(queue), 1, "w"), ("DEL", keys.serving(queue)),
             ("XREAD", "STREAMS", reply, 0), ("XRANGE", reply, "-", "+"), ("XADD", reply, "*", "type", "end"),
             ("EXISTS", reply), ("HMGET", state, "worker"), ("HSET", state, "status", "done"),
             ("SET", keys.cancel(queue, request_id), 1), ("EXISTS", keys.cancel(queue, request_id)),

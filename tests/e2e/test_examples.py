@@ -16,6 +16,7 @@ from penstock.producer import keys
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+README = (ROOT / "README.md").read_text()
 WIRE_DOCS = (ROOT / "docs" / "wire.md").read_text()
 CHUNKS = ["one line,\n", "another \u00fc\n\n", "", "\U0001f680 \"quoted\" 'text' \\n $HOME ", "a,b"]
 
@@ -23,14 +24,14 @@ needs_redis_cli = pytest.mark.skipif(shutil.which("redis-cli") is None, reason="
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 
 
-async def run(*command: str, redis_url: str) -> tuple[int, str, str]:
+async def run(*command: str, redis_url: str = "", timeout_s: float = 60, **more: str) -> tuple[int, str, str]:
     """Runs a command with the server's URL and the project on the path; returns status, stdout and stderr."""
-    environment = {**os.environ, "REDIS_URL": redis_url, "PENSTOCK_QUEUE": "examples", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "REDIS_URL": redis_url, "PENSTOCK_QUEUE": "examples", "PYTHONPATH": str(ROOT), **more}
     process = await asyncio.create_subprocess_exec(
         *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(timeout_s):
             out, err = await process.communicate()
     finally:
         if process.returncode is None:
@@ -123,6 +124,32 @@ async def test_the_asyncio_client_example(redis_url: str) -> None:
         "continued: to Tell me a story.",
         "cancelled: cancelled",
     ]
+
+
+async def test_the_example_without_a_queue(compile_cache: Path) -> None:
+    command = (sys.executable, str(EXAMPLES / "without_a_queue.py"))
+    status, out, err = await run(*command, timeout_s=240, XDG_CACHE_HOME=str(compile_cache))
+    assert (status, err) == (0, "")
+    assert out.splitlines()[:4] == [
+        "What is 1 + 85? -> 1 + 85 = 86",
+        "What is 20 + 85? -> 20 + 85 = 105",
+        "What is 300 + 85? -> 300 + 85 = 385",
+        "r-i-v-e-r (stop, 10 tokens)",
+    ]
+    assert out.splitlines()[4].startswith("Once upon a time")
+
+
+async def test_the_readme_without_a_queue(compile_cache: Path) -> None:
+    """The code and what it prints, as they stand there."""
+    section = README.partition("## Without a queue")[2]
+    code, printed = re.findall(r"```python\n((?s:.*?))```\n\n((?:    .*\n)+)", section)[0]
+    small = (
+        "LLM('demo', max_num_seqs=8, max_batch_tokens=64, kv_cache_bytes='16MiB')"  # as the example: less to compile
+    )
+    command = (sys.executable, "-c", code.replace('LLM("demo")', small))
+    status, out, err = await run(*command, timeout_s=240, XDG_CACHE_HOME=str(compile_cache))
+    assert (status, err) == (0, "")
+    assert out == re.sub("^    ", "", printed, flags=re.MULTILINE)
 
 
 @needs_redis_cli

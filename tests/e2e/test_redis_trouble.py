@@ -79,7 +79,7 @@ async def test_readonly(server: EmbeddedServer, redis: RedisClient) -> None:
     async with running_worker(server.url, FakeEngine(step_s=0.005), heartbeat_ttl_s=5) as worker:
         await begin(redis)
         await redis.replicaof("127.0.0.1", "1")  # where nobody answers
-        await eventually(lambda: "publisher" in worker.service.readiness.objections)
+        await eventually(lambda: "publisher" in worker.service.readiness.reasons)
         await redis.replicaof("NO", "ONE")
         await ends_well(redis, worker)
 
@@ -103,7 +103,7 @@ async def test_loading(server: EmbeddedServer, redis: RedisClient) -> None:
         server.stop()
         try:
             start = asyncio.create_task(asyncio.to_thread(slow.start))
-            await eventually(lambda: "loading the dataset" in "".join(worker.service.readiness.objections.values()))
+            await eventually(lambda: "loading the dataset" in "".join(worker.service.readiness.reasons.values()))
             await start
             await ends_well(redis, worker)
         finally:

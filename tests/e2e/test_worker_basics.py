@@ -17,7 +17,7 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import ChunkEntry
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
 from penstock.worker.config import WorkerConfig
-from penstock.worker.service import Model, WorkerService
+from penstock.worker.service import Model, Say, WorkerService
 
 
 async def test_flat_fields_give_a_whole_reply_under_the_entry_id(redis_url: str, redis: RedisClient) -> None:
@@ -55,7 +55,7 @@ async def test_json_request_with_chat_and_two_choices(redis_url: str, redis: Red
 async def test_what_the_model_asks_for_and_does_not_get_is_logged_once(
     redis_url: str, ignored: tuple[str, ...]
 ) -> None:
-    def load() -> Model:
+    def load(_: Say) -> Model:
         return replace(fake_model(), defaults=GenerationDefaults(eos_token_ids=(), ignored=ignored))
 
     service = WorkerService(WorkerConfig(**QUICK), redis_url, load)

@@ -13,7 +13,7 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import Aborted, EngineFailed, NameTaken
-from penstock.worker.service import Model, WorkerService
+from penstock.worker.service import Model, Say, WorkerService
 
 
 async def test_drain_finishes_what_runs_and_takes_nothing_new(redis_url: str, redis: RedisClient) -> None:
@@ -22,7 +22,7 @@ async def test_drain_finishes_what_runs_and_takes_nothing_new(redis_url: str, re
         await send(redis, prompt="x", id="x", max_tokens=100)
         await read_until(redis, "x", lambda entry: entry.type == "chunk")
         worker.service.request_drain()
-        await eventually(lambda: "service" in worker.service.readiness.objections)
+        await eventually(lambda: "service" in worker.service.readiness.reasons)
         await worker.task
         late = await send(redis, prompt="late")
         assert (await read_reply(redis, "x")).text() == expected_text("x", "x", 100)
@@ -87,6 +87,24 @@ async def test_second_request_to_stop_aborts(redis_url: str, redis: RedisClient)
             await asyncio.wait_for(worker.task, 60)
 
 
+async def test_a_worker_that_drains_serves_its_queue_no_more(redis_url: str, redis: RedisClient) -> None:
+    async with running_worker(
+        redis_url, FakeEngine(step_s=0.005), drain_timeout_s=1000, heartbeat_ttl_s=1000
+    ) as worker:
+        await eventually(lambda: redis.exists(keys.serving("q")))
+        await send(redis, prompt="x", id="x", max_tokens=10**6)
+        await read_until(redis, "x", lambda entry: entry.type == "chunk")
+        worker.service.request_drain()
+
+        async def is_unserved() -> bool:
+            return not await redis.exists(keys.serving("q"))
+
+        await eventually(is_unserved)
+        assert not worker.task.done()
+        await redis.set(keys.cancel("q", "x"), 1)
+        await worker.task
+
+
 async def test_engine_failure_ends_the_worker_and_others_take_over(redis_url: str, redis: RedisClient) -> None:
     async with (
         running_worker(redis_url, FakeEngine(step_s=0.005), name="first", heartbeat_ttl_s=1000) as first,
@@ -109,7 +127,7 @@ async def test_drain_during_load_ends_at_once(redis_url: str) -> None:
     loop = asyncio.get_running_loop()
     may_go_on = threading.Event()
 
-    def load() -> Model:
+    def load(_: Say) -> Model:
         loop.call_soon_threadsafe(loading.set)
         may_go_on.wait()
         return fake_model()
@@ -124,7 +142,7 @@ async def test_drain_during_load_ends_at_once(redis_url: str) -> None:
 
 
 async def test_failing_load(redis_url: str) -> None:
-    def load() -> Model:
+    def load(_: Say) -> Model:
         raise FileNotFoundError("config.json")
 
     with pytest.raises(EngineFailed, match=r"config\.json"):
@@ -133,6 +151,6 @@ async def test_failing_load(redis_url: str) -> None:
 
 async def test_a_name_is_one_worker_s(redis_url: str) -> None:
     async with running_worker(redis_url, name="same"):
-        service = WorkerService(WorkerConfig(**{**QUICK, "name": "same"}), redis_url, fake_model)
+        service = WorkerService(WorkerConfig(**{**QUICK, "name": "same"}), redis_url, lambda _: fake_model())
         with pytest.raises(NameTaken, match="same"):
             await service.run()

@@ -23,7 +23,7 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.logs import configure_logs
-from penstock.worker.service import Model, WorkerService
+from penstock.worker.service import Model, Say, WorkerService
 
 
 async def http(port: int | None, path: str, method: str = "GET") -> tuple[int, str]:
@@ -48,16 +48,20 @@ async def get_metrics(port: int | None) -> dict[str, float]:
 def logs() -> Iterator[io.StringIO]:
     stream = io.StringIO()
     configure_logs("debug", "json", stream)
+    structlog.configure(cache_logger_on_first_use=False)  # or the loggers of modules would write there ever after
     yield stream
     structlog.reset_defaults()
 
 
 async def test_health_follows_the_worker_s_life(redis_url: str, redis: RedisClient) -> None:
-    may_load = threading.Event()
+    may_load = threading.Semaphore(0)
+    phases = ["loading the model: 0.4/1.2 GB", "warming up", "warming up: 12/40 shapes"]
     engine = FakeEngine(step_s=0.002)
 
-    def load() -> Model:
-        may_load.wait()
+    def load(say: Say) -> Model:
+        for phase in phases:
+            say(phase)
+            may_load.acquire()
         return fake_model(engine)
 
     service = WorkerService(WorkerConfig(**{**QUICK, "health_host": "127.0.0.1", "health_port": 0}), redis_url, load)
@@ -65,8 +69,10 @@ async def test_health_follows_the_worker_s_life(redis_url: str, redis: RedisClie
     await eventually(lambda: service.health_port)
     port = service.health_port
     assert await http(port, "/healthz") == (200, '{"alive": true}')
-    assert await http(port, "/readyz") == (503, '{"ready": false, "reasons": {"service": "loading the model"}}')
-    may_load.set()
+    for phase in phases:
+        await eventually(lambda phase=phase: service.readiness.reasons == {"service": phase})
+        assert await http(port, "/readyz") == (503, json.dumps({"ready": False, "reasons": {"service": phase}}))
+        may_load.release()
     await eventually(lambda: service.readiness.is_ready)
     assert await http(port, "/readyz") == (200, '{"ready": true, "reasons": {}}')
     assert (await http(port, "/readyz", "HEAD"))[0] == 200
@@ -201,4 +207,4 @@ async def test_taken_health_port_is_an_error(redis_url: str) -> None:
     async with running_worker(redis_url, health_host="127.0.0.1", health_port=0) as worker:
         options = {**QUICK, "health_host": "127.0.0.1", "health_port": worker.service.health_port}
         with pytest.raises(OSError, match="in use"):
-            await WorkerService(WorkerConfig(**options), redis_url, fake_model).run()
+            await WorkerService(WorkerConfig(**options), redis_url, lambda _: fake_model()).run()

@@ -107,7 +107,7 @@ async def test_a_full_server_is_waited_for(redis_url: str, redis: RedisClient) -
         await read_until(redis, "x", lambda entry: entry.type == "chunk")
         await redis.config_set("maxmemory", 1)
         try:
-            await eventually(lambda: "publisher" in worker.service.readiness.objections)
+            await eventually(lambda: "publisher" in worker.service.readiness.reasons)
         finally:
             await redis.config_set("maxmemory", 0)
         reply = await read_reply(redis, "x")

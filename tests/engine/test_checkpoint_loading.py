@@ -86,7 +86,7 @@ def test_shards_are_all_read_and_progress_counts_their_bytes(tmp_path: Path) -> 
     assert loaded.keys() == stored.keys()
     assert all(np.array_equal(loaded[name], stored[name]) for name in stored)
     total = sum(array.nbytes for array in stored.values())
-    assert seen[-1] == (total, total, "bytes of weights")
+    assert seen[-1] == (total, total, "weights")
     assert [done for done, *_ in seen] == sorted({done for done, *_ in seen})
 
 

@@ -76,6 +76,7 @@ def test_reasons_codes_and_version_are_there() -> None:
 def test_the_keys_are_there() -> None:
     for key in (
         keys.requests("QUEUE"),
+        keys.serving("QUEUE"),
         keys.reply("QUEUE", "ID"),
         keys.cancel("QUEUE", "ID"),
         keys.state("QUEUE", "ID"),

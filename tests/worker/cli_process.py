@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pty
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,13 +30,17 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 async def start(
-    *arguments: str, code: str | None = None, cwd: Path | None = None, **variables: str
+    *arguments: str,
+    code: str | None = None,
+    cwd: Path | None = None,
+    stderr: int = asyncio.subprocess.PIPE,
+    **variables: str,
 ) -> asyncio.subprocess.Process:
     """Starts `penstock` with `arguments`; with `code`, Python code that calls `penstock.worker.cli.main` itself."""
     program = ["-m", "penstock"] if code is None else ["-c", code]
     return await asyncio.create_subprocess_exec(
         sys.executable, *program, *arguments, env=environment(**variables), cwd=cwd or ROOT,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=stderr,
     )  # fmt: skip
 
 
@@ -44,6 +51,29 @@ async def penstock(
     return await finish(await start(*arguments, code=code, cwd=cwd, **variables), stdin)
 
 
+class Terminal:
+    """A terminal that processes write to (`device`)."""
+
+    def __init__(self) -> None:
+        self._ours, self.device = pty.openpty()
+        os.set_blocking(self._ours, False)
+        self._text = ""
+
+    @property
+    def text(self) -> str:
+        """All that was written so far."""
+        with suppress(BlockingIOError):
+            self._text += os.read(self._ours, 1 << 20).decode(errors="replace")
+        return self._text
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._ours)
+        os.close(self.device)
+
+
 async def finish(process: asyncio.subprocess.Process, stdin: str = "") -> Outcome:
     """Waits for the end; a process that takes over four minutes is killed and fails the test."""
     try:
@@ -51,6 +81,6 @@ async def finish(process: asyncio.subprocess.Process, stdin: str = "") -> Outcom
     except TimeoutError:
         process.kill()
         out, err = await process.communicate()
-        raise AssertionError(f"still running after four minutes\n{out.decode()}\n{err.decode()}") from None
+        raise AssertionError(f"still running after four minutes\n{out.decode()}\n{(err or b'').decode()}") from None
     assert process.returncode is not None
-    return Outcome(process.returncode, out.decode(), err.decode())
+    return Outcome(process.returncode, out.decode(), (err or b"").decode())

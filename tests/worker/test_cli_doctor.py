@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -8,19 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_process import Outcome, penstock
+from cli_process import Outcome, finish, penstock, start
 from fakes import ScriptedWorker
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.cli.checks import Finding
+from penstock.worker.cli.checks.host import check_compiler
 from penstock.worker.cli.checks.model import check_model
 from penstock.worker.cli.checks.redis import check_redis
 
 ALL_CHECKS = [
-    *("packages", "redis", "maxmemory-policy", "appendonly", "queue", "dead letters"),
-    *("devices", "model", "weights", "tokenizer", "generation"),
+    *("packages", "redis", "maxmemory-policy", "appendonly", "permissions", "queue", "dead letters"),
+    *("compiler", "devices", "model", "weights", "tokenizer", "generation"),
 ]
 
 
@@ -51,7 +53,7 @@ async def test_a_good_set_up_is_all_ok(redis_url: str, durable: RedisClient) -> 
     assert "chat template" in checks["tokenizer"]["detail"]
 
 
-async def test_a_wrong_eviction_policy_fails_and_says_how_to_mend_it(redis_url: str, durable: RedisClient) -> None:
+async def test_a_wrong_eviction_policy_fails_and_says_how_to_fix_it(redis_url: str, durable: RedisClient) -> None:
     await durable.config_set("maxmemory-policy", "allkeys-lru")
     outcome = await penstock("doctor", REDIS_URL=redis_url)
     assert outcome.status == 1
@@ -89,8 +91,70 @@ async def test_a_user_without_permission_fails_with_the_reason(redis_url: str, r
         found = by_name(await check_redis(redis_url.replace("://", "://narrow:secret@"), "default"))
     finally:
         await redis.execute_command("ACL", "DELUSER", "narrow")
-    assert found["redis"].status == "fail"
-    assert "permission" in found["redis"].detail
+    assert {finding.status for finding in found.values()} == {"warn"}
+    assert found["redis"].detail.startswith("this user may not look: ")
+    assert "users.acl" in found["permissions"].fix
+
+
+async def test_a_user_with_some_of_a_worker_s_permissions_is_told_which_are_missing(
+    redis_url: str, redis: RedisClient
+) -> None:
+    await redis.execute_command("ACL", "SETUSER", "some", "on", ">secret", "~*", "+@all", "-xack", "-xgroup|create")
+    try:
+        found = by_name(await check_redis(redis_url.replace("://", "://some:secret@"), "default"))["permissions"]
+    finally:
+        await redis.execute_command("ACL", "DELUSER", "some")
+    expected = "XGROUP CREATE on penstock:{default}:requests, XACK on penstock:{default}:requests"
+    assert (found.status, expected in found.detail) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("user", "words"),
+    [
+        ("nobody:wrong@", ("refused", "check user and password in --redis-url")),
+        (":needless@", ("refused", "the server wants no password")),
+    ],
+)
+async def test_a_wrong_password_fails_with_what_to_do(redis_url: str, user: str, words: tuple[str, str]) -> None:
+    (found,) = await check_redis(redis_url.replace("://", f"://{user}"), "default")
+    assert (found.name, found.status) == ("redis", "fail")
+    assert words[0] in found.detail
+    assert words[1] in found.fix
+    assert "wrong" not in found.detail + found.fix
+
+
+async def test_a_cluster_s_wrong_password_is_no_server_out_of_reach(redis_cluster_url: str) -> None:
+    (found,) = await check_redis(redis_cluster_url.replace("://", "://nobody:wrong@"), "default")
+    assert "refused" in found.detail
+    assert found.fix.startswith("check user and password")
+
+
+def test_no_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert check_compiler().status == "ok"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = check_compiler()
+    assert found.status == "warn"
+    assert "apt install g++" in found.fix
+
+
+def test_an_unsupported_model_is_not_called_damaged(tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, copy)
+    (copy / "config.json").write_text('{"model_type": "mamba", "architectures": ["MambaForCausalLM"]}')
+    found = by_name(check_model(str(copy), "auto"))["model"]
+    assert (found.status, "'mamba'" in found.detail) == ("fail", True)
+    assert "give --model a checkpoint of a supported family: llama" in found.fix
+
+
+async def test_what_was_found_is_printed_before_what_takes_longer(redis_url: str) -> None:
+    process = await start("doctor", "--model", "demo", REDIS_URL=redis_url)
+    assert process.stdout is not None
+    async with asyncio.timeout(120):
+        line = await process.stdout.readline()
+    is_done = process.stdout.at_eof()
+    outcome = await finish(process)
+    assert (b"packages" in line, is_done) == (True, False)
+    assert "tokenizer" in outcome.out
 
 
 async def test_requests_that_nobody_takes_are_a_warning(redis_url: str, redis: RedisClient) -> None:
@@ -133,6 +197,7 @@ def test_a_damaged_checkpoint_names_the_file(tmp_path: Path, broken: str, name: 
     found = by_name(check_model(str(copy), "auto"))[name]
     assert found.status == "fail"
     assert broken.split(".")[0] in found.detail
+    assert ("copy tokenizer.json" in found.fix) == (name == "tokenizer")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from cli_process import penstock
 from penstock import __version__
 from penstock.worker.settings import Settings, flag
 
-HEAVY = ("jax", "flax", "numpy", "transformers", "penstock.engine", "uvicorn", "prometheus_client")
+HEAVY = ("jax", "flax", "numpy", "transformers", "penstock.engine.engine", "uvicorn", "prometheus_client")
 COMMANDS = ("worker", "send", "workers", "drain", "dead", "demo", "chaos", "doctor", "version")
 
 RUN_AND_LIST_MODULES = f"""

@@ -5,7 +5,7 @@ import json
 import signal
 
 import pytest
-from cli_process import finish, penstock, start
+from cli_process import Terminal, finish, penstock, start
 from fakes import ScriptedReply, ScriptedWorker, eventually
 
 from penstock.producer import keys
@@ -98,6 +98,7 @@ async def test_a_cancelled_request_exits_1_after_its_text(redis_url: str) -> Non
         (["--n", "many"], 1, "n: Input should be a valid integer"),
         (["--plain", "--system", "x"], 2, "leave out --plain"),
         (["--wait", "0.2"], 1, "within 0.2 s"),
+        (["--queue", "no spaces"], 2, "--queue: a queue's name has 1 to 128"),
     ],
 )
 async def test_what_cannot_be_done_is_said(redis_url: str, arguments: list[str], status: int, message: str) -> None:
@@ -112,6 +113,36 @@ async def test_no_redis_is_said_in_one_line() -> None:
     assert outcome.status == 1
     assert outcome.err.splitlines()[-1].startswith("penstock: no connection to Redis at redis://127.0.0.1:1/0")
     assert "Traceback" not in outcome.err
+
+
+async def test_nobody_who_serves_the_queue_is_said_at_once_and_the_request_waits(redis_url: str) -> None:
+    process = await start("send", "--plain", "one", REDIS_URL=redis_url)
+    assert process.stderr is not None
+    line = await asyncio.wait_for(process.stderr.readline(), 60)
+    assert line == b"no worker serves queue 'default'; its requests wait for one\n"
+    async with ScriptedWorker(redis_url):
+        outcome = await finish(process)
+    assert (outcome.status, outcome.out, outcome.err) == (0, "one\n", "")
+
+
+async def test_a_terminal_shows_the_backlog_until_the_answer_begins(redis_url: str, redis: RedisClient) -> None:
+    async def hold(reply: ScriptedReply) -> None:
+        await reply.own()
+        await eventually(lambda: "requests in queue 'default': 3" in terminal.text)
+        await reply.chunk("one")
+        await reply.end()
+
+    for i in range(2):
+        await redis.xadd(keys.requests("default"), {"prompt": str(i), "id": str(i)})
+    with Terminal() as terminal:
+        process = await start("send", "--plain", "one", stderr=terminal.device, TERM="xterm", REDIS_URL=redis_url)
+        await eventually(lambda: "no worker serves queue 'default'; backlog: 3" in terminal.text)
+        async with ScriptedWorker(redis_url, hold):
+            outcome = await finish(process)
+        _, _, after = terminal.text.rpartition("default")
+    assert (outcome.status, outcome.out) == (0, "one\n")
+    assert "\x1b[2K" in after  # erased
+    assert "\x1b[?25h" in after  # the cursor is there again
 
 
 async def test_ctrl_c_cancels_the_request(redis_url: str, redis: RedisClient) -> None:

@@ -14,7 +14,6 @@ from cli_process import finish, penstock, start
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.producer import AsyncClient
-from penstock.worker.cli import run
 from penstock.worker.local.embedded import EmbeddedServer
 
 
@@ -78,7 +77,9 @@ async def test_a_second_signal_aborts(redis_url: str, compile_cache: Path) -> No
         process.send_signal(signal.SIGINT)
         outcome = await finish(process)
     assert outcome.status == 130
-    assert outcome.err.splitlines()[-1].startswith("penstock: told to stop a second time")
+    last = json.loads(outcome.err.splitlines()[-1])
+    assert (last["event"], last["level"], last["exit_status"]) == ("worker_failed", "critical", 130)
+    assert last["error"].startswith("told to stop a second time")
 
 
 async def test_a_drain_leaves_no_rendering_process_behind(redis_url: str, compile_cache: Path, tmp_path: Path) -> None:
@@ -120,13 +121,13 @@ def children(pid: int) -> list[int]:
         (["--model", "demo", "--redis-url", "http://x"], "--redis-url: the Redis URL has scheme 'http'"),
     ],
 )
-def test_wrong_settings_exit_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["worker", *arguments]) == 2
-    assert message in capsys.readouterr().err
+async def test_wrong_settings_exit_2(arguments: list[str], message: str) -> None:
+    outcome = await penstock("worker", *arguments)
+    assert (outcome.status, message in outcome.err, "Traceback" in outcome.err) == (2, True, False)
 
 
-async def test_a_model_that_cannot_be_loaded_exits_4() -> None:
-    outcome = await penstock("worker", "--model", "/no/such/folder", "--health-port", "0")
+async def test_a_model_that_cannot_be_loaded_exits_4(redis_url: str) -> None:
+    outcome = await penstock("worker", "--model", "/no/such/folder", "--health-port", "0", REDIS_URL=redis_url)
     assert outcome.status == 4
     assert "there is no directory /no/such/folder" in outcome.err.splitlines()[-1]
     assert "Traceback" not in outcome.err
@@ -143,10 +144,10 @@ async def test_a_model_that_cannot_be_loaded_exits_4() -> None:
         (None, "config.json is a FIFO, not a regular file"),
     ],
 )
-async def test_a_hostile_config_exits_4(tmp_path: Path, content: str | None, message: str) -> None:
+async def test_a_hostile_config_exits_4(redis_url: str, tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "config.json"
     os.mkfifo(path) if content is None else path.write_text(content)
-    outcome = await penstock("worker", "--model", str(tmp_path), "--health-port", "0")
+    outcome = await penstock("worker", "--model", str(tmp_path), "--health-port", "0", REDIS_URL=redis_url)
     assert outcome.status == 4
     assert message in outcome.err.splitlines()[-1]
     assert "Traceback" not in outcome.err

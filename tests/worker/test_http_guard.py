@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from worker_harness import eventually
 
-from penstock.worker.http_guard import GuardedServer, Limits
+from penstock.worker.health.http_guard import GuardedServer, Limits
 
 FOREVER_S = 1000.0
 SOON_S = 0.05

@@ -22,7 +22,7 @@ def parameters(function: Any) -> list[str]:
 
 
 def test_uvicorn_s_protocol_is_made_and_called_as_ours_expects() -> None:
-    """`worker/http_guard.py` overrides these."""
+    """`worker/health/http_guard.py` overrides these."""
     assert parameters(H11Protocol.__init__) == ["self", "config", "server_state", "app_state", "_loop"]
     assert parameters(H11Protocol.connection_made) == ["self", "transport"]
     assert parameters(H11Protocol.data_received) == ["self", "data"]

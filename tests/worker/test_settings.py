@@ -9,7 +9,6 @@ import pytest
 
 from penstock.engine.config import EngineConfig
 from penstock.producer.redis.address import parse_url
-from penstock.worker.cli.serve import engine_config
 from penstock.worker.config import WorkerConfig
 from penstock.worker.settings import Settings, SettingsError, load_settings
 from penstock.worker.settings_page import page
@@ -131,16 +130,16 @@ def test_defaults_are_those_of_the_configs(config: Any) -> None:
 
 def test_settings_become_configs(tmp_path: Path) -> None:
     settings = load_settings({"name": "w1", "queue": "q", "page_size": "32", "compile_cache_dir": str(tmp_path)})
-    worker, engine = settings.worker_config(), engine_config(settings)
+    worker, engine = settings.worker_config(), settings.engine_config()
     assert (worker.name, worker.queue) == ("w1", "q")
     assert (engine.page_size, engine.compile_cache_dir) == (32, tmp_path)
 
 
 def test_the_cache_is_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
-    assert engine_config(load_settings({})).compile_cache_dir == Path("/home/someone/.cache/penstock/compile")
+    assert load_settings({}).engine_config().compile_cache_dir == Path("/home/someone/.cache/penstock/compile")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert engine_config(load_settings({})).compile_cache_dir == Path("/cache/penstock/compile")
+    assert load_settings({}).engine_config().compile_cache_dir == Path("/cache/penstock/compile")
 
 
 def test_the_page_of_settings_is_current() -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.worker.bench.arrivals import Arrivals
 from penstock.worker.bench.datasets import BenchRequest
 from penstock.worker.bench.summary import Target
-
-Progress = Callable[[int, int, str], None]
-"""Called with (done, total, what is being done)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +21,3 @@ class Load:
 
     def times_s(self) -> list[float]:
         return self.arrivals.times_s(len(self.requests), self.seed)
-
-
-def silent(done: int, total: int, what: str) -> None:
-    """A Progress that shows nothing."""

@@ -9,8 +9,9 @@ from typing import Protocol
 from penstock.engine.driver import StepEngine
 from penstock.engine.request import Output, Request, SamplingParams
 from penstock.worker.bench.datasets import Prompt
-from penstock.worker.bench.load import Load, Progress, silent
+from penstock.worker.bench.load import Load
 from penstock.worker.bench.recorder import Recorder, Timeline, end, fail, note
+from penstock.worker.progress import Progress, silent
 
 
 class TextEncoder(Protocol):

@@ -12,8 +12,9 @@ from penstock.producer import AsyncClient, PenstockError
 from penstock.producer.request import Prompt
 from penstock.worker.bench.datasets import BenchRequest
 from penstock.worker.bench.errors import ImpossibleLoad
-from penstock.worker.bench.load import Load, Progress, silent
+from penstock.worker.bench.load import Load
 from penstock.worker.bench.recorder import Recorder, Timeline, end, fail, note
+from penstock.worker.progress import Progress, silent
 
 
 async def run_on_service(
@@ -54,7 +55,7 @@ class _Run:
         self._progress = progress
         self._timeout_s = timeout_s
         self._recorder = Recorder()
-        self._num_ended = 0
+        self._num_sent = self._num_ended = 0
 
     async def run(self) -> Recorder:
         requests, limit = self._load.requests, self._load.arrivals.concurrency
@@ -65,6 +66,7 @@ class _Run:
                 if wait_s > 0:
                     await asyncio.sleep(wait_s)
                 await gate.acquire()
+                self._num_sent += 1
                 timeline = self._recorder.arrive(None if limit is not None else time_s)
                 client = self._clients[place % len(self._clients)]
                 group.create_task(self._follow(client, request, timeline, place, gate))
@@ -92,4 +94,4 @@ class _Run:
         finally:
             gate.release()
             self._num_ended += 1
-            self._progress(self._num_ended, len(self._load.requests), "replies")
+            self._progress(self._num_ended, len(self._load.requests), f"{self._num_sent - self._num_ended} under way")

@@ -12,5 +12,5 @@ history.py      what was seen and done
 checker.py      decides from the history alone whether the promises were kept
 run.py          the run as a whole
 report.py       the table
-command.py      the run with a server of its own
+launch.py       the run with a server of its own
 """

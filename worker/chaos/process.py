@@ -136,6 +136,6 @@ def _run(url: str, log: Path, engine: dict[str, Any], config: dict[str, Any]) ->
 
 
 async def _serve(url: str, engine: dict[str, Any], config: dict[str, Any]) -> None:
-    service = WorkerService(WorkerConfig(**config), url, lambda: fake_model(FakeEngine(**engine)))
+    service = WorkerService(WorkerConfig(**config), url, lambda _: fake_model(FakeEngine(**engine)))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, service.request_drain)
     await service.run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from penstock.worker.chaos.plan import ChaosOptions, Plan, RequestPlan, calm_id,
 from penstock.worker.chaos.proxy import Proxy
 from penstock.worker.chaos.saboteur import ClientWatcher, Saboteur
 from penstock.worker.chaos.site import Site
+from penstock.worker.progress import Progress
 
 PATIENCE_S = 60.0
 FAKE_TTL_S = 1.0
@@ -37,9 +38,6 @@ MODEL_SETTINGS: Mapping[str, Any] = {
     "num_pages": 520,
     "max_flush_interval_ms": 10,  # many chunks: the moments that faults wait for
 }
-
-Progress = Callable[[int, int, str], None]
-"""Called with (replies that have ended, requests, what runs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ async def run_chaos(options: ChaosOptions, site: Site, *, model: str, logs: Path
         site: the server.
         model: a folder with a checkpoint, or `demo`; not read where the fake engine runs.
         logs: the folder that workers log to.
-        progress: is told how far it is.
+        progress: called with how far it is.
 
     Raises:
         RedisError: the server does not come back.

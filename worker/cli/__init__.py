@@ -18,11 +18,8 @@ from collections.abc import Sequence
 
 import typer
 
-from penstock.producer.errors import PenstockError
 from penstock.worker.cli import bench, chaos, dead, demo, doctor, drain, plan, send, version, worker, workers
-from penstock.worker.cli.errors import CommandFailed
-from penstock.worker.errors import WorkerError
-from penstock.worker.settings import SettingsError
+from penstock.worker.cli.errors import exit_status_of
 
 app = typer.Typer(
     name="penstock",
@@ -73,15 +70,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         typer.main.get_command(app)(arguments, prog_name="penstock")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except SettingsError as error:
-        return _failed(error, 2)
-    except (CommandFailed, WorkerError) as error:
-        return _failed(error, error.exit_status)
-    except PenstockError as error:
-        return _failed(error, 1)
+    except Exception as error:
+        status = exit_status_of(error)
+        if status is None:
+            raise
+        sys.stderr.write(f"penstock: {error}\n")
+        return status
     return 0
-
-
-def _failed(error: Exception, status: int) -> int:
-    sys.stderr.write(f"penstock: {error}\n")
-    return status

@@ -14,7 +14,7 @@ from penstock.worker.settings import Settings, default_text, flag, group_of
 
 app = typer.Typer(
     name="bench",
-    help="Measure an engine by itself, or the workers of a queue.",
+    help="Benchmark an engine by itself, or the workers of a queue.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -30,14 +30,22 @@ _LOAD: dict[str, tuple[Any, str, str]] = {
     "output_length": (str, "LENGTHS", "Tokens of an answer; of FILE, where a line does not say. [uniform:16:128]"),
     "prefix_length": (int, "NUMBER", "Tokens of a shared prefix. [256]"),
     "prefix_count": (int, "NUMBER", "How many shared prefixes. [4]"),
-    "vocab_size": (int, "NUMBER", "Ids of random prompts are below it. [the model's, where it is known; 1024]"),
+    "vocab_size": (int, "NUMBER", "Random prompts have token ids below it. [the model's, where it is known; 1024]"),
     "seed": (int, "NUMBER", "The same seed gives the same requests and arrivals. [0]"),
     "arrivals": (str, "burst|constant|poisson|closed", "All at once, at --rate, or --concurrency at a time. [burst]"),
     "rate": (float, "NUMBER", "Requests a second, for constant and poisson."),
-    "concurrency": (int, "NUMBER", "Requests under way at once, for closed."),
-    "temperature": (float, "NUMBER", "0 always takes the most likely token. [0]"),
-    "slo_ttft_ms": (float, "NUMBER", "A good request has its first token after so many milliseconds at most."),
-    "slo_itl_ms": (float, "NUMBER", "99 % of the deliveries of a good request follow the last one within so many."),
+    "concurrency": (int, "NUMBER", "Requests in flight, for closed."),
+    "temperature": (float, "NUMBER", "Sampling temperature; 0 is greedy. [0]"),
+    "slo_ttft_ms": (
+        float,
+        "NUMBER",
+        "Goodput counts requests with a time to first token within this many milliseconds.",
+    ),
+    "slo_itl_ms": (
+        float,
+        "NUMBER",
+        "Goodput counts requests whose p99 gap between chunks is within this many milliseconds.",
+    ),
 }
 _LENGTHS_NOTE = "LENGTHS: N, uniform:LOW:HIGH, loguniform:LOW:HIGH or normal:MEAN:DEVIATION."
 _ENGINE = [name for name, field in Settings.model_fields.items() if group_of(field) == "Engine"]
@@ -81,7 +89,7 @@ def _setting_options(names: list[str], panel: str) -> list[Any]:
 def engine(
     *, flags: dict[str, str], load: dict[str, Any], repeats: Repeats = 1, json: Json = None, plot: Plot = None
 ) -> None:
-    """Measure an engine by itself: no Redis, no worker, one process.
+    """Benchmark an engine by itself: no Redis, no worker, one process.
 
     --model may also be random:tiny, random:qwen06 or random:llama8: random weights of that size (31M, 474M, 8G), in
     --dtype float32 or bfloat16.
@@ -119,9 +127,9 @@ def serve(
     json: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Measure the workers of a queue: requests go through Redis, and replies are streamed back.
+    """Benchmark the workers of a queue: requests go through Redis, and replies are streamed back.
 
-    Without --embedded, workers must be running; the figures are those of all of them together.
+    Without --embedded, the queue's own workers are measured, all together; while there is none, it waits for one.
     """
     if embedded:
         require_worker_extra()

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.engine import RequestError
-from penstock.worker.bench.load import Load, Progress
+from penstock.worker.bench.load import Load
 from penstock.worker.bench.on_engine import run_on_engine
 from penstock.worker.bench.recorder import Recorder
 from penstock.worker.cli.bench_checkpoint import resolved
 from penstock.worker.cli.bench_run import Output, drawn, engine_settings, load_options, measure_runs
 from penstock.worker.cli.errors import USAGE, CommandFailed
-from penstock.worker.cli.serve import engine_config, load_model
+from penstock.worker.cli.serve import load_model
 from penstock.worker.logs import configure_logs
+from penstock.worker.progress import Progress
 from penstock.worker.settings import load_settings
 
 
@@ -31,7 +32,7 @@ def bench_engine(flags: Mapping[str, str], load_flags: Mapping[str, Any], output
     configure_logs("info", "auto", sys.stderr)
     settings, vocab_size, name = resolved(load_settings(flags))
     loads = drawn(options, vocab_size, output.repeats)
-    model = load_model(str(settings.model), engine_config(settings))
+    model = load_model(str(settings.model), settings.engine_config())
 
     async def measure(load: Load, progress: Progress) -> Recorder:
         return run_on_engine(model.engine, model.text, load, progress)

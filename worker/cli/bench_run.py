@@ -10,23 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+import structlog
 
+from penstock.producer import AsyncClient
 from penstock.worker import garbage
 from penstock.worker.bench import punctual
 from penstock.worker.bench.errors import ImpossibleLoad
-from penstock.worker.bench.load import Load, Progress
+from penstock.worker.bench.load import Load
 from penstock.worker.bench.machine import describe_machine
 from penstock.worker.bench.on_service import run_on_service
 from penstock.worker.bench.options import LoadOptions
 from penstock.worker.bench.recorder import Recorder
 from penstock.worker.bench.report import Report
 from penstock.worker.bench.summary import Summary
+from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import USAGE, CommandFailed
 from penstock.worker.cli.progress import shown
+from penstock.worker.cli.waiting import wait_until_served
 from penstock.worker.local.embedded import EmbeddedServer, EmbeddedServerError
 from penstock.worker.local.worker_process import WorkerEnded, local_worker, wait_joined
 from penstock.worker.logs import configure_logs
+from penstock.worker.progress import Progress
 from penstock.worker.settings import Settings, flag, group_of, load_settings
 
 DEFAULT_VOCAB_SIZE = 1024
@@ -47,7 +51,7 @@ class Output:
                 raise CommandFailed(f"{option} {path}: there is no folder {path.absolute().parent}", USAGE)
 
     def write(self, report: Report) -> None:
-        Console().print(report.tables())
+        console().print(report.tables())
         if self.json is not None:
             report.write_json(self.json)
         if self.plot is not None:
@@ -82,7 +86,7 @@ def bench_service(
     settings = load_settings(flags)
     client = _Client(options, output, num_clients, timeout_s)
     if not embedded:
-        punctual.run(client.measure(settings.redis_url, settings.queue, options.vocab_size or DEFAULT_VOCAB_SIZE, {}))
+        punctual.run(_with_workers(settings, client, options.vocab_size or DEFAULT_VOCAB_SIZE))
         return
     from penstock.worker.cli.bench_checkpoint import resolved  # loads jax
 
@@ -94,6 +98,12 @@ def bench_service(
         raise CommandFailed(str(error)) from error
 
 
+async def _with_workers(settings: Settings, client: _Client, vocab_size: int) -> None:
+    async with AsyncClient(settings.redis_url, queue=settings.queue) as asking:
+        await wait_until_served(asking, settings.queue)
+    await client.measure(settings.redis_url, settings.queue, vocab_size, {})
+
+
 async def _with_worker(url: str, settings: Settings, client: _Client, vocab_size: int, model_name: str) -> None:
     name = f"bench-{secrets.token_hex(4)}"
     values = {
@@ -102,8 +112,8 @@ async def _with_worker(url: str, settings: Settings, client: _Client, vocab_size
         "health_port": None, "log_level": "warning", "drain_timeout_s": 1,
     }  # fmt: skip
     async with local_worker(url, values) as process:
-        with shown("starting a worker"):
-            await wait_joined(process, url, settings.queue, name)
+        structlog.get_logger().info("starting a worker")  # which shows how far it is itself
+        await wait_joined(process, url, settings.queue, name)
         await client.measure(url, settings.queue, vocab_size, {"model": model_name, **engine_settings(settings)})
 
 
@@ -149,7 +159,7 @@ async def measure_runs(
     runs = []
     garbage.settle()  # a collection in here would be taken for a gap in the replies
     for place, load in enumerate(loads, start=1):
-        with shown(f"measuring, {place} of {len(loads)}") as report:
+        with shown(f"measuring, {place} of {len(loads)}", "replies") as report:
             before_s = time.process_time()
             recorder = await measure(load, report)
             cpu_s = time.process_time() - before_s

@@ -5,16 +5,20 @@ from __future__ import annotations
 import secrets
 import signal
 import sys
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from redis.exceptions import RedisError
-from rich.console import Console
 
+from penstock.worker.chaos.plan import ChaosOptions
+from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import CommandFailed, require_worker_extra
 from penstock.worker.cli.progress import shown
 from penstock.worker.local.embedded import EmbeddedServerError
 from penstock.worker.logs import configure_logs
+
+if TYPE_CHECKING:
+    from penstock.worker.chaos.run import Outcome
 
 
 def chaos(
@@ -39,18 +43,14 @@ def chaos(
         str | None, typer.Option(help="A deployment to use; otherwise a server is started.", metavar="TEXT")
     ] = None,
 ) -> None:
-    """Kill, freeze and cut off workers while clients check that no token is lost, doubled, out of order or wrong.
+    """Test the delivery guarantees: kill, freeze and cut off workers, and check every token.
 
-    Prints what happened and what was found. Workers, proxies and clients are started here, in a queue of their own, and
-    stopped at the end.
+    Clients check that no token is lost, doubled, out of order or wrong. Workers, proxies and clients are started here,
+    in a queue of their own, and stopped at the end.
 
     Exit status: 0 all promises were kept; 1 one was broken, or the run failed; 2 wrong usage; 130 interrupted.
     """
     require_worker_extra()
-    from penstock.worker.chaos.command import run_command  # loads jax, which --help does without
-    from penstock.worker.chaos.plan import ChaosOptions
-    from penstock.worker.chaos.report import as_text
-
     if redis_url is not None and restarts:
         raise typer.BadParameter(
             f"the server at --redis-url is not restarted, leave out {restarts}", param_hint="--restarts"
@@ -59,18 +59,29 @@ def chaos(
         restarts = 0 if redis_url is not None else min(2, requests)
     configure_logs("info", "auto", sys.stderr)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    console = Console(highlight=False, soft_wrap=True)
     seed = secrets.randbelow(2**32) if seed is None else seed
     try:
         options = ChaosOptions(seed, requests, kills, zombies, restarts, losses, workers, engine)
-        console.print(f"seed {seed}")
-        with shown("running requests") as report:
-            outcome = run_command(options, redis_url=redis_url, model=model, progress=report)
+        _report(_run(options, redis_url, model), seed)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def _run(options: ChaosOptions, redis_url: str | None, model: str) -> Outcome:
+    from penstock.worker.chaos.launch import launch  # loads jax
+
+    console().print(f"seed {options.seed}")
+    try:
+        with shown("running requests", "replies") as report:
+            return launch(options, redis_url=redis_url, model=model, progress=report)
     except (EmbeddedServerError, RedisError) as error:
         raise CommandFailed(str(error)) from error
-    console.print(as_text(outcome), markup=False)
+
+
+def _report(outcome: Outcome, seed: int) -> None:
+    from penstock.worker.chaos.report import as_text
+
+    console(soft_wrap=True).print(as_text(outcome), markup=False)
     if not outcome.verdict.is_kept:
         raise CommandFailed(
             f"{len(outcome.verdict.problems)} broken promises; the workers' logs are in {outcome.logs}; "

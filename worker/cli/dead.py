@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from penstock.producer.redis.connection import RedisClient
+from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.cli.redis import connected, visible
@@ -25,7 +25,7 @@ from penstock.worker.settings import Settings
 
 dead = typer.Typer(
     name="dead",
-    help="Look at requests that were given up, send them again, or remove them.",
+    help="Dead letters, requests that were given up: list, show, replay or purge them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -37,14 +37,14 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 _Names = Annotated[
     list[str] | None,
-    typer.Argument(help="Ids of letters, as `penstock dead list` shows them, or of requests.", metavar="LETTER"),
+    typer.Argument(help="Ids of dead letters (see `penstock dead list`), or of requests.", metavar="LETTER"),
 ]
-_All = Annotated[bool, typer.Option("--all", help="All letters (that the other options leave).")]
-_Code = Annotated[str | None, typer.Option(help="Only letters with this error code.", metavar="CODE")]
+_All = Annotated[bool, typer.Option("--all", help="All dead letters that match the other options.")]
+_Code = Annotated[str | None, typer.Option(help="Only dead letters with this error code.", metavar="CODE")]
 _Malformed = Annotated[
-    bool, typer.Option("--malformed", help="Entries that never were a request, instead of requests given up.")
+    bool, typer.Option("--malformed", help="Entries that could not be read as a request, instead of requests given up.")
 ]
-_Json = Annotated[bool, typer.Option("--json", help="One JSON object per letter.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per dead letter.")]
 
 
 @dead.command("list")
@@ -54,10 +54,10 @@ def list_letters(
     settings: Settings,
     malformed: _Malformed = False,
     code: _Code = None,
-    limit: Annotated[int, typer.Option(help="Letters to list at most.", metavar="NUMBER", min=1)] = 50,
+    limit: Annotated[int, typer.Option(help="Dead letters to list at most.", metavar="NUMBER", min=1)] = 50,
     as_json: _Json = False,
 ) -> None:
-    """List requests that were given up, the newest first."""
+    """List dead letters, the newest first."""
     kind = _kind(malformed)
     found, counts = asyncio.run(_newest(settings, kind, code, limit))
     if as_json:
@@ -77,7 +77,7 @@ def _print_table(found: list[Letter]) -> None:
         crashes = str(letter.counts.get("crashes", ""))
         cells = (letter.id, _time(letter.given_up_ms), letter.request_id, letter.code, crashes)
         table.add_row(*(Text(visible(cell)) for cell in cells))
-    Console(highlight=False).print(table)
+    console().print(table)
 
 
 def _print_counts(queue: str, kind: Kind, counts: Mapping[Kind, int], num_shown: int, code: str | None) -> None:
@@ -94,11 +94,11 @@ def _print_counts(queue: str, kind: Kind, counts: Mapping[Kind, int], num_shown:
 def show(
     *,
     settings: Settings,
-    name: Annotated[str, typer.Argument(help="Id of a letter, or of a request.", metavar="LETTER")],
+    name: Annotated[str, typer.Argument(help="Id of a dead letter, or of a request.", metavar="LETTER")],
     malformed: _Malformed = False,
     as_json: _Json = False,
 ) -> None:
-    """Show why a request was given up, its history, and the request itself."""
+    """Show one dead letter: why the request was given up, its history, the request itself."""
     for letter, owners in asyncio.run(_with_owners(settings, _kind(malformed), name)):
         document = {**_document(letter), "claims": [{"epoch": epoch, "worker": worker} for epoch, worker in owners]}
         document["request"] = letter.request() if letter.fields else None
@@ -118,7 +118,7 @@ def replay(
     malformed: _Malformed = False,
     code: _Code = None,
 ) -> None:
-    """Send requests again, under new ids, and print these.
+    """Send the requests of dead letters again, under new ids, and print these.
 
     The old reply keeps its end: whoever waits for the request must read the reply of the new id. Replaying a letter
     twice sends its request once.
@@ -141,11 +141,11 @@ def purge(
     malformed: _Malformed = False,
     code: _Code = None,
     older_than: Annotated[
-        str | None, typer.Option(help="Only letters older than this, such as 90m, 12h or 7d.", metavar="AGE")
+        str | None, typer.Option(help="Only dead letters older than this, such as 90m, 12h or 7d.", metavar="AGE")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Remove letters for good, after asking."""
+    """Remove dead letters for good, after asking."""
     _check_selection(names, everything, code is not None or older_than is not None)
     min_age_s = None if older_than is None else _seconds(older_than)
     kind = _kind(malformed)

@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.producer import AsyncClient, Reply, keys
+from penstock.worker.cli.console import console as console_of
 from penstock.worker.cli.errors import CommandFailed, require_worker_extra
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.local.embedded import EmbeddedServer, EmbeddedServerError
-from penstock.worker.local.worker_process import local_worker
+from penstock.worker.local.worker_process import WorkerEnded, local_worker, wait_joined
 from penstock.worker.settings import DEMO_MODEL, Settings
 
 PROMPTS = (
@@ -30,8 +31,9 @@ PROMPTS = (
 _Result = TypeVar("_Result")
 
 # Small, so that there is little to compile: a first start takes seconds.
-_WORKER_SETTINGS = {
-    "queue": "default", "model": DEMO_MODEL, "max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520,
+_WORKER_SETTINGS: dict[str, Any] = {
+    "queue": "default", "name": "demo", "model": DEMO_MODEL,
+    "max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520,
     "health_port": 0, "drain_timeout_s": 5, "log_level": "warning",
 }  # fmt: skip
 
@@ -43,19 +45,19 @@ def demo(
     stay: Annotated[bool, typer.Option("--stay", help="Keep server and worker running until Ctrl-C.")] = False,
     max_tokens: Annotated[int, typer.Option(help="Tokens of one answer at most.", min=1)] = 160,
 ) -> None:
-    """Start a Redis server and a worker with the demo model, ask it a few things, stop both.
+    """Try the whole path here: a Redis server, a worker with the demo model, a few prompts.
 
-    Compiled programs are kept: from the second time on it starts quicker.
+    Stops what it started. Compiled programs are kept, so the next start is quicker.
     """
     require_worker_extra()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    console = Console(highlight=False, soft_wrap=True)
+    console = console_of(soft_wrap=True)
     started = time.monotonic()
     try:
         with EmbeddedServer() as server:
             console.print(f"A Redis server runs at {server.url}; a worker loads the demo model ...")
             asyncio.run(_run(console, server, settings, started, stay, max_tokens))
-    except EmbeddedServerError as error:
+    except (EmbeddedServerError, WorkerEnded) as error:
         raise CommandFailed(str(error)) from error
     except KeyboardInterrupt:
         if not stay:
@@ -69,6 +71,7 @@ async def _run(
 ) -> None:
     values = {**_WORKER_SETTINGS, "compile_cache_dir": settings.compile_cache_dir}
     async with local_worker(server.url, values) as worker:
+        await wait_joined(worker, server.url, values["queue"], values["name"])
         async with AsyncClient(server.url) as client:
             for prompt in PROMPTS:
                 reply = await _unless_ended(worker, _ask(console, client, prompt, started, max_tokens))

@@ -1,10 +1,12 @@
-"""`penstock doctor`: says what is wrong here and how to mend it."""
+"""`penstock doctor`: says what is wrong here and how to fix it."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import json
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -12,8 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.worker.cli.checks import Finding
-from penstock.worker.cli.checks.host import check_devices, check_packages
+from penstock.worker.cli.checks.host import check_compiler, check_devices, check_packages
 from penstock.worker.cli.checks.redis import check_redis
+from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import missing_worker_extra
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.settings import Settings
@@ -31,40 +34,52 @@ def doctor(
 
     Exit status: 0 if nothing failed (warnings are fine), else 1.
     """
-    findings = [*check_packages(), *asyncio.run(check_redis(settings.redis_url, settings.queue)), *_engine(settings)]
+    screen = console(soft_wrap=True)
+    findings: list[Finding] = []
+    for look, what in _looks(settings):
+        with console(stderr=True).status(f"looking at {what} ..."):
+            found = look()
+        findings += found
+        if not as_json:
+            _show(screen, found)
     failed = any(finding.status == "fail" for finding in findings)
     if as_json:
         document = {"ok": not failed, "checks": [dataclasses.asdict(finding) for finding in findings]}
         typer.echo(json.dumps(document, indent=2))
-    else:
-        _show(findings)
     raise typer.Exit(int(failed))
 
 
-def _engine(settings: Settings) -> list[Finding]:
-    if missing_worker_extra():
-        return []
+Look = Callable[[], list[Finding]]
+
+
+def _looks(settings: Settings) -> Iterator[tuple[Look, str]]:
+    """What to look at, the quick first: one that takes seconds is seen to, as what was found before is printed."""
+    yield check_packages, "the installed packages"
+    yield lambda: asyncio.run(check_redis(settings.redis_url, settings.queue)), "Redis"
+    if not missing_worker_extra():
+        yield lambda: [check_compiler()], "the compiler"
+        yield lambda: [check_devices()], "the devices"
+        yield partial(_model, settings), "the model"
+
+
+def _model(settings: Settings) -> list[Finding]:
     if settings.model is None:
-        mend = "set --model or PENSTOCK_MODEL to a checkpoint's folder, or to demo"
-        return [check_devices(), Finding("model", "warn", "none is set, and penstock worker needs one", mend)]
+        fix = "set --model or PENSTOCK_MODEL to a checkpoint's folder, or to demo"
+        return [Finding("model", "warn", "none is set, and penstock worker needs one", fix)]
     from penstock.worker.cli.checks.model import check_model  # loads the engine, which a light install does without
 
-    devices = check_devices()
-    found = [devices, *check_model(settings.model, settings.dtype)]
-    return [*found, *_tpu(settings)] if devices.detail.partition(" x ")[2].startswith("tpu") else found
+    return [*check_model(settings.model, settings.dtype), *_tpu(settings)]
 
 
 def _tpu(settings: Settings) -> list[Finding]:
     from penstock.worker.cli.checks.tpu import check_tpu
-    from penstock.worker.cli.serve import engine_config
 
-    return check_tpu(settings.model or "", engine_config(settings))
+    return check_tpu(settings.model or "", settings.engine_config())
 
 
-def _show(findings: list[Finding]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+def _show(screen: Console, findings: list[Finding]) -> None:
     for finding in findings:
         colour = _COLOURS[finding.status]
-        console.print(f"[{colour}]{finding.status:4}[/] {finding.name:18} {escape(' '.join(finding.detail.split()))}")
-        if finding.mend:
-            console.print(f"{'':24}[dim]{escape(finding.mend)}[/]")
+        screen.print(f"[{colour}]{finding.status:4}[/] {finding.name:18} {escape(' '.join(finding.detail.split()))}")
+        if finding.fix:
+            screen.print(f"{'':24}[dim]{escape(finding.fix)}[/]")

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.options import takes_settings
@@ -26,16 +25,16 @@ def drain(
     names: Annotated[
         list[str] | None, typer.Argument(help="Workers, as `penstock workers` lists them.", metavar="NAME")
     ] = None,
-    everyone: Annotated[bool, typer.Option("--all", help="All live workers of the queue.")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="Drain all live workers of the queue.")] = False,
     wait: Annotated[bool, typer.Option(help="Wait until they have left.")] = True,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds to wait at most; they go on draining.", metavar="NUMBER")
+        float | None, typer.Option(help="Seconds to wait at most; the workers go on draining.", metavar="NUMBER")
     ] = None,
 ) -> None:
-    """Drain workers by name, as SIGTERM would: they take nothing new, finish what fits their drain timeout, and hand
-    the rest to other workers.
+    """Drain workers by name, wherever they run.
 
-    A worker hears of it with its next heartbeat, at most a third of its heartbeat's time to live later.
+    As with SIGTERM, they take nothing new, finish what fits their drain timeout, and hand the rest to other workers. A
+    worker learns of it with its next heartbeat: within a third of the heartbeat's time to live.
 
     Exit status: 0 all have left (with --no-wait: all were told), 1 one was lost or is still there.
     """
@@ -59,7 +58,7 @@ async def _drain(settings: Settings, names: list[str], *, wait: bool, timeout_s:
 
 
 async def _live(redis: RedisClient, queue: str) -> list[str]:
-    names = [member.name for member in await members(redis, queue) if member.is_live and member.name != keys.UNOWNED]
+    names = [member.name for member in await members(redis, queue) if member.is_live]
     if not names:
         raise CommandFailed(f"queue {queue!r} has no live workers")
     return names

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 
+from penstock.producer.errors import PenstockError
+from penstock.worker.errors import WorkerError
+from penstock.worker.settings import SettingsError
+
 USAGE = 2  # exit status of what was asked for in a wrong way
 WORKER_EXTRA = ("jax", "flax", "transformers", "tokenizers", "safetensors", "jinja2", "prometheus_client", "uvicorn")
 
@@ -14,6 +18,15 @@ class CommandFailed(Exception):
     def __init__(self, message: str, exit_status: int = 1) -> None:
         super().__init__(message)
         self.exit_status = exit_status
+
+
+def exit_status_of(error: Exception) -> int | None:
+    """What `penstock` exits with for an error that its message explains; None for any other."""
+    if isinstance(error, CommandFailed | WorkerError):
+        return error.exit_status
+    if isinstance(error, SettingsError):
+        return 2
+    return 1 if isinstance(error, PenstockError) else None
 
 
 def missing_worker_extra() -> list[str]:

@@ -13,8 +13,8 @@ from pydantic.fields import FieldInfo
 
 from penstock.worker.settings import Settings, default_text, flag, group_of, load_settings
 
-Command = Callable[..., None]
-Decorator = Callable[[Command], Command]
+Subcommand = Callable[..., None]
+Decorator = Callable[[Subcommand], Subcommand]
 
 
 def takes_settings(names: Iterable[str]) -> Decorator:
@@ -36,7 +36,7 @@ def gathers(
 ) -> Decorator:
     """Replaces a command's parameter `gathered` by `options`; it receives `build` of those that were given."""
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: Subcommand) -> Subcommand:
         parameters = inspect.signature(command, eval_str=True).parameters.values()
         kept = [parameter for parameter in parameters if parameter.name != gathered]
 

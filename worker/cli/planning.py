@@ -16,9 +16,9 @@ from penstock.engine.errors import EngineError
 from penstock.engine.planning import Plan, as_dict, planned_model
 from penstock.engine.planning import plan as planned
 from penstock.engine.planning.topology import devices_of
+from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.progress import shown
-from penstock.worker.cli.serve import engine_config
 from penstock.worker.logs import configure_logs
 from penstock.worker.settings import DEMO_MODEL, Settings
 
@@ -39,28 +39,28 @@ def run(settings: Settings, topology: str, tensor: int | None, context: int, *, 
     if as_json:
         typer.echo(json.dumps(as_dict(made), indent=2))
     else:
-        _show(Console(highlight=False, width=None if sys.stdout.isatty() else 120), made)
+        _show(console(), made)
 
 
 def _plan(settings: Settings, topology: str, tensor: int | None, context: int) -> Plan:
     model = planned_model(str(MODEL_DIR) if settings.model == DEMO_MODEL else settings.model or "", settings.dtype)
-    config = replace(engine_config(settings), tensor_parallel=tensor or len(devices_of(topology)))
-    with shown(f"compiling for {topology}") as report:
+    config = replace(settings.engine_config(), tensor_parallel=tensor or len(devices_of(topology)))
+    with shown(f"compiling for {topology}", "programs") as report:
         return planned(model, topology, config, context=context, progress=report)
 
 
-def _show(console: Console, made: Plan) -> None:
+def _show(screen: Console, made: Plan) -> None:
     kinds = f"{made.tensor} devices for one copy of the model, {made.replicas} copies"
     pages = f"pages of {made.page_size} tokens in {made.kv_dtype}"
-    console.print(f"[bold]{made.topology}[/]: {kinds}; attention {made.attention}, {pages}")
-    console.print(_memory(made))
+    screen.print(f"[bold]{made.topology}[/]: {kinds}; attention {made.attention}, {pages}")
+    screen.print(_memory(made))
     held = f"{made.num_tokens:,} tokens at once in {made.num_pages - 1:,} pages"
-    console.print(f"Pages hold {held}: {made.num_tokens // made.max_model_len} sequences of {made.max_model_len:,}.")
+    screen.print(f"Pages hold {held}: {made.num_tokens // made.max_model_len} sequences of {made.max_model_len:,}.")
     alias = "updated in place, copied nowhere" if made.cache_is_aliased else "[bold red]copied in a step[/]"
-    console.print(f"The KV cache is {alias}. Compiling took {made.compile_s:.0f} s in all.\n")
-    console.print(_buckets(made))
-    console.print(_steps(made))
-    console.print("[dim]Estimates are rooflines: what memory, matmuls and links allow, not what was measured.[/]")
+    screen.print(f"The KV cache is {alias}. Compiling took {made.compile_s:.0f} s in all.\n")
+    screen.print(_buckets(made))
+    screen.print(_steps(made))
+    screen.print("[dim]Estimates are rooflines: what memory, matmuls and links allow, not what was measured.[/]")
 
 
 def _memory(made: Plan) -> Table:

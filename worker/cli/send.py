@@ -15,24 +15,25 @@ from penstock.producer import AsyncClient, Chunk, Reply
 from penstock.producer.request import Prompt, Sampling
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.options import gathers, option, takes_settings
+from penstock.worker.cli.waiting import shown_wait
 from penstock.worker.settings import Settings, flag
 
 _HELP = {
     "max_tokens": "Tokens to generate at most.",
     "min_tokens": "Tokens to generate at least.",
-    "temperature": "0 always takes the most likely token.",
-    "top_p": "Sample from the most likely tokens that have this share together.",
-    "top_k": "Sample from this many most likely tokens.",
-    "min_p": "Leave out tokens less likely than this share of the most likely one.",
+    "temperature": "Sampling temperature; 0 is greedy.",
+    "top_p": "Nucleus sampling: from the most likely tokens that have this probability together.",
+    "top_k": "Sample from this many most likely tokens; 0: from all.",
+    "min_p": "Drop tokens below this fraction of the most likely one's probability.",
     "seed": "The same seed gives the same tokens.",
-    "n": "How many answers.",
-    "repetition_penalty": "Above 1 makes tokens that occurred less likely.",
-    "presence_penalty": "Subtracted from the logits of tokens that were generated.",
-    "frequency_penalty": "The same, times how often they were.",
-    "logprobs": "Also give so many most likely tokens at each place (seen with --json).",
+    "n": "How many completions.",
+    "repetition_penalty": "Above 1 makes tokens of prompt and answer less likely.",
+    "presence_penalty": "Subtracted from the logits of generated tokens.",
+    "frequency_penalty": "The same, once per occurrence.",
+    "logprobs": "Return log-probabilities, with this many top tokens (see --json).",
     "priority": "Higher runs first.",
-    "timeout_s": "Seconds after which the request is given up, wherever it stands.",
-    "id": "Id of the request, instead of a random one.",
+    "timeout_s": "Deadline in seconds, whether the request waits or runs.",
+    "id": "Request id, instead of a random one.",
 }
 
 _SAMPLING = [
@@ -46,11 +47,13 @@ _SAMPLING = [
         "stop",
         list[str],
         "--stop",
-        help="Text that ends the answer; may be repeated.",
+        help="Stop string; may be repeated.",
         metavar="TEXT",
         rich_help_panel="Request",
     ),
-    option("ignore_eos", bool, "--ignore-eos", help="Go on after an end token.", rich_help_panel="Request"),
+    option(
+        "ignore_eos", bool, "--ignore-eos", help="Generate past the end-of-sequence token.", rich_help_panel="Request"
+    ),
 ]
 
 
@@ -61,19 +64,25 @@ def send(
     settings: Settings,
     sampling: dict[str, Any],
     prompt: Annotated[
-        list[str] | None, typer.Argument(help="The prompt; without it, standard input is read.", metavar="PROMPT")
+        list[str] | None, typer.Argument(help="The prompt. Default: standard input.", metavar="PROMPT")
     ] = None,
-    system: Annotated[str | None, typer.Option(help="A system message to go before it.", metavar="TEXT")] = None,
+    system: Annotated[str | None, typer.Option(help="System message of the chat.", metavar="TEXT")] = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Continue the text as it is, without the chat template.")
+        bool, typer.Option("--plain", help="Complete the text as it is, without the chat template.")
     ] = False,
-    stream: Annotated[bool, typer.Option(help="Show the answer as it is written.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per chunk, and one for the end.")] = False,
-    wait: Annotated[float | None, typer.Option(help="Seconds to wait for the end.", metavar="NUMBER")] = None,
+    stream: Annotated[bool, typer.Option(help="Print tokens as they come.")] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per chunk, and one for the end.")
+    ] = False,
+    wait: Annotated[
+        float | None, typer.Option(help="Seconds to wait for the end of the reply.", metavar="NUMBER")
+    ] = None,
 ) -> None:
     """Send a prompt and print the answer.
 
-    Ctrl-C cancels the request.
+    A request to a queue without workers waits for one. Ctrl-C cancels it.
+
+    Exit status: 0 the answer is complete; 1 it failed, was cancelled or expired; 130 interrupted.
     """
     if plain and system is not None:
         raise typer.BadParameter("a system message needs the chat template: leave out --plain", param_hint="--system")
@@ -91,8 +100,10 @@ async def _follow(
     async with (
         AsyncClient(settings.redis_url, queue=settings.queue) as client,
         client.stream(prompt, timeout=wait, **sampling) as chunks,
+        shown_wait(client, settings.queue) as end_wait,
     ):
         async for chunk in chunks:
+            await end_wait()
             printer.chunk(chunk)
         return await chunks.read_to_end()
 

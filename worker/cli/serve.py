@@ -7,18 +7,24 @@ import errno
 import signal
 import socket
 import sys
-from dataclasses import fields
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from penstock.engine import ConfigError, Engine, EngineConfig
+import structlog
+
+import penstock.engine as engine_package
+from penstock.engine.config import EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.worker import garbage
-from penstock.worker.cli.errors import CommandFailed
-from penstock.worker.cli.progress import shown
-from penstock.worker.logs import configure_logs
+from penstock.worker.cli.errors import CommandFailed, exit_status_of
+from penstock.worker.cli.progress import BYTES, Say, shown
+from penstock.worker.logs import configure_logs, is_for_people
 from penstock.worker.service import Model, WorkerService
 from penstock.worker.settings import DEMO_MODEL, Settings, SettingsError, flag, variable
+
+_log = structlog.get_logger(__name__)
 
 _CANNOT_LISTEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, socket.EAI_NONAME, socket.EAI_AGAIN)
 
@@ -31,38 +37,39 @@ def serve(settings: Settings) -> None:
         WorkerError: the service could not start, or ended for another reason than a drain.
         CommandFailed: the health port is taken.
     """
-    if settings.model is None:
-        raise SettingsError(f"no model is set: give {flag('model')} or {variable('model')}; `demo` ships with Penstock")
-    load = partial(load_model, settings.model, engine_config(settings))
-    service = WorkerService(settings.worker_config(), settings.redis_url, load)
     configure_logs(settings.log_level, settings.log_format, sys.stderr)
-    asyncio.run(_run(service))
+    with _fatal_line(is_json=not is_for_people(settings.log_format, sys.stderr)):
+        if settings.model is None:
+            raise SettingsError(
+                f"no model is set: give {flag('model')} or {variable('model')}; `demo` ships with Penstock"
+            )
+        load = partial(load_model, settings.model, settings.engine_config())
+        asyncio.run(_run(WorkerService(settings.worker_config(), settings.redis_url, load)))
 
 
-def engine_config(settings: Settings) -> EngineConfig:
-    """The part of the settings that configures the engine.
-
-    Raises:
-        SettingsError: a value is out of range.
-    """
-    values = {field.name: getattr(settings, field.name) for field in fields(EngineConfig)}
-    if settings.compile_cache_dir is not None:
-        values["compile_cache_dir"] = settings.compile_cache_dir.expanduser()
+@contextmanager
+def _fatal_line(*, is_json: bool) -> Iterator[None]:
+    """Where the log is JSON, so is its last line, and nothing is left to be printed."""
     try:
-        return EngineConfig(**values)
-    except ConfigError as error:
-        raise SettingsError(str(error)) from error
+        yield
+    except Exception as error:
+        if not is_json:
+            raise
+        status = exit_status_of(error)
+        trace = {} if status is not None else {"exc_info": True}
+        _log.critical("worker_failed", error=str(error), exit_status=status or 1, **trace)
+        raise SystemExit(status or 1) from error
 
 
-def load_model(model: str, config: EngineConfig) -> Model:
+def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Model:
     """Loads and warms up, showing how far it is."""
     checkpoint: str | Path = MODEL_DIR if model == DEMO_MODEL else model
-    with shown("loading the model") as report:
-        engine = Engine.from_checkpoint(checkpoint, config, report)
-    with shown("warming up") as report:
+    with shown("loading the model", BYTES, say) as report:
+        engine = engine_package.Engine.from_checkpoint(checkpoint, config, report)
+    with shown("warming up", "shapes", say) as report:
         engine.warm_up(report)
     garbage.settle()
-    return Model(engine, engine.tokenizer, engine.defaults)
+    return Model(engine, engine.tokenizer, engine.defaults, model, engine.describe())
 
 
 async def _run(service: WorkerService) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.worker.cli.errors import require_worker_extra
 from penstock.worker.cli.options import takes_settings
+from penstock.worker.cli.progress import spinner
 from penstock.worker.settings import Settings
 
 
@@ -18,6 +19,7 @@ def worker(*, settings: Settings) -> None:
     6 not everything could be handed back; 7 a part of the service failed; 130 aborted.
     """
     require_worker_extra()
-    from penstock.worker.cli.serve import serve  # loads jax, which --help and a light install do without
+    with spinner("starting"):
+        from penstock.worker.cli.serve import serve  # loads jax, which --help and a light install do without
 
     serve(settings)

@@ -8,13 +8,12 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from penstock.producer import keys
+from penstock.worker.cli.console import console
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.cli.redis import connected
-from penstock.worker.protocol.members import Member, members
+from penstock.worker.protocol.members import Member, backlog, members
 from penstock.worker.settings import Settings
 
 
@@ -24,11 +23,12 @@ def workers(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per worker.")] = False,
 ) -> None:
-    """List the workers of a queue, and how many requests each has taken.
+    """List the workers of a queue, and its backlog.
 
-    A worker is lost when its heartbeat is gone; the others take its requests within seconds.
+    `requests` counts those that a worker has taken and not finished; the backlog, those that no worker has. A worker is
+    lost when its heartbeat has lapsed: the others take its requests over within seconds.
     """
-    found = asyncio.run(_members(settings))
+    found, num_waiting = asyncio.run(_look(settings))
     if as_json:
         for member in found:
             typer.echo(json.dumps({**dataclasses.asdict(member), "state": _state(member)}))
@@ -39,17 +39,18 @@ def workers(
         table.add_row(
             member.name, _state(member), str(member.num_taken), "" if left_ms is None else f"{left_ms / 1000:.1f} s"
         )
-    Console(highlight=False).print(table if found else f"queue {settings.queue} has no workers")
+    screen = console()
+    screen.print(table if found else f"queue {settings.queue} has no workers")
+    screen.print(f"backlog: {num_waiting}")
 
 
-async def _members(settings: Settings) -> list[Member]:
+async def _look(settings: Settings) -> tuple[list[Member], int]:
     async with connected(settings.redis_url) as redis:
-        return await members(redis, settings.queue)
+        found = await members(redis, settings.queue)
+        return found, await backlog(redis, settings.queue, found)
 
 
 def _state(member: Member) -> str:
-    if member.name == keys.UNOWNED:
-        return "waiting for a worker"
     if not member.is_live:
         return "lost"
     return "draining" if member.is_draining else "live"

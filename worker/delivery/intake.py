@@ -197,7 +197,7 @@ class Intake:
         try:
             await work
             self._backoff.reset()
-            self._readiness.clear(_PART)
+            self._readiness.ready(_PART)
         except exceptions.RedisError as error:
             await self._survive(error)
 
@@ -215,6 +215,5 @@ class Intake:
                 return
         if not faults.is_passing(error):
             raise error
-        self._readiness.object(_PART, f"no requests from Redis: {error}")
-        _log.warning("read_failed", error=str(error))
+        self._readiness.lost_redis(_PART, error)
         await pause(self._stopping, self._backoff.next_s())

@@ -137,7 +137,7 @@ class Outbox:
             self._add(live, output)
             if live.has_ended:
                 self._hurry_end(live)
-            if live.reply.is_urgent or live not in self._dirty:
+            if live.reply.is_urgent or not live.reply.has_text or live not in self._dirty:
                 self._schedule(live)
         self.requests.changed.fire()
 
@@ -189,11 +189,11 @@ class Outbox:
     def _schedule(self, live: LiveRequest) -> None:
         if live.reply.num_unsettled or live.is_gone:
             return  # `_release` comes back to it
-        if live.reply.is_urgent:
+        if live.reply.is_urgent or (not live.reply.has_text and writes.can_begin(live)):
             self._dirty.pop(live, None)  # a request is in one of the two, or it would be taken twice
             self._urgent[live] = None
             self.news.set()
-        elif live.has_ended or writes.has_any_news(live):
+        elif live.has_ended or (live.reply.has_text and writes.has_any_news(live)):
             if not self._dirty:
                 self.news.set()
             self._dirty[live] = None
@@ -230,6 +230,7 @@ class Outbox:
 
     def _take(self, live: LiveRequest, now_s: float) -> list[Write]:
         live.reply.is_urgent = False
+        live.reply.has_text = live.reply.has_text or any(each.text for each in live.choices)
         if live.has_ended:
             ttl_ms = round(self._config.reply_ttl_after_end_s * 1000)
             return [writes.take_end(live, end_entry(live), ttl_ms=ttl_ms)]

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import structlog
-
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.pipeline import Reconnected, execute
 from penstock.worker.delivery.coalescing import Coalescing
@@ -23,7 +21,6 @@ from penstock.worker.protocol import faults, scripts
 from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import Signal
 
-_log = structlog.get_logger(__name__)
 _PART = "publisher"  # in readiness
 
 
@@ -165,14 +162,13 @@ class Publisher:
         self._outbox.is_stuck = self._outbox.num_unsettled > 0
         if error is None:
             self._backoff.reset()
-            self._readiness.clear(_PART)
+            self._readiness.ready(_PART)
             if was_stuck and not self._outbox.is_stuck:
                 self._requests.changed.fire()
             return
         self._outbox.retry_at_s = time.monotonic() + self._backoff.next_s()
         self._metrics.publish_failures.inc()
-        self._readiness.object(_PART, f"Redis does not take writes: {error}")
-        _log.warning("publish_failed", error=str(error), writes=self._outbox.num_unsettled)
+        self._readiness.lost_redis(_PART, error)
 
 
 def _is_passing(answer: Any) -> bool:

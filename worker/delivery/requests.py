@@ -12,7 +12,7 @@ After GONE nothing is written for the request; its entry leaves the queue by way
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -78,6 +78,12 @@ class ChoiceBuffer:
             self.logprobs += output.logprobs
 
 
+def outcome_of(choices: Iterable[ChoiceBuffer]) -> FinishReason | None:
+    """Why a request ended, once every choice has."""
+    reasons = [choice.finish_reason for choice in choices]
+    return None if None in reasons else next(reason for reason in _GRAVITY if reason in reasons)
+
+
 @dataclass(slots=True)
 class ReplyCursor:
     """How far the reply stream of a request is written. Only the outbox moves it."""
@@ -87,7 +93,8 @@ class ReplyCursor:
     next_number: int = 1  # n of the next entry `<epoch>-<n>`
     last_number: int = 0  # n of the last one that Redis has confirmed
     num_unsettled: int = 0  # writes that Redis has not answered yet; the next ones wait for them
-    is_urgent: bool = True  # what comes next is not held back: the first token, mostly
+    is_urgent: bool = False  # what there is is not held back
+    has_text: bool = False  # some text is written, or on its way: the first is not held back, what follows is
 
 
 class LiveRequest:
@@ -161,7 +168,7 @@ class LiveRequest:
         """Continues where the chunks of earlier claims end, until `timeout_s` after the enqueue."""
         self.choices = choices
         self.is_resumed = any(choice.num_published for choice in choices)
-        self.reply.is_urgent = not self.is_resumed
+        self.reply.has_text = self.is_resumed
         if timeout_s is not None:
             self.deadline_s = self.clock.monotonic_at(self.enqueued_ms + timeout_s * 1000)
 
@@ -228,8 +235,7 @@ class LiveRequest:
     @property
     def outcome(self) -> FinishReason | None:
         """Why the whole ended, once every choice has."""
-        reasons = [choice.finish_reason for choice in self.choices]
-        return None if None in reasons else next(reason for reason in _GRAVITY if reason in reasons)
+        return outcome_of(self.choices)
 
     @property
     def completion_tokens(self) -> int:

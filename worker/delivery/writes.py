@@ -20,6 +20,8 @@ from penstock.worker.delivery.requests import ChoiceBuffer, LiveRequest
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Standing
 
+MAX_SILENT_TOKENS = 16  # without text, that a reply begins with and that are held back together
+
 
 @dataclass(slots=True)  # one per chunk: frozen, it would take three times as long to make
 class ChunkWrite:
@@ -128,6 +130,20 @@ def has_news(live: LiveRequest, choice: ChoiceBuffer) -> bool:
     if choice.token_ids or choice.text:
         return True
     return choice.finish_reason is not None and len(live.choices) > 1 and not choice.is_closed
+
+
+def can_begin(live: LiveRequest) -> bool:
+    """Whether a reply that has no text yet has something for readers: text, the end of a choice, or many tokens.
+
+    A first token often has no text: it is a special one, or a part of a character. It goes with those that follow it,
+    so that the first chunk is one that a reader can show.
+    """
+    return any(
+        choice.text
+        or len(choice.token_ids) >= MAX_SILENT_TOKENS
+        or (choice.finish_reason is not None and not choice.is_closed)
+        for choice in live.choices
+    )
 
 
 def has_any_news(live: LiveRequest) -> bool:

@@ -45,23 +45,22 @@ async def local_worker(url: str, settings: Mapping[str, Any]) -> AsyncIterator[a
 
 
 async def wait_joined(process: asyncio.subprocess.Process, url: str, queue: str, name: str) -> None:
-    """Waits until the worker serves its queue: its heartbeat starts when its model is loaded and warmed up.
+    """Waits until the worker serves its queue, its model loaded and warmed up.
 
     Raises:
         WorkerEnded: it did not get so far.
     """
-    heartbeat = keys.heartbeat(queue, name)
     redis = connect(url, decode=False)
     try:
         while process.returncode is None:
             with contextlib.suppress(RedisError):
-                if await redis.exists(heartbeat):
+                if await redis.zscore(keys.serving(queue), name) is not None:
                     return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _POLL_S)
     finally:
         await redis.aclose()
-    raise WorkerEnded(f"the worker ended with status {process.returncode} before it had joined its queue")
+    raise WorkerEnded(f"the worker ended with status {process.returncode} before it served its queue")
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
-import structlog
 from redis import exceptions
 
 from penstock.producer.redis.connection import UNREACHABLE
 from penstock.worker.errors import RedisRefused
+from penstock.worker.hints import SCRIPT_DENIED, hint_for, is_about_the_password
 from penstock.worker.readiness import Readiness
+from penstock.worker.tasks import pause
 
-_log = structlog.get_logger(__name__)
+REDIS_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException)
+"""All that the Redis library raises of its own: no node of a cluster in reach is no RedisError."""
 
 # Answers that other circumstances would cure, and for which the Redis library has no exception of their own.
 _PASSING_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "FAILOVER ", "UNBLOCKED ", "LOADING ", "OOM ", "READONLY ")
@@ -32,20 +35,21 @@ _FINAL_TYPES = (
     exceptions.AuthenticationWrongNumberOfArgsError,
 )
 
-# What a script was not allowed to do comes as a general error, with these words of Valkey and of Redis.
-_FINAL_WORDS = ("ACL failure in script", "The user executing the script can't")
-
 
 def is_passing(error: BaseException) -> bool:
     """Whether the same command may succeed later."""
-    if isinstance(error, _FINAL_TYPES):
+    if is_final(error):
         return False
     return isinstance(error, _PASSING_TYPES) or str(error).startswith(_PASSING_CODES)
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether Redis will keep refusing what this worker does, whatever the request."""
-    return isinstance(error, _FINAL_TYPES) or str(error).startswith(_FINAL_WORDS)
+    """Whether Redis will go on refusing what this worker does, whatever the request."""
+    return (
+        isinstance(error, _FINAL_TYPES)
+        or str(error).startswith(SCRIPT_DENIED)
+        or (isinstance(error, exceptions.RedisClusterException) and is_about_the_password(error))
+    )
 
 
 def raise_if_final(error: BaseException) -> None:
@@ -59,7 +63,27 @@ def raise_if_final(error: BaseException) -> None:
 
 
 def refusal(error: BaseException) -> RedisRefused:
-    return RedisRefused(f"Redis refuses what a worker must do: {error}")
+    return RedisRefused(f"Redis refuses what a worker must do: {str(error).rstrip('.')}; {hint_for(error)}")
+
+
+async def persist(work: Callable[[], Awaitable[object]], part: str, readiness: Readiness, stop: asyncio.Event) -> None:
+    """Tries until it works or `stop` comes; meanwhile the worker is not ready.
+
+    Raises:
+        RedisRefused: the server will go on refusing.
+    """
+    backoff = Backoff()
+    while not stop.is_set():
+        try:
+            await work()
+        except REDIS_ERRORS as error:
+            if not is_passing(error):
+                raise refusal(error) from error
+            readiness.lost_redis(part, error)
+            await pause(stop, backoff.next_s())
+        else:
+            readiness.ready(part)
+            return
 
 
 async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> None:
@@ -70,16 +94,15 @@ async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> N
     """
     try:
         await work
-    except exceptions.RedisError as error:
+    except REDIS_ERRORS as error:
         raise_if_final(error)
         if is_no_group(error):  # the intake makes it
             return
         if not is_passing(error):
             raise
-        readiness.object(part, f"no answer from Redis: {error}")
-        _log.warning("redis_unreachable", part=part, error=str(error))
+        readiness.lost_redis(part, error)
     else:
-        readiness.clear(part)
+        readiness.ready(part)
 
 
 def is_no_group(error: BaseException) -> bool:

@@ -30,7 +30,8 @@ class Heartbeat:
     off for longer than the time to live, waits until that key lapses: Redis may have failed over to a replica that
     still has the key of a process that is gone. Once it sees the key renewed it stops, by `must_drain`.
 
-    The same round trip asks whether somebody wants this process to drain (`penstock drain`).
+    The same round trip asks whether somebody wants this process to drain (`penstock drain`), and says whether it serves
+    the queue, which clients look at.
     """
 
     def __init__(self, redis: RedisClient, config: WorkerConfig, instance: str, readiness: Readiness) -> None:
@@ -40,6 +41,8 @@ class Heartbeat:
         self._readiness = readiness
         self._ttl_ms = round(config.heartbeat_ttl_s * 1000)
         self._interval_s = config.heartbeat_ttl_s / BEATS_PER_TTL
+        self._is_serving = False
+        self._beat_now = asyncio.Event()
         self._rival: scripts.Rival | None = None
         self.must_drain = asyncio.Event()
         self.name_taken: NameTaken | None = None  # why this process must stop, once another was seen to live
@@ -62,10 +65,16 @@ class Heartbeat:
                 raise self.name_taken
             await pause(stop, min(left_s, self._interval_s))
 
+    def set_serving(self, is_serving: bool) -> None:
+        """Whether this worker takes requests from now on. `run` says so at once."""
+        self._is_serving = is_serving
+        self._beat_now.set()
+
     async def run(self) -> None:
         """Beats until cancelled. While Redis is away it goes on trying: the others notice by the missing key."""
         while True:
-            await asyncio.sleep(self._interval_s)
+            await pause(self._beat_now, self._interval_s)
+            self._beat_now.clear()
             await faults.survive(self.beat(), _PART, self._readiness)
 
     async def stop(self) -> None:
@@ -81,7 +90,11 @@ class Heartbeat:
             0 if the name is this process's, else the seconds until the key of the one that has it lapses.
         """
         command = scripts.beat(
-            self._config.queue, worker=self._config.name, instance=self._instance, ttl_ms=self._ttl_ms
+            self._config.queue,
+            worker=self._config.name,
+            instance=self._instance,
+            ttl_ms=self._ttl_ms,
+            is_serving=self._is_serving,
         )
         answer = scripts.parse_beat(await self._redis.execute_command(*command))
         if isinstance(answer, scripts.Rival):
@@ -94,12 +107,8 @@ class Heartbeat:
 
     def _look_at(self, rival: scripts.Rival) -> None:
         known, self._rival = self._rival, rival
-        is_renewed = known is not None and rival.expires_ms > known.expires_ms
-        if (is_renewed or rival.expires_ms < 0) and self.name_taken is None:
-            self.name_taken = NameTaken(
-                f"another process uses the name {self._config.name!r} in queue {self._config.queue!r};"
-                " each worker needs a name of its own"
-            )
+        if rival.is_seen_to_live(known) and self.name_taken is None:
+            self.name_taken = NameTaken(self._config.name, self._config.queue)
             _log.error("name_taken", worker=self._config.name, queue=self._config.queue, by=rival.instance)
             self.must_drain.set()
 

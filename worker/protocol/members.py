@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -36,10 +37,7 @@ class Member:
 
 
 async def members(redis: RedisClient, queue: str) -> list[Member]:
-    """The workers of `queue` by name, with dead ones that are not cleared away yet; for a client that does not decode.
-
-    `keys.UNOWNED` is no worker; its entries wait for a worker with capacity.
-    """
+    """The workers of `queue` by name, with dead ones not cleared away yet; for a client that does not decode."""
     try:
         consumers: Any = await redis.xinfo_consumers(keys.requests(queue), keys.GROUP)
     except exceptions.ResponseError as error:
@@ -47,6 +45,7 @@ async def members(redis: RedisClient, queue: str) -> list[Member]:
             return []
         raise
     pipeline = redis.pipeline(transaction=False)
+    consumers = [consumer for consumer in consumers if consumer["name"] != keys.UNOWNED.encode()]
     names = [consumer["name"].decode() for consumer in consumers]
     for name in names:
         pipeline.pttl(keys.heartbeat(queue, name))
@@ -65,6 +64,12 @@ async def members(redis: RedisClient, queue: str) -> list[Member]:
         )
     ]
     return sorted(found, key=lambda member: member.name)
+
+
+async def backlog(redis: RedisClient, queue: str, found: Iterable[Member]) -> int:
+    """Requests of `queue` that none of the workers `found` has: nobody took them yet, or they were given back."""
+    num_requests = int(await redis.xlen(keys.requests(queue)))
+    return max(0, num_requests - sum(member.num_taken for member in found))
 
 
 async def tell_to_drain(redis: RedisClient, queue: str, worker: str) -> bytes:

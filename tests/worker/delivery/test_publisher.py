@@ -24,6 +24,7 @@ from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.publisher import Publisher
 from penstock.worker.delivery.requests import ChoiceBuffer, LiveRequest, RequestTable
+from penstock.worker.delivery.writes import MAX_SILENT_TOKENS
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim
@@ -123,6 +124,46 @@ async def test_a_waiting_chunk_goes_with_the_end_and_the_end_is_written_once(red
         await desk.publisher.wait_idle()
         assert [tokens for _, tokens in await desk.written("r")] == ["1", "2,3"]
         assert desk.metrics.requests.labels(finish_reason="stop")._value.get() == 1
+
+
+async def test_a_first_token_without_text_goes_with_the_first_that_has_some(redis_url: str) -> None:
+    async with publishing(redis_url, flush_interval_s=60) as desk:
+        live = await desk.claim("r")
+        for token_id, text in enumerate(["", "", "a", "b"]):
+            desk.outbox.push(live, Output("r", 0, token_id, (token_id,), text))
+            await desk.publisher.wait_idle() if text != "b" else None
+        assert await desk.written("r") == [("1-1", "0,1,2")]  # the one that follows is held back as ever
+        desk.outbox.end(live, "cancelled")
+        await desk.publisher.wait_idle()
+        assert [tokens for _, tokens in await desk.written("r")] == ["0,1,2", "3"]
+
+
+async def test_tokens_without_text_are_not_held_back_for_ever(redis_url: str) -> None:
+    async with publishing(redis_url, flush_interval_s=60) as desk:
+        many, ended, handed_back = [await desk.claim(name) for name in ("many", "ended", "handed back")]
+        for place in range(MAX_SILENT_TOKENS):
+            desk.outbox.push(many, Output("many", 0, place, (place,), ""))
+        desk.outbox.push(handed_back, Output("handed back", 0, 0, (7,), ""))
+        desk.outbox.push(ended, Output("ended", 0, 0, (7,), "", finish_reason="stop"))
+        await desk.publisher.wait_idle()
+        assert await desk.written("many") == [("1-1", ",".join(map(str, range(MAX_SILENT_TOKENS))))]
+        assert [tokens for _, tokens in await desk.written("ended")] == ["7"]
+        assert await desk.written("handed back") == []
+        desk.outbox.flush_soon(handed_back)
+        await desk.publisher.wait_idle()
+        assert [tokens for _, tokens in await desk.written("handed back")] == ["7"]
+
+
+async def test_of_several_choices_the_first_text_is_not_held_back(redis_url: str) -> None:
+    async with publishing(redis_url, flush_interval_s=60) as desk:
+        live = await desk.claim("r", n=2)
+        desk.outbox.push(live, Output("r", 0, 0, (1,), ""))
+        desk.outbox.push(live, Output("r", 1, 0, (2,), "", finish_reason="stop"))
+        await desk.publisher.wait_idle()
+        assert sorted(tokens for _, tokens in await desk.written("r")) == ["1", "2"]  # the end of a choice is told
+        desk.outbox.push(live, Output("r", 0, 1, (3,), "a"))
+        await desk.publisher.wait_idle()
+        assert sorted(tokens for _, tokens in await desk.written("r")) == ["1", "2", "3"]
 
 
 async def test_an_end_does_not_wait_for_the_interval(redis_url: str) -> None:

@@ -17,6 +17,7 @@ from penstock.worker.protocol.heartbeat import RETIRE_COUNT, Heartbeat, Reclaime
 from penstock.worker.readiness import Readiness
 
 KEY = keys.heartbeat("q", "w")
+SERVING = keys.serving("q")
 LONG_S = 1000.0
 TAKEN = "another process uses the name 'w' in queue 'q'"
 
@@ -32,8 +33,8 @@ async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
 
 @pytest.fixture
 def make(raw: RedisClient) -> Make:
-    def heartbeat(instance: str, ttl_s: float = LONG_S) -> Heartbeat:
-        config = WorkerConfig(**{**QUICK, "name": "w", "heartbeat_ttl_s": ttl_s})
+    def heartbeat(instance: str, ttl_s: float = LONG_S, name: str = "w") -> Heartbeat:
+        config = WorkerConfig(**{**QUICK, "name": name, "heartbeat_ttl_s": ttl_s})
         return Heartbeat(raw, config, instance, Readiness())
 
     return heartbeat
@@ -167,6 +168,65 @@ async def test_of_two_that_both_believe_one_goes_on(raw: RedisClient, make: Make
     await renew(raw, first)
     assert await second.beat() > 0
     assert (first.must_drain.is_set(), second.must_drain.is_set()) == (False, True)
+
+
+async def test_a_queue_is_served_while_its_workers_say_so(raw: RedisClient, make: Make) -> None:
+    heartbeat = await started(make("one"))
+    assert not await raw.exists(SERVING)  # it may be loading its model
+    heartbeat.set_serving(True)
+    task = asyncio.create_task(heartbeat.run())
+    await eventually(lambda: raw.exists(SERVING))  # at once, not with the next beat
+    assert 500_000 < await raw.pttl(SERVING) <= LONG_S * 1000
+    heartbeat.set_serving(False)
+    await eventually(lambda: _is_unserved(raw))
+    task.cancel()
+    heartbeat.set_serving(True)
+    await heartbeat.beat()
+    await heartbeat.stop()
+    assert not await raw.exists(SERVING)
+
+
+async def test_a_queue_is_served_until_its_last_worker_leaves_or_lapses(raw: RedisClient, make: Make) -> None:
+    long = await started(make("one"))
+    short = await started(make("two", ttl_s=0.3, name="dies"))
+    for heartbeat in (long, short):
+        heartbeat.set_serving(True)
+        await heartbeat.beat()
+    assert await raw.pttl(SERVING) > 500_000  # the shorter time to live bounds nobody else's
+    await long.stop()
+    assert await raw.zrange(SERVING, 0, -1) == [b"dies"]
+    await short.beat()
+    await eventually(lambda: _is_unserved(raw))  # though nobody took the dead one out
+
+
+async def test_a_dead_worker_is_taken_out_of_those_that_serve(raw: RedisClient, make: Make) -> None:
+    short, long = await started(make("two", ttl_s=0.05, name="dies")), await started(make("one"))
+    for heartbeat in (short, long):
+        heartbeat.set_serving(True)
+        await heartbeat.beat()
+
+    async def is_alone() -> bool:
+        await long.beat()
+        return await raw.zrange(SERVING, 0, -1) == [b"w"]
+
+    await eventually(is_alone)
+
+
+async def test_junk_in_the_key_of_those_that_serve_harms_nobody(raw: RedisClient, make: Make) -> None:
+    await raw.rpush(SERVING, "junk")
+    heartbeat = await started(make("one"))
+    assert await raw.type(SERVING) == b"list"
+    heartbeat.set_serving(True)
+    await heartbeat.beat()
+    assert await raw.zrange(SERVING, 0, -1) == [b"w"]
+    await raw.delete(SERVING)
+    await raw.rpush(SERVING, "junk")
+    await heartbeat.stop()
+    assert not await raw.exists(KEY)
+
+
+async def _is_unserved(raw: RedisClient) -> bool:
+    return not await raw.exists(SERVING)
 
 
 async def test_one_look_frees_all_that_a_dead_worker_had(raw: RedisClient) -> None:

@@ -8,9 +8,9 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `mend` says what to do about a `warn` or `fail`."""
+    """One line of the report. `fix` says what to do about a `warn` or `fail`."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
     detail: str
-    mend: str = ""
+    fix: str = ""

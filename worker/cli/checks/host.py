@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import shutil
 
 from penstock import __version__
 from penstock.worker.cli.checks import Finding
 from penstock.worker.cli.errors import missing_worker_extra
 
+COMPILERS = ("c++", "g++", "clang++")  # as engine/native/library.py looks for them
 PACKAGES = ("redis", "pydantic", "jax", "flax", "transformers")
 
 
@@ -28,6 +30,15 @@ def check_packages() -> list[Finding]:
     return [versions, Finding("worker extra", "warn", detail, "pip install 'penstock[worker]'")]
 
 
+def check_compiler() -> Finding:
+    """Whether the C++ kernels for CPUs can be built here."""
+    found = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    if found is not None:
+        return Finding("compiler", "ok", found)
+    detail = f"none of {', '.join(COMPILERS)} on PATH: on a CPU a model runs several times as slow as it could"
+    return Finding("compiler", "warn", detail, "install one: apt install g++, dnf install gcc-c++, or apk add g++")
+
+
 def check_devices() -> Finding:
     """What jax would run a model on. Imports jax, and takes hold of an accelerator while the process lasts."""
     import jax  # only where the worker extra is installed
@@ -39,6 +50,6 @@ def check_devices() -> Finding:
     kinds = ", ".join(sorted({device.device_kind for device in devices}))
     detail = f"{len(devices)} x {devices[0].platform} ({kinds})"
     if devices[0].platform == "cpu":
-        mend = "for an accelerator: pip install 'penstock[worker,tpu]' or 'penstock[worker,cuda]'"
-        return Finding("devices", "ok", detail, mend)
+        fix = "for an accelerator: pip install 'penstock[worker,tpu]' or 'penstock[worker,cuda]'"
+        return Finding("devices", "ok", detail, fix)
     return Finding("devices", "ok", detail)

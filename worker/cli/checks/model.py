@@ -6,13 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.engine.demo import MODEL_DIR
-from penstock.engine.errors import EngineError, InvalidRequest
+from penstock.engine.errors import ConfigError, EngineError, InvalidRequest
 from penstock.engine.generation_defaults import GENERATION_FILE, read_generation_defaults
 from penstock.engine.loading.checkpoint import HUB_ID, check_weights, read_model_config
-from penstock.engine.models import ModelConfig
+from penstock.engine.models import FAMILIES, ModelConfig
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.worker.cli.checks import Finding
 from penstock.worker.settings import DEMO_MODEL
+
+_AGAIN = "download the checkpoint again, or give --model another one"
+_OTHER_FAMILY = f"give --model a checkpoint of a supported family: {', '.join(FAMILIES)}; the files are not damaged"
+_TOKENIZER = "copy tokenizer.json and tokenizer_config.json of the model into its folder"
+_FAST_TOKENIZER = "save a tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
 
 
 def check_model(model: str, dtype: str) -> list[Finding]:
@@ -36,10 +41,10 @@ def check_model(model: str, dtype: str) -> list[Finding]:
         tokenizer = Tokenizer.from_dir(directory)
         return f"{tokenizer.vocab_size} tokens, {_chat(tokenizer)}"
 
-    found = [_tried("model", read_config)]
+    found = [_tried("model", read_config, _OTHER_FAMILY, _AGAIN)]
     if config:
-        found.append(_tried("weights", read_headers))
-    return [*found, _tried("tokenizer", read_tokenizer), _check_generation(directory)]
+        found.append(_tried("weights", read_headers, _AGAIN, _AGAIN))
+    return [*found, _tried("tokenizer", read_tokenizer, _FAST_TOKENIZER, _TOKENIZER), _check_generation(directory)]
 
 
 def _check_generation(directory: Path) -> Finding:
@@ -62,8 +67,18 @@ def _chat(tokenizer: Tokenizer) -> str:
     return "with a chat template"
 
 
-def _tried(name: str, look: Callable[[], str]) -> Finding:
+def _tried(name: str, look: Callable[[], str], unsupported: str, damaged: str) -> Finding:
+    """Whether `look` finds what it looks for, and else how to get there.
+
+    Args:
+        name: of the finding.
+        look: returns what it found.
+        unsupported: what to do where the files are sound, but ask for what Penstock does not do.
+        damaged: what to do where a file is missing, or does not hold what it should.
+    """
     try:
         return Finding(name, "ok", look())
+    except ConfigError as error:
+        return Finding(name, "fail", str(error), unsupported)
     except EngineError as error:
-        return Finding(name, "fail", str(error), "download the checkpoint again, or give --model another one")
+        return Finding(name, "fail", str(error), damaged)

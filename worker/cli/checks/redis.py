@@ -3,35 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from redis import exceptions
 from redis.asyncio import RedisCluster
 
 from penstock.producer import keys
-from penstock.producer.errors import PenstockError, ServerRefused
 from penstock.producer.redis.address import Address, parse_url
-from penstock.producer.redis.connection import RedisClient, connect, redis_errors
+from penstock.producer.redis.connection import UNREACHABLE, RedisClient, connect
+from penstock.worker import hints
 from penstock.worker.cli.checks import Finding
+from penstock.worker.protocol import faults
+from penstock.worker.protocol.permissions import NAMED_AT_MOST, denied
 
 MIN_VERSION = (7, 0)
 """Before 7.0, XAUTOCLAIM returns entries that were deleted."""
 
 
 async def check_redis(url: str, queue: str) -> list[Finding]:
-    """Looks at the server, or at each primary of a cluster, and at one queue."""
+    """Looks at the server, or at each primary of a cluster, at one queue, and at what the URL's user may do there."""
     address = parse_url(url)
     client = connect(address, decode=True, retries=0)
+    found: list[Finding] = []
+    looks = (partial(_servers, client, address), partial(_permissions, client, queue), partial(_queue, client, queue),
+             partial(_dead, client, queue))  # fmt: skip
     try:
-        with redis_errors(address):
-            return [*await _servers(client, address), await _queue(client, queue), await _dead(client, queue)]
-    except PenstockError as error:
-        mend = "give the user of the URL this permission (ACL SETUSER)"
-        if not isinstance(error, ServerRefused):
-            mend = "start it with redis-server or docker compose up redis, or set --redis-url or PENSTOCK_REDIS_URL"
-        return [Finding("redis", "fail", str(error), mend)]
+        for name, look in zip(("redis", "permissions", "queue", "dead letters"), looks, strict=True):
+            try:
+                found += await look()
+            except faults.REDIS_ERRORS as error:
+                if not _is_for_want_of_permission(error):
+                    return [*found, _unusable(error, address)]
+                found.append(Finding(name, "warn", f"this user may not look: {error}", hints.ROLES))
     finally:
         await client.aclose()
+    return found
+
+
+def _is_for_want_of_permission(error: Exception) -> bool:
+    """It got in, and others of its questions may be answered."""
+    return isinstance(error, exceptions.NoPermissionError) or str(error).startswith(hints.SCRIPT_DENIED)
+
+
+def _unusable(error: Exception, address: Address) -> Finding:
+    is_refusal = faults.is_final(error) or not isinstance(error, UNREACHABLE)
+    what = "refused" if is_refusal else "did not answer"
+    return Finding("redis", "fail", f"Redis at {address} {what}: {str(error).rstrip('.')}", hints.hint_for(error))
+
+
+async def _permissions(client: RedisClient, queue: str) -> list[Finding]:
+    missing = await denied(client, queue)
+    if not missing:
+        return [Finding("permissions", "ok", "all that a worker needs")]
+    detail = f"not for a worker, which would need {len(missing)} more: {', '.join(missing[:NAMED_AT_MOST])}"
+    return [Finding("permissions", "warn", detail, hints.ROLES)]
 
 
 async def _servers(client: RedisClient, address: Address) -> list[Finding]:
@@ -86,7 +112,11 @@ def _role(info: Mapping[str, Any]) -> list[Finding]:
     return [Finding("role", "fail", "this server is a replica: it takes no requests", "use the URL of its primary")]
 
 
-async def _queue(client: RedisClient, queue: str) -> Finding:
+async def _queue(client: RedisClient, queue: str) -> list[Finding]:
+    return [await _backlog(client, queue)]
+
+
+async def _backlog(client: RedisClient, queue: str) -> Finding:
     stream = keys.requests(queue)
     try:
         groups = await client.xinfo_groups(stream)
@@ -106,7 +136,11 @@ async def _queue(client: RedisClient, queue: str) -> Finding:
     return Finding("queue", "ok", detail)
 
 
-async def _dead(client: RedisClient, queue: str) -> Finding:
+async def _dead(client: RedisClient, queue: str) -> list[Finding]:
+    return [await _letters(client, queue)]
+
+
+async def _letters(client: RedisClient, queue: str) -> Finding:
     num_dead = await client.xlen(keys.dead(queue))
     num_malformed = await client.xlen(keys.malformed(queue))
     if not (num_dead or num_malformed):

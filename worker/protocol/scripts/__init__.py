@@ -34,7 +34,7 @@ from penstock.worker.protocol.scripts.entries import (
     retire,
     take,
 )
-from penstock.worker.protocol.scripts.presence import Rival, beat, leave, parse_beat
+from penstock.worker.protocol.scripts.presence import Rival, beat, leave, parse_beat, release, reserve
 
 __all__ = [
     "MAX_EPOCH",
@@ -60,6 +60,8 @@ __all__ = [
     "parse_claim",
     "parse_standing",
     "pending",
+    "release",
+    "reserve",
     "retire",
     "return_request",
     "take",

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from penstock.worker.http_guard import GuardedServer, Limits
+from penstock.worker.health.http_guard import GuardedServer, Limits
 from penstock.worker.readiness import Readiness
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -30,7 +30,7 @@ class HealthApp:
     """An ASGI application. It shows no prompts and no addresses.
 
     Args:
-        readiness: what stands against serving.
+        readiness: whether the worker can serve, and if not, why.
         is_alive: whether the process is worth keeping; false once the engine's thread has ended.
         scrape: makes the metrics page.
     """
@@ -58,7 +58,7 @@ class HealthApp:
             return (200 if alive else 503), _JSON, _json({"alive": alive})
         if path == "/readyz":
             ready = self._readiness.is_ready
-            return (200 if ready else 503), _JSON, _json({"ready": ready, "reasons": dict(self._readiness.objections)})
+            return (200 if ready else 503), _JSON, _json({"ready": ready, "reasons": dict(self._readiness.reasons)})
         if path == "/metrics":
             return 200, CONTENT_TYPE_LATEST, await self._scrape()
         return 404, _JSON, _json({"error": f"there is no {path}: /healthz, /readyz, /metrics"})

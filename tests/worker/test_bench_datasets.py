@@ -1,23 +1,16 @@
-"""What a benchmark sends, and when."""
+"""What is sent."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import select
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock.worker.bench import punctual
-from penstock.worker.bench.arrivals import Arrivals
 from penstock.worker.bench.datasets import BenchRequest, random_requests
 from penstock.worker.bench.errors import ImpossibleLoad
-from penstock.worker.bench.lengths import Lengths
 from penstock.worker.bench.options import LoadOptions
 
 
@@ -29,23 +22,6 @@ def test_the_shared_workload_is_what_other_engines_were_measured_with() -> None:
     assert [len(request.prompt) for request in requests] == prompts.tolist()
     assert [request.max_tokens for request in requests] == outputs.tolist()
     assert requests[0].prompt == tuple(rng.integers(300, 8128, prompts[0]).tolist())
-
-
-@pytest.mark.parametrize(
-    ("text", "low", "high"),
-    [("7", 7, 7), ("uniform:3:9", 3, 9), ("loguniform:16:512", 16, 512), ("normal:2:9", 1, 100)],
-)
-def test_lengths_stay_in_their_range(text: str, low: int, high: int) -> None:
-    drawn = Lengths.parse(text, "--prompt-length").draw(np.random.default_rng(1), 500)
-    assert low <= min(drawn)
-    assert max(drawn) <= high
-    assert str(Lengths.parse(text, "--prompt-length")) == text
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1", "uniform:5", "uniform:9:3", "loguniform:0:3", "zipf:1:2", "fixed:1:2"])
-def test_lengths_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ImpossibleLoad, match="--output-length"):
-        Lengths.parse(text, "--output-length")
 
 
 def test_shared_prefixes_take_turns() -> None:
@@ -114,65 +90,6 @@ def test_a_file_too_short_is_refused(tmp_path: Path) -> None:
         LoadOptions(dataset=str(path), requests=2).load(1000)
 
 
-def test_arrivals() -> None:
-    assert Arrivals().times_s(3, seed=0) == [0.0, 0.0, 0.0]
-    assert Arrivals("closed", concurrency=2).times_s(2, seed=0) == [0.0, 0.0]
-    assert Arrivals("constant", rate=4.0).times_s(3, seed=0) == [0.0, 0.25, 0.5]
-    times_s = Arrivals("poisson", rate=10.0).times_s(5000, seed=3)
-    assert times_s == sorted(times_s)
-    assert times_s == Arrivals("poisson", rate=10.0).times_s(5000, seed=3)
-    assert times_s != Arrivals("poisson", rate=10.0).times_s(5000, seed=4)
-    assert 450 < times_s[-1] < 550
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"arrivals": "uniform"}, "--arrivals must be one of burst, constant, poisson, closed, not 'uniform'"),
-        ({"arrivals": "poisson"}, "--arrivals poisson needs --rate"),
-        ({"arrivals": "closed"}, "--arrivals closed needs --concurrency"),
-        ({"rate": 3.0}, "--rate 3 means nothing to --arrivals burst"),
-        ({"arrivals": "poisson", "rate": 3.0, "concurrency": 2}, "--concurrency 2 means nothing"),
-        ({"arrivals": "constant", "rate": 0.0}, "--rate must be above 0, not 0"),
-        ({"dataset": "nowhere.jsonl"}, "--dataset must be random, shared-prefix or a JSONL file, not 'nowhere.jsonl'"),
-        ({"prefix_length": 3}, "--prefix-length 3 means nothing to --dataset random"),
-        ({"prompt_length": "many"}, "--prompt-length must be N, uniform"),
-        ({"requests": 0}, "--requests must be 1 or more, not 0"),
-        ({"seed": -1}, "--seed must be 0 or more, not -1"),
-        ({"temperature": -1.0}, "--temperature must be 0 to 100, not -1"),
-        ({"slo_ttft_ms": 0.0}, "--slo-ttft-ms must be above 0, not 0"),
-        ({"slo_itl_ms": -2.0}, "--slo-itl-ms must be above 0, not -2"),
-    ],
-)
-def test_impossible_options_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ImpossibleLoad, match=message):
-        LoadOptions(**options)
-
-
-def test_options_that_mean_nothing_to_a_file_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"prompt": "fine"}\n')
-    with pytest.raises(ImpossibleLoad, match="--prompt-length 3 means nothing to --dataset"):
-        LoadOptions(dataset=str(path), prompt_length="3")
-
-
 def test_a_tiny_vocabulary_is_refused() -> None:
     with pytest.raises(ImpossibleLoad, match="--vocab-size 8 is too small"):
         LoadOptions().load(8)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems' loops are punctual")
-def test_waits_are_not_rounded_to_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits_s: list[float] = []
-
-    def wait(readable: list[int], writable: list[int], exceptional: list[int], timeout_s: float) -> object:
-        waits_s.append(timeout_s)
-        return select.select(readable, writable, exceptional, timeout_s)
-
-    async def main() -> str:
-        await asyncio.sleep(0.0105)
-        return await asyncio.to_thread(lambda: "woken by a thread")
-
-    monkeypatch.setattr(punctual, "select", SimpleNamespace(select=wait))
-    assert punctual.run(main()) == "woken by a thread"
-    assert 0.010 < max(waits_s) <= 0.0105

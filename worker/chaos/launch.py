@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from penstock.worker.chaos.plan import ChaosOptions
-from penstock.worker.chaos.run import Outcome, Progress, run_chaos
+from penstock.worker.chaos.run import Outcome, run_chaos
 from penstock.worker.chaos.site import Site
 from penstock.worker.local.embedded import EmbeddedServer
+from penstock.worker.progress import Progress
 
 
-def run_command(options: ChaosOptions, *, redis_url: str | None, model: str, progress: Progress) -> Outcome:
+def launch(options: ChaosOptions, *, redis_url: str | None, model: str, progress: Progress) -> Outcome:
     """Runs chaos against the server at `redis_url`, or one of its own that keeps an append-only file.
 
     The workers' logs stay where `Outcome.logs` says if a promise was broken, and are removed otherwise.

@@ -1,0 +1,81 @@
+"""Whether any worker serves a queue, and how many requests are in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from redis import exceptions
+
+from penstock.producer import keys
+from penstock.producer.redis.connection import UNREACHABLE
+from penstock.producer.redis.enqueue import Execute
+from penstock.producer.tasks import end_tasks
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """How a queue stands now.
+
+    Attributes:
+        is_served: whether a worker takes its requests. One that died counts until its heartbeat lapses, one that loads
+            its model or drains does not.
+        num_requests: those that wait or run, which is what `max_queue_length` bounds. While nobody serves the queue,
+            all of them wait.
+    """
+
+    is_served: bool
+    num_requests: int
+
+
+async def query_status(execute: Execute, queue: str) -> QueueStatus:
+    """Asks the server.
+
+    Raises:
+        RedisError, OSError: it can't be reached, or refuses.
+    """
+    is_served, num_requests = await asyncio.gather(
+        execute("EXISTS", keys.serving(queue)), execute("XLEN", keys.requests(queue))
+    )
+    return QueueStatus(bool(is_served), int(num_requests))
+
+
+class ServedWatch:
+    """Logs a warning when requests are sent to a queue that nobody serves: once, until it is served again.
+
+    Nobody waits for it, and it asks at most once per `LOOK_INTERVAL_S`, however many requests are sent.
+    """
+
+    def __init__(self, execute: Execute, queue: str) -> None:
+        self._execute = execute
+        self._queue = queue
+        self._is_served = True
+        self._looked_at_s = -LOOK_INTERVAL_S
+        self._look: asyncio.Task[None] | None = None
+
+    def note_sent(self) -> None:
+        """A request was sent."""
+        now_s = time.monotonic()
+        if now_s - self._looked_at_s >= LOOK_INTERVAL_S and (self._look is None or self._look.done()):
+            self._looked_at_s = now_s
+            self._look = asyncio.create_task(self._look_once())
+
+    async def close(self) -> None:
+        if self._look is not None:
+            await end_tasks([self._look])
+
+    async def _look_once(self) -> None:
+        try:
+            is_served = bool(await self._execute("EXISTS", keys.serving(self._queue)))
+        except (exceptions.RedisError, *UNREACHABLE) as error:
+            log.debug("whether queue %r is served is not known: %s", self._queue, error)
+            return
+        if self._is_served and not is_served:
+            log.warning("no worker serves queue %r; its requests wait for one", self._queue)
+        self._is_served = is_served

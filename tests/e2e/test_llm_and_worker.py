@@ -1,0 +1,118 @@
+"""`LLM` gives what a worker gives: the same requests, once in this process and once over Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.producer import AsyncClient, GenerateRequest, Message, PenstockError, Reply, RequestRefused
+from penstock.worker.llm import LLM
+from penstock.worker.local.worker_process import local_worker
+
+SMALL: dict[str, Any] = {"model": "demo", "max_num_seqs": 4, "max_batch_tokens": 64, "num_pages": 520}
+STORY = "Tell me a short story about a turtle."
+CHAT = (Message(role="user", content="How do you spell river?"),)
+
+
+def request(number: int, **fields: Any) -> GenerateRequest:
+    """The same id on both sides: it stands for the seed of a request without one."""
+    values = {"prompt": STORY, "max_tokens": 40, **fields}
+    return GenerateRequest(id=f"r{number}", **{name: value for name, value in values.items() if value is not None})
+
+
+REQUESTS = [
+    request(number, **fields)
+    for number, fields in enumerate(
+        [
+            {"temperature": 0},
+            {"seed": 1},
+            {},
+            {"n": 3, "seed": 2},
+            {"n": 2},
+            {"prompt": None, "messages": CHAT, "temperature": 0},
+            {"prompt": None, "prompt_token_ids": (20, 21, 22, 23), "seed": 5},
+            {"seed": 3, "stop": ("turtle", "day"), "max_tokens": 100},
+            {"n": 2, "seed": 4, "stop": (" a",), "min_tokens": 5},
+            {"seed": 5, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": -0.5},
+            {"seed": 6, "temperature": 1.5, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
+            {"seed": 7, "logprobs": 3},
+            {"seed": 8, "logit_bias": {30: 5.0}, "bad_token_ids": (261,), "stop_token_ids": (27,)},
+            {"seed": 9, "allowed_token_ids": (20, 21, 22), "ignore_eos": True, "max_tokens": 12},
+        ]
+    )
+]
+REFUSED = [
+    request(100, prompt=""),
+    request(101, prompt="x " * 5000),
+    request(102, stop_token_ids=(10**6,)),
+    request(103, prompt=None, prompt_token_ids=(5, 10**6)),
+    request(104, n=5),
+    request(105, prompt=None, messages=(Message(role="tool", content="x"),)),
+]
+
+
+@pytest.fixture(scope="module")
+def llm(compile_cache: Path) -> Iterator[LLM]:
+    with LLM(**SMALL, compile_cache_dir=compile_cache) as llm:
+        yield llm
+
+
+def told(reply: Reply) -> tuple[Any, ...]:
+    """What does not depend on the moment, on what the prefix cache held, or on rounding."""
+    choices = tuple((choice.index, choice.text, choice.tokens, choice.finish_reason) for choice in reply.choices)
+    usage = reply.usage
+    return reply.request_id, reply.finish_reason, choices, usage.prompt_tokens, usage.completion_tokens
+
+
+def logprobs_of(reply: Reply) -> list[float]:
+    """Rounded differently in every batch."""
+    return [logprob.logprob for choice in reply.choices for logprob in choice.logprobs or ()]
+
+
+async def test_text_in_and_out_are_those_of_a_worker(redis_url: str, llm: LLM, compile_cache: Path) -> None:
+    results = llm.generate([*REQUESTS, *REFUSED])
+    ours = {result.index: result for result in results}
+    settings = {**SMALL, "queue": "q", "compile_cache_dir": compile_cache, "health_port": None, "log_level": "warning"}
+    async with local_worker(redis_url, settings), AsyncClient(redis_url, queue="q") as client:
+        async for theirs in client.map([*REQUESTS, *REFUSED]):
+            mine = ours.pop(theirs.index)
+            if theirs.reply is None:
+                assert refusal(mine.error) == refusal(theirs.error)
+            else:
+                assert mine.reply is not None, mine.error
+                assert told(mine.reply) == told(theirs.reply)
+                assert logprobs_of(mine.reply) == pytest.approx(logprobs_of(theirs.reply), abs=1e-3)
+    assert ours == {}
+    assert {result.error is None for result in results[: len(REQUESTS)]} == {True}
+    assert {len(logprobs_of(result.reply)) for result in results if result.reply is not None} == {0, 40}
+    assert {type(result.error) for result in results[len(REQUESTS) :]} == {RequestRefused}
+
+
+def refusal(error: PenstockError | None) -> tuple[str | None, str, str]:
+    assert isinstance(error, RequestRefused)
+    return error.request_id, error.code, error.message
+
+
+def test_each_prompt_alone_gives_what_it_gives_among_others(llm: LLM) -> None:
+    among_others = [told(result.reply) for result in llm.generate(REQUESTS) if result.reply is not None]
+    assert among_others == [told(llm.generate(request)) for request in REQUESTS]
+    for request in REQUESTS:
+        stream = llm.stream(request)
+        texts = [""] * request.n
+        for chunk in stream:
+            texts[chunk.index] += chunk.text
+        assert stream.reply is not None
+        assert told(stream.reply) == among_others.pop(0)
+        assert texts == [choice.text for choice in stream.reply.choices]
+
+
+def test_greedy_answers_stay_and_sampled_ones_differ(llm: LLM) -> None:
+    assert llm.generate("What is 347 + 85?", temperature=0).text == "347 + 85 = 432"
+    assert llm.generate(STORY, temperature=0).text == llm.generate(STORY, temperature=0).text
+    assert (
+        llm.generate(STORY, temperature=1.0, max_tokens=60).text
+        != llm.generate(STORY, temperature=1.0, max_tokens=60).text
+    )

@@ -1,0 +1,34 @@
+"""Random models of a given size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.engine.loading.checkpoint import check_weights, read_model_config
+from penstock.engine.text.tokenizer import Tokenizer
+from penstock.worker.bench.errors import ImpossibleLoad
+from penstock.worker.bench.presets import preset_dir
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_random_model_is_a_whole_checkpoint(tmp_path: Path, dtype: str) -> None:
+    directory = preset_dir("nano", dtype, tmp_path)
+    config = read_model_config(directory)
+    assert (config.dtype, config.vocab_size) == (dtype, 512)
+    check_weights(directory, config)
+    tokenizer = Tokenizer.from_dir(directory)
+    assert tokenizer.vocab_size == 512
+    assert len(tokenizer.encode("tea at ten")) < len("tea at ten")
+    assert tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+    stamp = directory.stat().st_mtime_ns
+    assert preset_dir("nano", dtype, tmp_path).stat().st_mtime_ns == stamp
+    assert [path.name for path in tmp_path.iterdir()] == [directory.name]
+
+
+def test_random_models_that_there_are_not(tmp_path: Path) -> None:
+    with pytest.raises(ImpossibleLoad, match="random:huge is none of random:nano"):
+        preset_dir("huge", "float32", tmp_path)
+    with pytest.raises(ImpossibleLoad, match=r"--dtype of a random model must be one of .* not 'float16'"):
+        preset_dir("nano", "float16", tmp_path)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from penstock import __version__
+from penstock.engine import EngineInfo
+from penstock.worker.introduction import STARTED, as_table, describe
+from penstock.worker.logs import configure_logs
+
+INFO = EngineInfo(
+    num_parameters=1_720_000, dtype="float32", kv_dtype="float32", kv_cache_tokens=16_608, kv_cache_bytes=41 << 20,
+    max_model_len=1024, platform="cpu", device_kind="cpu", num_devices=1, attention="native", matmul="native",
+    fallback=None,
+)  # fmt: skip
+REDIS = "redis://localhost:6379/0"
+WHERE = {"queue": "q", "worker": "w", "redis": REDIS}
+
+
+@pytest.fixture
+def console() -> Iterator[io.StringIO]:
+    stream = io.StringIO()
+    configure_logs("info", "console", stream)
+    structlog.configure(cache_logger_on_first_use=False)
+    yield stream
+    structlog.reset_defaults()
+
+
+def test_the_event_has_what_there_is_to_know() -> None:
+    assert describe("demo", INFO, **WHERE, health="127.0.0.1:8080") == {
+        "model": "demo", "parameters": 1_720_000, "dtype": "float32", "device": "cpu", "attention": "native",
+        "matmul": "native", "kv_cache_tokens": 16_608, "kv_cache_bytes": 41 << 20, "kv_dtype": "float32",
+        "max_model_len": 1024, "queue": "q", "worker": "w", "redis": REDIS, "health": "127.0.0.1:8080",
+        "version": __version__,
+    }  # fmt: skip
+    assert describe("fake", None, **WHERE, health=None).keys() == {
+        "model", "queue", "worker", "redis", "health", "version"
+    }  # fmt: skip
+
+
+def test_people_get_a_table() -> None:
+    rows = [line.split(maxsplit=1) for line in as_table(describe("demo", INFO, **WHERE, health=None)).splitlines()]
+    assert rows == [
+        ["model", "demo, 1.72 M parameters, float32"],
+        ["device", "cpu"],
+        ["attention", "native"],
+        ["matmul", "native"],
+        ["KV", "cache   16,608 tokens in 41 MiB of float32, at most 1,024 per sequence"],
+        ["queue", "q"],
+        ["worker", "w"],
+        ["Redis", REDIS],
+        ["version", __version__],
+    ]
+
+
+def test_several_devices_are_counted() -> None:
+    info = dataclasses.replace(INFO, platform="tpu", device_kind="TPU v5e", num_devices=4, num_parameters=8_030_261_248)
+    fields = describe("m", info, **WHERE, health=None)
+    assert fields["device"] == "4 x tpu (TPU v5e)"
+    assert "8.03 B parameters" in as_table(fields)
+
+
+def test_the_console_log_has_the_table_and_no_control_characters(console: io.StringIO) -> None:
+    structlog.get_logger().info(STARTED, **describe("/models/\x1b[2Jx", INFO, **WHERE, health=None))
+    text = console.getvalue()
+    assert "16,608 tokens in 41 MiB" in text
+    assert "\x1b[2J" not in text

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from redis import exceptions
+from structlog.testing import capture_logs
+
+from penstock.worker.readiness import REMINDER_S, Readiness
+
+REFUSED = exceptions.ConnectionError("Error 111 connecting to localhost:6379.")
+
+
+@pytest.fixture
+def lines() -> Iterator[list[Any]]:
+    structlog.reset_defaults()
+    with capture_logs() as captured:
+        yield captured
+
+
+def test_each_part_gives_and_takes_back_its_own_reason() -> None:
+    readiness = Readiness()
+    assert readiness.is_ready
+    readiness.not_ready("heartbeat", "some trouble")
+    readiness.not_ready("service", "loading the model")
+    readiness.not_ready("service", "warming up")
+    assert not readiness.is_ready
+    assert readiness.reasons == {"heartbeat": "some trouble", "service": "warming up"}
+    readiness.ready("service")
+    readiness.ready("publisher")
+    assert readiness.reasons == {"heartbeat": "some trouble"}
+    readiness.ready("heartbeat")
+    assert readiness.is_ready
+
+
+def test_an_outage_is_one_line_a_reminder_a_minute_and_one_line_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, lines: list[Any]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("penstock.worker.readiness._log", structlog.get_logger())
+    readiness = Readiness("redis://localhost:6379/0", lambda: now[0])
+    for now[0] in (100.0, 100.1, 101.0, 100.0 + REMINDER_S - 0.1):
+        for part in ("intake", "heartbeat", "publisher"):
+            readiness.lost_redis(part, REFUSED)
+    assert readiness.reasons["intake"] == "no connection to Redis"  # and no address: anybody may ask
+    for now[0] in (100.0 + REMINDER_S, 100.0 + 2 * REMINDER_S - 0.1):
+        readiness.lost_redis("intake", REFUSED)
+    now[0] = 300.0
+    for part in ("service", "intake", "heartbeat", "publisher"):
+        assert lines[-1]["event"] == "redis_still_unavailable"
+        readiness.ready(part)
+    assert readiness.is_ready
+    assert [(line["event"], line["log_level"], line["redis"]) for line in lines] == [
+        ("redis_unavailable", "warning", "redis://localhost:6379/0"),
+        ("redis_still_unavailable", "warning", "redis://localhost:6379/0"),
+        ("redis_back", "info", "redis://localhost:6379/0"),
+    ]
+    assert "redis-server" in lines[0]["hint"]
+    assert (lines[1]["for_s"], lines[2]["after_s"]) == (60, 200.0)

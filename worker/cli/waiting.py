@@ -1,0 +1,64 @@
+"""What a command shows while its requests wait in the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+
+from penstock.producer import AsyncClient, PenstockError, QueueStatus
+from penstock.producer.tasks import end_tasks
+from penstock.worker.cli.progress import spinner
+
+PATIENCE_S = 0.3  # most answers begin before
+LOOK_INTERVAL_S = 1.0  # Redis tells nobody that a key came or that a stream became shorter
+
+
+@asynccontextmanager
+async def shown_wait(client: AsyncClient, queue: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Shows on a terminal how the queue stands, while the block lasts or until the result is awaited.
+
+    That nobody serves the queue is logged by the client itself, at once and wherever the log goes.
+    """
+    tasks = [asyncio.create_task(_show_wait(client, queue))] if sys.stderr.isatty() else []
+    try:
+        yield lambda: end_tasks(tasks)
+    finally:
+        await end_tasks(tasks)
+
+
+async def wait_until_served(client: AsyncClient, queue: str) -> None:
+    """Returns once a worker serves the queue; says that it waits, if it does.
+
+    Raises:
+        ConnectionLost, ServerRefused: Redis can't be reached, or not used.
+    """
+    now = await client.queue_status()
+    if now.is_served:
+        return
+    structlog.get_logger().warning(f"no worker serves queue {queue!r}; waiting for one")
+    with spinner(_sentence(queue, now)) as say:
+        while not now.is_served:
+            say(_sentence(queue, now))
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            now = await client.queue_status()
+
+
+async def _show_wait(client: AsyncClient, queue: str) -> None:
+    await asyncio.sleep(PATIENCE_S)
+    with spinner("waiting for the first token") as say:
+        while True:
+            try:
+                say(_sentence(queue, await client.queue_status()))
+            except PenstockError as error:  # whoever waits for the reply hears of it in the end
+                say(str(error))
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+def _sentence(queue: str, now: QueueStatus) -> str:
+    if now.is_served:
+        return f"waiting for the first token; requests in queue {queue!r}: {now.num_requests}"
+    return f"no worker serves queue {queue!r}; backlog: {now.num_requests}"

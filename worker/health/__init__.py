@@ -1,0 +1,1 @@
+"""The HTTP port: liveness, readiness, metrics, and what keeps strangers from using it up."""

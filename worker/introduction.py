@@ -1,0 +1,95 @@
+"""What a worker says of itself once its model is there: one event of the log, and a table where people read it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock import __version__
+from penstock.engine.stats import EngineInfo
+
+STARTED = "worker_started"
+NO_COMPILER_HINT = "this worker is several times as slow as it could be: install a C++ compiler (apt install g++)"
+
+
+def describe(
+    model: str, info: EngineInfo | None, *, queue: str, worker: str, redis: str, health: str | None
+) -> dict[str, Any]:
+    """The fields of the event.
+
+    Args:
+        model: its name.
+        info: of the engine; None if nothing is known of it.
+        queue: that is served.
+        worker: its name.
+        redis: the address, without a password.
+        health: host and port; None without a health server.
+    """
+    engine: dict[str, Any] = {}
+    if info is not None:
+        engine = {
+            "parameters": info.num_parameters, "dtype": info.dtype, "device": _device(info),
+            "attention": info.attention, "matmul": info.matmul, "kv_cache_tokens": info.kv_cache_tokens,
+            "kv_cache_bytes": info.kv_cache_bytes, "kv_dtype": info.kv_dtype, "max_model_len": info.max_model_len,
+        }  # fmt: skip
+    return {
+        "model": model, **engine, "queue": queue, "worker": worker, "redis": redis, "health": health,
+        "version": __version__,
+    }  # fmt: skip
+
+
+def as_table(fields: Mapping[str, Any]) -> str:
+    """The event for people, one field a line."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, title, form in _ROWS:
+        if fields.get(name) is not None:
+            table.add_row(Text(title, "bold"), form(fields))
+    text = io.StringIO()
+    Console(file=text, width=200, highlight=False, emoji=False, markup=False).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def _device(info: EngineInfo) -> str:
+    name = info.platform if info.device_kind.lower() == info.platform else f"{info.platform} ({info.device_kind})"
+    return name if info.num_devices == 1 else f"{info.num_devices} x {name}"
+
+
+def _plain(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda fields: str(fields[name])
+
+
+def _model(fields: Mapping[str, Any]) -> str:
+    if "parameters" not in fields:
+        return str(fields["model"])
+    return f"{fields['model']}, {_short(fields['parameters'])} parameters, {fields['dtype']}"
+
+
+def _kv_cache(fields: Mapping[str, Any]) -> str:
+    size = f"{fields['kv_cache_bytes'] / 2**20:,.0f} MiB of {fields['kv_dtype']}"
+    return f"{fields['kv_cache_tokens']:,} tokens in {size}, at most {fields['max_model_len']:,} per sequence"
+
+
+def _short(count: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)
+
+
+_ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], str]], ...] = (
+    ("model", "model", _model),
+    ("device", "device", _plain("device")),
+    ("attention", "attention", _plain("attention")),
+    ("matmul", "matmul", _plain("matmul")),
+    ("kv_cache_tokens", "KV cache", _kv_cache),
+    ("queue", "queue", _plain("queue")),
+    ("worker", "worker", _plain("worker")),
+    ("redis", "Redis", _plain("redis")),
+    ("health", "health", _plain("health")),
+    ("version", "version", _plain("version")),
+)

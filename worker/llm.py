@@ -1,0 +1,392 @@
+"""`penstock.LLM`: a model in this process, without a queue, for a notebook or a batch script."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import warnings
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Self, TypeAlias, TypedDict, Unpack, cast, overload
+
+from pydantic import TypeAdapter, ValidationError
+
+from penstock.engine import ConfigError, Engine, EngineConfig
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.driver import StepEngine
+from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.producer.blocking.client import BlockingReplyStream
+from penstock.producer.blocking.feed import drive
+from penstock.producer.blocking.loop_thread import LoopThread
+from penstock.producer.bulk import BulkResult, run_bulk
+from penstock.producer.handle import ReplyStream
+from penstock.producer.ids import new_id
+from penstock.producer.progress import ProgressCallback
+from penstock.producer.reply import Chunk, Reply
+from penstock.producer.request import Prompt, Sampling, build_request
+from penstock.producer.wire import GenerateRequest, Message
+from penstock.worker.delivery.admission import TextEncoder
+from penstock.worker.errors import EngineFailed
+from penstock.worker.local.in_process import InProcessEngine
+from penstock.worker.settings import DEMO_MODEL, Settings
+
+Chat: TypeAlias = Sequence[Message | Mapping[str, str]]
+"""One conversation."""
+
+Prompts: TypeAlias = (
+    list[str]
+    | tuple[str, ...]
+    | Sequence[Sequence[int]]
+    | Sequence[Chat]
+    | Sequence[GenerateRequest]
+    | list[Prompt]
+    | Iterator[Prompt]
+)
+"""Many prompts; a plain `str` is one."""
+
+_Report: TypeAlias = Callable[[int, int, str], None]
+_Shown: TypeAlias = Callable[[str], AbstractContextManager[_Report | None]]
+
+AHEAD = 2  # times max_num_seqs: what runs, and as much that waits for a place in the batch
+
+
+class EngineOptions(TypedDict, total=False):
+    """The worker's engine settings, with its names, defaults and ranges: docs/configuration.md."""
+
+    dtype: str
+    max_model_len: int | None
+    max_num_seqs: int
+    max_batch_tokens: int
+    page_size: int | None
+    num_pages: int | None
+    kv_cache_bytes: int | str | None
+    kv_cache_dtype: str
+    prefix_caching: bool
+    decode_steps: int | None
+    max_prefill_slowdown: float | None
+    tensor_parallel: int
+    attention: str
+    matmul: str
+    compile_cache_dir: Path | str | None
+
+
+class LLM:
+    """A model with an engine of its own. Arguments, replies and errors are those of `penstock.Client`.
+
+    Use it in a `with` block, or `close` it. Any number of threads may share one; what they ask for runs together.
+    Ctrl-C during a call ends what it waited for, and the LLM stays usable. A request without a seed draws other tokens
+    each time.
+
+    Args:
+        model: a folder with a Hugging Face checkpoint, a hub id, or `demo`.
+        progress: whether a terminal shows how far loading is.
+        options: `dtype`, `max_num_seqs`, `kv_cache_bytes`, ...: the engine settings of a worker, from here alone, not
+            from the environment or `penstock.toml`.
+
+    Raises:
+        ConfigError: an option is unknown or out of range, or the model is not supported.
+        CheckpointError: the model's files are missing or do not hold what they should.
+    """
+
+    def __init__(self, model: str | Path, *, progress: bool = True, **options: Unpack[EngineOptions]) -> None:
+        engine = _load(model, engine_config(options), _bar if progress and _is_terminal() else _no_bar)
+        self._start(engine, engine.tokenizer, engine.defaults, str(model))
+
+    @classmethod
+    def from_engine(cls, engine: StepEngine, text: TextEncoder, defaults: GenerationDefaults) -> Self:
+        """Over an engine that is loaded. The caller must not use it afterwards."""
+        llm = cls.__new__(cls)
+        llm._start(engine, text, defaults, type(engine).__name__)  # noqa: SLF001  it is one of these
+        return llm
+
+    def _start(self, engine: StepEngine, text: TextEncoder, defaults: GenerationDefaults, name: str) -> None:
+        if defaults.ignored:
+            fields = ", ".join(defaults.ignored)
+            warnings.warn(f"generation_config.json of {name} asks for what is not done: {fields}", stacklevel=3)
+        self._name = name
+        self._loop = LoopThread("penstock-llm")
+        local = InProcessEngine(engine, text, defaults)
+        self._loop.call(local.start())
+        self._local: InProcessEngine | None = local
+        self._finalizer = weakref.finalize(self, _close, self._loop, local)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name}>"
+
+    @overload
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Chat | GenerateRequest,
+        *,
+        progress: bool | ProgressCallback = True,
+        timeout: float | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Reply: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompts,
+        *,
+        progress: bool | ProgressCallback = True,
+        timeout: float | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> list[BulkResult]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Prompts,
+        *,
+        progress: bool | ProgressCallback = True,
+        timeout: float | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Reply | list[BulkResult]:
+        """Continues one prompt, or many.
+
+        One prompt (text, token ids, chat messages or a GenerateRequest) gives its Reply, and raises what goes wrong. A
+        list of prompts gives a list of results in its order, each with a `reply` or an `error`, as `Client.map` does:
+        a prompt that fails does not end the others, and `result.text` raises its error.
+
+        Args:
+            prompts: one or many.
+            progress: whether a terminal shows a bar, for many; a function is called with a BulkProgress.
+            timeout: seconds for each reply, from its start.
+            sampling: `max_tokens`, `temperature`, `stop`, ...: the fields of GenerateRequest. The same for all prompts;
+                GenerateRequests bring their own.
+
+        Raises:
+            RequestRefused: an option is unknown or out of range, or the one prompt cannot be served.
+            RequestFailed: generating for the one prompt ended in an error.
+            ReplyTimeout: the one reply did not end within `timeout`.
+            EngineFailed: the engine has ended, or the LLM is closed.
+        """
+        if _is_one(prompts):
+            stream = _begun(self._open(), cast("Prompt", prompts), sampling, timeout, whole=True)
+            with _told_of_closing():
+                return self._loop.call(stream.read_to_end())
+        many = list(cast("Iterable[Prompt]", prompts))
+        shown = progress if callable(progress) else progress and _is_terminal()
+        results = self._bulk(many, sampling, None, timeout, ordered=False, progress=shown)
+        with _told_of_closing():
+            return sorted(self._loop.call(_collected(results)), key=lambda result: result.index)
+
+    @overload
+    def chat(
+        self,
+        messages: Chat,
+        *,
+        progress: bool | ProgressCallback = True,
+        timeout: float | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Reply: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Chat],
+        *,
+        progress: bool | ProgressCallback = True,
+        timeout: float | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> list[BulkResult]: ...
+
+    def chat(
+        self,
+        messages: Chat | Sequence[Chat],
+        *,
+        progress: bool | ProgressCallback = True,
+        timeout: float | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Reply | list[BulkResult]:
+        """Answers one conversation, or each of many, under the model's chat template. As `generate`."""
+        for chat in [messages] if _is_one(messages) else messages:
+            if not _is_chat(chat):
+                raise TypeError(f"a chat is a list of messages with `role` and `content`, not {chat!r:.80}")
+        return self.generate(cast("list[Prompt]", messages), progress=progress, timeout=timeout, **sampling)
+
+    def stream(
+        self, prompt: Prompt, *, timeout: float | None = None, **sampling: Unpack[Sampling]
+    ) -> BlockingReplyStream:
+        """Iterates over the chunks of one reply as they are generated; its `reply` is then the whole of it.
+
+        The request starts when iteration does. Leaving the loop early ends it. Chunks have no `entry_id`: there is
+        nothing to continue from.
+
+        Raises:
+            RequestRefused: an option is unknown or out of range.
+            Whatever `generate` raises, while iterating.
+        """
+        if not _is_one(prompt):
+            raise TypeError(f"stream takes one prompt, not {prompt!r:.80}; generate and map take many")
+        return _Stream(self, self._loop, _begun(self._open(), prompt, sampling, timeout, whole=False))
+
+    def map(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_in_flight: int | None = None,
+        ordered: bool = True,
+        progress: bool | ProgressCallback = False,
+        timeout: float | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Iterator[BulkResult]:
+        """As `generate` for many prompts, but gives results as they come: for more prompts than memory holds.
+
+        See `Client.map`. `max_in_flight` is by default enough to keep the engine busy.
+        """
+        with _told_of_closing():
+            yield from drive(
+                self._loop,
+                prompts,
+                lambda feed: self._bulk(feed, sampling, max_in_flight, timeout, ordered=ordered, progress=progress),
+            )
+
+    def close(self) -> None:
+        """Ends what still runs and lets go of the model. Harmless when repeated."""
+        self._finalizer()
+        self._local = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _bulk(
+        self,
+        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        sampling: Sampling,
+        max_in_flight: int | None,
+        timeout_s: float | None,
+        *,
+        ordered: bool,
+        progress: bool | ProgressCallback,
+    ) -> AsyncGenerator[BulkResult, None]:
+        local = self._open()
+        build_request("", sampling, fresh_id=new_id())  # what is wrong for all prompts is not each one's failure
+
+        def generate(prompt: Prompt, sampling: Sampling) -> Awaitable[Reply]:
+            return _begun(local, prompt, sampling, timeout_s, whole=True).read_to_end()
+
+        limit = AHEAD * local.max_num_seqs if max_in_flight is None else max_in_flight
+        return run_bulk(generate, prompts, sampling, max_in_flight=limit, ordered=ordered, progress=progress)
+
+    def _open(self) -> InProcessEngine:
+        if self._local is None:
+            raise EngineFailed("the LLM is closed")
+        return self._local
+
+
+class _Stream(BlockingReplyStream):
+    """Keeps the LLM that it comes from."""
+
+    def __init__(self, llm: LLM, loop: LoopThread, stream: ReplyStream) -> None:
+        super().__init__(loop, stream)
+        self._llm = llm
+
+    def __next__(self) -> Chunk:
+        with _told_of_closing():
+            return super().__next__()
+
+
+def engine_config(options: EngineOptions) -> EngineConfig:
+    """Checks options as the worker checks its settings.
+
+    Raises:
+        ConfigError: an option is unknown or out of range; the message names it.
+    """
+    values: dict[str, Any] = {}
+    for name, value in {"compile_cache_dir": _default("compile_cache_dir"), **options}.items():
+        if name not in EngineOptions.__annotations__:
+            near = difflib.get_close_matches(name, EngineOptions.__annotations__, n=1, cutoff=0.6)
+            raise ConfigError(f"unknown option {name!r}{f'; did you mean {near[0]}?' if near else ''}")
+        values[name] = _checked(name, value)
+    if values["compile_cache_dir"] is not None:
+        values["compile_cache_dir"] = values["compile_cache_dir"].expanduser()
+    return EngineConfig(**values)
+
+
+def _default(name: str) -> Any:
+    return Settings.model_fields[name].get_default(call_default_factory=True)
+
+
+def _checked(name: str, value: object) -> Any:
+    field = Settings.model_fields[name]
+    try:
+        return TypeAdapter[Any](cast("Any", Annotated[field.annotation, field])).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"{name}: {error.errors()[0]['msg']}, not {value!r}") from None
+
+
+def _load(model: str | Path, config: EngineConfig, shown: _Shown) -> Engine:
+    with shown("loading the model") as report:
+        engine = Engine.from_checkpoint(MODEL_DIR if model == DEMO_MODEL else model, config, report)
+    with shown("warming up") as report:
+        engine.warm_up(report)
+    return engine
+
+
+def _bar(title: str) -> AbstractContextManager[_Report]:
+    from penstock.worker.cli.progress import shown  # only a terminal needs it, and the command line comes along
+
+    return shown(title)
+
+
+def _no_bar(title: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _is_terminal() -> bool:
+    return sys.stderr.isatty()
+
+
+def _begun(
+    local: InProcessEngine, prompt: Prompt, sampling: Sampling, timeout_s: float | None, *, whole: bool
+) -> ReplyStream:
+    request = build_request(prompt, sampling, fresh_id=new_id())
+    return local.stream(request, timeout_s=timeout_s, whole=whole)
+
+
+async def _collected(results: AsyncGenerator[BulkResult, None]) -> list[BulkResult]:
+    async with aclosing(results):
+        return [result async for result in results]
+
+
+def _is_one(prompts: object) -> bool:
+    """Whether this is one prompt. An empty list is none.
+
+    Raises:
+        TypeError: it is neither one nor many.
+    """
+    if isinstance(prompts, str | GenerateRequest):
+        return True
+    if isinstance(prompts, Sequence):
+        return len(prompts) > 0 and isinstance(prompts[0], int | Message | Mapping)
+    if isinstance(prompts, Iterable) and not isinstance(prompts, Message | Mapping):
+        return False
+    raise TypeError(f"a prompt is text, token ids, a list of messages or a GenerateRequest, not {prompts!r:.80}")
+
+
+def _is_chat(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Message | Mapping)
+
+
+@contextmanager
+def _told_of_closing() -> Iterator[None]:
+    """Whoever still waits when the loop stops, such as for a prompt to be encoded, gets the error that others get."""
+    try:
+        yield
+    except CancelledError:
+        raise EngineFailed("the LLM is closed") from None
+
+
+def _close(loop: LoopThread, local: InProcessEngine) -> None:
+    with suppress(RuntimeError):  # the loop was stopped before
+        loop.call(local.stop())
+    loop.stop()

@@ -1,0 +1,296 @@
+"""Requests on an engine in this process: what a worker does with them, and what a client reads, with no queue between.
+
+A request comes and goes in the forms of the wire, so that limits, defaults, chunks and errors are those of a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from penstock.engine.driver import DriverStopped, EngineDriver, StepEngine
+from penstock.engine.errors import RequestError
+from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.request import Output
+from penstock.producer.errors import ReplyTimeout, RequestFailed, RequestRefused
+from penstock.producer.handle import ReplyStream
+from penstock.producer.reading.assembly import Assembler
+from penstock.producer.reply import Chunk
+from penstock.producer.wire import ChunkEntry, EndEntry, FinishReason, GenerateRequest, TokenLogprob
+from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.admission import TextEncoder, encode_prompt, to_engine_request
+from penstock.worker.delivery.requests import ChoiceBuffer, outcome_of
+from penstock.worker.errors import EngineFailed
+
+ENCODER_THREADS = 4  # a chat template renders in two processes at once; plain prompts need not wait for those
+HAND_OVER_S = 0.02  # outputs wait so long for each other: less than a reader sees, more than a step of a small model
+
+_NO_LIMITS = WorkerConfig()  # a worker's limits are for strangers; of those that `encode_prompt` reads none is set
+
+
+class InProcessEngine:
+    """Runs requests on one engine. Belongs to the event loop that `start` ran on."""
+
+    def __init__(self, engine: StepEngine, text: TextEncoder, defaults: GenerationDefaults) -> None:
+        self.max_num_seqs = engine.max_num_seqs
+        self._driver = EngineDriver(engine)
+        self._driver.set_patience(HAND_OVER_S)
+        self._text = text
+        self._defaults = defaults
+        self._threads = ThreadPoolExecutor(ENCODER_THREADS, thread_name_prefix="penstock-tokenizer")
+        self._runs: set[_Run] = set()
+        self._left: dict[str, _Run] = {}  # by id: nobody follows them any more, and the engine is about to end them
+        self._failure: tuple[str, Exception | None] | None = None  # message and cause of EngineFailed, once it is over
+
+    async def start(self) -> None:
+        """Starts the engine's thread."""
+        await self._driver.start()
+        self._watch = asyncio.create_task(self._watch_driver(), name="watch")
+
+    async def stop(self) -> None:
+        """Ends what still runs, which gets EngineFailed, then the thread after the step that it is in."""
+        self._fail("the LLM is closed")
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._driver.stop()
+        await self._watch
+
+    def stream(self, request: GenerateRequest, *, timeout_s: float | None, whole: bool = False) -> ReplyStream:
+        """The chunks of a request that starts when iteration does; leaving early ends it.
+
+        Args:
+            request: with an id.
+            timeout_s: from the start to the end of the reply.
+            whole: that nobody looks at the chunks: all text of a choice is then one.
+
+        Raises (while iterating):
+            RequestRefused: the request cannot be served.
+            RequestFailed: it ended with an error, and the engine goes on.
+            ReplyTimeout: it did not end within `timeout_s`.
+            EngineFailed: the engine has ended.
+        """
+        assembler = Assembler(request.id or "")
+        return ReplyStream(request.id or "", self._chunks(request, assembler, timeout_s, whole), assembler)
+
+    # What it needs comes as arguments, and not in a ReplyStream: see `penstock.producer.handle`.
+    async def _chunks(
+        self, request: GenerateRequest, assembler: Assembler, timeout_s: float | None, whole: bool
+    ) -> AsyncGenerator[Chunk, None]:
+        self._check_running()
+        loop = asyncio.get_running_loop()
+        run = _Run(request, whole, loop.time)
+        self._runs.add(run)
+        timers: list[asyncio.TimerHandle] = []
+        if request.timeout_s is not None:
+            timers.append(loop.call_later(request.timeout_s, self._expire, run))
+        if timeout_s is not None:
+            timers.append(loop.call_later(timeout_s, run.time_out, timeout_s))
+        try:
+            await self._admit(run)
+            while not assembler.ended:
+                await run.wait()
+                self._check_running()
+                for entry in run.take():
+                    if (chunk := _fed(assembler, run, entry)) is not None:
+                        yield chunk
+        finally:
+            for timer in timers:
+                timer.cancel()
+            self._leave(run)
+
+    async def _admit(self, run: _Run) -> None:
+        """Brings a request to the engine, as `penstock.worker.delivery.claiming` does."""
+        _check_honoured(run.request)
+        try:
+            tokens = await self._encode(run.request)
+            await self._wait_let_go(run.id)
+            if run.is_expired:
+                run.end("expired")
+                return
+            request = to_engine_request(run.request, tokens, self._defaults)
+            self._driver.submit(request, lambda output: self._push(run, output))
+        except RequestError as error:
+            raise RequestRefused(run.id, error.code, str(error)) from None
+        except asyncio.CancelledError:
+            self._check_running()  # `stop` cancels what waits for its threads
+            raise
+        except DriverStopped as error:
+            self._check_running()
+            raise EngineFailed("the engine has ended") from error  # a moment ago: `_watch_driver` is about to say why
+        except Exception as error:  # of a text encoder that stumbles: the affair of this request alone
+            self._check_running()  # or of threads that `stop` has closed
+            run.end("error", "internal_error", f"the request could not be prepared: {error!r}", error)
+        else:
+            run.submitted_s = run.now_s()
+
+    async def _encode(self, request: GenerateRequest) -> tuple[int, ...]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, encode_prompt, request, self._text, _NO_LIMITS)
+
+    def _expire(self, run: _Run) -> None:
+        run.is_expired = True
+        if run.submitted_s is not None:
+            self._driver.abort(run.id, "expired")
+
+    def _push(self, run: _Run, output: Output) -> None:
+        """The engine's sink."""
+        run.push(output)
+        if run.outcome is not None:
+            self._left.pop(run.id, None)
+
+    def _leave(self, run: _Run) -> None:
+        """Waits for nothing: whoever goes away may ask for it while the loop is already at it."""
+        self._runs.discard(run)
+        if run.submitted_s is not None and run.outcome is None and self._failure is None:
+            self._left[run.id] = run
+            self._driver.abort(run.id)
+
+    async def _wait_let_go(self, request_id: str) -> None:
+        """Until the engine holds nothing of a request that was left: its id may come again."""
+        while (left := self._left.get(request_id)) is not None:
+            left.news.clear()
+            await left.news.wait()
+            self._check_running()
+
+    async def _watch_driver(self) -> None:
+        try:
+            await self._driver.wait_ended()
+        except Exception as error:
+            self._fail(f"the engine has ended: {type(error).__name__}: {error}", error)
+
+    def _fail(self, message: str, cause: Exception | None = None) -> None:
+        self._failure = self._failure or (message, cause)
+        for run in (*self._runs, *self._left.values()):
+            run.news.set()
+
+    def _check_running(self) -> None:
+        if self._failure is not None:
+            message, cause = self._failure
+            raise EngineFailed(message) from cause
+
+
+@dataclass(eq=False, slots=True)
+class _Run:
+    """A request on its way, with what nobody has taken of it yet."""
+
+    request: GenerateRequest
+    is_whole: bool  # to be taken when it has ended, and not before
+    now_s: Callable[[], float]
+    choices: list[ChoiceBuffer] = field(init=False)
+    started_s: float = field(init=False)
+    first_token_s: float | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    submitted_s: float | None = None  # the engine has it from then on
+    is_expired: bool = False
+    error: tuple[str, str] | None = None  # code and message
+    cause: Exception | None = None  # of the error
+    timeout: ReplyTimeout | None = None  # the caller waits no longer
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.choices = [ChoiceBuffer(index) for index in range(self.request.n)]
+        self.started_s = self.now_s()
+
+    @property
+    def id(self) -> str:
+        return self.request.id or ""
+
+    @property
+    def outcome(self) -> FinishReason | None:
+        """Why it ended, once it has."""
+        return outcome_of(self.choices)
+
+    def push(self, output: Output) -> None:
+        self.choices[output.index].add(output)
+        self.prompt_tokens = output.num_prompt_tokens or self.prompt_tokens
+        self.cached_tokens = output.num_cached_tokens or self.cached_tokens
+        if output.token_ids and self.first_token_s is None:
+            self.first_token_s = self.now_s()
+        if output.error is not None:
+            self.error, self.cause = ("engine_error", output.error), output.cause
+        if not self.is_whole or self.outcome is not None:
+            self.news.set()
+
+    def end(
+        self, reason: FinishReason, code: str | None = None, message: str = "", cause: Exception | None = None
+    ) -> None:
+        """Ends a request that the engine never had."""
+        for choice in self.choices:
+            choice.finish_reason = reason
+        if code is not None:
+            self.error, self.cause = (code, message), cause
+        self.news.set()
+
+    def time_out(self, timeout_s: float) -> None:
+        self.timeout = ReplyTimeout(self.id, timeout_s)
+        self.news.set()
+
+    async def wait(self) -> None:
+        """Until there may be something to take."""
+        await self.news.wait()
+        self.news.clear()
+        if self.timeout is not None:
+            raise self.timeout
+
+    def take(self) -> Iterator[ChunkEntry | EndEntry]:
+        """What came since the last time, as the worker's publisher would write it, and the end once it is there.
+
+        Tokens wait for their text, except at the end: what a reader shows is never empty.
+        """
+        outcome = self.outcome
+        for choice in self.choices:
+            ends_now = choice.finish_reason is not None and not choice.is_closed
+            if choice.text or (ends_now and (choice.token_ids or self.request.n > 1)):
+                yield self._chunk(choice)
+            choice.is_closed |= ends_now
+        if outcome is not None:
+            yield self._end_entry(outcome)
+
+    def _chunk(self, choice: ChoiceBuffer) -> ChunkEntry:
+        logprobs = [TokenLogprob(logprob=token.logprob, top=dict(token.top)) for token in choice.logprobs]
+        entry = ChunkEntry(
+            index=choice.index,
+            offset=choice.num_published,
+            text="".join(choice.text),
+            tokens=tuple(choice.token_ids),
+            logprobs=tuple(logprobs) or None,
+            finish_reason=choice.finish_reason if self.request.n > 1 else None,
+        )
+        choice.num_published += len(choice.token_ids)
+        choice.token_ids, choice.text, choice.logprobs = [], [], []
+        return entry
+
+    def _end_entry(self, outcome: FinishReason) -> EndEntry:
+        code, message = self.error or (None, None)
+        reasons = tuple(choice.finish_reason or outcome for choice in self.choices)
+        return EndEntry(
+            finish_reason=outcome,
+            finish_reasons=reasons if len(reasons) > 1 else None,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=sum(choice.num_published for choice in self.choices),
+            queued_ms=self._ms_at(self.submitted_s),
+            ttft_ms=self._ms_at(self.first_token_s),
+            total_ms=self._ms_at(self.now_s()),
+            code=code,
+            message=message,
+        )
+
+    def _ms_at(self, time_s: float | None) -> int | None:
+        return None if time_s is None else round((time_s - self.started_s) * 1000)
+
+
+def _fed(assembler: Assembler, run: _Run, entry: ChunkEntry | EndEntry) -> Chunk | None:
+    """What is new in an entry; an error comes with what the engine raised. There is no entry to continue from."""
+    try:
+        return assembler.feed("", entry)
+    except RequestFailed as failed:
+        raise failed from run.cause
+
+
+def _check_honoured(request: GenerateRequest) -> None:
+    if request.traceparent is not None:
+        message = f"traceparent {request.traceparent} is for a worker's logs, and an engine without a queue writes none"
+        raise RequestRefused(request.id, "invalid_request", message)

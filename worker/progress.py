@@ -1,0 +1,12 @@
+"""How those who do something long tell how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Progress = Callable[[int, int, str], None]
+"""Called with (done, total, what is being done)."""
+
+
+def silent(done: int, total: int, what: str) -> None:
+    """A Progress that shows nothing."""

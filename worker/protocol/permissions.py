@@ -1,0 +1,95 @@
+"""What a worker's Redis user must be allowed to do, and whether it is. Nothing is done to find out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.lua import call, load
+from penstock.worker import hints
+from penstock.worker.errors import RedisRefused
+
+_DENIED = load("penstock.worker.protocol", "denied")
+NAMED_AT_MOST = 4
+_PROBE = "penstock-probe"  # a request and a worker that need not exist
+
+_SCRIPTS = ("EVAL s 1 {}", "EVALSHA s 1 {}")  # on each key
+_ON_REQUESTS = (
+    "XGROUP CREATE {} g 0", "XGROUP DELCONSUMER {} g c", "XREADGROUP GROUP g c STREAMS {} >", "XRANGE {} - +",
+    "XLEN {}", "XACK {} g 0-1", "XDEL {} 0-1", "XCLAIM {} g c 0 0-1", "XPENDING {} g", "XINFO GROUPS {}",
+    "XINFO CONSUMERS {}", "EXISTS {}",
+)  # fmt: skip
+_ON_REPLY = ("XADD {} * f v", "XRANGE {} - +", "XREVRANGE {} + -", "EXISTS {}", "PEXPIRE {} 1")
+_ON_STATE = (
+    "HGET {} f", "HMGET {} f", "HSET {} f v", "HSETNX {} f v", "HINCRBY {} f 1", "EXISTS {}", "PEXPIRE {} 1",
+)  # fmt: skip
+_ON_CANCEL = ("EXISTS {}", "DEL {}")
+_ON_PRESENCE = ("GET {}", "SET {} v", "EXISTS {}", "DEL {}", "PEXPIRE {} 1", "PEXPIRETIME {}")
+_ON_SERVING = (
+    "ZADD {} 1 m", "ZREM {} m", "ZREMRANGEBYSCORE {} 0 1", "ZRANGE {} 0 1", "PEXPIREAT {} 1", "DEL {}",
+)  # fmt: skip
+_ON_LETTERS = ("XADD {} * f v", "XTRIM {} MAXLEN 1", "XLEN {}", "PEXPIRE {} 1")
+_ON_LETTER_COUNTS = (
+    "XADD {} * f v", "XRANGE {} - +", "XDEL {} 0-1", "XLEN {}", "GET {}", "SET {} v", "DEL {}", "PEXPIRE {} 1",
+)  # fmt: skip
+
+
+async def check_permissions(redis: RedisClient, queue: str) -> None:
+    """Passes if a worker's whole work in `queue` is allowed.
+
+    Raises:
+        RedisRefused: it is not; the message has the first commands that are missing.
+        RedisError: as `denied`.
+    """
+    missing = await denied(redis, queue)
+    if missing:
+        named = ", ".join(missing[:NAMED_AT_MOST])
+        more = f" and {len(missing) - NAMED_AT_MOST} more" if len(missing) > NAMED_AT_MOST else ""
+        raise RedisRefused(f"this Redis user may not do what a worker must: {named}{more}; {hints.ROLES}")
+
+
+async def denied(redis: RedisClient, queue: str) -> list[str]:
+    """What of a worker's work in `queue` this connection's user may not do, such as `XADD on penstock:{q}:requests`.
+
+    Raises:
+        RedisError: it may not even run scripts, or the server can't be asked.
+    """
+    needs = [
+        (key, command)
+        for key, commands in (*_of_queue(queue), *_of_request(queue))
+        for command in (*commands, *(_SCRIPTS if key else ()))
+    ]
+    return await _denied(redis, needs)
+
+
+def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
+    yield "", ("TIME",)
+    yield keys.requests(queue), _ON_REQUESTS
+    for key in (keys.heartbeat(queue, _PROBE), keys.drain(queue, _PROBE)):
+        yield key, _ON_PRESENCE
+    yield keys.serving(queue), _ON_SERVING
+    for letters in (keys.dead(queue), keys.malformed(queue)):
+        yield letters, _ON_LETTERS
+        for key in (keys.letter_sizes(letters), keys.letter_bytes(letters)):
+            yield key, _ON_LETTER_COUNTS
+
+
+def _of_request(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
+    yield keys.reply(queue, _PROBE), _ON_REPLY
+    yield keys.state(queue, _PROBE), _ON_STATE
+    yield keys.cancel(queue, _PROBE), _ON_CANCEL
+
+
+async def _denied(redis: RedisClient, needs: list[tuple[str, str]]) -> list[str]:
+    arguments: list[str | int] = []
+    for key, command in needs:
+        words = [word.replace("{}", key) for word in command.split()]
+        arguments += (len(words), *words)
+    places = await redis.execute_command(*call(_DENIED, (), arguments))  # nothing is touched: no keys to name
+    return [_described(*needs[place]) for place in places]
+
+
+def _described(key: str, command: str) -> str:
+    name = command.partition(" {}")[0].partition(" GROUP ")[0].partition(" s ")[0]  # without what it is given
+    return f"{name} on {key}" if key else name

@@ -1,0 +1,71 @@
+"""Holds a worker's name from its first look at Redis until it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from penstock.producer.redis.connection import RedisClient
+from penstock.worker.config import WorkerConfig
+from penstock.worker.errors import NameTaken
+from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.heartbeat import BEATS_PER_TTL
+from penstock.worker.readiness import Readiness
+from penstock.worker.tasks import pause
+
+_PART = "name"  # in readiness
+
+
+class Reservation:
+    """A key beside the heartbeat's, renewed like it, while the model is loaded and warmed up.
+
+    It is no heartbeat: where a worker died and was started again under its name, the others take its requests over as
+    soon as its heartbeat has lapsed, and not only once the new process is there to do it. Only a second process of the
+    name looks at this key, and does not load anything.
+    """
+
+    def __init__(self, redis: RedisClient, config: WorkerConfig, readiness: Readiness) -> None:
+        self._redis = redis
+        self._config = config
+        self._readiness = readiness
+        self._instance = secrets.token_hex(8)
+        self._interval_s = config.heartbeat_ttl_s / BEATS_PER_TTL
+        self._rival: scripts.Rival | None = None
+
+    async def take(self, stop: asyncio.Event) -> None:
+        """Takes the name, unless `stop` comes first. It waits for what a dead process of the name left to lapse.
+
+        Raises:
+            NameTaken: another process of the name lives.
+        """
+        while (left_s := await self._renew()) and not stop.is_set():
+            await pause(stop, min(left_s, self._interval_s))
+
+    async def hold(self) -> None:
+        """Renews it until cancelled.
+
+        Raises:
+            NameTaken: another process took the name, while Redis or this process was away for too long.
+            RedisRefused: the server will go on refusing.
+        """
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await faults.survive(self._renew(), _PART, self._readiness)
+
+    async def release(self) -> None:
+        config = self._config
+        await self._redis.execute_command(*scripts.release(config.queue, worker=config.name, instance=self._instance))
+        self._readiness.ready(_PART)
+
+    async def _renew(self) -> float:
+        """0 if the name is this process's, else the seconds until the key of the one that has it lapses."""
+        config = self._config
+        ttl_ms = round(config.heartbeat_ttl_s * 1000)
+        command = scripts.reserve(config.queue, worker=config.name, instance=self._instance, ttl_ms=ttl_ms)
+        answer = scripts.parse_beat(await self._redis.execute_command(*command))
+        before, self._rival = self._rival, answer if isinstance(answer, scripts.Rival) else None
+        if self._rival is None:
+            return 0.0
+        if self._rival.is_seen_to_live(before):
+            raise NameTaken(config.name, config.queue)
+        return self._rival.left_s
