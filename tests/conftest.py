@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from patience import TEST_S
 from redis import Redis as BlockingRedis
 from servers import SERVERS, cluster_arguments, form_cluster
 
@@ -22,6 +24,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says more about what else the machine does than about the code.
 hypothesis.settings.register_profile("penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("penstock")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A limit per test, for those that set none themselves, unless the command line or the environment has one."""
+    if config.getoption("timeout") is None and "PYTEST_TIMEOUT" not in os.environ:
+        for item in items:
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TEST_S))
 
 
 BARE_NAMES = frozenset({"producer", "engine", "worker"})

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from patience import WAIT_S
+
 from penstock.producer import keys
 from penstock.producer.redis.connection import connect, connect_blocking, ensure_group
 from penstock.producer.redis.streams import stream_entries
@@ -177,7 +179,7 @@ def ranked(entry_ids: Iterable[str | bytes]) -> list[str]:
     return [f"{epochs.index(int(epoch)) + 1}-{number}" for epoch, number in (id_.split("-") for id_ in ids)]
 
 
-async def eventually(condition: Callable[[], object], *, timeout_s: float = 60.0) -> None:
+async def eventually(condition: Callable[[], object], *, timeout_s: float = WAIT_S) -> None:
     """Waits until `condition()`, awaited if need be, is true; fails when that takes too long."""
     async with asyncio.timeout(timeout_s):
         while True:

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import time
 
+from patience import WAIT_S
 from redis import Redis as BlockingRedis
 
 from penstock.worker.local.embedded import EmbeddedServer, find_servers
@@ -30,7 +31,7 @@ def form_cluster(servers: list[EmbeddedServer]) -> None:
             node.execute_command("CLUSTER ADDSLOTSRANGE", first, end - 1)
         for server, bus in [(server, server_bus_port(node)) for server, node in zip(servers, nodes, strict=True)][1:]:
             nodes[0].execute_command("CLUSTER MEET", "127.0.0.1", server.port, bus)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + WAIT_S
         while not all(is_whole(node, len(nodes)) for node in nodes):
             assert time.monotonic() < deadline, "the nodes did not form a cluster in time"
             time.sleep(0.02)

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from patience import WAIT_S
+
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.streams import stream_entries
@@ -31,7 +33,6 @@ QUICK = {
     "drain_timeout_s": 5.0,
     "health_port": None,
 }
-TIMEOUT_S = 60.0
 _names = itertools.count()
 
 
@@ -120,7 +121,7 @@ async def read_until(
     redis: RedisClient, request_id: str, is_last: Callable[[ReplyEntry], bool], *, queue: str = "q"
 ) -> Reply:
     reply = Reply([], [])
-    give_up_s = time.monotonic() + TIMEOUT_S
+    give_up_s = time.monotonic() + WAIT_S
     while time.monotonic() < give_up_s:
         after = reply.ids[-1] if reply.ids else "0"
         answer = await redis.xread({keys.reply(queue, request_id): after}, block=1000)
@@ -130,10 +131,10 @@ async def read_until(
                 reply.entries.append(decode_reply(fields))  # type: ignore[arg-type]
                 if is_last(reply.entries[-1]):
                     return reply
-    raise AssertionError(f"no end of {request_id} within {TIMEOUT_S:g} s, only {reply.entries[-3:]}")
+    raise AssertionError(f"no end of {request_id} within {WAIT_S:g} s, only {reply.entries[-3:]}")
 
 
-async def eventually(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:
+async def eventually(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> None:
     """Waits until `condition` (which may be a coroutine function) holds."""
     give_up_s = time.monotonic() + timeout_s
     while True:

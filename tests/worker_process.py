@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from patience import WAIT_S
 from worker_harness import QUICK
 
 from penstock.worker.chaos.process import FakeWorker
@@ -38,7 +39,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         self.send(signal.SIGKILL)
-        self.wait(60)
+        self.wait(WAIT_S)
 
     def wait(self, timeout_s: float) -> int | None:
         """Its exit status, None if it is still there after `timeout_s`."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import WAIT_S
 
 PROGRAM = """
 import sys
@@ -56,7 +57,7 @@ def stat_of(pid: int) -> list[str]:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    give_up_s = time.monotonic() + 60
+    give_up_s = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < give_up_s, "not within a minute"
         time.sleep(0.02)

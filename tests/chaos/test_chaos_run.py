@@ -27,7 +27,6 @@ async def test_short_run(lasting_server: EmbeddedServer, tmp_path: Path) -> None
     assert all(int(rows[name]) > 0 for name in ("resumed", "fenced writes", "absorbed retries", "dropped replies"))
 
 
-@pytest.mark.timeout(300)  # each worker that is killed is followed by one that imports and loads everything anew
 @pytest.mark.skipif(not SERVERS, reason="no Redis server")
 async def test_short_run_with_the_model(tmp_path: Path) -> None:
     """Choices that end apart, stop strings, penalties and seeds go from worker to worker: the fake engine has none."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 from worker_harness import eventually
 
 from penstock.producer import keys
@@ -26,7 +27,7 @@ CONFIG = {
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
-    pytest.mark.timeout(1500),
+    pytest.mark.timeout(1500 * PATIENCE),
 ]
 
 

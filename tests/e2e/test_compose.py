@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from patience import WAIT_S
 
 from penstock.producer import AsyncClient, ServerRefused
 from penstock.worker.local.embedded import EmbeddedServer, find_servers
@@ -113,7 +114,7 @@ def test_the_image_can_build_the_kernels_for_cpus_where_it_has_no_accelerator(tm
     for extras, has_compiler in (("worker", True), ("worker,tpu", False), ("worker,cuda", False)):
         asked.unlink(missing_ok=True)
         variables = {"EXTRAS": extras, "PATH": f"{tmp_path}:/usr/bin:/bin"}
-        subprocess.run(["/bin/sh", "-ec", instruction[1]], env=variables, check=True, timeout=60)
+        subprocess.run(["/bin/sh", "-ec", instruction[1]], env=variables, check=True, timeout=WAIT_S)
         assert (asked.exists() and "install --yes --no-install-recommends g++" in asked.read_text()) is has_compiler
 
 
@@ -133,7 +134,7 @@ async def test_the_services_work_together(tmp_path: Path, compile_cache: Path) -
     with EmbeddedServer(data_dir=tmp_path, arguments=tuple(options)) as server:
         places = {"@redis:6379": f"@127.0.0.1:{server.port}", "/var/cache/penstock/compile": str(compile_cache)}
         async with running("worker", places), running("worker", places), running("producer", places) as producer:
-            out, _ = await asyncio.wait_for(producer.communicate(), 240)
+            out, _ = await asyncio.wait_for(producer.communicate(), WAIT_S)
             assert await answer_at(advertised().replace(":6379", f":{server.port}")) == "12 + 30 = 42"
         with pytest.raises(ServerRefused, match="Authentication required"):
             await answer_at(server.url)
@@ -149,7 +150,9 @@ def advertised() -> str:
 
 async def answer_at(url: str) -> str:
     async with AsyncClient(url) as client:
-        reply = await client.generate([{"role": "user", "content": "What is 12 + 30?"}], temperature=0.0, timeout=240)
+        reply = await client.generate(
+            [{"role": "user", "content": "What is 12 + 30?"}], temperature=0.0, timeout=WAIT_S
+        )
         return reply.text
 
 
@@ -168,7 +171,7 @@ async def running(name: str, places: dict[str, str]) -> AsyncIterator[asyncio.su
         yield process
         if process.returncode is None:
             process.terminate()
-        assert await asyncio.wait_for(process.wait(), 60) == 0
+        assert await asyncio.wait_for(process.wait(), WAIT_S) == 0
     finally:
         if process.returncode is None:
             process.kill()

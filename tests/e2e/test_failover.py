@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from patience import WAIT_S
 from redis_proxy import RedisProxy
 from servers import SERVERS
 from worker_harness import eventually, is_queue_empty, read_reply, running_worker
@@ -115,7 +116,7 @@ async def test_clients_notice_a_pause_and_nothing_else(deployment: Deployment) -
             _check(at, reply, tokens)
         async with AsyncClient(deployment.replica_url, queue="q") as other:  # one that has seen nothing of it before
             for at, (handle, tokens) in enumerate(zip(handles, lengths, strict=True)):
-                _check(at, await other.handle(handle.id).result(timeout=60), tokens)
+                _check(at, await other.handle(handle.id).result(timeout=WAIT_S), tokens)
         for handle in handles:
             assert (await read_reply(deployment.replica, handle.id)).end
 

@@ -7,7 +7,6 @@ the loss of acknowledged writes.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -136,8 +135,6 @@ async def test_slow_network(server: EmbeddedServer, redis: RedisClient) -> None:
     async with RedisProxy(server.url) as proxy:
         proxy.delay_s = 0.05
         async with running_worker(proxy.url, FakeEngine(step_s=0.005), heartbeat_ttl_s=5) as worker:
-            started_s = time.monotonic()
             await begin(redis)
             await ends_well(redis, worker)
-            assert time.monotonic() - started_s < 10
     assert await redis.hget(keys.state("q", "x"), "attempts") == "1"

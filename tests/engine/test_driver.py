@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from engines import drive, outputs_of
+from patience import WAIT_S
 
 from penstock.engine import Engine, EngineDriver, InvalidRequest, Output, Request, SamplingParams
 from penstock.engine.driver import DriverStopped
@@ -38,7 +39,7 @@ async def test_forgetting_a_request_frees_what_it_holds(engine: Engine) -> None:
     stream = outputs_of(driver, Request("r", (1, 2, 3), SamplingParams(max_tokens=90, ignore_eos=True)))
     await anext(stream)
     await stream.aclose()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_S):
         while driver.is_active("r"):
             await collect(driver, Request("other", (4,), GREEDY))
     assert engine._pool.num_available == engine._pool.num_pages - 1
@@ -136,7 +137,7 @@ class ScriptedEngine:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_S):
         while not holds():  # noqa: ASYNC110  nothing tells
             await asyncio.sleep(0.001)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from engines import Results, drive, outputs_of
+from patience import WAIT_S
 
 from penstock.engine import Engine, EngineDriver, Output, Request, SamplingParams
 from penstock.engine.execution import packing as packing_module
@@ -219,7 +220,7 @@ def test_planning_that_no_sequence_can_be_blamed_for_raises(engine: Engine, monk
 
 
 async def collect(driver: EngineDriver, request: Request) -> list[Output]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_S):
         return [output async for output in outputs_of(driver, request)]
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import WAIT_S
 
 import penstock.engine
 from penstock.engine.engine import Engine
@@ -25,4 +26,4 @@ def test_the_door_has_what_it_lists() -> None:
 
 
 def test_settings_and_requests_are_there_without_jax() -> None:
-    subprocess.run([sys.executable, "-c", LIGHT], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", LIGHT], check=True, timeout=WAIT_S)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from engines import write_model
+from patience import WAIT_S
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import ModelConfig
@@ -32,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "PYTHONPATH": f"{here.parent.parent}{os.pathsep}{here}",
     }
     command = [sys.executable, str(here / "tensor_parallel_process.py"), str(directory), "1", "2", "4", "8"]
-    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S)
     assert outcome.returncode == 0, outcome.stderr[-3000:]
     return json.loads(outcome.stdout)
 

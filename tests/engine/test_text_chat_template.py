@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import WAIT_S
 from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
 
 from penstock.engine.demo import MODEL_DIR
@@ -240,7 +241,7 @@ def is_running(pid: int) -> bool:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + 60
+    give_up_s = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < give_up_s
         time.sleep(0.005)

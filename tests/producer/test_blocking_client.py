@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import redis as blocking_redis
 from fakes import Behaviour, ScriptedReply, ScriptedWorker, echo, eventually
+from patience import WAIT_S
 
 from penstock.producer import Client, ConnectionLost, QueueFull, ReplyTimeout, keys
 
@@ -53,7 +54,7 @@ def start_worker(redis_url: str) -> Iterator[Workers]:
             thread.start()
             stack.callback(thread.join)
             stack.callback(stop.set)
-            assert ready.wait(60)
+            assert ready.wait(WAIT_S)
 
         yield start
 
@@ -71,7 +72,7 @@ def test_generate_stream_submit_and_map(redis_url: str, start_worker: Workers) -
         assert stream.reply is not None
         assert stream.reply.request_id == stream.request_id
         handle = client.submit("d e")
-        assert handle.result(timeout=60).text == "d e"
+        assert handle.result(timeout=WAIT_S).text == "d e"
         chunks = list(handle.stream())
         assert [chunk.text for chunk in handle.stream(after=chunks[0].entry_id)] == [" e"]
         assert client.handle(handle.id).state() in ("running", "finished")
@@ -208,7 +209,12 @@ def test_a_client_that_is_dropped_or_left_open_at_exit_goes_away(redis_url: str)
     wait_for(lambda: {thread.name for thread in threading.enumerate()} <= names)
     code = f"from penstock.producer import Client; client = Client({redis_url!r}); print(client.submit('x').id)"
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
     )
     assert run.stdout
     assert run.stderr == ""
@@ -227,7 +233,7 @@ def test_ctrl_c_ends_a_blocked_call_and_cancels_its_request(redis_url: str) -> N
     with process, blocking_redis.Redis.from_url(redis_url) as plain:
         wait_for(lambda: plain.xlen(keys.requests("default")) == 1)
         os.kill(process.pid, signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=WAIT_S)
         assert out == "interrupted\n"
         assert process.returncode == 0
         assert len(plain.keys("*:cancel")) == 1

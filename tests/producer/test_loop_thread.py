@@ -10,11 +10,10 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from patience import WAIT_S
 
 from penstock.producer.blocking import loop_thread
 from penstock.producer.blocking.loop_thread import LoopThread
-
-PATIENCE_S = 60
 
 
 @pytest.fixture
@@ -66,9 +65,9 @@ def test_stopping_cancels_what_runs_and_refuses_what_comes(loop: LoopThread) -> 
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(loop.call, endless())
-        assert started.wait(PATIENCE_S)
+        assert started.wait(WAIT_S)
         loop.stop()
-        assert waiting.exception(PATIENCE_S) is not None
+        assert waiting.exception(WAIT_S) is not None
     with pytest.raises(RuntimeError, match="the client is closed"):
         loop.call(name_of_thread())
     loop.post(name_of_thread)  # a finalizer that comes late
@@ -82,7 +81,7 @@ def test_what_is_posted_runs_without_anybody_waiting(loop: LoopThread) -> None:
         ran.set()
 
     loop.post(note)
-    assert ran.wait(PATIENCE_S)
+    assert ran.wait(WAIT_S)
 
 
 class Endless:
@@ -105,13 +104,13 @@ def test_an_interrupt_while_waiting_cancels_the_coroutine(loop: LoopThread, monk
 
     class Interrupted(SimpleQueue[Any]):
         def get(self, block: bool = True, timeout: float | None = None) -> Any:
-            assert endless.begun.wait(PATIENCE_S)
+            assert endless.begun.wait(WAIT_S)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(loop_thread, "SimpleQueue", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         loop.call(endless())
-    assert endless.cancelled.wait(PATIENCE_S)
+    assert endless.cancelled.wait(WAIT_S)
 
 
 @pytest.mark.parametrize("is_scheduled", [True, False])
@@ -134,7 +133,7 @@ def test_an_interrupt_before_there_is_anything_to_wait_for_cancels_the_coroutine
         loop.call(endless())
     monkeypatch.undo()
     loop.call(asyncio.sleep(0))  # after what the interrupt has left to do
-    assert not endless.begun.is_set() or endless.cancelled.wait(PATIENCE_S)
+    assert not endless.begun.is_set() or endless.cancelled.wait(WAIT_S)
     assert loop.call(_num_tasks()) == 1
 
 
@@ -147,7 +146,7 @@ def test_stopping_ends_a_call(loop: LoopThread) -> None:
     endless = Endless()
     with ThreadPoolExecutor() as pool:
         call = pool.submit(loop.call, endless())
-        assert endless.begun.wait(PATIENCE_S)
+        assert endless.begun.wait(WAIT_S)
         loop.stop()
         with pytest.raises(CancelledError):
-            call.result(PATIENCE_S)
+            call.result(WAIT_S)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
 from fakes import LossyProxy, ScriptedReply, ScriptedWorker, echo, eventually
+from patience import TEST_S, WAIT_S
 from redis import Redis as BlockingRedis
 
 from penstock.producer import AsyncClient, ConnectionLost, ReplyGone, ReplyTimeout, ServerRefused, keys
@@ -70,18 +70,19 @@ async def test_two_hundred_replies_come_over_one_connection(redis: RedisClient, 
     assert len({reply.request_id for reply in replies}) == 200
 
 
-async def test_a_new_reply_does_not_wait_for_the_read_in_flight(redis_url: str) -> None:
-    """A read blocks for 5 s when nothing comes; the wake-up cuts it short."""
+async def test_a_new_reply_does_not_wait_for_the_read_in_flight(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read blocks when nothing comes, here for longer than any test; the wake-up cuts it short."""
+    monkeypatch.setattr("penstock.producer.reading.reader.BLOCK_S", 10 * TEST_S)
     async with ScriptedWorker(redis_url) as worker, AsyncClient(redis_url) as client:
         worker.behave = never
         waiting = asyncio.create_task(client.generate("never answered"))
         await eventually(lambda: len(worker.taken) == 1)
         await asyncio.sleep(0.1)  # the reader is blocked by now
         worker.behave = echo
-        started = time.monotonic()
         for _ in range(20):
-            await client.generate("x")
-        assert time.monotonic() - started < 2  # 20 rounds; one missed wake-up alone would take 5 s
+            await client.generate("x", timeout=WAIT_S)
         waiting.cancel()
 
 
@@ -211,7 +212,7 @@ async def test_a_reply_that_expired_during_an_outage_is_gone(redis: RedisClient,
         await redis.set("unrelated", "x")
         other = asyncio.create_task(client.generate("y"))  # its wake-up ends the first read after the outage
         with pytest.raises(ReplyGone):
-            await asyncio.wait_for(anext(stream), 60)
+            await asyncio.wait_for(anext(stream), WAIT_S)
         other.cancel()
 
 
@@ -222,7 +223,7 @@ async def test_a_stream_that_can_not_be_read_is_its_reader_s_trouble_alone(redis
         await script.say("a")
         await redis.set(keys.reply("default", "bad"), "no stream")
         with pytest.raises(ServerRefused, match="WRONGTYPE"):
-            await client.handle("bad").result(timeout=60)
+            await client.handle("bad").result(timeout=WAIT_S)
         await script.end()
         assert (await good).text == "a"
 
@@ -248,7 +249,7 @@ async def test_missing_permissions_are_told_at_once(redis: RedisClient, restrict
     await redis.xadd(keys.reply("default", "mine"), {"type": "own", "worker": "w", "epoch": "1"}, id="1-0")
     async with AsyncClient(restricted_url) as client:
         with pytest.raises(ServerRefused, match=r"(?i)permission"):
-            await client.handle("mine").result(timeout=60)
+            await client.handle("mine").result(timeout=WAIT_S)
         with pytest.raises(ServerRefused, match=r"(?i)permission"):
             await client.submit("x")
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from patience import WAIT_S
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -75,12 +77,12 @@ class Terminal:
 
 
 async def finish(process: asyncio.subprocess.Process, stdin: str = "") -> Outcome:
-    """Waits for the end; a process that takes over four minutes is killed and fails the test."""
+    """Waits for the end; one that takes too long is killed and fails the test."""
     try:
-        out, err = await asyncio.wait_for(process.communicate(stdin.encode()), 240)
+        out, err = await asyncio.wait_for(process.communicate(stdin.encode()), WAIT_S)
     except TimeoutError:
         process.kill()
         out, err = await process.communicate()
-        raise AssertionError(f"still running after four minutes\n{out.decode()}\n{(err or b'').decode()}") from None
+        raise AssertionError(f"still running after {WAIT_S:g} s\n{out.decode()}\n{(err or b'').decode()}") from None
     assert process.returncode is not None
     return Outcome(process.returncode, out.decode(), (err or b"").decode())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from worker_harness import running_worker
 
@@ -44,10 +42,8 @@ async def test_requests_that_fail_are_counted_and_end_nothing(redis_url: str) ->
 
 
 async def test_a_reply_that_takes_too_long_has_failed(redis_url: str) -> None:
-    started_s = time.monotonic()
     recorder = await run_on_service(redis_url, "q", Load(REQUESTS[:1]), timeout_s=0.1)  # no worker is there
     assert Summary.of(recorder).num_failed == 1
-    assert time.monotonic() - started_s < 10
 
 
 @pytest.mark.parametrize(("option", "value"), [("num_clients", 0), ("timeout_s", 0.0)])

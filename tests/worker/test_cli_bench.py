@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli_process import finish, penstock, start
+from patience import WAIT_S
 from worker_harness import running_worker
 
 SMALL = ("--max-num-seqs", "4", "--max-batch-tokens", "16", "--max-model-len", "64", "--num-pages", "40")
@@ -43,7 +44,7 @@ async def test_bench_serve_says_that_nobody_serves_the_queue_and_waits(redis_url
     report = tmp_path / "s.json"
     process = await start("bench", "serve", "--redis-url", redis_url, "--queue", "q", *LOAD, "--json", str(report))
     assert process.stderr is not None
-    line = await asyncio.wait_for(process.stderr.readline(), 240)
+    line = await asyncio.wait_for(process.stderr.readline(), WAIT_S)
     assert json.loads(line)["event"] == "no worker serves queue 'q'; waiting for one"
     async with running_worker(redis_url):
         outcome = await finish(process)

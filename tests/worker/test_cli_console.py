@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from cli_process import ROOT, environment
+from patience import WAIT_S
 from rich.table import Table
 
 from penstock.worker.cli.console import console
@@ -38,7 +39,7 @@ def test_a_terminal_bounds_the_width() -> None:
     ours, theirs = pty.openpty()
     try:
         variables = environment(TERM="xterm", COLUMNS="60")
-        subprocess.run([sys.executable, "-c", SHOW], stderr=theirs, cwd=ROOT, env=variables, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", SHOW], stderr=theirs, cwd=ROOT, env=variables, check=True, timeout=WAIT_S)
         lines = os.read(ours, 65_536).decode().splitlines()
     finally:
         os.close(ours)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cli_process import finish, penstock, start
 from fakes import eventually
+from patience import WAIT_S
 
 from penstock.worker.local.embedded import find_servers
 
@@ -22,7 +23,7 @@ def is_open(port: int) -> bool:
 
 async def port_of(process: asyncio.subprocess.Process) -> int:
     assert process.stdout is not None
-    line = (await asyncio.wait_for(process.stdout.readline(), 240)).decode()
+    line = (await asyncio.wait_for(process.stdout.readline(), WAIT_S)).decode()
     found = re.search(r"redis://127\.0\.0\.1:(\d+)", line)
     assert found, line
     return int(found[1])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from cli_process import Outcome, finish, penstock, start
 from fakes import ScriptedWorker
+from patience import WAIT_S
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.producer import keys
@@ -149,7 +150,7 @@ def test_an_unsupported_model_is_not_called_damaged(tmp_path: Path) -> None:
 async def test_what_was_found_is_printed_before_what_takes_longer(redis_url: str) -> None:
     process = await start("doctor", "--model", "demo", REDIS_URL=redis_url)
     assert process.stdout is not None
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(WAIT_S):
         line = await process.stdout.readline()
     is_done = process.stdout.at_eof()
     outcome = await finish(process)

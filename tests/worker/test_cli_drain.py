@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from patience import WAIT_S
 from worker_harness import eventually, read_reply, read_until, running_worker, send
 from worker_process import WorkerProcess
 
@@ -74,7 +75,7 @@ async def test_drain_waits_until_the_worker_left(
         assert await penstock(redis_url, "drain", "w", "--timeout", "0.01") == 1
         assert "still draining after 0.01 s: w" in capsys.readouterr().err
         assert await penstock(redis_url, "drain", "w", "w") == 0
-        await asyncio.wait_for(worker.task, 60)
+        await asyncio.wait_for(worker.task, WAIT_S)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("w:")]
     assert lines[0] == "w: told to drain"
     assert lines[1].startswith("w: left after ")

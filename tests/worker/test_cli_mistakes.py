@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cli_process import Outcome, finish, penstock, start
+from patience import WAIT_S
 
 from penstock.worker.local.embedded import EmbeddedServer
 
@@ -43,7 +44,7 @@ def last_line(outcome: Outcome) -> dict[str, Any]:
 async def read_until(process: asyncio.subprocess.Process, event: str) -> dict[str, Any]:
     """The first line of `event` in the worker's log."""
     assert process.stderr is not None
-    async with asyncio.timeout(240):
+    async with asyncio.timeout(WAIT_S):
         while line := await process.stderr.readline():
             if (entry := json.loads(line))["event"] == event:
                 return dict(entry)

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from cli_process import ROOT, Terminal, environment
+from patience import WAIT_S
 from structlog.testing import capture_logs
 
 from penstock.worker.cli.progress import BYTES, shown, spinner
@@ -27,7 +28,7 @@ def on_terminal(code: str) -> str:
     with Terminal() as terminal:
         variables = environment(TERM="xterm", COLUMNS="120")
         subprocess.run(
-            [sys.executable, "-c", code], stderr=terminal.device, cwd=ROOT, env=variables, check=True, timeout=60
+            [sys.executable, "-c", code], stderr=terminal.device, cwd=ROOT, env=variables, check=True, timeout=WAIT_S
         )
         return terminal.text
 

@@ -7,6 +7,7 @@ import signal
 import pytest
 from cli_process import Terminal, finish, penstock, start
 from fakes import ScriptedReply, ScriptedWorker, eventually
+from patience import WAIT_S
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
@@ -118,7 +119,7 @@ async def test_no_redis_is_said_in_one_line() -> None:
 async def test_nobody_who_serves_the_queue_is_said_at_once_and_the_request_waits(redis_url: str) -> None:
     process = await start("send", "--plain", "one", REDIS_URL=redis_url)
     assert process.stderr is not None
-    line = await asyncio.wait_for(process.stderr.readline(), 60)
+    line = await asyncio.wait_for(process.stderr.readline(), WAIT_S)
     assert line == b"no worker serves queue 'default'; its requests wait for one\n"
     async with ScriptedWorker(redis_url):
         outcome = await finish(process)
@@ -155,7 +156,7 @@ async def test_ctrl_c_cancels_the_request(redis_url: str, redis: RedisClient) ->
     async with ScriptedWorker(redis_url, wait) as worker:
         process = await start("send", "hi", REDIS_URL=redis_url)
         assert process.stdout is not None
-        assert await asyncio.wait_for(process.stdout.readexactly(5), 60) == b"begun"
+        assert await asyncio.wait_for(process.stdout.readexactly(5), WAIT_S) == b"begun"
         process.send_signal(signal.SIGINT)
         outcome = await finish(process)
         request_id = worker.taken[0].id

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from fakes import ScriptedWorker, eventually
+from patience import WAIT_S
 from structlog.testing import capture_logs
 
 from penstock.producer import AsyncClient, ConnectionLost
@@ -28,7 +29,7 @@ async def test_a_queue_that_nobody_serves_is_waited_for(redis_url: str, monkeypa
             await eventually(lambda: lines)
             assert not wait.done()
             async with ScriptedWorker(redis_url):
-                await asyncio.wait_for(wait, 60)
+                await asyncio.wait_for(wait, WAIT_S)
     assert [line["event"] for line in lines] == ["no worker serves queue 'default'; waiting for one"]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cli_process import finish, penstock, start
+from patience import WAIT_S
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.producer import AsyncClient
@@ -34,7 +35,7 @@ async def read_until(process: asyncio.subprocess.Process, event: str) -> list[di
     """The worker's log up to the first line of `event`."""
     assert process.stderr is not None
     lines: list[dict[str, object]] = []
-    async with asyncio.timeout(240):
+    async with asyncio.timeout(WAIT_S):
         while not lines or lines[-1]["event"] != event:
             line = await process.stderr.readline()
             assert line, f"the worker ended before {event!r}: {lines}"

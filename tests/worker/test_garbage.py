@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from patience import WAIT_S
+
 SETTLE = """
 import gc
 from penstock.worker import garbage
@@ -17,4 +19,4 @@ assert gc.get_threshold()[0] >= 10_000
 
 
 def test_what_was_loaded_is_not_walked_again_and_what_was_lost_is_freed() -> None:
-    subprocess.run([sys.executable, "-c", SETTLE], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", SETTLE], check=True, timeout=WAIT_S)

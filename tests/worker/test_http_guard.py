@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from patience import WAIT_S
 from worker_harness import eventually
 
 from penstock.worker.health.http_guard import GuardedServer, Limits
 
 FOREVER_S = 1000.0
 SOON_S = 0.05
-PATIENCE_S = 20.0
+
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -48,12 +49,12 @@ class Client:
         self.writer.write(data)
 
     async def answer(self) -> bytes:
-        return await asyncio.wait_for(self.reader.readuntil(b"okok"), PATIENCE_S)
+        return await asyncio.wait_for(self.reader.readuntil(b"okok"), WAIT_S)
 
     async def was_cut(self) -> bool:
         """Waits until the server ends the connection; whether it did so without a word."""
         try:
-            return await asyncio.wait_for(self.reader.read(), PATIENCE_S) == b""
+            return await asyncio.wait_for(self.reader.read(), WAIT_S) == b""
         except ConnectionResetError:
             return True
 

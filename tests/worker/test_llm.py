@@ -19,6 +19,7 @@ import pytest
 from fakes import eventually
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import WAIT_S
 
 import penstock
 from penstock.engine import ConfigError, EngineConfig, Output, Request
@@ -343,7 +344,7 @@ def test_a_deadline_passes_while_a_prompt_is_encoded() -> None:
 
     class Slow(FakeText):
         def encode(self, text: str) -> Sequence[int]:
-            assert passed.wait(60)
+            assert passed.wait(WAIT_S)
             return super().encode(text)
 
     engine = FakeEngine()
@@ -427,13 +428,13 @@ def test_closing_ends_those_whose_prompts_are_encoded() -> None:
     class Slow(FakeText):
         def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
             encoding.set()
-            assert passed.wait(60)
+            assert passed.wait(WAIT_S)
             return super().encode_chat(messages)
 
     llm = over(FakeEngine(), Slow())
     with ThreadPoolExecutor() as pool:
         call = pool.submit(llm.chat, [[{"role": "user", "content": "x"}]] * 20)
-        assert encoding.wait(60)
+        assert encoding.wait(WAIT_S)
         llm.close()
         passed.set()
         with pytest.raises(EngineFailed, match="the LLM is closed"):
@@ -452,7 +453,7 @@ def test_closing_lets_go_of_the_model() -> None:
 
 
 def run_program(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
 
 
 def test_a_program_ends_without_closing() -> None:

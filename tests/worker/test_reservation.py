@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from worker_harness import QUICK, TIMEOUT_S, eventually
+from patience import WAIT_S
+from worker_harness import QUICK, eventually
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, connect
@@ -40,7 +41,7 @@ def config(ttl_s: float) -> WorkerConfig:
 
 
 async def taken(reservation: Reservation) -> Reservation:
-    await asyncio.wait_for(reservation.take(asyncio.Event()), TIMEOUT_S)
+    await asyncio.wait_for(reservation.take(asyncio.Event()), WAIT_S)
     return reservation
 
 
@@ -99,7 +100,7 @@ async def test_stop_ends_the_wait_for_a_dead_process(raw: RedisClient, make: Mak
     stop = asyncio.Event()
     waiting = asyncio.create_task(make().take(stop))
     stop.set()
-    await asyncio.wait_for(waiting, TIMEOUT_S)
+    await asyncio.wait_for(waiting, WAIT_S)
     assert await raw.get(KEY) == b"dead"
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import structlog
 from fakes import ranked
-from worker_harness import TIMEOUT_S, eventually
+from patience import WAIT_S
+from worker_harness import eventually
 
 from penstock.engine.request import Output
 from penstock.producer import keys
@@ -188,7 +189,7 @@ async def test_while_processors_are_short_an_end_waits_with_the_chunks_of_what_s
         assert [len(await desk.written(live.id)) for live in lives] == [1, 1, 1]
         assert not desk.outbox.is_empty
         desk.outbox.push(lives[2], Output("r2", 0, 1, (2,), " b", finish_reason="stop"))  # nothing runs any more
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_S):
             while len(desk.requests):
                 await desk.requests.changed.wait()
         for live in lives:
@@ -214,7 +215,7 @@ async def test_an_entry_stays_until_the_server_has_confirmed_its_end(redis_url: 
             assert desk.outbox.leaving == set()
         finally:
             await desk.redis.config_set("maxmemory", 0)
-        await asyncio.wait_for(desk.publisher.wait_idle(), TIMEOUT_S)
+        await asyncio.wait_for(desk.publisher.wait_idle(), WAIT_S)
         ((_, end),) = await desk.redis.xrevrange(keys.reply("q", "r"), count=1)
         assert end[b"finish_reason"] == b"cancelled"
         assert await desk.redis.xrange(stream) == []

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from worker_harness import QUICK, TIMEOUT_S, eventually
+from patience import WAIT_S
+from worker_harness import QUICK, eventually
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, connect
@@ -41,14 +42,14 @@ def make(raw: RedisClient) -> Make:
 
 
 async def started(heartbeat: Heartbeat) -> Heartbeat:
-    await asyncio.wait_for(heartbeat.start(asyncio.Event()), TIMEOUT_S)
+    await asyncio.wait_for(heartbeat.start(asyncio.Event()), WAIT_S)
     return heartbeat
 
 
 async def renew(raw: RedisClient, heartbeat: Heartbeat) -> None:
     """Beats until the server's clock has moved on, so that others can see it."""
     before_ms = await raw.pexpiretime(KEY)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(WAIT_S):
         while await raw.pexpiretime(KEY) <= before_ms:
             assert await heartbeat.beat() == 0
 
@@ -123,7 +124,7 @@ async def test_a_newcomer_that_is_told_to_stop_waits_no_longer(raw: RedisClient,
     start = asyncio.create_task(newcomer.start(stop))
     await eventually(lambda: newcomer.is_contested)
     stop.set()
-    await asyncio.wait_for(start, TIMEOUT_S)
+    await asyncio.wait_for(start, WAIT_S)
     await newcomer.stop()
     assert await raw.get(KEY) == b"dead"
 

@@ -1,0 +1,13 @@
+"""How long tests wait for what must happen: the one place to change that, for a machine that is busier than most.
+
+No test passes because of these figures. They only say when a wait is given up, so they are generous, and the limit per
+test leaves time for a few waits. `PENSTOCK_TEST_PATIENCE=3` makes all of them three times as long.
+"""
+
+from __future__ import annotations
+
+import os
+
+PATIENCE = float(os.environ.get("PENSTOCK_TEST_PATIENCE", "1"))
+WAIT_S = 240.0 * PATIENCE  # for one event, a reply, the end of a process
+TEST_S = 900.0 * PATIENCE  # for a whole test, its fixtures included
