@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -246,7 +247,7 @@ async def test_one_with_too_many_strikes_is_claimed_to_be_ended(desk: Desk, raw:
 
 async def test_claims_that_come_together_are_all_made(desk: Desk) -> None:
     entries = [await desk.entry(id=f"r{number}") for number in range(20)]
-    lives = [await desk.claim(entry) for entry in entries]
+    lives = await asyncio.gather(*(desk.claim(entry) for entry in entries))
     assert [live.id for live in lives] == [f"r{number}" for number in range(20)]
     assert len(desk.outbox.requests) == 20
 
