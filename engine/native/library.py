@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 import jax
@@ -28,6 +27,8 @@ _FLAGS = (
     "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno",
 )  # fmt: skip
 _BUILD_TIMEOUT_S = 120
+
+_loaded: dict[str, ctypes.CDLL] = {}  # by the file's name, which says of what it was built
 
 
 class NativeUnavailableError(Exception):
@@ -58,14 +59,21 @@ class NativeLibrary:
         return None
 
 
-@cache
 def load_library(build_dir: Path) -> ctypes.CDLL:
     """Builds what is not built yet, in `build_dir`.
+
+    A process loads it once, from whichever folder is asked for first: XLA refuses a second kernel of the same name.
 
     Raises:
         NativeUnavailableError: there is no compiler, or it failed.
     """
-    library = ctypes.CDLL(str(_build(build_dir)))
+    path = _build(build_dir)
+    if path.name not in _loaded:
+        _loaded[path.name] = _register(ctypes.CDLL(str(path)))
+    return _loaded[path.name]
+
+
+def _register(library: ctypes.CDLL) -> ctypes.CDLL:
     for target, handler in ((ATTENTION, library.PenstockRaggedAttention), (MATMUL, library.PenstockPackedMatmul)):
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")  # type: ignore[no-untyped-call]
     return library

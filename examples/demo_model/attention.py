@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.models.attend import LayerCache
+from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,10 @@ class PackedAttention:
 
     documents: tuple[jax.Array, ...]
 
-    def __call__(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, *, sliding_window: int | None
-    ) -> tuple[jax.Array, LayerCache]:
-        if sliding_window is not None:
-            raise ValueError(f"the demo model attends to everything before; got a sliding window of {sliding_window}")
+    def __call__(self, qkv: QKV, cache: LayerCache, *, options: AttentionOptions) -> tuple[jax.Array, LayerCache]:
+        if options != AttentionOptions():
+            raise ValueError(f"the demo model attends to everything before, and scores as they are; got {options}")
+        q, k, v = qkv
         outputs, start = [], 0
         for documents in self.documents:
             flat = slice(start, start + documents.size)

@@ -87,8 +87,8 @@ async def send(redis: RedisClient, request_id: str) -> object:
 
 
 async def is_clean(redis: RedisClient) -> bool:
-    """Whether the queue is empty and only its key and the worker's heartbeat are there."""
-    return not await redis.xlen(keys.requests("soak")) and await redis.dbsize() == 2
+    """Whether the queue is empty and only its key, the worker's heartbeat and who serves it are there."""
+    return not await redis.xlen(keys.requests("soak")) and await redis.dbsize() == 3
 
 
 async def take_sample(redis: RedisClient, pid: int, requests: int) -> Sample:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,12 @@ def test_the_library_is_built_once_per_folder(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "calls").read_text().splitlines() == ["called"]
     monkeypatch.setattr("penstock.engine.native.library._processor", lambda: "another")
     assert _build(tmp_path / "built") != first  # what was built for one processor does not run on another
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_a_process_loads_it_once_whatever_the_folder(tmp_path: Path) -> None:
+    """XLA refuses a second kernel of the same name, as two models with different cache folders would bring it."""
+    built = _build(Path.home() / ".cache" / "penstock" / "native")
+    other = tmp_path / built.name
+    shutil.copy(built, other)
+    assert load_library(built.parent) is load_library(tmp_path)

@@ -17,7 +17,7 @@ LOADED = [
     for package in PACKAGES
     for module in pkgutil.walk_packages(import_module(package).__path__, f"{package}.")
     for name, text in vars(import_module(module.name)).items()
-    if name.startswith("_") and isinstance(text, str) and "redis.call(" in text
+    if name.startswith("_") and not name.startswith("__") and isinstance(text, str) and "redis." in text
 ]
 
 

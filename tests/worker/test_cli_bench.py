@@ -98,7 +98,7 @@ async def test_a_plot_without_matplotlib_says_what_to_install() -> None:
 async def test_bench_help_loads_nothing_heavy() -> None:
     code = (
         "import sys\nfrom penstock.worker.cli import main\ntry:\n    main()\nfinally:\n"
-        "    print('loaded:', *sys.modules.keys() & {'jax', 'numpy', 'penstock.engine', 'matplotlib'})"
+        "    print('loaded:', *sys.modules.keys() & {'jax', 'numpy', 'penstock.engine.engine', 'matplotlib'})"
     )
     for command in ("engine", "serve"):
         outcome = await penstock("bench", command, "--help", code=code)

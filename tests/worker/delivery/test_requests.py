@@ -103,12 +103,12 @@ def test_an_entry_id_of_the_future_does_not_put_the_deadline_off() -> None:
 
 
 @pytest.mark.parametrize("num_published", [0, 3])
-def test_a_first_token_is_urgent_and_timed_unless_an_earlier_claim_gave_it(
+def test_a_first_text_is_not_held_back_and_its_token_timed_unless_an_earlier_claim_gave_it(
     clock: FixedClock, num_published: int
 ) -> None:
     live = make_live()
     live.resume([ChoiceBuffer(0, num_published)])
-    assert live.is_resumed == live.reply.is_urgent ^ True == bool(num_published)
+    assert live.is_resumed == live.reply.has_text == bool(num_published)
     clock.now_s += 0.25
     live.add(Output("r", 0, num_published, (1,), "a"))
     clock.now_s += 1

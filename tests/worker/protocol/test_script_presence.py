@@ -14,7 +14,9 @@ DRAIN = keys.drain("q", "w")
 
 
 async def beat(redis: RedisClient, instance: str, ttl_ms: int = 10**6) -> Rival | str:
-    return scripts.parse_beat(await run(redis, scripts.beat("q", worker="w", instance=instance, ttl_ms=ttl_ms)))
+    return scripts.parse_beat(
+        await run(redis, scripts.beat("q", worker="w", instance=instance, ttl_ms=ttl_ms, is_serving=False))
+    )
 
 
 async def test_a_beat_sets_and_renews_the_key(raw: RedisClient) -> None:
