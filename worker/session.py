@@ -153,7 +153,7 @@ class Session:
         await self._publisher.wait_idle()
 
     async def _hand_back(self) -> None:
-        """Publishes what was generated, then gives the rest to whoever has capacity; the reply streams have its progress.
+        """Publishes what was generated and gives the rest, its progress on the reply streams, to whoever has capacity.
 
         Raises:
             DrainIncomplete: Redis did not take it in time.
