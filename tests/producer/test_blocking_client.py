@@ -217,7 +217,7 @@ def test_a_client_that_is_dropped_or_left_open_at_exit_goes_away(redis_url: str)
         timeout=WAIT_S,
     )
     assert run.stdout
-    assert run.stderr == ""
+    assert run.stderr in ("", "no worker serves queue 'default'; its requests wait for one\n")  # if it got as far
 
 
 def test_ctrl_c_ends_a_blocked_call_and_cancels_its_request(redis_url: str) -> None:

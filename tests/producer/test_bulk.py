@@ -113,7 +113,7 @@ async def test_a_prompt_that_fails_leaves_the_others_alone(redis_url: str, order
 
     prompts = ["a", "break", [], "ignore", "b"]
     async with ScriptedWorker(redis_url, behave), AsyncClient(redis_url) as client:
-        found = {result.index: result async for result in client.map(prompts, ordered=ordered, timeout=0.3)}
+        found = {result.index: result async for result in client.map(prompts, ordered=ordered, timeout=3)}
     assert [found[index].text for index in (0, 4)] == ["a", "b"]
     errors = [found[index].error for index in (1, 2, 3)]
     assert [type(error) for error in errors] == [RequestFailed, RequestRefused, ReplyTimeout]

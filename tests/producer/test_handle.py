@@ -51,6 +51,8 @@ async def test_a_deadline_runs_from_the_call_and_not_from_each_chunk(redis_url: 
 
     async with ScriptedWorker(redis_url, drip), AsyncClient(redis_url) as client:
         handle = await client.submit("x")
+        async for _ in handle.stream():
+            break
         with pytest.raises(ReplyTimeout, match=r"within 0\.3 s") as timed_out:
             async for _ in handle.stream(timeout=0.3):
                 pass

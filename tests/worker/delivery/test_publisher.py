@@ -117,18 +117,14 @@ async def test_one_s_own_chunk_sent_again_is_absorbed_and_one_that_was_overtaken
 
 
 async def test_a_waiting_chunk_goes_with_the_end_and_the_end_is_written_once(redis_url: str) -> None:
-    async with publishing(redis_url, flush_interval_s=0.02) as desk:
+    async with publishing(redis_url, flush_interval_s=60) as desk:
         live = await desk.claim("r")
-        for output in (
-            Output("r", 0, 0, (1,), " a"),
-            Output("r", 0, 1, (2,), " b"),
-            Output("r", 0, 2, (3,), " c", finish_reason="stop"),
-        ):
-            desk.outbox.push(live, output)
-            await asyncio.sleep(0.005)
+        desk.outbox.push(live, Output("r", 0, 0, (1,), " a"))
         await desk.publisher.wait_idle()
-        await asyncio.sleep(0.03)  # past the next flush
-        await desk.publisher.wait_idle()
+        desk.outbox.push(live, Output("r", 0, 1, (2,), " b"))
+        await asyncio.sleep(0.03)
+        desk.outbox.push(live, Output("r", 0, 2, (3,), " c", finish_reason="stop"))
+        await desk.gone(live)
         assert [tokens for _, tokens in await desk.written("r")] == ["1", "2,3"]
         assert desk.metrics.requests.labels(finish_reason="stop")._value.get() == 1
 
@@ -189,7 +185,7 @@ async def test_while_processors_are_short_an_end_waits_with_the_chunks_of_what_s
         lives = [await desk.claim(f"r{i}") for i in range(3)]
         for live in lives:
             desk.outbox.push(live, Output(live.id, 0, 0, (1,), " a"))
-        await asyncio.sleep(0.1)
+        await desk.publisher.wait_idle()
         for live in lives[:2]:
             desk.outbox.push(live, Output(live.id, 0, 1, (2,), " b", finish_reason="length"))
         await asyncio.sleep(0.1)
