@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from penstock.engine.request import FinishReason, Output
 from penstock.producer.redis.pipeline import Command
@@ -16,6 +16,7 @@ from penstock.worker.delivery.ending import dead_letter, end_entry
 from penstock.worker.delivery.journal import JournalError
 from penstock.worker.delivery.removals import Removals
 from penstock.worker.delivery.requests import LiveRequest, RequestTable
+from penstock.worker.delivery.schedule import FlushSchedule, Pace
 from penstock.worker.delivery.writes import (
     AsideWrite,
     Burial,
@@ -72,20 +73,8 @@ class Refused:
 Verdict: TypeAlias = Drop | Fence | Bury | Finished | Refused
 
 
-class Pace(Protocol):
-    """How often chunks are written."""
-
-    @property
-    def interval_s(self) -> float: ...
-    @property
-    def is_stretched(self) -> bool:
-        """Whether the interval is longer than configured, as processors are short."""
-
-
 class Outbox:
-    """Collects outputs and hands out writes: first tokens at once, the rest as often as `pace` says.
-
-    Ends do not wait either, unless processors are short: then they go with the chunks of what still runs.
+    """Collects outputs and hands out writes, when `FlushSchedule` says that they are due.
 
     Of each request at most one flush is under way: what comes meanwhile waits in the request itself, so that the
     buffer is bounded by what the running requests may generate.
@@ -99,25 +88,26 @@ class Outbox:
 
     def __init__(self, config: WorkerConfig, requests: RequestTable, pace: Pace, *, has_nodes: bool) -> None:
         self.requests = requests
-        self.news = asyncio.Event()  # something is due earlier than `due_s` said
         self.retry_at_s = 0.0  # when what Redis did not take goes again (monotonic)
         self.is_stuck = False  # writes wait for Redis to take them, also while they are tried again
         self.num_chunks = 0  # confirmed so far
         self.num_tokens = 0
         self.num_absorbed = 0  # chunks sent twice
         self._config = config
-        self._pace = pace
+        self._schedule = FlushSchedule(pace)
         self._removals = Removals(config, has_nodes=has_nodes)
-        self._urgent: dict[LiveRequest, None] = {}
-        self._dirty: dict[LiveRequest, None] = {}
         self._aside: list[Write] = []
         self._unsettled: list[Write] = []  # sent, or tried to; the server's answer is not known or was "not now"
-        self._flushed_at_s = 0.0
+
+    @property
+    def news(self) -> asyncio.Event:
+        """Set when something is due earlier than `due_s` said; whoever waits clears it."""
+        return self._schedule.news
 
     @property
     def is_empty(self) -> bool:
         """Whether all that was put in has been handed out and settled, but for what is under way."""
-        return not (self._urgent or self._dirty or self._aside or self._unsettled or not self._removals.is_empty)
+        return self._schedule.is_empty and self._removals.is_empty and not (self._aside or self._unsettled)
 
     @property
     def num_unsettled(self) -> int:
@@ -135,10 +125,7 @@ class Outbox:
         """The engine's sink for one request."""
         if not live.is_gone:
             self._add(live, output)
-            if live.has_ended:
-                self._hurry_end(live)
-            if live.reply.is_urgent or not live.reply.has_text or live not in self._dirty:
-                self._schedule(live)
+            self._schedule.note_output(live, self.requests)
         self.requests.changed.fire()
 
     def end(self, live: LiveRequest, reason: FinishReason) -> None:
@@ -154,7 +141,7 @@ class Outbox:
     def flush_soon(self, live: LiveRequest) -> None:
         """Writes what there is of a request without waiting for the interval."""
         live.reply.is_urgent = True
-        self._schedule(live)
+        self._schedule.add(live)
 
     def tell(self, command: Command) -> None:
         """Sends something that nobody waits for with the next flush."""
@@ -178,25 +165,7 @@ class Outbox:
         except Exception:  # what breaks one request is no reason to lose the outputs of others
             live.log.exception("output_failed")
             live.fail("internal_error", "the worker failed to take up what the engine generated; its log says why")
-
-    def _hurry_end(self, live: LiveRequest) -> None:
-        if not self._pace.is_stretched:
-            live.reply.is_urgent = True
-        elif all(other.has_ended for other in self.requests):  # it leaves the engine nothing to do
-            self._flushed_at_s = 0.0
-            self.news.set()
-
-    def _schedule(self, live: LiveRequest) -> None:
-        if live.reply.num_unsettled or live.is_gone:
-            return  # `_release` comes back to it
-        if live.reply.is_urgent or (not live.reply.has_text and writes.can_begin(live)):
-            self._dirty.pop(live, None)  # a request is in one of the two, or it would be taken twice
-            self._urgent[live] = None
-            self.news.set()
-        elif live.has_ended or (live.reply.has_text and writes.has_any_news(live)):
-            if not self._dirty:
-                self.news.set()
-            self._dirty[live] = None
+            self.requests.abort(live)
 
     # What comes out.
 
@@ -204,26 +173,17 @@ class Outbox:
         """When there is something to write (monotonic); None while there is nothing."""
         if self._unsettled:
             return self.retry_at_s  # whatever stands in their way would stop the others too
-        if self._urgent or self._aside:
+        if self._aside:
             return 0.0
-        return self._next_flush_s if self._dirty else self._removals.due_s(self._next_flush_s)
-
-    @property
-    def _next_flush_s(self) -> float:
-        return self._flushed_at_s + self._pace.interval_s
+        due_s = self._schedule.due_s()
+        return self._removals.due_s(self._schedule.next_flush_s) if due_s is None else due_s
 
     def collect(self, now_s: float) -> list[Write]:
         """What is to be written now. Each of these comes back through `settle`, or `still_valid` drops it."""
         batch = [write for write in self._unsettled if not _is_of_gone(write)]
         self._unsettled = []
-        lives, self._urgent = self._urgent, {}
-        if now_s >= self._next_flush_s or not self._dirty:
-            lives |= self._dirty
-            self._dirty = {}
-            self._flushed_at_s = now_s
-        for live in lives:
-            if not live.is_gone:
-                batch += self._take(live, now_s)
+        for live in self._schedule.take(now_s):
+            batch += self._take(live, now_s)
         batch += self._aside
         self._aside = []
         return batch + self._removals.collect(now_s)
@@ -343,7 +303,7 @@ class Outbox:
 
     def _release(self, live: LiveRequest) -> None:
         live.reply.num_unsettled -= 1
-        self._schedule(live)
+        self._schedule.add(live)
 
 
 def _is_of_gone(write: Write) -> bool:

@@ -294,8 +294,12 @@ class RequestTable:
     def let_go(self, live: LiveRequest) -> None:
         """It is another owner's, or its reply is gone. Its entry may be pending here all the same."""
         self.remove(live)
-        self._abort(live.id)
+        self.abort(live)
         self.recover()
+
+    def abort(self, live: LiveRequest) -> None:
+        """Nobody wants the rest of it."""
+        self._abort(live.id)
 
     def recover(self) -> None:
         """Has the intake look for entries that are pending here and not known."""

@@ -241,6 +241,7 @@ def test_an_output_that_cannot_be_taken_up_ends_its_request_alone(
     bench.push(other, 1)
     assert broken.error is not None
     assert broken.error[0] == "internal_error"
+    assert bench.aborted == ["broken"]
     bench.drain()
     assert bench.server.replies["broken"].num_ends == 1
     assert bench.server.replies["other"].tokens(0) == ["1"]
