@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import structlog
 from prometheus_client import generate_latest
-from redis import exceptions
 
 from penstock.engine.driver import EngineDriver, StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
@@ -153,7 +152,7 @@ class WorkerService:
             return await self._load_or_stop(hold)
         finally:
             await end_tasks([hold])
-            with suppress(TimeoutError, exceptions.RedisError):  # it lapses
+            with suppress(TimeoutError, *faults.REDIS_ERRORS):  # it lapses
                 async with asyncio.timeout(RELEASE_TIMEOUT_S):
                     await reservation.release()
 
@@ -173,11 +172,7 @@ class WorkerService:
                 return None
             if hold.done():
                 hold.result()  # raises: it has no other end
-            return await loaded
-        except WorkerError:
-            raise
-        except Exception as error:
-            raise EngineFailed(f"the model could not be loaded: {error}") from error
+            return await _loaded(loaded)
         finally:
             self._is_loading = False
             stop.cancel()
@@ -232,7 +227,7 @@ class WorkerService:
             num_live=len(self._session.requests) if self._session is not None else 0, is_ready=self.readiness.is_ready
         )
         if self._redis is not None:
-            with suppress(TimeoutError, exceptions.RedisError):  # the gauges keep their last values
+            with suppress(TimeoutError, *faults.REDIS_ERRORS):  # the gauges keep their last values
                 async with asyncio.timeout(SCRAPE_TIMEOUT_S):
                     await self._measure_queue(self._redis)
         return generate_latest(self.metrics.registry)
@@ -247,6 +242,15 @@ class WorkerService:
         pending = int(group.get("pending", 0))
         lag = group.get("lag")  # unknown after somebody deleted unread entries
         self.metrics.set_queue(length=length, pending=pending, lag=length - pending if lag is None else int(lag))
+
+
+async def _loaded(model: asyncio.Future[Model]) -> Model:
+    try:
+        return await model
+    except WorkerError:
+        raise
+    except Exception as error:
+        raise EngineFailed(f"the model could not be loaded: {error}") from error
 
 
 def _warn_of_ignored(defaults: GenerationDefaults) -> None:

@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Any
 
 import structlog
-from redis import exceptions
 from redis.asyncio import RedisCluster
 
 from penstock.engine.driver import EngineDriver
@@ -167,7 +166,7 @@ class Session:
                 await self._while_working(self._publisher.wait_idle())
                 given_back = list(self.requests)
                 await self._give_back(given_back)
-        except (TimeoutError, exceptions.RedisError) as error:
+        except (TimeoutError, *faults.REDIS_ERRORS) as error:
             raise DrainIncomplete(
                 f"{len(self.requests)} requests could not be handed back within {HAND_BACK_TIMEOUT_S:g} s;"
                 " other workers take them once this one's heartbeat is gone"
@@ -236,7 +235,7 @@ class Session:
         try:
             async with asyncio.timeout(GOODBYE_TIMEOUT_S):
                 await part
-        except (TimeoutError, exceptions.RedisError) as error:
+        except (TimeoutError, *faults.REDIS_ERRORS) as error:
             _log.warning("left_without_goodbye", error=repr(error), live=len(self.requests))
 
 

@@ -64,8 +64,10 @@ async def execute(
     try:
         async with asyncio.timeout(timeout_s):
             return await _exchange_hashed(functools.partial(_exchange, connection), commands)
-    except BaseException:  # answers that nobody read would be taken for those of the next commands
+    except BaseException as error:  # answers that nobody read would be taken for those of the next commands
         await connection.disconnect(nowait=True)
+        if isinstance(error, TimeoutError):  # Python's own, which is no RedisError
+            raise exceptions.TimeoutError(f"no answer within {timeout_s:g} s") from error
         raise
     finally:
         await redis.connection_pool.release(connection)

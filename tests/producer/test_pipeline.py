@@ -179,3 +179,10 @@ async def test_a_cluster_too_gets_a_script_whole_only_where_it_is_not_known(redi
     with pytest.raises(exceptions.ResponseError, match="no"):
         await batcher.execute("EVAL", "return redis.error_reply('no')", 1, "k")
     await client.aclose()
+
+
+async def test_a_server_that_is_silent_is_an_error_of_redis(raw: RedisClient) -> None:
+    """Python's own TimeoutError would pass by all that wait for Redis to come back."""
+    with pytest.raises(exceptions.TimeoutError, match=r"no answer within 0\.05 s"):
+        await pipeline.execute(raw, [("BLPOP", "nothing", 0)], timeout_s=0.05)
+    assert await pipeline.execute(raw, [("GET", "nothing")]) == [None]

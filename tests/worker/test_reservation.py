@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from patience import WAIT_S
+from redis import exceptions
 from worker_harness import QUICK, eventually
 
 from penstock.producer import keys
@@ -114,3 +115,20 @@ async def test_a_dead_worker_s_entries_are_freed_while_its_successor_loads(raw: 
     await Reclaimer(raw, other, Metrics(), Readiness()).scan()
     (pending,) = await raw.xpending_range(keys.requests("q"), keys.GROUP, "-", "+", 10)
     assert pending["consumer"] == keys.UNOWNED.encode()
+
+
+async def test_what_it_lost_while_loading_does_not_outlast_it(
+    raw: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session has parts of its own to say whether Redis is there."""
+    readiness = Readiness()
+    reservation = await taken(Reservation(raw, config(LONG_S), readiness))
+    readiness.lost_redis("name", exceptions.ConnectionError("gone"))
+
+    async def fail(*_: object) -> None:
+        raise exceptions.ConnectionError("gone")
+
+    monkeypatch.setattr(raw, "execute_command", fail)
+    with pytest.raises(exceptions.ConnectionError):
+        await reservation.release()
+    assert readiness.is_ready

@@ -15,6 +15,8 @@ from penstock.worker.delivery.requests import LiveRequest, Phase
 from penstock.worker.protocol import faults
 from penstock.worker.readiness import Readiness
 
+_PART = "cancel"  # in readiness
+
 
 class CancelWatch:
     """Looks for cancel flags with one pipeline per poll, and only while something runs. Needs no help from readers."""
@@ -33,13 +35,14 @@ class CancelWatch:
         """Watches until cancelled."""
         while True:
             while not len(self._requests):
+                self._readiness.ready(_PART)  # nobody needs it
                 await self._requests.changed.wait()
             await asyncio.sleep(self._until_next(time.monotonic()))
             self._expire(time.monotonic())
-            await faults.survive(self._poll(), "cancel", self._readiness)
+            await faults.survive(self._poll(), _PART, self._readiness)
 
     def _until_next(self, now_s: float) -> float:
-        deadlines = [live.deadline_s for live in self._requests if live.deadline_s is not None]
+        deadlines = [live.deadline_s for live in self._watched() if live.deadline_s is not None]
         return max(0.01, min([self._poll_s, *(deadline_s - now_s for deadline_s in deadlines)]))
 
     def _expire(self, now_s: float) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-from redis import exceptions
-
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.pipeline import Batcher
@@ -100,7 +98,7 @@ class Claimer:
             answer = await self._try_claim(request_id, entry.id)
             if isinstance(answer, NotClaimed) and answer.reason == "duplicate" and await self._is_gone(answer):
                 answer = await self._try_claim(request_id, entry.id, gone_entry=answer.other_entry)
-        except exceptions.RedisError as error:
+        except faults.REDIS_ERRORS as error:
             faults.raise_if_final(error)
             if faults.is_passing(error):
                 raise

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import structlog
-from redis import exceptions
 
 from penstock.engine.driver import EngineDriver
 from penstock.engine.request import Request
@@ -198,16 +197,17 @@ class Intake:
             await work
             self._backoff.reset()
             self._readiness.ready(_PART)
-        except exceptions.RedisError as error:
+        except faults.REDIS_ERRORS as error:
             await self._survive(error)
 
-    async def _survive(self, error: exceptions.RedisError) -> None:
+    async def _survive(self, error: Exception) -> None:
         self._requests.must_recover = True
         faults.raise_if_final(error)
         if faults.is_no_group(error):
             try:
                 await self._entries.make_group()
-            except exceptions.RedisError as refused:
+            except faults.REDIS_ERRORS as refused:
+                faults.raise_if_final(refused)
                 if not faults.is_passing(refused):
                     raise
                 error = refused

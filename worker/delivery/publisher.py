@@ -140,10 +140,10 @@ class Publisher:
                     self._outbox.tell(scripts.absolve(live.queue, live.id, epoch=live.claim.epoch))
                     self._let_go(live, "fenced")
             case Bury(live, error):
-                live.log.error("reply_unwritable", error=str(error))
-                letter = self._outbox.bury(live, "reply_unwritable", str(error))
-                observe_letter(self._metrics, letter)
-                self._let_go(live, "unwritable")
+                if not live.is_gone:
+                    live.log.error("reply_unwritable", error=str(error))
+                    observe_letter(self._metrics, self._outbox.bury(live, "reply_unwritable", str(error)))
+                    self._let_go(live, "unwritable")
             case Finished(live, end, letter):
                 if letter is not None:
                     observe_letter(self._metrics, letter)

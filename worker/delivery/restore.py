@@ -7,8 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from redis import exceptions
-
 from penstock.engine.driver import DriverStopped
 from penstock.engine.errors import RequestError
 from penstock.engine.generation_defaults import GenerationDefaults
@@ -21,6 +19,7 @@ from penstock.worker.delivery.journal import Journal, JournalError, read_journal
 from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.requests import LiveRequest
 from penstock.worker.delivery.threads import Threads
+from penstock.worker.protocol import faults
 
 MAX_JOURNAL_READS = 8  # each holds a connection
 
@@ -66,6 +65,8 @@ class Restorer:
         if self._ends_unrun(live):
             return None
         tokens = await self._encode(asked, live)
+        if live.is_gone:  # meanwhile: another owner has it
+            return None
         live.admit(len(tokens))
         if live.outcome is not None:  # only the end is missing
             self._outbox.end(live, live.outcome)
@@ -112,7 +113,7 @@ def ending_failed(live: LiveRequest, outbox: Outbox) -> Iterator[None]:
     except JournalError as error:
         live.log.warning("reply_unreadable", error=str(error))
         outbox.fail(live, "reply_unreadable", str(error))
-    except exceptions.RedisError:  # its entry is pending and known to nobody
+    except faults.REDIS_ERRORS:  # its entry is pending and known to nobody
         outbox.requests.remove(live)
         raise
     except DriverStopped:

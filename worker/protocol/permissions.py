@@ -66,7 +66,7 @@ async def denied(redis: RedisClient, queue: str) -> list[str]:
 def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
     yield "", ("TIME",)
     yield keys.requests(queue), _ON_REQUESTS
-    for key in (keys.heartbeat(queue, _PROBE), keys.drain(queue, _PROBE)):
+    for key in (keys.heartbeat(queue, _PROBE), keys.drain(queue, _PROBE), keys.starting(queue, _PROBE)):
         yield key, _ON_PRESENCE
     yield keys.serving(queue), _ON_SERVING
     for letters in (keys.dead(queue), keys.malformed(queue)):

@@ -53,9 +53,9 @@ class Reservation:
             await faults.survive(self._renew(), _PART, self._readiness)
 
     async def release(self) -> None:
+        self._readiness.ready(_PART)  # whatever comes of it: nobody looks at this key from here on
         config = self._config
         await self._redis.execute_command(*scripts.release(config.queue, worker=config.name, instance=self._instance))
-        self._readiness.ready(_PART)
 
     async def _renew(self) -> float:
         """0 if the name is this process's, else the seconds until the key of the one that has it lapses."""

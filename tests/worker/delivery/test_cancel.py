@@ -142,6 +142,14 @@ def test_it_waits_for_the_next_poll_or_the_first_deadline(watch: Watch, timeout_
     assert subject._until_next(NOW_S) == wait_s
 
 
+@pytest.mark.parametrize("phase", [Phase.CLAIMED, Phase.ENDED])
+def test_what_it_would_not_end_does_not_hurry_it(watch: Watch, phase: Phase) -> None:
+    """While Redis takes no end, polls would follow each other without a pause."""
+    subject = CancelWatch(watch.redis, watch.bench.outbox, watch.driver, watch.readiness, poll_s=60.0)
+    watch.add("r", phase, timeout_s=0.5)
+    assert subject._until_next(NOW_S) == 60.0
+
+
 async def test_nothing_is_asked_while_nothing_is_there(watch: Watch) -> None:
     async with watch.running():
         await watch.redis.ping()

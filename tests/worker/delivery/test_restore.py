@@ -208,3 +208,24 @@ def test_an_engine_that_stopped_is_no_fault_of_the_request(room: Room) -> None:
         raise DriverStopped("ended")
     assert not live.has_ended
     assert list(room.bench.requests) == [live]
+
+
+async def test_one_that_another_worker_takes_meanwhile_is_let_go_of_quietly(room: Room) -> None:
+    class Overtaken(FakeText):
+        def encode(self, text: str) -> Sequence[int]:
+            room.bench.requests.let_go(live)
+            return super().encode(text)
+
+    live = make_live()
+    with capture_logs() as logs:
+        assert await room.restore(live, Overtaken()) is None
+    assert live.is_gone
+    assert (logs, room.ends()) == ([], [])
+
+
+async def test_a_cluster_that_cannot_be_reached_is_no_fault_of_the_request(room: Room) -> None:
+    live = room.claimed(make_live())
+    with pytest.raises(exceptions.RedisClusterException), ending_failed(live, room.outbox):
+        raise exceptions.RedisClusterException("no node in reach")
+    assert room.ends() == []
+    assert room.bench.requests.get(live.id) is None
