@@ -122,7 +122,7 @@ async def test_a_blocking_read_may_last_as_long_as_was_said(redis_url: str, monk
     with pytest.raises(exceptions.TimeoutError):
         await client.xread({"nothing": "0-0"}, count=1, block=1500)
     monkeypatch.setattr("penstock.producer.redis.streams.COMMAND_TIMEOUT_S", -0.3)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(exceptions.TimeoutError, match="no answer within"):
         await read_streams(client, {"nothing": "0-0"}, count=1, block_s=0.5)
     await client.aclose()
 
