@@ -96,3 +96,11 @@ async def redis(redis_url: str) -> AsyncIterator[RedisClient]:
     client = connect(redis_url, decode=True)
     yield client
     await client.aclose()
+
+
+@pytest.fixture
+async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
+    """As `redis`, but answers are bytes, as the worker's are."""
+    client = connect(redis_url, decode=False)
+    yield client
+    await client.aclose()

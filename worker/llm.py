@@ -32,6 +32,7 @@ from penstock.producer.wire import GenerateRequest, Message
 from penstock.worker.delivery.admission import TextEncoder
 from penstock.worker.errors import EngineFailed
 from penstock.worker.local.in_process import InProcessEngine
+from penstock.worker.progress import BYTES, Progress
 from penstock.worker.settings import DEMO_MODEL, Settings
 
 Chat: TypeAlias = Sequence[Message | Mapping[str, str]]
@@ -48,8 +49,7 @@ Prompts: TypeAlias = (
 )
 """Many prompts; a plain `str` is one."""
 
-_Report: TypeAlias = Callable[[int, int, str], None]
-_Shown: TypeAlias = Callable[[str], AbstractContextManager[_Report | None]]
+_Shown: TypeAlias = Callable[[str, str], AbstractContextManager[Progress | None]]
 
 AHEAD = 2  # times max_num_seqs: what runs, and as much that waits for a place in the batch
 
@@ -325,20 +325,20 @@ def _checked(name: str, value: object) -> Any:
 
 
 def _load(model: str | Path, config: EngineConfig, shown: _Shown) -> Engine:
-    with shown("loading the model") as report:
+    with shown("loading the model", BYTES) as report:
         engine = Engine.from_checkpoint(MODEL_DIR if model == DEMO_MODEL else model, config, report)
-    with shown("warming up") as report:
+    with shown("warming up", "shapes") as report:
         engine.warm_up(report)
     return engine
 
 
-def _bar(title: str) -> AbstractContextManager[_Report]:
+def _bar(title: str, unit: str) -> AbstractContextManager[Progress]:
     from penstock.worker.cli.progress import shown  # only a terminal needs it, and the command line comes along
 
-    return shown(title)
+    return shown(title, unit)
 
 
-def _no_bar(title: str) -> AbstractContextManager[None]:
+def _no_bar(title: str, unit: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 

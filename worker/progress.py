@@ -10,3 +10,7 @@ Progress = Callable[[int, int, str], None]
 
 def silent(done: int, total: int, what: str) -> None:
     """A Progress that shows nothing."""
+
+
+BYTES = "bytes"
+"""A unit of it that is shown in kB, MB, ..."""

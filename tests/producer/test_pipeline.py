@@ -29,13 +29,6 @@ class Counted:
 
 
 @pytest.fixture
-async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
-    client = connect(redis_url, decode=False)
-    yield client
-    await client.aclose()
-
-
-@pytest.fixture
 async def proxy(redis_url: str) -> AsyncIterator[RedisProxy]:
     async with RedisProxy(redis_url) as proxy:
         yield proxy

@@ -8,7 +8,8 @@ from cli_process import ROOT, Terminal, environment
 from patience import WAIT_S
 from structlog.testing import capture_logs
 
-from penstock.worker.cli.progress import BYTES, shown, spinner
+from penstock.worker.cli.progress import shown, spinner
+from penstock.worker.progress import BYTES
 
 SHOW = """
 from penstock.worker.cli.progress import shown

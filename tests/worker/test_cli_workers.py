@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from worker_harness import send
 
 from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.cli import run
 from penstock.worker.protocol.members import backlog, members
-
-
-@pytest.fixture
-async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
-    client = connect(redis_url, decode=False)
-    yield client
-    await client.aclose()
 
 
 async def penstock(redis_url: str, *arguments: str) -> int:

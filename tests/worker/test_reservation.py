@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 from patience import WAIT_S
@@ -11,7 +11,7 @@ from redis import exceptions
 from worker_harness import QUICK, eventually
 
 from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken
 from penstock.worker.metrics import Metrics
@@ -23,13 +23,6 @@ KEY = keys.starting("q", "w")
 LONG_S = 1000.0
 
 Make = Callable[..., Reservation]
-
-
-@pytest.fixture
-async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
-    client = connect(redis_url, decode=False)
-    yield client
-    await client.aclose()
 
 
 @pytest.fixture

@@ -15,13 +15,11 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 from penstock.worker.cli.console import console
-from penstock.worker.progress import Progress
+from penstock.worker.progress import BYTES, Progress
 
 LOG_INTERVAL_S = 5.0
 Say: TypeAlias = Callable[[str], None]
 """Called with how far it is, such as `warming up: 12/40 shapes`."""
-
-BYTES = "bytes"  # a unit that is shown in kB, MB, ...
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.worker import garbage
 from penstock.worker.cli.errors import CommandFailed, exit_status_of
-from penstock.worker.cli.progress import BYTES, Say, shown
+from penstock.worker.cli.progress import Say, shown
 from penstock.worker.logs import configure_logs, is_for_people
+from penstock.worker.progress import BYTES
 from penstock.worker.service import Model, WorkerService
 from penstock.worker.settings import DEMO_MODEL, Settings, SettingsError, flag, variable
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 from delivery_lab import NOW_S, FixedClock
 
-from penstock.producer.redis.connection import RedisClient, connect, ensure_group
+from penstock.producer.redis.connection import RedisClient, ensure_group
 from penstock.worker.delivery import requests
 
 
 @pytest.fixture
-async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
-    """A client whose answers are bytes, as the worker's are, and a queue that has its group."""
-    client = connect(redis_url, decode=False)
-    await ensure_group(client, "q")
-    yield client
-    await client.aclose()
+async def raw(raw: RedisClient) -> RedisClient:
+    """With a queue that has its group."""
+    await ensure_group(raw, "q")
+    return raw
 
 
 @pytest.fixture

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 from script_calls import STREAM
 
 from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient
 
 
 @pytest.fixture
-async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
-    """A client whose answers are bytes, as the worker's are."""
-    client = connect(redis_url, decode=False)
-    await client.xgroup_create(STREAM, keys.GROUP, id="0", mkstream=True)
-    yield client
-    await client.aclose()
+async def group(raw: RedisClient) -> None:
+    """The queue has its group."""
+    await raw.xgroup_create(STREAM, keys.GROUP, id="0", mkstream=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
 
 import pytest
 from redis_proxy import RedisProxy
@@ -17,13 +16,6 @@ from penstock.worker.chaos.fake_engine import expected_text
 from penstock.worker.cli import run
 from penstock.worker.protocol import dead_letters
 from penstock.worker.protocol.dead_letters import Kind, Letter, NotReplayable
-
-
-@pytest.fixture
-async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
-    client = connect(redis_url, decode=False)
-    yield client
-    await client.aclose()
 
 
 async def add_letter(

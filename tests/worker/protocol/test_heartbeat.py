@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 from patience import WAIT_S
 from worker_harness import QUICK, eventually
 
 from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken
 from penstock.worker.metrics import Metrics
@@ -23,13 +23,6 @@ LONG_S = 1000.0
 TAKEN = "another process uses the name 'w' in queue 'q'"
 
 Make = Callable[..., Heartbeat]
-
-
-@pytest.fixture
-async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
-    client = connect(redis_url, decode=False)
-    yield client
-    await client.aclose()
 
 
 @pytest.fixture

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 from worker_harness import QUICK, eventually, read_until, running_worker, send
 
 from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine
 from penstock.worker.protocol.members import Member, UnknownWorker, members, tell_to_drain
-
-
-@pytest.fixture
-async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
-    client = connect(redis_url, decode=False)
-    yield client
-    await client.aclose()
 
 
 def is_chunk(entry: object) -> bool:

@@ -15,6 +15,8 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.scripts import Claim, NotClaimed, Standing
 
+pytestmark = pytest.mark.usefixtures("group")
+
 END = ["type", "end", "finish_reason", "stop"]
 
 

@@ -11,6 +11,8 @@ from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.protocol import dead_letters, faults, scripts
 
+pytestmark = pytest.mark.usefixtures("group")
+
 LETTERS = keys.dead("q")
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from script_calls import STREAM, owned, owners, run
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Rival
+
+pytestmark = pytest.mark.usefixtures("group")
 
 BEAT = keys.heartbeat("q", "w")
 DRAIN = keys.drain("q", "w")
