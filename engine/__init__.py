@@ -21,7 +21,15 @@ from penstock.engine.errors import (
     PromptTooLong,
     RequestError,
 )
-from penstock.engine.request import Output, Request, SamplingParams, TokenLogprob
+from penstock.engine.request import (
+    Output,
+    Request,
+    ResponseSpec,
+    SamplingParams,
+    TokenLogprob,
+    Tool,
+    ToolCallDelta,
+)
 from penstock.engine.stats import EngineInfo, EngineStats
 
 if TYPE_CHECKING:
@@ -41,8 +49,11 @@ __all__ = [
     "PromptTooLong",
     "Request",
     "RequestError",
+    "ResponseSpec",
     "SamplingParams",
     "TokenLogprob",
+    "Tool",
+    "ToolCallDelta",
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from penstock.engine.errors import InvalidRequest
 
-FinishReason = Literal["stop", "length", "cancelled", "expired", "error"]
+FinishReason = Literal["stop", "tool_calls", "length", "cancelled", "expired", "error"]
 
 MAX_BIASED_TOKENS = 1024  # entries of logit_bias, allowed and bad tokens together: the width of a row's upload
 MAX_STOP_TOKENS = 32  # end-of-sequence ids included
@@ -41,6 +41,9 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # None gives none; k gives the sampled token's and the k most likely ones'
+    prompt_logprobs: int | None = None  # the same of each token of the prompt but the first
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         _require(0.0 <= self.temperature <= 100.0, "temperature", self.temperature, "0 to 100")
@@ -98,6 +101,24 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    parameters: str = "{}"  # the JSON schema of its arguments, as text
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseSpec:
+    """How the reply to a chat is read: as text, reasoning and tool calls."""
+
+    format: str  # a name in `penstock.engine.text.response`
+    prefix: str = ""  # what the prompt has of the reply already, such as `<think>`
+    tools: tuple[Tool, ...] = ()  # without any, calls are not looked for
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to continue, `n` times.
 
@@ -112,12 +133,24 @@ class Request:
     priority: int = 0  # higher runs first
     cache_salt: str = ""  # prefix-cache entries are shared only between equal salts
     generated: tuple[tuple[int, ...], ...] = ()
+    response: ResponseSpec | None = None  # None: the reply is text
+    echo: str = ""  # what the text begins with
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, float], ...]  # (token id, log-probability), most likely first
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """The next part of one tool call. Only the first of a call has `id` and `name`; joined, `arguments` are JSON."""
+
+    index: int  # of the call among those of its choice
+    arguments: str
+    id: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +173,9 @@ class Output:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens that the prefix cache saved
     cause: Exception | None = None  # with finish_reason `error`: what was raised, if something was
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    stop_reason: str | int | None = None  # with finish_reason `stop` or `tool_calls`: the stop string, or the token id
 
 
 def _require(holds: bool, name: str, value: object, range_: str) -> None:

@@ -1,4 +1,4 @@
-"""docs/wire.md says what producer/wire.py does."""
+"""docs/wire.md says what producer/wire does."""
 
 from __future__ import annotations
 

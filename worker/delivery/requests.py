@@ -25,7 +25,7 @@ from penstock.worker.protocol.scripts import Claim
 from penstock.worker.tasks import Signal
 
 # The reason of the whole, when choices ended differently, is the first of these that occurs.
-_GRAVITY: tuple[FinishReason, ...] = ("error", "cancelled", "expired", "length", "stop")
+_GRAVITY: tuple[FinishReason, ...] = ("error", "cancelled", "expired", "length", "tool_calls", "stop")
 
 
 class Phase(IntEnum):

@@ -1,8 +1,4 @@
-"""What travels over Redis: requests and reply entries, as versioned pydantic models. `docs/wire.md` is the prose of it.
-
-A request entry holds either one JSON field `request` or flat fields; a reply stream holds `own`, `chunk` and `end`
-entries.
-"""
+"""Requests as they travel over Redis: one JSON field `request`, or flat fields."""
 
 from __future__ import annotations
 
@@ -12,6 +8,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from penstock.producer.wire.errors import WireError
 
 VERSION = 1
 """Raised when an entry's meaning changes; a worker refuses versions it does not know."""
@@ -24,23 +22,8 @@ _TRACEPARENT = re.compile(
     r"(?!ff|00.{53}.)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]*)?"
 )
 
-FinishReason = Literal["stop", "length", "cancelled", "expired", "error"]
-
 MAX_FIELDS = 128
 """Of one request entry, and of its JSON document: several times what the schema has. What has more is not looked at."""
-
-REFUSED_CODES = frozenset({"invalid_request", "too_large", "too_long"})
-"""Codes of an `error` end that say the request was refused before anything was generated."""
-
-
-class WireError(ValueError):
-    """An entry that does not follow the schema. `request_id` names the reply that can carry the error."""
-
-    def __init__(self, code: str, message: str, *, request_id: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.request_id = request_id
 
 
 def _from_json(value: object) -> object:
@@ -143,107 +126,6 @@ class GenerateRequest(BaseModel):
     def to_entry(self) -> dict[str, str]:
         """The fields to XADD: one JSON document that leaves out what was left at its default."""
         return {"request": self.model_dump_json(exclude_defaults=True)}
-
-
-# Reply entries may gain fields within a version: a reader ignores those it does not know.
-
-
-class OwnEntry(BaseModel):
-    """`<epoch>-0`: a worker took the request. A second one is a takeover by another worker.
-
-    `epoch` only ever rises; `turn` counts the claims, as far as the server remembers them.
-    """
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    type: Literal["own"] = "own"
-    worker: str
-    epoch: int
-    turn: int | None = None
-
-
-class ChunkEntry(BaseModel):
-    """Tokens of one choice, in order; `offset` counts this choice's tokens before this chunk."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    type: Literal["chunk"] = "chunk"
-    index: int
-    offset: int
-    text: str
-    tokens: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    finish_reason: FinishReason | None = None  # of this choice, in its last chunk, when n > 1
-
-
-class TokenLogprob(BaseModel):
-    """Log-probability of one sampled token and of the most likely ones at its place."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    logprob: float
-    top: dict[int, float]
-
-
-class EndEntry(BaseModel):
-    """The one terminal entry of a reply. Times are milliseconds on the server's and the worker's clocks."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    type: Literal["end"] = "end"
-    finish_reason: FinishReason
-    finish_reasons: tuple[FinishReason, ...] | None = None  # one per choice, when n > 1
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    queued_ms: int | None = None  # from the enqueue to the claim
-    ttft_ms: int | None = None  # from the enqueue to the first token
-    total_ms: int | None = None  # from the enqueue to this entry
-    code: str | None = None
-    message: str | None = None
-
-
-ReplyEntry = OwnEntry | ChunkEntry | EndEntry
-
-_ENTRY_TYPES: dict[str, type[OwnEntry | ChunkEntry | EndEntry]] = {
-    "own": OwnEntry,
-    "chunk": ChunkEntry,
-    "end": EndEntry,
-}
-
-
-def encode_reply(entry: ReplyEntry) -> dict[str, str]:
-    """Flat fields that a person can read: token ids joined by commas, structured values as JSON, nothing for None."""
-    fields: dict[str, str] = {}
-    for name, value in entry.model_dump(exclude_none=True).items():
-        if name in ("tokens", "finish_reasons"):
-            fields[name] = ",".join(map(str, value))
-        elif name == "logprobs":
-            fields[name] = json.dumps(value, separators=(",", ":"))
-        else:
-            fields[name] = str(value)
-    return fields
-
-
-def decode_reply(fields: Mapping[str, str]) -> ReplyEntry:
-    """The inverse of `encode_reply`.
-
-    Raises:
-        WireError: the fields are no reply entry.
-    """
-    kind = _ENTRY_TYPES.get(fields.get("type", ""))
-    if kind is None:
-        raise WireError("bad_reply", f"reply entry has type {fields.get('type')!r}", request_id="")
-    values: dict[str, Any] = dict(fields)
-    for name in ("tokens", "finish_reasons"):
-        if name in values:
-            values[name] = tuple(part for part in values[name].split(",") if part)
-    try:
-        if "logprobs" in values:
-            values["logprobs"] = json.loads(values["logprobs"])
-        return kind.model_validate(values)
-    except (ValueError, RecursionError) as error:
-        raise WireError("bad_reply", f"reply entry of type {kind.__name__}: {error}", request_id="") from error
 
 
 def entry_size(fields: Mapping[bytes, bytes]) -> int:
