@@ -16,10 +16,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 MAX_DEPTH = 100  # of brackets
 
 LIMITS = LLParserLimits(
-    max_items_in_row=1_000,
     initial_lexer_fuel=1_000_000,  # 20 ms
     step_lexer_fuel=100_000,  # 7 ms, of a step that all rows wait for
-    step_max_items=25_000,  # 1.3 ms
+    step_max_items=50_000,  # 2.5 ms
     max_lexer_states=50_000,  # of 1 to 2 KB each, in each reply that is being written
     max_grammar_size=200_000,
     verbose_errors=False,  # they would show the client the parser's inside
