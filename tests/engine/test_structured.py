@@ -137,6 +137,10 @@ REFUSED = {
     "a deep regular expression": ("start: /" + "(" * 101 + "a" + ")" * 101 + "/", "it nests 101 brackets"),
     "unsatisfiable": (schema({"type": "integer", "minimum": 5, "maximum": 3}), "[Uu]nsatisfiable"),
     "many rows": (schema({"properties": {f"p{i}": {"type": "string"} for i in range(15_000)}}), "more than 0.5 s|too"),
+    "what fails at its first token": (
+        schema({"type": "array", "items": {"properties": {f"p{i}": {} for i in range(600)}, "type": "object"}}),
+        "Current row has .* items",
+    ),
     "lone surrogate": ("start: \ud800", "can't be used"),
 }
 
