@@ -25,8 +25,8 @@ TRIES = 2  # the last one in a new process: what killed an idle one may have kil
 
 _SIZE_BYTES = 8
 _PROGRAM = Path(__file__).with_name("template_process.py")
-# What Python, and a template that asks for the time, may need. The rest of the environment has secrets.
-_VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ", "VIRTUAL_ENV")
+# What Python may need. The rest of the environment has secrets.
+_VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "VIRTUAL_ENV")
 
 
 class ChatTemplate:
@@ -41,14 +41,18 @@ class ChatTemplate:
         self._idle: list[_Process] = []
         weakref.finalize(self, _end_all, self._idle)
 
-    def render(self, variables: Mapping[str, Any]) -> str:
+    def render(self, variables: Mapping[str, Any], *, now_s: float | None = None) -> str:
         """Blocks for as long as the template takes, and that is not long.
+
+        Args:
+            variables: that the template knows.
+            now_s: what it takes for the present, in Unix time; None: the present.
 
         Raises:
             InvalidRequest: the template refuses the variables, fails, or takes too much time, text or memory.
             EngineError: no process for it runs here.
         """
-        request = _encoded(variables)
+        request = _encoded({"variables": variables, "now_s": time.time() if now_s is None else now_s})
         with self._turns:
             answer = self._ask(request)
         if "refused" in answer:

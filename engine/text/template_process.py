@@ -6,8 +6,8 @@ process when a rendering has used up its time, and refuses memory beyond a bound
 
 This file is a script: it imports nothing of Penstock, and what it imports is there within a twentieth of a second.
 Frames are a length in 8 bytes and JSON, both ways over the socket that is the standard input. The first holds the
-template, each further one the variables of one rendering, which is answered by `{"text": ...}`, `{"refused": ...}` or
-`{"failed": ...}`. The end of the input ends the process.
+template, each further one the `variables` of one rendering and what it takes for the present (`now_s`); the answer is
+`{"text": ...}`, `{"refused": ...}` or `{"failed": ...}`. The end of the input ends the process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import resource
 import signal
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 import jinja2
@@ -34,6 +34,7 @@ MAX_CHARS, MAX_CHARS_PER_BYTE = 2**20, 4
 MAX_BYTES, MAX_BYTES_PER_BYTE = 2**28, 16
 MAX_IDLE_BYTES = 2**27  # a process that has grown above this ends; the next one starts small
 MAX_MESSAGE_CHARS = 500
+MAX_NOW_S = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
 class TooLong(Exception):
@@ -85,7 +86,7 @@ def environment() -> jinja2.Environment:
     )
     made.filters["tojson"] = _tojson
     made.globals |= {
-        "raise_exception": _raise_exception, "strftime_now": _strftime_now, "dict": Dict(), "namespace": Namespace,
+        "raise_exception": _raise_exception, "dict": Dict(), "namespace": Namespace,
     }  # fmt: skip
     return made
 
@@ -121,7 +122,9 @@ def _answer(template: Callable[[], jinja2.Template], request: bytes) -> bytes:
 
 def _outcome(template: Callable[[], jinja2.Template], request: bytes) -> dict[str, str]:
     try:
-        return {"text": _text(template(), json.loads(request), MAX_CHARS + MAX_CHARS_PER_BYTE * len(request))}
+        given = json.loads(request)
+        variables = {"strftime_now": _clock(given["now_s"]), **given["variables"]}
+        return {"text": _text(template(), variables, MAX_CHARS + MAX_CHARS_PER_BYTE * len(request))}
     except MemoryError:
         raise
     except TooLong as error:
@@ -179,8 +182,14 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _strftime_now(format: str) -> str:  # noqa: A002  as templates call it
-    return datetime.now().strftime(format)
+def _clock(now_s: float) -> Callable[[str], str]:
+    """In UTC, so that all machines render the same; without a zone, as the one of transformers."""
+    now = datetime.fromtimestamp(min(max(now_s, 0.0), MAX_NOW_S), UTC).replace(tzinfo=None)
+
+    def strftime_now(format: str) -> str:  # noqa: A002  as templates call it
+        return now.strftime(format)
+
+    return strftime_now
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest, shown
 from penstock.engine.loading.files import check_files
-from penstock.engine.text.chat_template import ChatTemplate
+from penstock.engine.text.conversation import Conversation, ConversationTemplate, EncodedChat
 from penstock.engine.text.decoders import DecoderKind, decoder_kind
 from penstock.engine.text.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
 
@@ -33,9 +33,10 @@ class Tokenizer:
         Raises:
             ConfigError: its decoder is one that text can't be streamed through, or its chat template is no text.
         """
-        template = _template_of(tokenizer)
-        self._chat = None if template is None else ChatTemplate(template)
-        self._special = dict(tokenizer.special_tokens_map)
+        special_tokens = dict(tokenizer.special_tokens_map)
+        self._templates = {
+            name: ConversationTemplate(source, special_tokens) for name, source in _templates_of(tokenizer).items()
+        }
         self._backend = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these at every call, while other threads read them.
         self._backend.no_truncation()
@@ -78,8 +79,8 @@ class Tokenizer:
         """
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Token ids of a conversation in the checkpoint's chat template, up to where the model's answer begins.
+    def encode_chat(self, chat: Conversation) -> EncodedChat:
+        """A conversation in the checkpoint's chat template, up to where the model's answer begins.
 
         The template runs in a process of its own, which this waits for: not to be called in an event loop.
 
@@ -87,20 +88,8 @@ class Tokenizer:
             InvalidRequest: there is no chat template, or it refuses these messages, fails, or takes too much time,
                 text or memory.
         """
-        if self._chat is None:
-            raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
-        if not messages:
-            raise InvalidRequest("messages is empty")
-        text = self._chat.render(
-            {
-                **self._special,
-                "messages": [dict(message) for message in messages],
-                "tools": None,
-                "documents": None,
-                "add_generation_prompt": True,
-            }
-        )
-        return self._encode(text, add_special_tokens=False)
+        text = self._template_for(chat).render(chat)
+        return EncodedChat(self._encode(text, add_special_tokens=False), text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`. Special tokens, and ids that are in no vocabulary, have none.
@@ -122,6 +111,13 @@ class Tokenizer:
         """The byte that a token such as `<0xE4>` stands for; None for all others."""
         return self._bytes.get(token_id)
 
+    def _template_for(self, chat: Conversation) -> ConversationTemplate:
+        template = self._templates.get("tool_use") if chat.tools else None
+        template = template or self._templates.get("default")
+        if template is None:
+            raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
+        return template
+
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         try:
             text.encode()
@@ -130,15 +126,15 @@ class Tokenizer:
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
 
-def _template_of(tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Of several templates the one that is called the default."""
-    try:
-        template: object = tokenizer.get_chat_template()
-    except ValueError:
-        return None
-    if not isinstance(template, str):
-        raise ConfigError(f"the tokenizer's chat template must be text, not {shown(template)}")
-    return template
+def _templates_of(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
+    """By name: `default` and, for conversations with tools, `tool_use`. Nobody asks for others."""
+    given: Any = tokenizer.chat_template
+    templates = given if isinstance(given, Mapping) else {"default": given}
+    found = {name: templates[name] for name in ("default", "tool_use") if templates.get(name) is not None}
+    for name, source in found.items():
+        if not isinstance(source, str):
+            raise ConfigError(f"the tokenizer's chat template {name!r} must be text, not {shown(source)}")
+    return found
 
 
 def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
