@@ -71,6 +71,7 @@ class EngineOptions(TypedDict, total=False):
     tensor_parallel: int
     attention: str
     matmul: str
+    chat_format: str
     compile_cache_dir: Path | str | None
 
 

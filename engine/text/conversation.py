@@ -33,6 +33,8 @@ class EncodedChat:
 
     token_ids: tuple[int, ...]
     text: str  # that the chat template made
+    reply_format: str | None = None  # in which the model writes its answer; None: nothing is known of it
+    reply_prefix: str = ""  # what `text` has of that answer already, such as `<think>`
 
 
 class ConversationTemplate:

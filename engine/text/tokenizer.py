@@ -16,6 +16,7 @@ from penstock.engine.loading.files import check_files
 from penstock.engine.text.conversation import Conversation, ConversationTemplate, EncodedChat
 from penstock.engine.text.decoders import DecoderKind, decoder_kind
 from penstock.engine.text.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
+from penstock.engine.text.response.formats import AUTO, reply_prefix, resolve_format
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -27,16 +28,23 @@ class Tokenizer:
     underlying Rust tokenizer are called that read it, and nothing here is written to.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, chat_format: str = AUTO) -> None:
         """Takes ownership of the tokenizer: the caller must not use it afterwards.
 
+        Args:
+            tokenizer: of the checkpoint.
+            chat_format: how answers in chats are read: `auto` (by the chat template), `none`, or a format's name.
+
         Raises:
-            ConfigError: its decoder is one that text can't be streamed through, or its chat template is no text.
+            ConfigError: its decoder is one that text can't be streamed through, its chat template is no text, or there
+                is no such format.
         """
         special_tokens = dict(tokenizer.special_tokens_map)
         self._templates = {
             name: ConversationTemplate(source, special_tokens) for name, source in _templates_of(tokenizer).items()
         }
+        sources = {name: template.source for name, template in self._templates.items()}
+        self._formats = {name: resolve_format(chat_format, sources.get(name)) for name in ("default", *sources)}
         self._backend = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these at every call, while other threads read them.
         self._backend.no_truncation()
@@ -51,12 +59,12 @@ class Tokenizer:
         self._bytes = _bytes_of(self._visible, self._kind)
 
     @classmethod
-    def from_dir(cls, directory: Path) -> Tokenizer:
+    def from_dir(cls, directory: Path, chat_format: str = AUTO) -> Tokenizer:
         """Loads the tokenizer files of a checkpoint; code in the checkpoint is never run.
 
         Raises:
             CheckpointError: there are no tokenizer files, or they are malformed.
-            ConfigError: the tokenizer is not a fast one, or its decoder can't be streamed through.
+            ConfigError: the tokenizer is not a fast one, or as when one is made.
         """
         check_files(directory)
         try:
@@ -67,7 +75,7 @@ class Tokenizer:
             raise ConfigError(
                 f"{type(tokenizer).__name__} in {directory} is not a fast tokenizer; save one with a tokenizer.json"
             )
-        return cls(tokenizer)
+        return cls(tokenizer, chat_format)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds, such as BOS.
@@ -88,8 +96,14 @@ class Tokenizer:
             InvalidRequest: there is no chat template, or it refuses these messages, fails, or takes too much time,
                 text or memory.
         """
-        text = self._template_for(chat).render(chat)
-        return EncodedChat(self._encode(text, add_special_tokens=False), text)
+        name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
+        text = self._templates[name].render(chat)
+        token_ids, reply_format = self._encode(text, add_special_tokens=False), self._formats[name]
+        if reply_format is None:
+            return EncodedChat(token_ids, text)
+        return EncodedChat(token_ids, text, reply_format, reply_prefix(reply_format, text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`. Special tokens, and ids that are in no vocabulary, have none.
@@ -110,13 +124,6 @@ class Tokenizer:
     def byte_of(self, token_id: int) -> bytes | None:
         """The byte that a token such as `<0xE4>` stands for; None for all others."""
         return self._bytes.get(token_id)
-
-    def _template_for(self, chat: Conversation) -> ConversationTemplate:
-        template = self._templates.get("tool_use") if chat.tools else None
-        template = template or self._templates.get("default")
-        if template is None:
-            raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
-        return template
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         try:

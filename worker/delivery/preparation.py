@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.engine.errors import PromptTooLong
-from penstock.engine.request import ResponseSpec
+from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.producer.redis.connection import Fields
 from penstock.producer.wire import GenerateRequest, Message
@@ -66,7 +67,7 @@ class Preparer:
         """
         if asked.messages is not None:
             chat = self._text.encode_chat(conversation(asked, asked.messages, now_s))
-            preparation = Preparation(chat.token_ids, echo=_last_words(asked))
+            preparation = Preparation(chat.token_ids, _response(asked, chat), _last_words(asked))
         elif asked.prompt_token_ids is not None:
             text = self._text.decode(asked.prompt_token_ids) if asked.echo else ""
             preparation = Preparation(asked.prompt_token_ids, echo=text)
@@ -103,6 +104,23 @@ def conversation(asked: GenerateRequest, messages: Sequence[Message], now_s: flo
         add_generation_prompt=not asked.continue_final_message if add_prompt is None else add_prompt,
         continue_final_message=asked.continue_final_message,
         now_s=now_s,
+    )
+
+
+def _response(asked: GenerateRequest, chat: EncodedChat) -> ResponseSpec | None:
+    if chat.reply_format is None:
+        return None
+    return ResponseSpec(chat.reply_format, chat.reply_prefix, callable_tools(asked))
+
+
+def callable_tools(asked: GenerateRequest) -> tuple[Tool, ...]:
+    """The tools that an answer may call."""
+    chosen = asked.chosen_tools()
+    functions = [tool["function"] for tool in asked.tools]
+    return tuple(
+        Tool(function["name"], json.dumps(function.get("parameters") or {}), function.get("strict") is True)
+        for function in functions
+        if chosen is None or function["name"] in chosen
     )
 
 
