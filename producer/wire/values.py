@@ -67,11 +67,15 @@ def check_json(value: object) -> Any:
         ValueError: the message says what is wrong with it.
     """
     level: list[object] = [value]
-    for _ in range(MAX_NESTING + 1):
+    for _ in range(MAX_NESTING):
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return value
-    raise ValueError(f"is nested more than {MAX_NESTING} deep")
+    if any(isinstance(inner, Mapping | list | tuple) for inner in level):
+        raise ValueError(f"is nested more than {MAX_NESTING} deep")
+    for scalar in level:
+        _inside(scalar)
+    return value
 
 
 def check_text(text: str) -> str:
