@@ -52,7 +52,9 @@ class Tokenizer:
         self._kind = decoder_kind(_decoder_of(self._backend))
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         """One above the highest token id, added tokens included. A model's own vocabulary may be padded beyond it."""
-        special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
+        added_tokens = self._backend.get_added_tokens_decoder()
+        self.special_tokens = {id_: token.content for id_, token in added_tokens.items() if token.special}
+        special = set(self.special_tokens.values())
         ids = {id_ for added in (False, True) for id_ in self._backend.get_vocab(with_added_tokens=added).values()}
         tokens = ((id_, self._backend.id_to_token(id_)) for id_ in sorted(ids))  # few, however high the highest is
         self._visible = {id_: token for id_, token in tokens if token is not None and token not in special}
@@ -124,6 +126,18 @@ class Tokenizer:
     def byte_of(self, token_id: int) -> bytes | None:
         """The byte that a token such as `<0xE4>` stands for; None for all others."""
         return self._bytes.get(token_id)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Of a visible token inside a text: at its beginning, some decoders drop a space."""
+        data = self._bytes.get(token_id)
+        if data is not None:
+            return data
+        return self.decode([token_id, token_id])[len(self.decode([token_id])) :].encode()
+
+    def encode_part(self, text: str) -> list[int]:
+        """Token ids of text inside a text: nothing is added."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         try:
