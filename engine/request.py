@@ -191,6 +191,7 @@ class Output:
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     stop_reason: str | int | None = None  # with finish_reason `stop` or `tool_calls`: the stop string, or the token id
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # of each token of the prompt but the first; once
 
 
 def _require(holds: bool, name: str, value: object, range_: str) -> None:
