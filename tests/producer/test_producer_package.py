@@ -105,6 +105,8 @@ def test_the_public_names_are_these() -> None:
         "State",
         "Timings",
         "TokenLogprob",
+        "ToolCall",
+        "ToolCallDelta",
         "TopLogprob",
         "UnknownRequest",
         "Usage",
