@@ -23,6 +23,8 @@ from penstock.producer.wire.replies import (
     OwnEntry,
     ReplyEntry,
     TokenLogprob,
+    ToolCallDelta,
+    TopLogprob,
     decode_reply,
     encode_reply,
 )
@@ -56,7 +58,9 @@ __all__ = [
     "ResponseFormat",
     "TextPart",
     "TokenLogprob",
+    "ToolCallDelta",
     "ToolChoice",
+    "TopLogprob",
     "WireError",
     "decode_reply",
     "encode_reply",

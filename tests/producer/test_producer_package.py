@@ -105,6 +105,9 @@ def test_the_public_names_are_these() -> None:
         "State",
         "Timings",
         "TokenLogprob",
+        "ToolCall",
+        "ToolCallDelta",
+        "TopLogprob",
         "UnknownRequest",
         "Usage",
     ]

@@ -19,11 +19,12 @@ from penstock.producer.errors import ReplyTimeout, RequestFailed, RequestRefused
 from penstock.producer.handle import ReplyStream
 from penstock.producer.reading.assembly import Assembler
 from penstock.producer.reply import Chunk
-from penstock.producer.wire import ChunkEntry, EndEntry, FinishReason, GenerateRequest, TokenLogprob
+from penstock.producer.wire import ChunkEntry, EndEntry, FinishReason, GenerateRequest
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import to_engine_request
+from penstock.worker.delivery.choices import ChoiceBuffer, outcome_of
+from penstock.worker.delivery.chunks import chunk_entry, stop_fields
 from penstock.worker.delivery.preparation import Preparation, Preparer, TextEncoder
-from penstock.worker.delivery.requests import ChoiceBuffer, outcome_of
 from penstock.worker.errors import EngineFailed
 
 ENCODER_THREADS = 4  # a chat template renders in two processes at once; plain prompts need not wait for those
@@ -239,29 +240,21 @@ class _Run:
     def take(self) -> Iterator[ChunkEntry | EndEntry]:
         """What came since the last time, as the worker's publisher would write it, and the end once it is there.
 
-        Tokens wait for their text, except at the end: what a reader shows is never empty.
+        Tokens wait for something to read, except at the end: what a reader shows is never empty.
         """
         outcome = self.outcome
         for choice in self.choices:
             ends_now = choice.finish_reason is not None and not choice.is_closed
-            if choice.text or (ends_now and (choice.token_ids or self.request.n > 1)):
+            if choice.pending.is_readable or (ends_now and (choice.pending.token_ids or self.request.n > 1)):
                 yield self._chunk(choice)
             choice.is_closed |= ends_now
         if outcome is not None:
             yield self._end_entry(outcome)
 
     def _chunk(self, choice: ChoiceBuffer) -> ChunkEntry:
-        logprobs = [TokenLogprob(logprob=token.logprob, top=dict(token.top)) for token in choice.logprobs]
-        entry = ChunkEntry(
-            index=choice.index,
-            offset=choice.num_published,
-            text="".join(choice.text),
-            tokens=tuple(choice.token_ids),
-            logprobs=tuple(logprobs) or None,
-            finish_reason=choice.finish_reason if self.request.n > 1 else None,
-        )
-        choice.num_published += len(choice.token_ids)
-        choice.token_ids, choice.text, choice.logprobs = [], [], []
+        pending = choice.take()
+        entry = chunk_entry(choice, pending, num_choices=self.request.n)
+        choice.num_published += len(pending.token_ids)
         return entry
 
     def _end_entry(self, outcome: FinishReason) -> EndEntry:
@@ -270,6 +263,7 @@ class _Run:
         return EndEntry(
             finish_reason=outcome,
             finish_reasons=reasons if len(reasons) > 1 else None,
+            **(stop_fields(self.choices[0]) if len(reasons) == 1 else {}),
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             completion_tokens=sum(choice.num_published for choice in self.choices),
