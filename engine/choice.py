@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from penstock.engine.execution.sampling import Logprobs
-from penstock.engine.request import FinishReason, Output, TokenLogprob, TopLogprob
+from penstock.engine.request import FinishReason, Output, TokenLogprob
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text.stream import TextStream
 
@@ -77,27 +76,22 @@ def output_of(
     ending: Ending | None = None,
 ) -> Output:
     """`token_ids` are the newest tokens of `sequence`."""
-    return Output(
+    output = Output(
         request_id=sequence.request.id,
         index=sequence.index,
         offset=len(sequence.token_ids) - sequence.num_prompt - len(token_ids),
         token_ids=token_ids,
         text=text,
         logprobs=None if logprob is None else (logprob,),
-        finish_reason=ending and ending.reason,
-        error=ending and ending.error,
-        cause=ending and ending.cause,
-        stop_reason=ending and ending.stop_reason,
         num_prompt_tokens=sequence.num_prompt,
         num_cached_tokens=sequence.num_cached,
     )
-
-
-def logprob_of(sequence: Sequence, logprobs: Logprobs | None, place: int) -> TokenLogprob | None:
-    """Of the row at `place` in a step's results, if its request asks for them."""
-    count = sequence.request.sampling.logprobs
-    if logprobs is None or count is None:
-        return None
-    top = zip(logprobs.top_ids[place, :count].tolist(), logprobs.top[place, :count].tolist(), strict=True)
-    most_likely = tuple(TopLogprob(token_id, "", b"", value) for token_id, value in top)
-    return TokenLogprob(sequence.token_ids[-1], "", b"", float(logprobs.sampled[place]), most_likely)
+    if ending is None:
+        return output
+    return replace(
+        output,
+        finish_reason=ending.reason,
+        stop_reason=ending.stop_reason,
+        error=ending.error,
+        cause=ending.cause,
+    )

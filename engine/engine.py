@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.engine.choice import Choice, Ending, logprob_of, output_of
+from penstock.engine.choice import Choice, Ending, output_of
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
@@ -18,6 +18,7 @@ from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.limits import Limits
 from penstock.engine.loading.checkpoint import load_model, read_model_config, resolve
+from penstock.engine.logprobs import logprob_at
 from penstock.engine.models import Decoder
 from penstock.engine.models.packed import pack_weights
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
@@ -261,7 +262,7 @@ class Engine:
                 return
             self._scheduler.commit(row, token_id)
             if token_id is not None:
-                outputs.append(self._advance(sequence, token_id, logprob_of(sequence, logprobs, place)))
+                outputs.append(self._advance(sequence, token_id, self._logprob(sequence, logprobs, place)))
                 self._totals["generated_tokens"] += 1
         except Exception as error:
             del sequence.token_ids[num_known:]  # that token is never seen
@@ -273,6 +274,13 @@ class Engine:
         if ending is None:
             return output_of(sequence, text, (token_id,), logprob)
         return self._end(sequence, ending, text, (token_id,), logprob)
+
+    def _logprob(self, sequence: Sequence, found: Logprobs | None, place: int) -> TokenLogprob | None:
+        """Of a sequence's newest token, sampled by the row at `place`, if its request asks for it."""
+        count = sequence.request.sampling.logprobs
+        if found is None or count is None:
+            return None
+        return logprob_at(found, place, sequence.token_ids[-1], count, self.tokenizer.spell)
 
     def _choice(self, sequence: Sequence) -> Choice:
         params = sequence.request.sampling
