@@ -229,7 +229,7 @@ class Engine:
             return None
         self._totals["steps"] += 1
         try:
-            return _Dispatched(plan, self._runner.dispatch(self._builder.build(plan), len(plan.sampled)))
+            return _Dispatched(plan, self._runner.dispatch(self._builder.build(plan)))
         except Exception as error:
             raise _StepFailed(plan) from error
 

@@ -171,11 +171,11 @@ class Saboteur:
         self._real = engine._runner.dispatch
         self._poison, self.times = poison, times
 
-    def __call__(self, batch: Batch, num_sampled: int) -> InFlight:
+    def __call__(self, batch: Batch) -> InFlight:
         if self.times and self._poison in batch.flat[: batch.num_tokens]:
             self.times -= 1
             raise jax.errors.JaxRuntimeError("INTERNAL: sabotage")
-        return self._real(batch, num_sampled)
+        return self._real(batch)
 
 
 def test_a_request_that_breaks_every_step_is_the_only_one_lost(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,9 +212,9 @@ def test_a_row_with_nothing_left_to_sample_ends_its_own_request_alone(
     expected = tokens_of(engine, good)
     real = engine._runner.dispatch
 
-    def dispatch(batch: Batch, num_sampled: int) -> InFlight:
+    def dispatch(batch: Batch) -> InFlight:
         """The model gives minus infinity to every token of the second sequence."""
-        step = real(batch, num_sampled)
+        step = real(batch)
         ids = [
             [NOTHING_LEFT if place == 1 else token_id for place, token_id in enumerate(row)] for row in step.token_ids()
         ]
@@ -258,8 +258,8 @@ def test_a_step_whose_result_fails_is_computed_again(engine: Engine, monkeypatch
     expected = [tokens_of(engine, request) for request in requests]
     real, calls = engine._runner.dispatch, iter(range(1000))
 
-    def dispatch(batch: Batch, num_sampled: int) -> InFlight:
-        step = real(batch, num_sampled)
+    def dispatch(batch: Batch) -> InFlight:
+        step = real(batch)
         return LateFailure(None, None, 0, step._marker) if next(calls) == at else step
 
     monkeypatch.setattr(engine._runner, "dispatch", dispatch)
