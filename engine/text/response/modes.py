@@ -60,7 +60,7 @@ def modes(format_: Format, *, has_tools: bool) -> Modes:
 
 
 def _reasoning_tags(reasoning: Reasoning | None) -> tuple[_Tags, dict[str, str], _Tags]:
-    """What counts anywhere in text, at its start, and in reasoning; as ordinary text it begins one at the start alone."""
+    """What counts anywhere in text, at its start, and in reasoning. Ordinary text begins it at the start alone."""
     if reasoning is None:
         return {}, {}, {}
     begin = reasoning.begin.strip()
