@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.engine.choice import Choice, logprob_of, output_of
+from penstock.engine.choice import Choice, Ending, output_of
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
@@ -18,6 +18,7 @@ from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.limits import Limits
 from penstock.engine.loading.checkpoint import load_model, read_model_config, resolve
+from penstock.engine.logprobs import logprob_at
 from penstock.engine.models import Decoder
 from penstock.engine.models.packed import pack_weights
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
@@ -165,26 +166,26 @@ class Engine:
         if request.id in self._sequences:
             raise InvalidRequest(f"a request with id {request.id!r} is running already")
         choices: dict[Sequence, Choice] = {}
-        ended: list[tuple[Sequence, FinishReason]] = []  # by tokens of an earlier run
+        ended: list[tuple[Sequence, Ending]] = []  # by tokens of an earlier run
         for index in range(request.n):
             sequence = Sequence(request, index, next(self._arrivals))
             choices[sequence] = self._choice(sequence)
-            reason = choices[sequence].replay()
-            if reason is not None:
-                ended.append((sequence, reason))
+            ending = choices[sequence].replay()
+            if ending is not None:
+                ended.append((sequence, ending))
         # Nothing below raises: a request is here with all its choices or, where the above raised, not at all.
         self._choices |= choices
         self._sequences[request.id] = list(choices)
         self._totals["prompt_tokens"] += len(request.prompt_token_ids)
         for sequence in choices:
             self._scheduler.add(sequence)
-        for sequence, reason in ended:  # its text went out with its last token
-            self._early_outputs.append(self._end(sequence, reason, ""))
+        for sequence, ending in ended:  # its text went out with its last token
+            self._early_outputs.append(self._end(sequence, ending, ""))
 
     def abort(self, request_id: str, reason: FinishReason = "cancelled") -> None:
         """Ends what is left of a request; the next step reports it. An unknown id is ignored."""
         for sequence in list(self._sequences.get(request_id, ())):
-            self._early_outputs.append(self._cut_short(sequence, reason))
+            self._early_outputs.append(self._cut_short(sequence, Ending(reason)))
 
     def has_work(self) -> bool:
         return bool(self._choices or self._early_outputs or self._in_flight)
@@ -228,7 +229,7 @@ class Engine:
             return None
         self._totals["steps"] += 1
         try:
-            return _Dispatched(plan, self._runner.dispatch(self._builder.build(plan), len(plan.sampled)))
+            return _Dispatched(plan, self._runner.dispatch(self._builder.build(plan)))
         except Exception as error:
             raise _StepFailed(plan) from error
 
@@ -257,11 +258,11 @@ class Engine:
         num_known = len(sequence.token_ids)
         try:
             if token_id is not None and token_id < 0:
-                outputs.append(self._cut_short(sequence, "error", _NO_TOKEN[token_id]))
+                outputs.append(self._cut_short(sequence, Ending("error", error=_NO_TOKEN[token_id])))
                 return
             self._scheduler.commit(row, token_id)
             if token_id is not None:
-                outputs.append(self._advance(sequence, token_id, logprob_of(sequence, logprobs, place)))
+                outputs.append(self._advance(sequence, token_id, self._logprob(sequence, logprobs, place)))
                 self._totals["generated_tokens"] += 1
         except Exception as error:
             del sequence.token_ids[num_known:]  # that token is never seen
@@ -269,39 +270,48 @@ class Engine:
 
     def _advance(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> Output:
         """What a sequence's newest token means: its text, and perhaps its end."""
-        text, reason = self._choices[sequence].push(token_id)
-        if reason is None:
+        text, ending = self._choices[sequence].push(token_id)
+        if ending is None:
             return output_of(sequence, text, (token_id,), logprob)
-        return self._end(sequence, reason, text, (token_id,), logprob)
+        return self._end(sequence, ending, text, (token_id,), logprob)
+
+    def _logprob(self, sequence: Sequence, found: Logprobs | None, place: int) -> TokenLogprob | None:
+        """Of a sequence's newest token, sampled by the row at `place`, if its request asks for it."""
+        count = sequence.request.sampling.logprobs
+        if found is None or count is None:
+            return None
+        return logprob_at(found, place, sequence.token_ids[-1], count, self.tokenizer.spell)
 
     def _choice(self, sequence: Sequence) -> Choice:
         params = sequence.request.sampling
         stop_ids = frozenset(params.stop_ids(self.defaults.eos_token_ids))
-        return Choice(sequence, TextStream(self.tokenizer, params.stop), stop_ids, self.max_model_len)
+        stream = TextStream(
+            self.tokenizer,
+            params.stop,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+        return Choice(sequence, stream, stop_ids, self.max_model_len)
 
-    def _cut_short(
-        self, sequence: Sequence, reason: FinishReason, error: str | None = None, cause: Exception | None = None
-    ) -> Output:
+    def _cut_short(self, sequence: Sequence, ending: Ending) -> Output:
         """Ends a sequence for a reason that is not in its tokens, with the text that was held back."""
         try:
             text = self._choices[sequence].finish()
         except Exception as failure:
             return self._fail(sequence, failure)
-        return self._end(sequence, reason, text, error=error, cause=cause)
+        return self._end(sequence, ending, text)
 
     def _fail(self, sequence: Sequence, cause: Exception) -> Output:
         """Ends a sequence at which the host failed. Its text may be half-way through a token and is left alone."""
-        return self._end(sequence, "error", "", error=failure_message(cause), cause=cause)
+        return self._end(sequence, Ending("error", error=failure_message(cause), cause=cause), "")
 
     def _end(
         self,
         sequence: Sequence,
-        reason: FinishReason,
+        ending: Ending,
         text: str,
         token_ids: tuple[int, ...] = (),
         logprob: TokenLogprob | None = None,
-        error: str | None = None,
-        cause: Exception | None = None,
     ) -> Output:
         self._scheduler.finish(sequence)
         del self._choices[sequence]
@@ -310,7 +320,7 @@ class Engine:
         if not siblings:
             del self._sequences[sequence.request.id]
         self._totals["cached_tokens"] += sequence.num_cached
-        return output_of(sequence, text, token_ids, logprob, reason, error, cause)
+        return output_of(sequence, text, token_ids, logprob, ending)
 
     def _recover(self, failure: _StepFailed, lost: StepPlan | None) -> list[Output]:
         """After a step that failed: all sequences are recomputed; one that failed alone is given up.
@@ -326,4 +336,4 @@ class Engine:
             return []
         error = failure.__cause__ if isinstance(failure.__cause__, Exception) else failure
         text = f"the step failed: {type(error).__name__}: {error}"
-        return [self._cut_short(blamed[0].sequence, "error", text, error)]
+        return [self._cut_short(blamed[0].sequence, Ending("error", error=text, cause=error))]

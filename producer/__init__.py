@@ -27,7 +27,7 @@ from penstock.producer.queue_status import QueueStatus
 from penstock.producer.reply import Choice, Chunk, Reply, Timings, Usage
 from penstock.producer.request import Prompt, Sampling
 from penstock.producer.transport import State
-from penstock.producer.wire import FinishReason, GenerateRequest, Message, TokenLogprob
+from penstock.producer.wire import FinishReason, GenerateRequest, Message, TokenLogprob, TopLogprob
 
 __all__ = [
     "AsyncClient",
@@ -62,6 +62,7 @@ __all__ = [
     "State",
     "Timings",
     "TokenLogprob",
+    "TopLogprob",
     "UnknownRequest",
     "Usage",
 ]

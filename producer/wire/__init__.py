@@ -12,6 +12,7 @@ from penstock.producer.wire.replies import (
     OwnEntry,
     ReplyEntry,
     TokenLogprob,
+    TopLogprob,
     decode_reply,
     encode_reply,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "OwnEntry",
     "ReplyEntry",
     "TokenLogprob",
+    "TopLogprob",
     "WireError",
     "decode_reply",
     "encode_reply",

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from penstock.producer.wire.errors import WireError
 
 FinishReason = Literal["stop", "tool_calls", "length", "cancelled", "expired", "error"]
+
+
+def _as_bytes(value: object) -> object:
+    if not isinstance(value, list):
+        return value
+    try:
+        return bytes(value)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"{value!r} is no list of bytes") from error
+
+
+TokenBytes = Annotated[bytes, BeforeValidator(_as_bytes), PlainSerializer(list)]  # JSON: numbers from 0 to 255
 
 # Reply entries may gain fields within a version: a reader ignores those it does not know.
 
@@ -43,13 +55,24 @@ class ChunkEntry(BaseModel):
     finish_reason: FinishReason | None = None  # of this choice, in its last chunk, when n > 1
 
 
-class TokenLogprob(BaseModel):
-    """Log-probability of one sampled token and of the most likely ones at its place."""
+class TopLogprob(BaseModel):
+    """Log-probability of one token at a place. `token` and `bytes` are what this token alone stands for.
+
+    Joined, the `bytes` of a choice's tokens are its text where no one `token` need be a whole character.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
+    id: int
+    token: str
+    bytes: TokenBytes
     logprob: float
-    top: dict[int, float]
+
+
+class TokenLogprob(TopLogprob):
+    """That of the token at a place, and of the most likely ones there."""
+
+    top: tuple[TopLogprob, ...]
 
 
 class EndEntry(BaseModel):

@@ -105,6 +105,7 @@ def test_the_public_names_are_these() -> None:
         "State",
         "Timings",
         "TokenLogprob",
+        "TopLogprob",
         "UnknownRequest",
         "Usage",
     ]

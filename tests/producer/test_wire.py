@@ -17,6 +17,7 @@ from penstock.producer.wire import (
     OwnEntry,
     ReplyEntry,
     TokenLogprob,
+    TopLogprob,
     WireError,
     decode_reply,
     encode_reply,
@@ -77,8 +78,9 @@ prompts = st.one_of(
 )
 requests = st.builds(lambda prompt, rest: GenerateRequest.model_validate({**prompt, **rest}), prompts, sampling)
 
+one_logprob = {"id": counts, "token": text, "bytes": st.binary(max_size=4), "logprob": st.floats(-100, 0)}
 logprobs = st.builds(
-    TokenLogprob, logprob=st.floats(-100, 0), top=st.dictionaries(counts, st.floats(-100, 0), max_size=2)
+    TokenLogprob, **one_logprob, top=st.lists(st.builds(TopLogprob, **one_logprob), max_size=2).map(tuple)
 )
 reasons = st.sampled_from(["stop", "length", "cancelled", "expired", "error"])
 replies: st.SearchStrategy[ReplyEntry] = st.one_of(

@@ -287,7 +287,7 @@ def test_tokens_wait_for_their_text() -> None:
     assert [token for chunk in chunks for token in chunk.tokens] == expected_tokens(b"x", 1, 0, 20)
     assert stream.reply is not None
     assert stream.reply.choices[0].logprobs is not None
-    assert [list(logprob.top) for logprob in stream.reply.choices[0].logprobs] == [[id_] for id_ in stream.reply.tokens]
+    assert [logprob.id for logprob in stream.reply.choices[0].logprobs] == list(stream.reply.tokens)
 
 
 @pytest.mark.parametrize("leave", ["break", "close", "with"])

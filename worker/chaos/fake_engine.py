@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 from penstock.engine.errors import InvalidRequest, PromptTooLong
 from penstock.engine.generation_defaults import GenerationDefaults
-from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
+from penstock.engine.request import FinishReason, Output, Request, TokenLogprob, TopLogprob
 from penstock.engine.stats import EngineStats
 from penstock.worker.service import Model
 
@@ -198,7 +198,7 @@ class FakeEngine:
             offset=len(row.tokens) - len(new),
             token_ids=new,
             text=text,
-            logprobs=None if wants is None else tuple(TokenLogprob(-0.5, ((token, -0.5),)) for token in new),
+            logprobs=None if wants is None else tuple(map(_logprob, new)),
             finish_reason=reason,
             num_prompt_tokens=len(row.request.prompt_token_ids),
             num_cached_tokens=min(4, len(row.request.prompt_token_ids)),
@@ -208,6 +208,12 @@ class FakeEngine:
 def fake_model(engine: FakeEngine | None = None) -> Model:
     """What a worker service loads in tests."""
     return Model(engine or FakeEngine(), FakeText(), GenerationDefaults(eos_token_ids=()))
+
+
+def _logprob(token_id: int) -> TokenLogprob:
+    token = word(token_id)
+    best = TopLogprob(token_id, token, token.encode(), -0.5)
+    return TokenLogprob(token_id, token, best.bytes, best.logprob, (best,))
 
 
 def _reason(row: _Row) -> FinishReason | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from penstock.engine.request import TokenLogprob
+from penstock.engine.request import TokenLogprob, TopLogprob
 from penstock.producer import keys
 from penstock.producer.redis.pipeline import Command
 from penstock.producer.redis.streams import pairs
@@ -20,6 +20,7 @@ from penstock.worker.delivery.requests import ChoiceBuffer, LiveRequest
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Standing
 
+MIN_LOGPROB = -9999.0  # JSON has no infinity; what cannot be sampled gets this, as in OpenAI's API
 MAX_SILENT_TOKENS = 16  # without text, that a reply begins with and that are held back together
 
 
@@ -228,7 +229,14 @@ def _chunk_fields(live: LiveRequest, choice: ChoiceBuffer, text: str) -> list[st
 
 
 def _encode_logprobs(logprobs: Sequence[TokenLogprob]) -> str:
-    return json.dumps(
-        [{"logprob": token.logprob, "top": {str(id_): value for id_, value in token.top}} for token in logprobs],
-        separators=(",", ":"),
-    )
+    return json.dumps([logprob_fields(logprob) for logprob in logprobs], separators=(",", ":"))
+
+
+def logprob_fields(logprob: TokenLogprob) -> dict[str, Any]:
+    """As the wire has it."""
+    return {**_one_logprob(logprob), "top": [_one_logprob(top) for top in logprob.top]}
+
+
+def _one_logprob(one: TokenLogprob | TopLogprob) -> dict[str, Any]:
+    value = max(one.logprob, MIN_LOGPROB)
+    return {"id": one.token_id, "token": one.token, "bytes": list(one.bytes), "logprob": value}

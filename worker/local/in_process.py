@@ -22,6 +22,7 @@ from penstock.producer.wire import ChunkEntry, EndEntry, FinishReason, GenerateR
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import TextEncoder, encode_prompt, to_engine_request
 from penstock.worker.delivery.requests import ChoiceBuffer, outcome_of
+from penstock.worker.delivery.writes import logprob_fields
 from penstock.worker.errors import EngineFailed
 
 ENCODER_THREADS = 4  # a chat template renders in two processes at once; plain prompts need not wait for those
@@ -249,7 +250,7 @@ class _Run:
             yield self._end_entry(outcome)
 
     def _chunk(self, choice: ChoiceBuffer) -> ChunkEntry:
-        logprobs = [TokenLogprob(logprob=token.logprob, top=dict(token.top)) for token in choice.logprobs]
+        logprobs = [TokenLogprob.model_validate(logprob_fields(logprob)) for logprob in choice.logprobs]
         entry = ChunkEntry(
             index=choice.index,
             offset=choice.num_published,

@@ -119,7 +119,7 @@ def test_a_first_text_is_not_held_back_and_its_token_timed_unless_an_earlier_cla
 
 def test_outputs_wait_in_order_each_with_its_choice() -> None:
     live = make_live(n=2)
-    logprobs = (TokenLogprob(-0.5, ((7, -0.5),)),)
+    logprobs = (TokenLogprob(7, "x", b"x", -0.5, ()),)
     live.add(Output("r", 1, 0, (7,), "x", logprobs, num_prompt_tokens=4, num_cached_tokens=2))
     live.add(Output("r", 0, 0, (1, 2), "ab"))
     live.add(Output("r", 0, 2, (3,), ""))  # a token may have no text yet
