@@ -297,8 +297,8 @@ class Engine:
 
     def _end_one_by_grammar(self, sequence: Sequence, failure: GrammarFailed | None) -> Output:
         if failure is None:
-            return self._cut_short(sequence, "stop")
-        return self._cut_short(sequence, "error", str(failure), failure)
+            return self._cut_short(sequence, Ending("stop"))
+        return self._cut_short(sequence, Ending("error", error=str(failure), cause=failure))
 
     def _commit_row(
         self, row: Row, token_id: int | None, logprobs: Logprobs | None, place: int, outputs: list[Output]
