@@ -15,7 +15,7 @@ from penstock.engine.loading.files import check_files
 from penstock.engine.text.conversation import Conversation, ConversationTemplate, EncodedChat
 from penstock.engine.text.decoders import decoder_kind
 from penstock.engine.text.detokenizer import Detokenizer
-from penstock.engine.text.response.formats import AUTO, reply_prefix, resolve_format
+from penstock.engine.text.response.formats import AUTO, reply_prefix, resolve_format, shows_reasoning
 from penstock.engine.text.spelling import Spelling, bytes_of
 
 
@@ -103,11 +103,12 @@ class Tokenizer:
         name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
-        text = self._templates[name].render(chat)
-        token_ids, reply_format = self._encode(text, add_special_tokens=False), self._formats[name]
+        text, reply_format = self._templates[name].render(chat), self._formats[name]
+        token_ids = self._encode(text, add_special_tokens=False)
         if reply_format is None:
             return EncodedChat(token_ids, text)
-        return EncodedChat(token_ids, text, reply_format, reply_prefix(reply_format, text))
+        has_reasoning = shows_reasoning(reply_format, self._templates[name].source)
+        return EncodedChat(token_ids, text, reply_format, reply_prefix(reply_format, text), has_reasoning)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`. Special tokens, and ids that are in no vocabulary, have none.
