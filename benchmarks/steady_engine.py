@@ -80,7 +80,7 @@ class _Row:
 class SteadyText:
     """One token per character."""
 
-    special_tokens: Mapping[int, str] = MappingProxyType({})
+    special_token_ids: Mapping[str, int] = MappingProxyType({})
 
     def encode(self, text: str) -> Sequence[int]:
         return tuple(range(len(text)))

@@ -47,7 +47,7 @@ def expected_speech(prompt: str, request_id: str, tokens: Sequence[int], index: 
 class FakeText:
     """A byte tokenizer."""
 
-    special_tokens: Mapping[int, str] = MappingProxyType({})
+    special_token_ids: Mapping[str, int] = MappingProxyType({})
 
     def encode(self, text: str) -> Sequence[int]:
         return tuple(text.encode())

@@ -41,8 +41,8 @@ class TextEncoder(Protocol):
         """The text of tokens."""
 
     @property
-    def special_tokens(self) -> Mapping[int, str]:
-        """The tokens that are no text, by their ids."""
+    def special_token_ids(self) -> Mapping[str, int]:
+        """The tokens that are no text, and their ids."""
 
 
 class Grammars(Protocol):
@@ -75,7 +75,6 @@ class Preparer:
         self._text = text
         self._config = config
         self._grammars = grammars
-        self._special_ids = {name: id_ for id_, name in text.special_tokens.items()}
 
     def prepare(self, asked: GenerateRequest, now_s: float | None = None) -> Preparation:
         """As `read`, then `compile`."""
@@ -131,7 +130,7 @@ class Preparer:
     def _grammar_source(
         self, asked: GenerateRequest, response: ResponseSpec | None, *, has_reasoning: bool
     ) -> str | None:
-        return grammar_source(asked, response, self._special_ids, has_reasoning=has_reasoning)
+        return grammar_source(asked, response, self._text.special_token_ids, has_reasoning=has_reasoning)
 
 
 async def prepare(

@@ -145,7 +145,7 @@ CALLER = {"type": "function", "function": {"name": "f", "parameters": {"type": "
 class Hermes(FakeText):
     """A model that reasons and calls tools."""
 
-    special_tokens: Mapping[int, str] = MappingProxyType({7: "<think>", 8: "</think>", 9: "<tool_call>"})
+    special_token_ids: Mapping[str, int] = MappingProxyType({"<think>": 7, "</think>": 8, "<tool_call>": 9})
 
     def encode_chat(self, chat: Conversation) -> EncodedChat:
         return EncodedChat((1, 2), "x<think>", "hermes", "<think>", has_reasoning=True)
