@@ -298,9 +298,13 @@ class Engine:
         return [self._end_one_by_grammar(sequence, why) for sequence, why in ended if not sequence.is_finished]
 
     def _end_one_by_grammar(self, sequence: Sequence, failure: GrammarFailed | None) -> Output:
-        if failure is None:
-            return self._cut_short(sequence, "stop")
-        return self._cut_short(sequence, "error", str(failure), failure)
+        if failure is not None:
+            return self._cut_short(sequence, Ending("error", error=str(failure), cause=failure))
+        try:
+            delta, ending = self._choices[sequence].complete()
+        except Exception as error:
+            return self._fail(sequence, error)
+        return self._end(sequence, ending, delta)
 
     def _commit_row(
         self, row: Row, token_id: int | None, logprobs: Logprobs | None, place: int, outputs: list[Output]
