@@ -30,7 +30,8 @@ from penstock.engine.scheduling.scheduler import Row, Scheduler, SequenceFailed,
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.stats import EngineInfo, EngineStats, ReportProgress
 from penstock.engine.structured import GrammarCompiler, GrammarFailed
-from penstock.engine.text.stream import TextStream
+from penstock.engine.text.reply import ReplyStreams
+from penstock.engine.text.response.delta import NOTHING, Delta
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.engine.text.vocabulary import vocabulary_of
 
@@ -120,6 +121,7 @@ class Engine:
         self._decode_steps = deployment.decode_steps  # None: to be measured
         self._max_slowdown = config.max_prefill_slowdown
         self._pace = Pace(decode_steps=dict.fromkeys(geometry.row_buckets, self._decode_steps or 1))
+        self._replies = ReplyStreams(tokenizer)
         self._choices: dict[Sequence, Choice] = {}  # unfinished
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
         self._arrivals = itertools.count()
@@ -211,7 +213,7 @@ class Engine:
         for sequence in choices:
             self._scheduler.add(sequence)
         for sequence, ending in ended:  # its text went out with its last token
-            self._early_outputs.append(self._end(sequence, ending, ""))
+            self._early_outputs.append(self._end(sequence, ending, NOTHING))
 
     def abort(self, request_id: str, reason: FinishReason = "cancelled") -> None:
         """Ends what is left of a request; the next step reports it. An unknown id is ignored."""
@@ -296,9 +298,13 @@ class Engine:
         return [self._end_one_by_grammar(sequence, why) for sequence, why in ended if not sequence.is_finished]
 
     def _end_one_by_grammar(self, sequence: Sequence, failure: GrammarFailed | None) -> Output:
-        if failure is None:
-            return self._cut_short(sequence, Ending("stop"))
-        return self._cut_short(sequence, Ending("error", error=str(failure), cause=failure))
+        if failure is not None:
+            return self._cut_short(sequence, Ending("error", error=str(failure), cause=failure))
+        try:
+            delta, ending = self._choices[sequence].complete()
+        except Exception as error:
+            return self._fail(sequence, error)
+        return self._end(sequence, ending, delta)
 
     def _commit_row(
         self, row: Row, token_id: int | None, logprobs: Logprobs | None, place: int, outputs: list[Output]
@@ -319,10 +325,10 @@ class Engine:
 
     def _advance(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> Output:
         """What a sequence's newest token means: its text, and perhaps its end."""
-        text, ending = self._choices[sequence].push(token_id)
+        delta, ending = self._choices[sequence].push(token_id)
         if ending is None:
-            return output_of(sequence, text, (token_id,), logprob)
-        return self._end(sequence, ending, text, (token_id,), logprob)
+            return output_of(sequence, delta, (token_id,), logprob)
+        return self._end(sequence, ending, delta, (token_id,), logprob)
 
     def _logprob(self, sequence: Sequence, found: Logprobs | None, place: int) -> TokenLogprob | None:
         """Of a sequence's newest token, sampled by the row at `place`, if its request asks for it."""
@@ -332,33 +338,27 @@ class Engine:
         return logprob_at(found, place, sequence.token_ids[-1], count, self.tokenizer.spell)
 
     def _choice(self, sequence: Sequence) -> Choice:
-        params = sequence.request.sampling
-        stop_ids = frozenset(params.stop_ids(self.defaults.eos_token_ids))
-        stream = TextStream(
-            self.tokenizer,
-            params.stop,
-            include_stop=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
-        )
+        stop_ids = frozenset(sequence.request.sampling.stop_ids(self.defaults.eos_token_ids))
+        stream = self._replies.stream(sequence.request, sequence.index)
         return Choice(sequence, stream, stop_ids, self.max_model_len)
 
     def _cut_short(self, sequence: Sequence, ending: Ending) -> Output:
         """Ends a sequence for a reason that is not in its tokens, with the text that was held back."""
         try:
-            text = self._choices[sequence].finish()
+            delta = self._choices[sequence].finish()
         except Exception as failure:
             return self._fail(sequence, failure)
-        return self._end(sequence, ending, text)
+        return self._end(sequence, ending, delta)
 
     def _fail(self, sequence: Sequence, cause: Exception) -> Output:
         """Ends a sequence at which the host failed. Its text may be half-way through a token and is left alone."""
-        return self._end(sequence, Ending("error", error=failure_message(cause), cause=cause), "")
+        return self._end(sequence, Ending("error", error=failure_message(cause), cause=cause), NOTHING)
 
     def _end(
         self,
         sequence: Sequence,
         ending: Ending,
-        text: str,
+        delta: Delta,
         token_ids: tuple[int, ...] = (),
         logprob: TokenLogprob | None = None,
     ) -> Output:
@@ -370,7 +370,7 @@ class Engine:
         if not siblings:
             del self._sequences[sequence.request.id]
         self._totals["cached_tokens"] += sequence.num_cached
-        return output_of(sequence, text, token_ids, logprob, ending)
+        return output_of(sequence, delta, token_ids, logprob, ending)
 
     def _recover(self, failure: _StepFailed, lost: StepPlan | None) -> list[Output]:
         """After a step that failed: all sequences are recomputed; one that failed alone is given up.
