@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
-from penstock.engine.execution.sampling import Logprobs
-from penstock.engine.request import FinishReason, Output, TokenLogprob, TopLogprob
+from dataclasses import dataclass, replace
+
+from penstock.engine.request import FinishReason, Output, TokenLogprob
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text.stream import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a choice ends."""
+
+    reason: FinishReason
+    stop_reason: str | int | None = None  # the stop string, or the token id
+    error: str | None = None
+    cause: Exception | None = None
 
 
 class Choice:
     """The text of an unfinished sequence. Everything in it follows from the sequence's tokens."""
 
-    __slots__ = ("_max_model_len", "_sequence", "_stop_ids", "_stream")
+    __slots__ = ("_echo", "_max_model_len", "_sequence", "_stop_ids", "_stream")
 
     def __init__(self, sequence: Sequence, stream: TextStream, stop_ids: frozenset[int], max_model_len: int) -> None:
         self._sequence = sequence
         self._stream = stream
         self._stop_ids = stop_ids
         self._max_model_len = max_model_len
+        self._echo = sequence.request.echo  # what goes out with the first token
 
-    def replay(self) -> FinishReason | None:
+    def replay(self) -> Ending | None:
         """Brings the text to where an earlier run was that generated tokens; says why, if it ended with them."""
         generated = self._sequence.token_ids[self._sequence.num_prompt :]
         if not generated:
             return None
-        if self._stream.replay(generated) or generated[-1] in self._stop_ids:
-            return "stop"
-        return "length" if self._is_full() else None
+        stop = self._stream.replay(generated[:-1])
+        return Ending("stop", stop) if stop else self.push(generated[-1])[1]
 
-    def push(self, token_id: int) -> tuple[str, FinishReason | None]:
+    def push(self, token_id: int) -> tuple[str, Ending | None]:
         """Takes the sequence's newest token: the text that it releases, and why the choice ends, if it does."""
-        if token_id in self._stop_ids:
-            return self._stream.finish(), "stop"
-        text, is_stopped = self._stream.push(token_id)
-        if is_stopped:
-            return text, "stop"
+        echo, self._echo = self._echo, ""
+        text, ending = self._read(token_id)
+        return echo + text, ending
+
+    def _read(self, token_id: int) -> tuple[str, Ending | None]:
+        is_stop = token_id in self._stop_ids
+        if is_stop and not self._sequence.request.sampling.include_stop_str_in_output:
+            return self._stream.finish(), Ending("stop", token_id)
+        text, stop = self._stream.push(token_id)
+        if stop:
+            return text, Ending("stop", stop)
+        if is_stop:
+            return text + self._stream.finish(), Ending("stop", token_id)
         if self._is_full():
-            return text + self._stream.finish(), "length"
+            return text + self._stream.finish(), Ending("length")
         return text, None
 
     def finish(self) -> str:
@@ -54,31 +73,25 @@ def output_of(
     text: str,
     token_ids: tuple[int, ...] = (),
     logprob: TokenLogprob | None = None,
-    finish_reason: FinishReason | None = None,
-    error: str | None = None,
-    cause: Exception | None = None,
+    ending: Ending | None = None,
 ) -> Output:
     """`token_ids` are the newest tokens of `sequence`."""
-    return Output(
+    output = Output(
         request_id=sequence.request.id,
         index=sequence.index,
         offset=len(sequence.token_ids) - sequence.num_prompt - len(token_ids),
         token_ids=token_ids,
         text=text,
         logprobs=None if logprob is None else (logprob,),
-        finish_reason=finish_reason,
-        error=error,
-        cause=cause,
         num_prompt_tokens=sequence.num_prompt,
         num_cached_tokens=sequence.num_cached,
     )
-
-
-def logprob_of(sequence: Sequence, logprobs: Logprobs | None, place: int) -> TokenLogprob | None:
-    """Of the row at `place` in a step's results, if its request asks for them."""
-    count = sequence.request.sampling.logprobs
-    if logprobs is None or count is None:
-        return None
-    top = zip(logprobs.top_ids[place, :count].tolist(), logprobs.top[place, :count].tolist(), strict=True)
-    most_likely = tuple(TopLogprob(token_id, "", b"", value) for token_id, value in top)
-    return TokenLogprob(sequence.token_ids[-1], "", b"", float(logprobs.sampled[place]), most_likely)
+    if ending is None:
+        return output
+    return replace(
+        output,
+        finish_reason=ending.reason,
+        stop_reason=ending.stop_reason,
+        error=ending.error,
+        cause=ending.cause,
+    )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-from penstock.engine.choice import Choice, logprob_of, output_of
+from penstock.engine.choice import Choice, Ending, output_of
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
 from penstock.engine.execution.compilation import keep_compilations
+from penstock.engine.execution.masks import MaskBuilder
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import InFlight, Runner
 from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT, Logprobs
@@ -18,6 +20,7 @@ from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.limits import Limits
 from penstock.engine.loading.checkpoint import load_model, read_model_config, resolve
+from penstock.engine.logprobs import logprob_at
 from penstock.engine.models import Decoder
 from penstock.engine.models.packed import pack_weights
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
@@ -26,18 +29,15 @@ from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Row, Scheduler, SequenceFailed, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.stats import EngineInfo, EngineStats, ReportProgress
+from penstock.engine.structured import GrammarCompiler, GrammarFailed
 from penstock.engine.text.stream import TextStream
 from penstock.engine.text.tokenizer import Tokenizer
+from penstock.engine.text.vocabulary import vocabulary_of
 
 _NO_TOKEN = {
     NOT_A_TOKEN: "the model's logits are not finite",
     NOTHING_LEFT: "no token is left to sample: the request forbids each one that the model gives a chance",
 }
-
-
-class _Dispatched(NamedTuple):
-    plan: StepPlan
-    in_flight: InFlight
 
 
 class _StepFailed(Exception):
@@ -46,6 +46,30 @@ class _StepFailed(Exception):
     def __init__(self, plan: StepPlan) -> None:
         super().__init__(f"a step of {len(plan.rows)} sequences")
         self.plan = plan
+
+
+class _Dispatched:
+    """A step on its way. Where it failed it stays failed, however often its results are read."""
+
+    def __init__(self, plan: StepPlan, in_flight: InFlight) -> None:
+        self.plan = plan
+        self._in_flight = in_flight
+        self._failure: Exception | None = None
+
+    def results(self) -> tuple[list[list[int]], Logprobs | None]:
+        """Waits for the step: its tokens and log-probabilities, as `InFlight` has them."""
+        if self._failure is None:
+            try:
+                return self._in_flight.token_ids(), self._in_flight.logprobs()
+            except Exception as error:
+                self._failure = error
+        raise _StepFailed(self.plan) from self._failure
+
+    def newest(self) -> dict[Sequence, int]:
+        """The token of each sequence that a grammar constrains. A step with one that samples is no loop of steps."""
+        token_ids, _ = self.results()
+        sampled = zip(self.plan.sampled, token_ids[0], strict=True)
+        return {row.sequence: token_id for row, token_id in sampled if row.sequence.is_constrained}
 
 
 class Engine:
@@ -74,6 +98,9 @@ class Engine:
             raise ConfigError(f"attention {config.attention!r} on this platform needs a model with {needed}")
         self.tokenizer = tokenizer
         self.defaults = defaults
+        self.grammars = GrammarCompiler(
+            partial(vocabulary_of, tokenizer, model.config.vocab_size, defaults.eos_token_ids)
+        )
         spec = with_pages(deployment, deployment.free_bytes())
         self._info = deployment.describe(spec)
         self._limits = Limits(
@@ -88,6 +115,7 @@ class Engine:
             max_model_len=self.max_model_len,
         )
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
+        self._masks = MaskBuilder(model.config.vocab_size, defaults.eos_token_ids)
         self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
         self._decode_steps = deployment.decode_steps  # None: to be measured
         self._max_slowdown = config.max_prefill_slowdown
@@ -114,7 +142,7 @@ class Engine:
             keep_compilations(config.compile_cache_dir)
         directory = resolve(model)
         deployment = deploy(config, read_model_config(directory, config.dtype))
-        tokenizer = Tokenizer.from_dir(directory)
+        tokenizer = Tokenizer.from_dir(directory, config.chat_format)
         defaults = read_generation_defaults(directory)
         loaded = load_model(
             directory,
@@ -129,7 +157,11 @@ class Engine:
 
     def warm_up(self, progress: ReportProgress | None = None) -> None:
         """Compiles all shapes and measures them. Without it, each compiles when it is first met."""
-        self._pace = warm_up(self._runner, progress, decode_steps=self._decode_steps, max_slowdown=self._max_slowdown)
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(self.grammars.prepare)  # what it raises, the first grammar raises again
+            self._pace = warm_up(
+                self._runner, progress, decode_steps=self._decode_steps, max_slowdown=self._max_slowdown
+            )
 
     @property
     def max_num_seqs(self) -> int:
@@ -165,43 +197,47 @@ class Engine:
         if request.id in self._sequences:
             raise InvalidRequest(f"a request with id {request.id!r} is running already")
         choices: dict[Sequence, Choice] = {}
-        ended: list[tuple[Sequence, FinishReason]] = []  # by tokens of an earlier run
+        ended: list[tuple[Sequence, Ending]] = []  # by tokens of an earlier run
         for index in range(request.n):
             sequence = Sequence(request, index, next(self._arrivals))
             choices[sequence] = self._choice(sequence)
-            reason = choices[sequence].replay()
-            if reason is not None:
-                ended.append((sequence, reason))
+            ending = choices[sequence].replay()
+            if ending is not None:
+                ended.append((sequence, ending))
         # Nothing below raises: a request is here with all its choices or, where the above raised, not at all.
         self._choices |= choices
         self._sequences[request.id] = list(choices)
         self._totals["prompt_tokens"] += len(request.prompt_token_ids)
         for sequence in choices:
             self._scheduler.add(sequence)
-        for sequence, reason in ended:  # its text went out with its last token
-            self._early_outputs.append(self._end(sequence, reason, ""))
+        for sequence, ending in ended:  # its text went out with its last token
+            self._early_outputs.append(self._end(sequence, ending, ""))
 
     def abort(self, request_id: str, reason: FinishReason = "cancelled") -> None:
         """Ends what is left of a request; the next step reports it. An unknown id is ignored."""
         for sequence in list(self._sequences.get(request_id, ())):
-            self._early_outputs.append(self._cut_short(sequence, reason))
+            self._early_outputs.append(self._cut_short(sequence, Ending(reason)))
 
     def has_work(self) -> bool:
         return bool(self._choices or self._early_outputs or self._in_flight)
 
     def step(self) -> list[Output]:
-        """Plans and dispatches the next step, then commits the one before it."""
+        """Plans and dispatches the next step, then commits the one before it.
+
+        Where a grammar constrains a row of the next one, its tokens depend on those of the one before: they are read
+        while the device computes up to the head, which gets its masks then. Text and outputs come after that.
+        """
         plan = self._plan()
         outputs, self._early_outputs = self._early_outputs, []
         last, self._in_flight = self._in_flight, None
         try:
             try:
-                self._in_flight = self._dispatch(plan)
+                self._in_flight = self._dispatch(plan, last)
             finally:  # also where the next cannot be dispatched
                 outputs += self._commit(last)
         except _StepFailed as failure:
             outputs += self._recover(failure, lost=plan)
-        return outputs
+        return outputs + self._end_by_grammar()
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -223,12 +259,19 @@ class Engine:
                 error = failure.__cause__ if isinstance(failure.__cause__, Exception) else failure
                 self._early_outputs.append(self._fail(failure.sequence, error))
 
-    def _dispatch(self, plan: StepPlan | None) -> _Dispatched | None:
+    def _dispatch(self, plan: StepPlan | None, last: _Dispatched | None) -> _Dispatched | None:
         if plan is None:
             return None
         self._totals["steps"] += 1
         try:
-            return _Dispatched(plan, self._runner.dispatch(self._builder.build(plan), len(plan.sampled)))
+            batch = self._builder.build(plan)
+            if not plan.is_constrained:
+                return _Dispatched(plan, self._runner.dispatch(batch))
+            started = self._runner.start(batch)
+            newest = {} if last is None else last.newest()
+            return _Dispatched(plan, self._runner.finish(started, self._masks.build(plan, newest)))
+        except _StepFailed:  # the last one: this one has no head, and never will
+            raise
         except Exception as error:
             raise _StepFailed(plan) from error
 
@@ -236,10 +279,7 @@ class Engine:
         """Waits for a step. Where it failed, the next one, which it feeds, is lost too and not to blame."""
         if last is None:
             return []
-        try:
-            token_ids, logprobs = last.in_flight.token_ids(), last.in_flight.logprobs()
-        except Exception as error:
-            raise _StepFailed(last.plan) from error
+        token_ids, logprobs = last.results()
         outputs: list[Output] = []
         for sampled in token_ids:
             place = 0
@@ -250,6 +290,16 @@ class Engine:
                 place += token_id is not None
         return outputs
 
+    def _end_by_grammar(self) -> list[Output]:
+        """Ends the sequences whose grammars let nothing follow, after what they have is committed."""
+        ended = self._masks.take_ended()
+        return [self._end_one_by_grammar(sequence, why) for sequence, why in ended if not sequence.is_finished]
+
+    def _end_one_by_grammar(self, sequence: Sequence, failure: GrammarFailed | None) -> Output:
+        if failure is None:
+            return self._cut_short(sequence, Ending("stop"))
+        return self._cut_short(sequence, Ending("error", error=str(failure), cause=failure))
+
     def _commit_row(
         self, row: Row, token_id: int | None, logprobs: Logprobs | None, place: int, outputs: list[Output]
     ) -> None:
@@ -257,11 +307,11 @@ class Engine:
         num_known = len(sequence.token_ids)
         try:
             if token_id is not None and token_id < 0:
-                outputs.append(self._cut_short(sequence, "error", _NO_TOKEN[token_id]))
+                outputs.append(self._cut_short(sequence, Ending("error", error=_NO_TOKEN[token_id])))
                 return
             self._scheduler.commit(row, token_id)
             if token_id is not None:
-                outputs.append(self._advance(sequence, token_id, logprob_of(sequence, logprobs, place)))
+                outputs.append(self._advance(sequence, token_id, self._logprob(sequence, logprobs, place)))
                 self._totals["generated_tokens"] += 1
         except Exception as error:
             del sequence.token_ids[num_known:]  # that token is never seen
@@ -269,48 +319,58 @@ class Engine:
 
     def _advance(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> Output:
         """What a sequence's newest token means: its text, and perhaps its end."""
-        text, reason = self._choices[sequence].push(token_id)
-        if reason is None:
+        text, ending = self._choices[sequence].push(token_id)
+        if ending is None:
             return output_of(sequence, text, (token_id,), logprob)
-        return self._end(sequence, reason, text, (token_id,), logprob)
+        return self._end(sequence, ending, text, (token_id,), logprob)
+
+    def _logprob(self, sequence: Sequence, found: Logprobs | None, place: int) -> TokenLogprob | None:
+        """Of a sequence's newest token, sampled by the row at `place`, if its request asks for it."""
+        count = sequence.request.sampling.logprobs
+        if found is None or count is None:
+            return None
+        return logprob_at(found, place, sequence.token_ids[-1], count, self.tokenizer.spell)
 
     def _choice(self, sequence: Sequence) -> Choice:
         params = sequence.request.sampling
         stop_ids = frozenset(params.stop_ids(self.defaults.eos_token_ids))
-        return Choice(sequence, TextStream(self.tokenizer, params.stop), stop_ids, self.max_model_len)
+        stream = TextStream(
+            self.tokenizer,
+            params.stop,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+        return Choice(sequence, stream, stop_ids, self.max_model_len)
 
-    def _cut_short(
-        self, sequence: Sequence, reason: FinishReason, error: str | None = None, cause: Exception | None = None
-    ) -> Output:
+    def _cut_short(self, sequence: Sequence, ending: Ending) -> Output:
         """Ends a sequence for a reason that is not in its tokens, with the text that was held back."""
         try:
             text = self._choices[sequence].finish()
         except Exception as failure:
             return self._fail(sequence, failure)
-        return self._end(sequence, reason, text, error=error, cause=cause)
+        return self._end(sequence, ending, text)
 
     def _fail(self, sequence: Sequence, cause: Exception) -> Output:
         """Ends a sequence at which the host failed. Its text may be half-way through a token and is left alone."""
-        return self._end(sequence, "error", "", error=failure_message(cause), cause=cause)
+        return self._end(sequence, Ending("error", error=failure_message(cause), cause=cause), "")
 
     def _end(
         self,
         sequence: Sequence,
-        reason: FinishReason,
+        ending: Ending,
         text: str,
         token_ids: tuple[int, ...] = (),
         logprob: TokenLogprob | None = None,
-        error: str | None = None,
-        cause: Exception | None = None,
     ) -> Output:
         self._scheduler.finish(sequence)
+        self._masks.forget(sequence)
         del self._choices[sequence]
         siblings = self._sequences[sequence.request.id]
         siblings.remove(sequence)
         if not siblings:
             del self._sequences[sequence.request.id]
         self._totals["cached_tokens"] += sequence.num_cached
-        return output_of(sequence, text, token_ids, logprob, reason, error, cause)
+        return output_of(sequence, text, token_ids, logprob, ending)
 
     def _recover(self, failure: _StepFailed, lost: StepPlan | None) -> list[Output]:
         """After a step that failed: all sequences are recomputed; one that failed alone is given up.
@@ -326,4 +386,4 @@ class Engine:
             return []
         error = failure.__cause__ if isinstance(failure.__cause__, Exception) else failure
         text = f"the step failed: {type(error).__name__}: {error}"
-        return [self._cut_short(blamed[0].sequence, "error", text, error)]
+        return [self._cut_short(blamed[0].sequence, Ending("error", error=text, cause=error))]

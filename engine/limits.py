@@ -26,6 +26,8 @@ class Limits:
         self._check_choices(request)
         self._check_stops(request.sampling)
         self._check_candidates(request.sampling)
+        if request.grammar is not None:
+            _check_grammar(request.sampling)
 
     def _check_lengths(self, request: Request) -> None:
         num_prompt = len(request.prompt_token_ids)
@@ -80,4 +82,19 @@ class Limits:
         if params.min_tokens and all(token_id in forbidden for token_id in candidates):
             raise InvalidRequest(
                 f"min_tokens is {params.min_tokens}, and bad_token_ids leaves none of {of} but those that stop"
+            )
+
+
+def _check_grammar(params: SamplingParams) -> None:
+    """What would leave a reply, somewhere in its grammar, with no token to go on or to end with."""
+    num_allowed = len(params.allowed_token_ids)
+    refused = {
+        "min_tokens": params.min_tokens,
+        "ignore_eos": params.ignore_eos,
+        "allowed_token_ids": num_allowed and f"{num_allowed} ids",
+    }
+    for name, value in refused.items():
+        if value:
+            raise InvalidRequest(
+                f"{name} ({value}) contradicts the grammar, which says what may come and where the reply ends"
             )

@@ -21,7 +21,7 @@ from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
 from penstock.producer.tasks import end_tasks
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.admission import TextEncoder
+from penstock.worker.delivery.preparation import TextEncoder
 from penstock.worker.errors import Aborted, EngineFailed, WorkerError
 from penstock.worker.health.server import HealthApp, HealthServer
 from penstock.worker.introduction import NO_COMPILER_HINT, STARTED, describe

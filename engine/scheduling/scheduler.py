@@ -43,6 +43,11 @@ class StepPlan:
     def sampled(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.num_sampled)
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether what a row may draw depends on the tokens before, which the host has to see first."""
+        return any(row.num_sampled and row.sequence.is_constrained for row in self.rows)
+
 
 class SequenceFailed(Exception):
     """Planning failed at one sequence. All others are as they were: without it, the plan can be made."""
@@ -219,7 +224,9 @@ class Scheduler:
         if max_steps == 1 or self._waiting or self._suspects:
             return 1
         for sequence, count in chosen.items():
-            if count > 1 or sequence.num_pending > 1 or sequence.request.sampling.needs_extended_sampler:
+            if count > 1 or sequence.num_pending > 1 or sequence.is_constrained:
+                return 1
+            if sequence.request.sampling.needs_extended_sampler:
                 return 1
         needed = {s: self._pool.pages_for(s.num_computed + self._num_sampled(s, max_steps)) for s in chosen}
         if sum(count - len(s.pages) for s, count in needed.items()) > self._pool.num_available:

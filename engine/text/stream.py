@@ -15,15 +15,22 @@ class TextStream:
     wanted is decided by pushing them or not.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        *,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> None:
         """Raises InvalidRequest if a stop string is empty."""
-        self._detokenizer = tokenizer.detokenizer()
-        self._matcher = StopMatcher(stops) if stops else None
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
+        self._matcher = StopMatcher(stops, include=include_stop) if stops else None
 
-    def push(self, token_id: int) -> tuple[str, bool]:
-        """The text that this token released, and whether a stop string is complete: then no text follows."""
+    def push(self, token_id: int) -> tuple[str, str | None]:
+        """The text that this token released, and the stop string that is complete: then no text follows."""
         text = self._detokenizer.push(token_id)
-        return (text, False) if self._matcher is None else self._matcher.push(text)
+        return (text, None) if self._matcher is None else self._matcher.push(text)
 
     def finish(self) -> str:
         """The text still held back, for a sequence that ends without a stop string. Nothing may be pushed
@@ -32,14 +39,14 @@ class TextStream:
         text = self._detokenizer.flush()
         if self._matcher is None:
             return text
-        released, stopped = self._matcher.push(text)
-        return released if stopped else released + self._matcher.flush()
+        released, stop = self._matcher.push(text)
+        return released if stop else released + self._matcher.flush()
 
-    def replay(self, token_ids: Iterable[int]) -> bool:
-        """Brings a new stream to where it was after these tokens, whose text is out. Returns whether they stopped
-        it.
+    def replay(self, token_ids: Iterable[int]) -> str | None:
+        """Brings a new stream to where it was after these tokens, whose text is out. Returns the stop string that they
+        complete, if one.
         """
-        stopped = False
+        stop = None
         for token_id in token_ids:
-            _, stopped = self.push(token_id)
-        return stopped
+            _, stop = self.push(token_id)
+        return stop

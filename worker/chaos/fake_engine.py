@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -16,6 +16,7 @@ from penstock.engine.errors import InvalidRequest, PromptTooLong
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob, TopLogprob
 from penstock.engine.stats import EngineStats
+from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.worker.chaos.fake_words import Said, Speech, everything_said, speech_of, word
 from penstock.worker.service import Model
 
@@ -48,10 +49,14 @@ class FakeText:
     def encode(self, text: str) -> Sequence[int]:
         return tuple(text.encode())
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
-        if messages[-1]["role"] != "user":
-            raise InvalidRequest(f"the last message must be the user's, not the {messages[-1]['role']}'s")
-        return self.encode("|".join(f"{message['role']}:{message['content']}" for message in messages))
+    def encode_chat(self, chat: Conversation) -> EncodedChat:
+        if chat.messages[-1]["role"] != "user":
+            raise InvalidRequest(f"the last message must be the user's, not the {chat.messages[-1]['role']}'s")
+        text = "|".join(f"{message['role']}:{message['content']}" for message in chat.messages)
+        return EncodedChat(tuple(text.encode()), text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode(errors="replace")
 
 
 @dataclass(slots=True)
