@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from penstock.engine.logprobs import PromptLogprobs
 from penstock.engine.request import FinishReason, Output, TokenLogprob
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text.stream import TextStream
@@ -22,9 +23,10 @@ class Ending:
 class Choice:
     """The text of an unfinished sequence. Everything in it follows from the sequence's tokens."""
 
-    __slots__ = ("_echo", "_max_model_len", "_sequence", "_stop_ids", "_stream")
+    __slots__ = ("_echo", "_max_model_len", "_sequence", "_stop_ids", "_stream", "prompt_logprobs")
 
     def __init__(self, sequence: Sequence, stream: TextStream, stop_ids: frozenset[int], max_model_len: int) -> None:
+        self.prompt_logprobs: PromptLogprobs | None = None  # where they are wanted and not out yet
         self._sequence = sequence
         self._stream = stream
         self._stop_ids = stop_ids

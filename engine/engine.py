@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.limits import Limits
 from penstock.engine.loading.checkpoint import load_model, read_model_config, resolve
-from penstock.engine.logprobs import logprob_at
+from penstock.engine.logprobs import PromptLogprobs, logprob_at
 from penstock.engine.models import Decoder
 from penstock.engine.models.packed import pack_weights
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
@@ -87,6 +88,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_batch_tokens=config.max_batch_tokens,
             max_model_len=self.max_model_len,
+            max_rows=geometry.max_rows,
         )
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
         self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
@@ -245,10 +247,13 @@ class Engine:
         for sampled in token_ids:
             place = 0
             for row in last.plan.rows:
+                scored, place = sampled[place : place + row.num_scored], place + row.num_scored
                 token_id = sampled[place] if row.num_sampled else None
+                if scored and min(scored) < 0:  # the model broke down inside the prompt
+                    token_id = min(scored)
                 if not row.sequence.is_finished:
                     self._commit_row(row, token_id, logprobs, place, outputs)
-                place += token_id is not None
+                place += row.num_sampled > 0
         return outputs
 
     def _commit_row(
@@ -260,6 +265,8 @@ class Engine:
             if token_id is not None and token_id < 0:
                 outputs.append(self._cut_short(sequence, Ending("error", error=_NO_TOKEN[token_id])))
                 return
+            if row.num_scored:
+                self._score(row, logprobs, place - row.num_scored)
             self._scheduler.commit(row, token_id)
             if token_id is not None:
                 outputs.append(self._advance(sequence, token_id, self._logprob(sequence, logprobs, place)))
@@ -270,10 +277,22 @@ class Engine:
 
     def _advance(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> Output:
         """What a sequence's newest token means: its text, and perhaps its end."""
-        text, ending = self._choices[sequence].push(token_id)
+        choice = self._choices[sequence]
+        text, ending = choice.push(token_id)
         if ending is None:
-            return output_of(sequence, text, (token_id,), logprob)
-        return self._end(sequence, ending, text, (token_id,), logprob)
+            output = output_of(sequence, text, (token_id,), logprob)
+        else:
+            output = self._end(sequence, ending, text, (token_id,), logprob)
+        if choice.prompt_logprobs is None:
+            return output
+        of_prompt, choice.prompt_logprobs = choice.prompt_logprobs.all(), None
+        return replace(output, prompt_logprobs=of_prompt)
+
+    def _score(self, row: Row, found: Logprobs | None, place: int) -> None:
+        """Takes the log-probabilities of a chunk of a prompt, in the rows from `place` on."""
+        prompt = self._choices[row.sequence].prompt_logprobs
+        if found is not None and prompt is not None:
+            prompt.take(found, place, row.start, row.num_scored)
 
     def _logprob(self, sequence: Sequence, found: Logprobs | None, place: int) -> TokenLogprob | None:
         """Of a sequence's newest token, sampled by the row at `place`, if its request asks for it."""
@@ -291,7 +310,11 @@ class Engine:
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
         )
-        return Choice(sequence, stream, stop_ids, self.max_model_len)
+        choice = Choice(sequence, stream, stop_ids, self.max_model_len)
+        if sequence.scores_prompt:
+            of_prompt = sequence.request.prompt_token_ids
+            choice.prompt_logprobs = PromptLogprobs(of_prompt, params.prompt_logprobs or 0, self.tokenizer.spell)
+        return choice
 
     def _cut_short(self, sequence: Sequence, ending: Ending) -> Output:
         """Ends a sequence for a reason that is not in its tokens, with the text that was held back."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.engine.errors import InvalidRequest, PromptTooLong
-from penstock.engine.request import MAX_STOP_TOKENS, Request, SamplingParams
+from penstock.engine.request import MAX_PROMPT_LOGPROBS, MAX_STOP_TOKENS, Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Limits:
         self._check_choices(request)
         self._check_stops(request.sampling)
         self._check_candidates(request.sampling)
+        self._check_prompt_logprobs(request)
 
     def _check_lengths(self, request: Request) -> None:
         num_prompt = len(request.prompt_token_ids)
@@ -80,4 +81,12 @@ class Limits:
         if params.min_tokens and all(token_id in forbidden for token_id in candidates):
             raise InvalidRequest(
                 f"min_tokens is {params.min_tokens}, and bad_token_ids leaves none of {of} but those that stop"
+            )
+
+    def _check_prompt_logprobs(self, request: Request) -> None:
+        top, num_prompt = request.sampling.prompt_logprobs, len(request.prompt_token_ids)
+        if top is not None and num_prompt * (top + 1) > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequest(
+                f"prompt_logprobs {top} of a prompt of {num_prompt} tokens is {num_prompt * (top + 1)} "
+                f"log-probabilities; at most {MAX_PROMPT_LOGPROBS} can be"
             )

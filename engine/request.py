@@ -13,6 +13,7 @@ FinishReason = Literal["stop", "tool_calls", "length", "cancelled", "expired", "
 MAX_BIASED_TOKENS = 1024  # entries of logit_bias, allowed and bad tokens together: the width of a row's upload
 MAX_STOP_TOKENS = 32  # end-of-sequence ids included
 MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 2**15  # of one prompt, those of the most likely tokens included: they travel in one piece
 MAX_LOGIT_BIAS = 100.0  # to either side, as in OpenAI's API
 
 
@@ -69,6 +70,12 @@ class SamplingParams:
             self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
             "logprobs",
             self.logprobs,
+            f"0 to {MAX_LOGPROBS}",
+        )
+        _require(
+            self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
+            "prompt_logprobs",
+            self.prompt_logprobs,
             f"0 to {MAX_LOGPROBS}",
         )
         for token_id, bias in self.logit_bias.items():

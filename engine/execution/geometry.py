@@ -91,6 +91,7 @@ class Geometry:
             bias=(num_rows, MAX_BIASED_TOKENS),
             is_allowed=(num_rows, MAX_BIASED_TOKENS),
             blocked_ids=(num_rows, MAX_STOP_TOKENS),
+            targets=(num_rows,),
         )
 
 

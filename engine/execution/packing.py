@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,6 +50,25 @@ class _Mirror:
             self._num_written[slot] = len(values)
 
 
+class HeadRow(NamedTuple):
+    row: Row
+    token: int
+    target: int
+
+
+def head_rows(plan: StepPlan) -> list[HeadRow]:
+    """In the order of the plan's rows; of each the tokens it scores first."""
+    found: list[HeadRow] = []
+    end = 0
+    for row in plan.rows:
+        start, end = end, end + row.num_tokens
+        for place in range(row.num_scored):
+            found.append(HeadRow(row, start + place, row.sequence.token_ids[row.start + place + 1]))
+        if row.num_sampled:
+            found.append(HeadRow(row, end - 1, -1))
+    return found
+
+
 class BatchBuilder:
     """Turns plans into batches. Plans must come in the order in which they are dispatched."""
 
@@ -63,20 +83,18 @@ class BatchBuilder:
         num_tokens = self._geometry.token_bucket(plan.num_tokens)
         flat, parts = self._geometry.step_layout(num_tokens).empty()
         self._pack_tokens(plan, parts)
-        sampled = plan.sampled
-        ends = np.cumsum([row.num_tokens for row in plan.rows]) - 1
-        is_sampled = [row.num_sampled > 0 for row in plan.rows]
-        parts["sampled_tokens"][: len(sampled)] = ends[is_sampled]
+        sampled = head_rows(plan)
+        parts["sampled_tokens"][: len(sampled)] = [row.token for row in sampled]
         if sampled:
-            parts["sampling"][: len(sampled)] = [_sampling_words(row) for row in sampled]
+            parts["sampling"][: len(sampled)] = [_sampling_words(row.row) for row in sampled]
         num_rows = self._geometry.row_bucket(len(sampled)) if sampled else 0
         extended = None
-        if any(row.sequence.request.sampling.needs_extended_sampler for row in sampled):
+        if any(row.target >= 0 or row.row.sequence.request.sampling.needs_extended_sampler for row in sampled):
             num_rows = self._geometry.row_bucket(len(sampled), extended=True)
             extended = self._pack_extended(sampled, num_rows)
         if sampled:
-            self._rows_in_flight = {row.sequence: place for place, row in enumerate(sampled)}
-        stops = self._pack_stops(sampled, num_tokens) if plan.num_steps > 1 else None
+            self._rows_in_flight = {row.row.sequence: place for place, row in enumerate(sampled)}
+        stops = self._pack_stops(plan.sampled, num_tokens) if plan.num_steps > 1 else None
         return Batch(num_tokens, num_rows, plan.num_steps, len(sampled), flat, extended, stops)
 
     def _pack_stops(self, sampled: tuple[Row, ...], num_rows: int) -> np.ndarray:
@@ -116,9 +134,12 @@ class BatchBuilder:
         pages = self._pages.table[np.repeat(batch_slots, lengths), positions // page_size]
         parts["slots"][: plan.num_tokens] = pages * page_size + positions % page_size
 
-    def _pack_extended(self, sampled: tuple[Row, ...], num_rows: int) -> np.ndarray:
+    def _pack_extended(self, sampled: list[HeadRow], num_rows: int) -> np.ndarray:
         flat, parts = neutral_options(self._geometry, num_rows)
-        for place, row in enumerate(sampled):
+        for place, (row, _, target) in enumerate(sampled):
+            parts["targets"][place] = target
+            if target >= 0:
+                continue
             sequence, params = row.sequence, row.sequence.request.sampling
             if not params.needs_extended_sampler:
                 continue
@@ -144,6 +165,7 @@ def neutral_options(geometry: Geometry, num_rows: int) -> tuple[np.ndarray, dict
     for name in ("history", "bias_ids", "blocked_ids"):
         parts[name][:] = geometry.vocab_size
     parts["sources"][:] = -1
+    parts["targets"][:] = -1
     parts["words"][:] = _NEUTRAL_WORDS
     return flat, parts
 

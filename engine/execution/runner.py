@@ -318,10 +318,13 @@ def _sample_rows(
     logits = gathered(rebuild(params).logits(rows[:num_rows]), placement)
     is_sound = are_sound(logits)
     if extended is not None and masks is not None:
-        logits = extend(logits, unpack_extended(geometry.extended_layout(num_rows), extended, last_tokens))
+        options = unpack_extended(geometry.extended_layout(num_rows), extended, last_tokens)
+        logits = extend(logits, options)
         logits = jnp.where(bits_of(masks, geometry.vocab_size), logits, NEVER)
     token_ids = sample(logits, unpack_sampling(sampling[:num_rows]), is_sound)
-    logprobs = None if extended is None else logprobs_of(logits, token_ids)
+    logprobs = None
+    if extended is not None:
+        logprobs = logprobs_of(logits, jnp.where(options.targets >= 0, options.targets, token_ids))
     return jnp.pad(token_ids, (0, geometry.max_rows - num_rows)), logprobs
 
 

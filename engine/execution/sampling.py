@@ -60,6 +60,7 @@ class ExtendedRows:
     is_restricted: jax.Array  # i32 [num_rows]: whether only the ids with `is_allowed` may be drawn
     is_allowed: jax.Array  # i32 [num_rows, max_biased]
     blocked_ids: jax.Array  # i32 [num_rows, max_stop]: stop tokens while min_tokens is not reached
+    targets: jax.Array  # i32 [num_rows]
 
 
 @jax.tree_util.register_dataclass

@@ -72,6 +72,7 @@ def unpack_extended(layout: Layout, flat: jax.Array, last_tokens: jax.Array) -> 
         is_restricted=words[:, 4],
         is_allowed=parts["is_allowed"],
         blocked_ids=parts["blocked_ids"],
+        targets=parts["targets"],
     )
 
 

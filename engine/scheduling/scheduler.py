@@ -26,6 +26,7 @@ class Row(NamedTuple):
     num_known: int  # of those tokens, how many the host knows; a further one is in flight
     num_sampled: int  # 0 if the row does not reach the sequence's end, else 1, or up to the plan's steps
     output_index: int  # of the first token it samples, counted from the first generated one
+    num_scored: int = 0  # of its first tokens, so many have the log-probability of the one after them computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +60,26 @@ class Scheduler:
     sequences that decode, then hands what is left of its budget to prompts, in order of (priority, arrival). One that
     runs out of pages preempts the last in that order; a preempted sequence keeps its tokens and is recomputed later.
 
+    A prompt whose log-probabilities are wanted takes a row of the head for each of its tokens, of those rows that the
+    sequences of the step leave free.
+
     Sequences of a step that failed are suspects: each then runs alone until a step of its own has succeeded.
     """
 
-    def __init__(self, pool: PagePool, *, max_num_seqs: int, max_batch_tokens: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        *,
+        max_num_seqs: int,
+        max_batch_tokens: int,
+        max_model_len: int,
+        max_rows: int | None = None,  # of the head; None: one per sequence
+    ) -> None:
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_batch_tokens = max_batch_tokens
         self._max_model_len = max_model_len
+        self._max_rows = max_rows or max_num_seqs
         self._waiting: list[Sequence] = []  # ordered by rank
         self._running: list[Sequence] = []  # ordered by rank; exactly those that hold a batch slot
         self._suspects: set[Sequence] = set()
@@ -131,6 +144,8 @@ class Scheduler:
         if token_id is not None:
             sequence.token_ids.append(token_id)
             sequence.num_in_flight -= 1
+        if row.num_scored:
+            sequence.num_scored = max(sequence.num_scored, row.start + row.num_scored)
         self._clear(sequence)
         self._index_full_pages(sequence)
 
@@ -179,6 +194,7 @@ class Scheduler:
         decoding = [sequence for sequence in wanting if sequence.num_pending == 1]
         prefilling = [sequence for sequence in wanting if sequence.num_pending > 1]
         prompts = pace.prompt_budget((sequence.num_tokens for sequence in decoding), len(prefilling) + len(waiting))
+        prompts.num_free_rows = self._max_rows - len(wanting)  # one is for the token that each may sample
         chosen: dict[Sequence, int] = {}
         budget = self._max_batch_tokens
         for sequence in decoding + prefilling:
@@ -189,6 +205,9 @@ class Scheduler:
         for sequence in waiting:
             if not budget or len(self._running) >= self._max_num_seqs or sequence.num_in_flight:
                 break
+            if not prompts.num_free_rows:
+                break
+            prompts.num_free_rows -= 1
             try:
                 count = self._admit(sequence, budget, prompts)
             except Exception as error:
@@ -260,7 +279,9 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, budget: int, prompts: PromptBudget) -> int:
         """Starts a waiting sequence, unless pages or the budget are short; returns how many tokens it computes."""
-        cached, hashes = self._pool.find_prefix(sequence.token_ids, sequence.request.cache_salt)
+        # Hidden states of what is cached are gone, and with them what is still to be scored.
+        usable = sequence.token_ids[: sequence.num_scored + 1] if sequence.num_unscored else sequence.token_ids
+        cached, hashes = self._pool.find_prefix(usable, sequence.request.cache_salt)
         if not self._fits(sequence, cached) or prompts.tokens(len(cached) * self._pool.page_size) == 0:
             return 0
         self._start(sequence, cached, hashes)
@@ -326,6 +347,9 @@ def _chunk(sequence: Sequence, budget: int, prompts: PromptBudget) -> int:
     context = sequence.num_computed
     limit = prompts.tokens(context)
     count = min(sequence.num_pending, budget if limit is None else min(budget, limit))
+    if sequence.num_unscored:  # each of its tokens takes a row; one row it has anyway
+        count = min(count, prompts.num_free_rows + 1)
+        prompts.num_free_rows -= max(0, count - 1)
     prompts.take(count, context)
     return count
 
@@ -340,6 +364,7 @@ def _row(sequence: Sequence, num_tokens: int, num_sampled: int) -> Row:
         num_known=max(0, min(num_tokens, len(sequence.token_ids) - start)),
         num_sampled=num_sampled if reaches_end else 0,
         output_index=sequence.num_generated,
+        num_scored=max(0, min(num_tokens, sequence.num_prompt - 1 - start)) if sequence.num_unscored else 0,
     )
 
 

@@ -29,6 +29,8 @@ from penstock.engine.request import MAX_BIASED_TOKENS, MAX_LOGPROBS, MAX_STOP_TO
         ({"stop": ("a", "")}, "stop must be strings that are not empty, not ('a', '')"),
         ({"stop_token_ids": (1,) * (MAX_STOP_TOKENS + 1)}, "stop_token_ids must be at most 32 ids, not 33"),
         ({"logprobs": MAX_LOGPROBS + 1}, "logprobs must be 0 to 20, not 21"),
+        ({"prompt_logprobs": MAX_LOGPROBS + 1}, "prompt_logprobs must be 0 to 20, not 21"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs must be 0 to 20, not -1"),
         ({"bad_token_ids": (1,) * MAX_BIASED_TOKENS, "logit_bias": {1: 1.0}}, "must be at most 1024 ids, not 1025"),
     ],
 )

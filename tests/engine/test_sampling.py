@@ -234,6 +234,7 @@ def extended_rows(count: int, **lists: Any) -> ExtendedRows:
         is_restricted=each(bool(lists.get("is_allowed")), jnp.int32),
         is_allowed=padded("is_allowed", 0, jnp.int32),
         blocked_ids=padded("blocked_ids", VOCAB, jnp.int32),
+        targets=each(-1, jnp.int32),
     )
 
 
