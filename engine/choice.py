@@ -1,4 +1,4 @@
-"""One choice of one request: what its tokens mean, as text and as an end."""
+"""One choice of one request: what its tokens mean, as parts of a reply and as an end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from penstock.engine.logprobs import PromptLogprobs
 from penstock.engine.request import FinishReason, Output, TokenLogprob
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.text.stream import TextStream
+from penstock.engine.text.reply import ReplyStream
+from penstock.engine.text.response.delta import Delta, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,11 @@ class Ending:
 
 
 class Choice:
-    """The text of an unfinished sequence. Everything in it follows from the sequence's tokens."""
+    """The reply of an unfinished sequence. Everything in it follows from the sequence's tokens."""
 
     __slots__ = ("_echo", "_max_model_len", "_sequence", "_stop_ids", "_stream", "prompt_logprobs")
 
-    def __init__(self, sequence: Sequence, stream: TextStream, stop_ids: frozenset[int], max_model_len: int) -> None:
+    def __init__(self, sequence: Sequence, stream: ReplyStream, stop_ids: frozenset[int], max_model_len: int) -> None:
         self.prompt_logprobs: PromptLogprobs | None = None  # where they are wanted and not out yet
         self._sequence = sequence
         self._stream = stream
@@ -34,34 +35,37 @@ class Choice:
         self._echo = sequence.request.echo  # what goes out with the first token
 
     def replay(self) -> Ending | None:
-        """Brings the text to where an earlier run was that generated tokens; says why, if it ended with them."""
+        """Brings the reply to where an earlier run was that generated tokens; says why, if it ended with them."""
         generated = self._sequence.token_ids[self._sequence.num_prompt :]
         if not generated:
             return None
         stop = self._stream.replay(generated[:-1])
-        return Ending("stop", stop) if stop else self.push(generated[-1])[1]
+        return self._stop(stop) if stop else self.push(generated[-1])[1]
 
-    def push(self, token_id: int) -> tuple[str, Ending | None]:
-        """Takes the sequence's newest token: the text that it releases, and why the choice ends, if it does."""
+    def push(self, token_id: int) -> tuple[Delta, Ending | None]:
+        """Takes the sequence's newest token: what it releases, and why the choice ends, if it does."""
         echo, self._echo = self._echo, ""
-        text, ending = self._read(token_id)
-        return echo + text, ending
+        delta, ending = self._read(token_id)
+        return (joined(Delta(echo), delta) if echo else delta), ending
 
-    def _read(self, token_id: int) -> tuple[str, Ending | None]:
+    def _read(self, token_id: int) -> tuple[Delta, Ending | None]:
         is_stop = token_id in self._stop_ids
         if is_stop and not self._sequence.request.sampling.include_stop_str_in_output:
-            return self._stream.finish(), Ending("stop", token_id)
-        text, stop = self._stream.push(token_id)
+            return self._stream.finish(), self._stop(token_id)
+        delta, stop = self._stream.push(token_id)
         if stop:
-            return text, Ending("stop", stop)
+            return delta, self._stop(stop)
         if is_stop:
-            return text + self._stream.finish(), Ending("stop", token_id)
+            return joined(delta, self._stream.finish()), self._stop(token_id)
         if self._is_full():
-            return text + self._stream.finish(), Ending("length")
-        return text, None
+            return joined(delta, self._stream.finish()), Ending("length")
+        return delta, None
 
-    def finish(self) -> str:
-        """The text that was held back, of a choice that ends for a reason that is not in its tokens."""
+    def _stop(self, stop_reason: str | int) -> Ending:
+        return Ending("tool_calls" if self._stream.has_calls else "stop", stop_reason)
+
+    def finish(self) -> Delta:
+        """What was held back, of a choice that ends for a reason that is not in its tokens."""
         return self._stream.finish()
 
     def _is_full(self) -> bool:
@@ -72,7 +76,7 @@ class Choice:
 
 def output_of(
     sequence: Sequence,
-    text: str,
+    delta: Delta,
     token_ids: tuple[int, ...] = (),
     logprob: TokenLogprob | None = None,
     ending: Ending | None = None,
@@ -83,7 +87,9 @@ def output_of(
         index=sequence.index,
         offset=len(sequence.token_ids) - sequence.num_prompt - len(token_ids),
         token_ids=token_ids,
-        text=text,
+        text=delta.text,
+        reasoning=delta.reasoning,
+        tool_calls=delta.tool_calls,
         logprobs=None if logprob is None else (logprob,),
         num_prompt_tokens=sequence.num_prompt,
         num_cached_tokens=sequence.num_cached,

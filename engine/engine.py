@@ -28,7 +28,8 @@ from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Row, Scheduler, SequenceFailed, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.stats import EngineInfo, EngineStats, ReportProgress
-from penstock.engine.text.stream import TextStream
+from penstock.engine.text.reply import ReplyStreams
+from penstock.engine.text.response.delta import NOTHING, Delta
 from penstock.engine.text.tokenizer import Tokenizer
 
 _NO_TOKEN = {
@@ -95,6 +96,7 @@ class Engine:
         self._decode_steps = deployment.decode_steps  # None: to be measured
         self._max_slowdown = config.max_prefill_slowdown
         self._pace = Pace(decode_steps=dict.fromkeys(geometry.row_buckets, self._decode_steps or 1))
+        self._replies = ReplyStreams(tokenizer)
         self._choices: dict[Sequence, Choice] = {}  # unfinished
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
         self._arrivals = itertools.count()
@@ -182,7 +184,7 @@ class Engine:
         for sequence in choices:
             self._scheduler.add(sequence)
         for sequence, ending in ended:  # its text went out with its last token
-            self._early_outputs.append(self._end(sequence, ending, ""))
+            self._early_outputs.append(self._end(sequence, ending, NOTHING))
 
     def abort(self, request_id: str, reason: FinishReason = "cancelled") -> None:
         """Ends what is left of a request; the next step reports it. An unknown id is ignored."""
@@ -278,11 +280,11 @@ class Engine:
     def _advance(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> Output:
         """What a sequence's newest token means: its text, and perhaps its end."""
         choice = self._choices[sequence]
-        text, ending = choice.push(token_id)
+        delta, ending = choice.push(token_id)
         if ending is None:
-            output = output_of(sequence, text, (token_id,), logprob)
+            output = output_of(sequence, delta, (token_id,), logprob)
         else:
-            output = self._end(sequence, ending, text, (token_id,), logprob)
+            output = self._end(sequence, ending, delta, (token_id,), logprob)
         if choice.prompt_logprobs is None:
             return output
         of_prompt, choice.prompt_logprobs = choice.prompt_logprobs.all(), None
@@ -304,12 +306,7 @@ class Engine:
     def _choice(self, sequence: Sequence) -> Choice:
         params = sequence.request.sampling
         stop_ids = frozenset(params.stop_ids(self.defaults.eos_token_ids))
-        stream = TextStream(
-            self.tokenizer,
-            params.stop,
-            include_stop=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
-        )
+        stream = self._replies.stream(sequence.request, sequence.index)
         choice = Choice(sequence, stream, stop_ids, self.max_model_len)
         if sequence.scores_prompt:
             of_prompt = sequence.request.prompt_token_ids
@@ -319,20 +316,20 @@ class Engine:
     def _cut_short(self, sequence: Sequence, ending: Ending) -> Output:
         """Ends a sequence for a reason that is not in its tokens, with the text that was held back."""
         try:
-            text = self._choices[sequence].finish()
+            delta = self._choices[sequence].finish()
         except Exception as failure:
             return self._fail(sequence, failure)
-        return self._end(sequence, ending, text)
+        return self._end(sequence, ending, delta)
 
     def _fail(self, sequence: Sequence, cause: Exception) -> Output:
         """Ends a sequence at which the host failed. Its text may be half-way through a token and is left alone."""
-        return self._end(sequence, Ending("error", error=failure_message(cause), cause=cause), "")
+        return self._end(sequence, Ending("error", error=failure_message(cause), cause=cause), NOTHING)
 
     def _end(
         self,
         sequence: Sequence,
         ending: Ending,
-        text: str,
+        delta: Delta,
         token_ids: tuple[int, ...] = (),
         logprob: TokenLogprob | None = None,
     ) -> Output:
@@ -343,7 +340,7 @@ class Engine:
         if not siblings:
             del self._sequences[sequence.request.id]
         self._totals["cached_tokens"] += sequence.num_cached
-        return output_of(sequence, text, token_ids, logprob, ending)
+        return output_of(sequence, delta, token_ids, logprob, ending)
 
     def _recover(self, failure: _StepFailed, lost: StepPlan | None) -> list[Output]:
         """After a step that failed: all sequences are recomputed; one that failed alone is given up.

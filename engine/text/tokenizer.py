@@ -41,12 +41,13 @@ class Tokenizer:
         kind = decoder_kind(_decoder_of(self._backend))
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         """One above the highest token id, added tokens included. A model's own vocabulary may be padded beyond it."""
-        special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
-        ids = {id_ for added in (False, True) for id_ in self._backend.get_vocab(with_added_tokens=added).values()}
+        added = self._backend.get_added_tokens_decoder().items()
+        self.special_token_ids: Mapping[str, int] = {token.content: id_ for id_, token in added if token.special}
+        ids = {id_ for has in (False, True) for id_ in self._backend.get_vocab(with_added_tokens=has).values()}
         found = ((id_, self._backend.id_to_token(id_)) for id_ in sorted(ids))  # few, however high the highest is
         tokens = {id_: token for id_, token in found if token is not None}
         token_bytes = bytes_of(tokens, kind)
-        ordinary = {id_: token for id_, token in tokens.items() if token not in special}
+        ordinary = {id_: token for id_, token in tokens.items() if token not in self.special_token_ids}
         ordinary_bytes = {id_: data for id_, data in token_bytes.items() if id_ in ordinary}
         self._spelling = Spelling(self._backend, kind, ordinary, ordinary_bytes, skip_special=True)
         self._full_spelling = Spelling(self._backend, kind, tokens, token_bytes, skip_special=False)
