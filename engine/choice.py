@@ -61,7 +61,11 @@ class Choice:
             return joined(delta, self._stream.finish()), Ending("length")
         return delta, None
 
-    def _stop(self, stop_reason: str | int) -> Ending:
+    def complete(self) -> tuple[Delta, Ending]:
+        """What was held back, and the end, of a choice that nothing can follow, by its grammar."""
+        return self._stream.finish(), self._stop(None)
+
+    def _stop(self, stop_reason: str | int | None) -> Ending:
         return Ending("tool_calls" if self._stream.has_calls else "stop", stop_reason)
 
     def finish(self) -> Delta:

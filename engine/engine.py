@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from penstock.engine.choice import Choice, Ending, output_of
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
 from penstock.engine.execution.compilation import keep_compilations
+from penstock.engine.execution.masks import MaskBuilder
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import InFlight, Runner
 from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT, Logprobs
@@ -28,19 +30,16 @@ from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Row, Scheduler, SequenceFailed, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.stats import EngineInfo, EngineStats, ReportProgress
+from penstock.engine.structured import GrammarCompiler, GrammarFailed
 from penstock.engine.text.reply import ReplyStreams
 from penstock.engine.text.response.delta import NOTHING, Delta
 from penstock.engine.text.tokenizer import Tokenizer
+from penstock.engine.text.vocabulary import vocabulary_of
 
 _NO_TOKEN = {
     NOT_A_TOKEN: "the model's logits are not finite",
     NOTHING_LEFT: "no token is left to sample: the request forbids each one that the model gives a chance",
 }
-
-
-class _Dispatched(NamedTuple):
-    plan: StepPlan
-    in_flight: InFlight
 
 
 class _StepFailed(Exception):
@@ -49,6 +48,32 @@ class _StepFailed(Exception):
     def __init__(self, plan: StepPlan) -> None:
         super().__init__(f"a step of {len(plan.rows)} sequences")
         self.plan = plan
+
+
+class _Dispatched:
+    """A step on its way. Where it failed it stays failed, however often its results are read."""
+
+    def __init__(self, plan: StepPlan, in_flight: InFlight) -> None:
+        self.plan = plan
+        self._in_flight = in_flight
+        self._failure: Exception | None = None
+
+    def results(self) -> tuple[list[list[int]], Logprobs | None]:
+        """Waits for the step: its tokens and log-probabilities, as `InFlight` has them."""
+        if self._failure is None:
+            try:
+                return self._in_flight.token_ids(), self._in_flight.logprobs()
+            except Exception as error:
+                self._failure = error
+        raise _StepFailed(self.plan) from self._failure
+
+    def newest(self) -> dict[Sequence, int]:
+        """The token of each sequence that a grammar constrains. A step with one that samples is no loop of steps."""
+        token_ids, _ = self.results()
+        rows = self.plan.places()
+        return {
+            row.sequence: token_ids[0][place] for row, place in rows if row.num_sampled and row.sequence.is_constrained
+        }
 
 
 class Engine:
@@ -77,6 +102,9 @@ class Engine:
             raise ConfigError(f"attention {config.attention!r} on this platform needs a model with {needed}")
         self.tokenizer = tokenizer
         self.defaults = defaults
+        self.grammars = GrammarCompiler(
+            partial(vocabulary_of, tokenizer, model.config.vocab_size, defaults.eos_token_ids)
+        )
         spec = with_pages(deployment, deployment.free_bytes())
         self._info = deployment.describe(spec)
         self._limits = Limits(
@@ -92,6 +120,7 @@ class Engine:
             max_rows=geometry.max_rows,
         )
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
+        self._masks = MaskBuilder(model.config.vocab_size, defaults.eos_token_ids)
         self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
         self._decode_steps = deployment.decode_steps  # None: to be measured
         self._max_slowdown = config.max_prefill_slowdown
@@ -119,7 +148,7 @@ class Engine:
             keep_compilations(config.compile_cache_dir)
         directory = resolve(model)
         deployment = deploy(config, read_model_config(directory, config.dtype))
-        tokenizer = Tokenizer.from_dir(directory)
+        tokenizer = Tokenizer.from_dir(directory, config.chat_format)
         defaults = read_generation_defaults(directory)
         loaded = load_model(
             directory,
@@ -134,7 +163,11 @@ class Engine:
 
     def warm_up(self, progress: ReportProgress | None = None) -> None:
         """Compiles all shapes and measures them. Without it, each compiles when it is first met."""
-        self._pace = warm_up(self._runner, progress, decode_steps=self._decode_steps, max_slowdown=self._max_slowdown)
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(self.grammars.prepare)  # what it raises, the first grammar raises again
+            self._pace = warm_up(
+                self._runner, progress, decode_steps=self._decode_steps, max_slowdown=self._max_slowdown
+            )
 
     @property
     def max_num_seqs(self) -> int:
@@ -195,18 +228,22 @@ class Engine:
         return bool(self._choices or self._early_outputs or self._in_flight)
 
     def step(self) -> list[Output]:
-        """Plans and dispatches the next step, then commits the one before it."""
+        """Plans and dispatches the next step, then commits the one before it.
+
+        Where a grammar constrains a row of the next one, its tokens depend on those of the one before: they are read
+        while the device computes up to the head, which gets its masks then. Text and outputs come after that.
+        """
         plan = self._plan()
         outputs, self._early_outputs = self._early_outputs, []
         last, self._in_flight = self._in_flight, None
         try:
             try:
-                self._in_flight = self._dispatch(plan)
+                self._in_flight = self._dispatch(plan, last)
             finally:  # also where the next cannot be dispatched
                 outputs += self._commit(last)
         except _StepFailed as failure:
             outputs += self._recover(failure, lost=plan)
-        return outputs
+        return outputs + self._end_by_grammar()
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -228,12 +265,19 @@ class Engine:
                 error = failure.__cause__ if isinstance(failure.__cause__, Exception) else failure
                 self._early_outputs.append(self._fail(failure.sequence, error))
 
-    def _dispatch(self, plan: StepPlan | None) -> _Dispatched | None:
+    def _dispatch(self, plan: StepPlan | None, last: _Dispatched | None) -> _Dispatched | None:
         if plan is None:
             return None
         self._totals["steps"] += 1
         try:
-            return _Dispatched(plan, self._runner.dispatch(self._builder.build(plan)))
+            batch = self._builder.build(plan)
+            if not plan.is_constrained:
+                return _Dispatched(plan, self._runner.dispatch(batch))
+            started = self._runner.start(batch)
+            newest = {} if last is None else last.newest()
+            return _Dispatched(plan, self._runner.finish(started, self._masks.build(plan, newest)))
+        except _StepFailed:  # the last one: this one has no head, and never will
+            raise
         except Exception as error:
             raise _StepFailed(plan) from error
 
@@ -241,22 +285,30 @@ class Engine:
         """Waits for a step. Where it failed, the next one, which it feeds, is lost too and not to blame."""
         if last is None:
             return []
-        try:
-            token_ids, logprobs = last.in_flight.token_ids(), last.in_flight.logprobs()
-        except Exception as error:
-            raise _StepFailed(last.plan) from error
+        token_ids, logprobs = last.results()
         outputs: list[Output] = []
         for sampled in token_ids:
-            place = 0
-            for row in last.plan.rows:
-                scored, place = sampled[place : place + row.num_scored], place + row.num_scored
+            for row, place in last.plan.places():
                 token_id = sampled[place] if row.num_sampled else None
-                if scored and min(scored) < 0:  # the model broke down inside the prompt
-                    token_id = min(scored)
+                if row.num_scored and min(scored := sampled[place - row.num_scored : place]) < 0:
+                    token_id = min(scored)  # the model broke down inside the prompt
                 if not row.sequence.is_finished:
                     self._commit_row(row, token_id, logprobs, place, outputs)
-                place += row.num_sampled > 0
         return outputs
+
+    def _end_by_grammar(self) -> list[Output]:
+        """Ends the sequences whose grammars let nothing follow, after what they have is committed."""
+        ended = self._masks.take_ended()
+        return [self._end_one_by_grammar(sequence, why) for sequence, why in ended if not sequence.is_finished]
+
+    def _end_one_by_grammar(self, sequence: Sequence, failure: GrammarFailed | None) -> Output:
+        if failure is not None:
+            return self._cut_short(sequence, Ending("error", error=str(failure), cause=failure))
+        try:
+            delta, ending = self._choices[sequence].complete()
+        except Exception as error:
+            return self._fail(sequence, error)
+        return self._end(sequence, ending, delta)
 
     def _commit_row(
         self, row: Row, token_id: int | None, logprobs: Logprobs | None, place: int, outputs: list[Output]
@@ -334,6 +386,7 @@ class Engine:
         logprob: TokenLogprob | None = None,
     ) -> Output:
         self._scheduler.finish(sequence)
+        self._masks.forget(sequence)
         del self._choices[sequence]
         siblings = self._sequences[sequence.request.id]
         siblings.remove(sequence)

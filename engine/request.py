@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from penstock.engine.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from penstock.engine.structured import Grammar
 
 FinishReason = Literal["stop", "tool_calls", "length", "cancelled", "expired", "error"]
 
@@ -142,6 +145,7 @@ class Request:
     generated: tuple[tuple[int, ...], ...] = ()
     response: ResponseSpec | None = None  # None: the reply is text
     echo: str = ""  # what the text begins with
+    grammar: Grammar | None = None  # what the reply must follow; compiled by `Engine.grammars`
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,6 +44,19 @@ class StepPlan:
     @property
     def sampled(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.num_sampled)
+
+    def places(self) -> Iterator[tuple[Row, int]]:
+        """Its rows, each with the place of what it samples among the rows of the head. Those that score come before."""
+        place = 0
+        for row in self.rows:
+            place += row.num_scored
+            yield row, place
+            place += row.num_sampled > 0
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether what a row may draw depends on the tokens before, which the host has to see first."""
+        return any(row.num_sampled and row.sequence.is_constrained for row in self.rows)
 
 
 class SequenceFailed(Exception):
@@ -238,7 +252,9 @@ class Scheduler:
         if max_steps == 1 or self._waiting or self._suspects:
             return 1
         for sequence, count in chosen.items():
-            if count > 1 or sequence.num_pending > 1 or sequence.request.sampling.needs_extended_sampler:
+            if count > 1 or sequence.num_pending > 1 or sequence.is_constrained:
+                return 1
+            if sequence.request.sampling.needs_extended_sampler:
                 return 1
         needed = {s: self._pool.pages_for(s.num_computed + self._num_sampled(s, max_steps)) for s in chosen}
         if sum(count - len(s.pages) for s, count in needed.items()) > self._pool.num_available:

@@ -64,6 +64,11 @@ class Sequence:
         self.is_finished = False
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar says what it may continue with: it samples one token a step, after the one before."""
+        return self.request.grammar is not None
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that exist, those in flight included."""
         return len(self.token_ids) + self.num_in_flight

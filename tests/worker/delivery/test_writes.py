@@ -75,7 +75,7 @@ def test_a_chunk_put_back_is_taken_again_in_order_under_a_new_id() -> None:
     live.add(Output("r", 0, 2, (3,), " c"))
     writes.put_back(first)
     second = writes.take_chunk(live, live.choices[0])
-    assert (second.token_ids, second.text, second.entry_id) == ([1, 2, 3], " a b c", "5-2")
+    assert (second.pending.token_ids, second.pending.text, second.entry_id) == ([1, 2, 3], [" a b", " c"], "5-2")
     assert not writes.has_news(live, live.choices[0])
 
 
