@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engine.execution.sampling import Logprobs
+from penstock.engine.execution.logprobs import Logprobs
 from penstock.engine.request import FinishReason, Output, TokenLogprob
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text.stream import TextStream

@@ -11,9 +11,10 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
 from penstock.engine.execution.compilation import keep_compilations
+from penstock.engine.execution.logprobs import Logprobs
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import InFlight, Runner
-from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT, Logprobs
+from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT
 from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.limits import Limits
@@ -241,12 +242,13 @@ class Engine:
         except Exception as error:
             raise _StepFailed(last.plan) from error
         outputs: list[Output] = []
-        for sampled in token_ids:
+        for step, sampled in enumerate(token_ids):
             place = 0
             for row in last.plan.rows:
+                place += row.num_scored
                 token_id = sampled[place] if row.num_sampled else None
                 if not row.sequence.is_finished:
-                    self._commit_row(row, token_id, logprobs, place, outputs)
+                    self._commit_row(row, token_id, None if logprobs is None else logprobs[step], place, outputs)
                 place += token_id is not None
         return outputs
 

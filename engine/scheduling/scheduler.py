@@ -26,6 +26,7 @@ class Row(NamedTuple):
     num_known: int  # of those tokens, how many the host knows; a further one is in flight
     num_sampled: int  # 0 if the row does not reach the sequence's end, else 1, or up to the plan's steps
     output_index: int  # of the first token it samples, counted from the first generated one
+    num_scored: int = 0  # of its first tokens, so many have the log-probability of the one after them computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +220,7 @@ class Scheduler:
         if max_steps == 1 or self._waiting or self._suspects:
             return 1
         for sequence, count in chosen.items():
-            if count > 1 or sequence.num_pending > 1 or sequence.request.sampling.needs_extended_sampler:
+            if count > 1 or sequence.num_pending > 1:
                 return 1
         needed = {s: self._pool.pages_for(s.num_computed + self._num_sampled(s, max_steps)) for s in chosen}
         if sum(count - len(s.pages) for s, count in needed.items()) > self._pool.num_available:
