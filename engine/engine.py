@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +12,11 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
 from penstock.engine.execution.compilation import keep_compilations
+from penstock.engine.execution.logprobs import Logprobs
 from penstock.engine.execution.masks import MaskBuilder
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import InFlight, Runner
-from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT, Logprobs
+from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT
 from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.limits import Limits
@@ -58,7 +58,7 @@ class _Dispatched:
         self._in_flight = in_flight
         self._failure: Exception | None = None
 
-    def results(self) -> tuple[list[list[int]], Logprobs | None]:
+    def results(self) -> tuple[list[list[int]], list[Logprobs] | None]:
         """Waits for the step: its tokens and log-probabilities, as `InFlight` has them."""
         if self._failure is None:
             try:
@@ -287,13 +287,14 @@ class Engine:
             return []
         token_ids, logprobs = last.results()
         outputs: list[Output] = []
-        for sampled in token_ids:
+        for step, sampled in enumerate(token_ids):
+            found = None if logprobs is None else logprobs[step]
             for row, place in last.plan.places():
                 token_id = sampled[place] if row.num_sampled else None
                 if row.num_scored and min(scored := sampled[place - row.num_scored : place]) < 0:
                     token_id = min(scored)  # the model broke down inside the prompt
                 if not row.sequence.is_finished:
-                    self._commit_row(row, token_id, logprobs, place, outputs)
+                    self._commit_row(row, token_id, found, place, outputs)
         return outputs
 
     def _end_by_grammar(self) -> list[Output]:
@@ -320,7 +321,7 @@ class Engine:
                 outputs.append(self._cut_short(sequence, Ending("error", error=_NO_TOKEN[token_id])))
                 return
             if row.num_scored:
-                self._score(row, logprobs, place - row.num_scored)
+                self._choices[sequence].score(row, logprobs, place - row.num_scored)
             self._scheduler.commit(row, token_id)
             if token_id is not None:
                 outputs.append(self._advance(sequence, token_id, self._logprob(sequence, logprobs, place)))
@@ -337,16 +338,7 @@ class Engine:
             output = output_of(sequence, delta, (token_id,), logprob)
         else:
             output = self._end(sequence, ending, delta, (token_id,), logprob)
-        if choice.prompt_logprobs is None:
-            return output
-        of_prompt, choice.prompt_logprobs = choice.prompt_logprobs.all(), None
-        return replace(output, prompt_logprobs=of_prompt)
-
-    def _score(self, row: Row, found: Logprobs | None, place: int) -> None:
-        """Takes the log-probabilities of a chunk of a prompt, in the rows from `place` on."""
-        prompt = self._choices[row.sequence].prompt_logprobs
-        if found is not None and prompt is not None:
-            prompt.take(found, place, row.start, row.num_scored)
+        return choice.with_prompt_logprobs(output)
 
     def _logprob(self, sequence: Sequence, found: Logprobs | None, place: int) -> TokenLogprob | None:
         """Of a sequence's newest token, sampled by the row at `place`, if its request asks for it."""
@@ -356,14 +348,10 @@ class Engine:
         return logprob_at(found, place, sequence.token_ids[-1], count, self.tokenizer.spell)
 
     def _choice(self, sequence: Sequence) -> Choice:
-        params = sequence.request.sampling
-        stop_ids = frozenset(params.stop_ids(self.defaults.eos_token_ids))
+        stop_ids = frozenset(sequence.request.sampling.stop_ids(self.defaults.eos_token_ids))
         stream = self._replies.stream(sequence.request, sequence.index)
-        choice = Choice(sequence, stream, stop_ids, self.max_model_len)
-        if sequence.scores_prompt:
-            of_prompt = sequence.request.prompt_token_ids
-            choice.prompt_logprobs = PromptLogprobs(of_prompt, params.prompt_logprobs or 0, self.tokenizer.spell)
-        return choice
+        prompt_logprobs = PromptLogprobs(sequence.request, self.tokenizer.spell) if sequence.scores_prompt else None
+        return Choice(sequence, stream, stop_ids, self.max_model_len, prompt_logprobs)
 
     def _cut_short(self, sequence: Sequence, ending: Ending) -> Output:
         """Ends a sequence for a reason that is not in its tokens, with the text that was held back."""

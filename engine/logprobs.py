@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.engine.execution.sampling import Logprobs
-from penstock.engine.request import TokenLogprob, TopLogprob
+from penstock.engine.execution.logprobs import Logprobs
+from penstock.engine.request import Request, TokenLogprob, TopLogprob
 
 LOWEST = -1e30
 """In place of minus infinity, that of a token which the model gives no chance: JSON has no infinity."""
@@ -16,10 +16,9 @@ Spell = Callable[[int], tuple[str, bytes]]
 class PromptLogprobs:
     """Those of one prompt, collected while its chunks are computed."""
 
-    def __init__(self, token_ids: tuple[int, ...], count: int, spell: Spell) -> None:
-        """With the `count` most likely tokens at each place."""
-        self._token_ids = token_ids
-        self._count = count
+    def __init__(self, request: Request, spell: Spell) -> None:
+        self._token_ids = request.prompt_token_ids
+        self._num_top = request.sampling.prompt_logprobs or 0
         self._spell = spell
         self._values: list[TokenLogprob | None] = [None]  # nothing comes before the first token
 
@@ -30,7 +29,7 @@ class PromptLogprobs:
         """
         for offset in range(len(self._values) - start - 1, count):
             token_id = self._token_ids[start + offset + 1]
-            self._values.append(logprob_at(found, place + offset, token_id, self._count, self._spell))
+            self._values.append(logprob_at(found, place + offset, token_id, self._num_top, self._spell))
 
     def all(self) -> tuple[TokenLogprob | None, ...]:
         return tuple(self._values)

@@ -254,8 +254,6 @@ class Scheduler:
         for sequence, count in chosen.items():
             if count > 1 or sequence.num_pending > 1 or sequence.is_constrained:
                 return 1
-            if sequence.request.sampling.needs_extended_sampler:
-                return 1
         needed = {s: self._pool.pages_for(s.num_computed + self._num_sampled(s, max_steps)) for s in chosen}
         if sum(count - len(s.pages) for s, count in needed.items()) > self._pool.num_available:
             return 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from tokenizers_for_tests import byte_level
 
-from penstock.engine.execution.sampling import Logprobs
+from penstock.engine.execution.logprobs import Logprobs
 from penstock.engine.logprobs import LOWEST, PromptLogprobs, logprob_at
-from penstock.engine.request import TokenLogprob, TopLogprob
+from penstock.engine.request import Request, SamplingParams, TokenLogprob, TopLogprob
 from penstock.engine.text.tokenizer import Tokenizer
 
 SPELL = Tokenizer(byte_level()).spell
@@ -40,7 +40,8 @@ def test_chunks_of_a_prompt_that_overlap_count_once() -> None:
         nothing = np.zeros((len(values), 0))
         return Logprobs(np.array(values, np.float32), nothing, nothing)  # type: ignore[arg-type]
 
-    prompt = PromptLogprobs((4, 5, 6, 7, 8), 0, SPELL)
+    request = Request("r", (4, 5, 6, 7, 8), SamplingParams(prompt_logprobs=0))
+    prompt = PromptLogprobs(request, SPELL)
     prompt.take(rows(-9.0, -1.0, -2.0), place=1, start=0, count=2)
     prompt.take(rows(-1.0, -2.0, -3.0), place=0, start=0, count=3)  # computed again after a preemption
     prompt.take(rows(-4.0), place=0, start=3, count=1)
