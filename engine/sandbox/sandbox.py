@@ -24,8 +24,8 @@ TRIES = 2  # the last one in a new process: what killed an idle one may have kil
 
 _SIZE_BYTES = 8
 _CHILD = Path(__file__).with_name("child.py")
-# What Python, and a template that asks for the time, may need. The rest of the environment has secrets.
-_VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ", "VIRTUAL_ENV")
+# What Python may need. The rest of the environment has secrets.
+_VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,19 @@ class ChatTemplate:
     def __init__(self, source: str) -> None:
         self._sandbox = Sandbox(_PROGRAM, source, BOUNDS)
 
-    def render(self, variables: Mapping[str, Any]) -> str:
+    def render(self, variables: Mapping[str, Any], *, now_s: float | None = None) -> str:
         """Blocks for as long as the template takes, and that is not long.
+
+        Args:
+            variables: that the template knows.
+            now_s: what it takes for the present, in Unix time; None: the present.
 
         Raises:
             InvalidRequest: the template refuses the variables, fails, or takes too much time, text or memory.
             EngineError: no process for it runs here.
         """
         try:
-            answer = self._sandbox.ask(variables)
+            answer = self._sandbox.ask({"variables": variables, "now_s": time.time() if now_s is None else now_s})
         except RequestEnded as error:
             raise InvalidRequest(f"the model's chat template failed: {error}") from None
         if "refused" in answer:

@@ -1,7 +1,8 @@
 """Renders a chat template: the program of a sandbox (`sandbox/child.py`), for `chat_template.py`.
 
 A template is a program from a stranger: jinja2's sandbox bounds `range`, but not loops within loops, `'x' * 10**9`, or
-a regular expression at work. The sandbox is made with the template; a request holds the variables of one rendering.
+a regular expression at work. The sandbox is made with the template; a request holds the `variables` of one rendering
+and what it takes for the present (`now_s`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import jinja2
@@ -20,6 +21,7 @@ import jinja2.sandbox
 import jinja2.utils
 
 MAX_CHARS, MAX_CHARS_PER_BYTE = 2**20, 4  # of a rendering, and so many times the size of what it is given
+MAX_NOW_S = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
 class TooLong(Exception):
@@ -71,7 +73,7 @@ def environment() -> jinja2.Environment:
     )
     made.filters["tojson"] = _tojson
     made.globals |= {
-        "raise_exception": _raise_exception, "strftime_now": _strftime_now, "dict": Dict(), "namespace": Namespace,
+        "raise_exception": _raise_exception, "dict": Dict(), "namespace": Namespace,
     }  # fmt: skip
     return made
 
@@ -79,11 +81,12 @@ def environment() -> jinja2.Environment:
 def start(source: str) -> Callable[[Any, int], dict[str, str]]:
     """A template is compiled with its first rendering, within the same limits."""
     compiled = functools.cache(environment().from_string)
-    return lambda variables, num_bytes: _outcome(lambda: compiled(source), variables, num_bytes)
+    return lambda given, num_bytes: _outcome(lambda: compiled(source), given, num_bytes)
 
 
-def _outcome(template: Callable[[], jinja2.Template], variables: Mapping[str, Any], num_bytes: int) -> dict[str, str]:
+def _outcome(template: Callable[[], jinja2.Template], given: Mapping[str, Any], num_bytes: int) -> dict[str, str]:
     try:
+        variables = {"strftime_now": _clock(given["now_s"]), **given["variables"]}
         return {"text": _text(template(), variables, MAX_CHARS + MAX_CHARS_PER_BYTE * num_bytes)}
     except MemoryError:
         raise
@@ -122,5 +125,11 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _strftime_now(format: str) -> str:  # noqa: A002  as templates call it
-    return datetime.now().strftime(format)
+def _clock(now_s: float) -> Callable[[str], str]:
+    """In UTC, so that all machines render the same; without a zone, as the one of transformers."""
+    now = datetime.fromtimestamp(min(max(now_s, 0.0), MAX_NOW_S), UTC).replace(tzinfo=None)
+
+    def strftime_now(format: str) -> str:  # noqa: A002  as templates call it
+        return now.strftime(format)
+
+    return strftime_now
