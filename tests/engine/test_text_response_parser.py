@@ -100,7 +100,7 @@ def test_what_a_model_writes_is_read_wherever_it_is_cut(name: str, special: bool
     assert (found.text, found.reasoning) == (message.text, message.reasoning)
     assert [called for called, _ in found.calls] == [called for called, _ in message.calls]
     assert [json.loads(text) for _, text in found.calls] == arguments
-    assert reading.has_calls == bool(arguments)
+    assert reading.calls_tools == bool(arguments)
 
 
 @each_format
