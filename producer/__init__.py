@@ -24,10 +24,10 @@ from penstock.producer.errors import (
 from penstock.producer.handle import Handle, ReplyStream
 from penstock.producer.progress import BulkProgress, ProgressCallback
 from penstock.producer.queue_status import QueueStatus
-from penstock.producer.reply import Choice, Chunk, Reply, Timings, Usage
+from penstock.producer.reply import Choice, Chunk, Reply, Timings, ToolCall, Usage
 from penstock.producer.request import Prompt, Sampling
 from penstock.producer.transport import State
-from penstock.producer.wire import FinishReason, GenerateRequest, Message, TokenLogprob, TopLogprob
+from penstock.producer.wire import FinishReason, GenerateRequest, Message, TokenLogprob, ToolCallDelta, TopLogprob
 
 __all__ = [
     "AsyncClient",
@@ -62,6 +62,8 @@ __all__ = [
     "State",
     "Timings",
     "TokenLogprob",
+    "ToolCall",
+    "ToolCallDelta",
     "TopLogprob",
     "UnknownRequest",
     "Usage",

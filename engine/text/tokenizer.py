@@ -12,9 +12,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest, shown
 from penstock.engine.loading.files import check_files
-from penstock.engine.text.chat_template import ChatTemplate
+from penstock.engine.text.conversation import Conversation, ConversationTemplate, EncodedChat
 from penstock.engine.text.decoders import decoder_kind
 from penstock.engine.text.detokenizer import Detokenizer
+from penstock.engine.text.response.formats import AUTO, reply_prefix, resolve_format, shows_reasoning
 from penstock.engine.text.spelling import Spelling, bytes_of
 
 
@@ -25,15 +26,23 @@ class Tokenizer:
     underlying Rust tokenizer are called that read it, and nothing here is written to.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, chat_format: str = AUTO) -> None:
         """Takes ownership of the tokenizer: the caller must not use it afterwards.
 
+        Args:
+            tokenizer: of the checkpoint.
+            chat_format: how answers in chats are read: `auto` (by the chat template), `none`, or a format's name.
+
         Raises:
-            ConfigError: its decoder is one that text can't be streamed through, or its chat template is no text.
+            ConfigError: its decoder is one that text can't be streamed through, its chat template is no text, or there
+                is no such format.
         """
-        template = _template_of(tokenizer)
-        self._chat = None if template is None else ChatTemplate(template)
-        self._special = dict(tokenizer.special_tokens_map)
+        special_tokens = dict(tokenizer.special_tokens_map)
+        self._templates = {
+            name: ConversationTemplate(source, special_tokens) for name, source in _templates_of(tokenizer).items()
+        }
+        sources = {name: template.source for name, template in self._templates.items()}
+        self._formats = {name: resolve_format(chat_format, sources.get(name)) for name in ("default", *sources)}
         self._backend = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these at every call, while other threads read them.
         self._backend.no_truncation()
@@ -53,12 +62,12 @@ class Tokenizer:
         self._full_spelling = Spelling(self._backend, kind, tokens, token_bytes, skip_special=False)
 
     @classmethod
-    def from_dir(cls, directory: Path) -> Tokenizer:
+    def from_dir(cls, directory: Path, chat_format: str = AUTO) -> Tokenizer:
         """Loads the tokenizer files of a checkpoint; code in the checkpoint is never run.
 
         Raises:
             CheckpointError: there are no tokenizer files, or they are malformed.
-            ConfigError: the tokenizer is not a fast one, or its decoder can't be streamed through.
+            ConfigError: the tokenizer is not a fast one, or as when one is made.
         """
         check_files(directory)
         try:
@@ -69,7 +78,7 @@ class Tokenizer:
             raise ConfigError(
                 f"{type(tokenizer).__name__} in {directory} is not a fast tokenizer; save one with a tokenizer.json"
             )
-        return cls(tokenizer)
+        return cls(tokenizer, chat_format)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds, such as BOS.
@@ -81,8 +90,8 @@ class Tokenizer:
         """
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Token ids of a conversation in the checkpoint's chat template, up to where the model's answer begins.
+    def encode_chat(self, chat: Conversation) -> EncodedChat:
+        """A conversation in the checkpoint's chat template, up to where the model's answer begins.
 
         The template runs in a process of its own, which this waits for: not to be called in an event loop.
 
@@ -90,20 +99,15 @@ class Tokenizer:
             InvalidRequest: there is no chat template, or it refuses these messages, fails, or takes too much time,
                 text or memory.
         """
-        if self._chat is None:
+        name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
             raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
-        if not messages:
-            raise InvalidRequest("messages is empty")
-        text = self._chat.render(
-            {
-                **self._special,
-                "messages": [dict(message) for message in messages],
-                "tools": None,
-                "documents": None,
-                "add_generation_prompt": True,
-            }
-        )
-        return self._encode(text, add_special_tokens=False)
+        text, reply_format = self._templates[name].render(chat), self._formats[name]
+        token_ids = self._encode(text, add_special_tokens=False)
+        if reply_format is None:
+            return EncodedChat(token_ids, text)
+        has_reasoning = shows_reasoning(reply_format, self._templates[name].source)
+        return EncodedChat(token_ids, text, reply_format, reply_prefix(reply_format, text), has_reasoning)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`. Special tokens, and ids that are in no vocabulary, have none.
@@ -121,6 +125,11 @@ class Tokenizer:
         """Text and bytes of one token inside a text, as in `Spelling`, special tokens spelled out."""
         return self._full_spelling.spell(token_id)
 
+    def encode_part(self, text: str) -> list[int]:
+        """Token ids of text inside a text: nothing is added."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         try:
             text.encode()
@@ -129,15 +138,15 @@ class Tokenizer:
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
 
-def _template_of(tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Of several templates the one that is called the default."""
-    try:
-        template: object = tokenizer.get_chat_template()
-    except ValueError:
-        return None
-    if not isinstance(template, str):
-        raise ConfigError(f"the tokenizer's chat template must be text, not {shown(template)}")
-    return template
+def _templates_of(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
+    """By name: `default` and, for conversations with tools, `tool_use`. Nobody asks for others."""
+    given: Any = tokenizer.chat_template
+    templates = given if isinstance(given, Mapping) else {"default": given}
+    found = {name: templates[name] for name in ("default", "tool_use") if templates.get(name) is not None}
+    for name, source in found.items():
+        if not isinstance(source, str):
+            raise ConfigError(f"the tokenizer's chat template {name!r} must be text, not {shown(source)}")
+    return found
 
 
 def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:

@@ -5,6 +5,17 @@ entries.
 """
 
 from penstock.producer.wire.errors import REFUSED_CODES, WireError
+from penstock.producer.wire.messages import (
+    AllowedTools,
+    AllowedToolsChoice,
+    FunctionCall,
+    Message,
+    MessageToolCall,
+    NamedTool,
+    ResponseFormat,
+    TextPart,
+    ToolChoice,
+)
 from penstock.producer.wire.replies import (
     ChunkEntry,
     EndEntry,
@@ -12,6 +23,7 @@ from penstock.producer.wire.replies import (
     OwnEntry,
     ReplyEntry,
     TokenLogprob,
+    ToolCallDelta,
     TopLogprob,
     decode_reply,
     encode_reply,
@@ -21,25 +33,33 @@ from penstock.producer.wire.requests import (
     MAX_FIELDS,
     VERSION,
     GenerateRequest,
-    Message,
     entry_size,
-    explain,
     parse_request,
 )
+from penstock.producer.wire.values import explain
 
 __all__ = [
     "ID_PATTERN",
     "MAX_FIELDS",
     "REFUSED_CODES",
     "VERSION",
+    "AllowedTools",
+    "AllowedToolsChoice",
     "ChunkEntry",
     "EndEntry",
     "FinishReason",
+    "FunctionCall",
     "GenerateRequest",
     "Message",
+    "MessageToolCall",
+    "NamedTool",
     "OwnEntry",
     "ReplyEntry",
+    "ResponseFormat",
+    "TextPart",
     "TokenLogprob",
+    "ToolCallDelta",
+    "ToolChoice",
     "TopLogprob",
     "WireError",
     "decode_reply",
