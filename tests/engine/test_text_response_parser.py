@@ -242,6 +242,11 @@ def test_only_what_could_become_a_tag_is_held_back() -> None:
     ]  # fmt: skip
 
 
+def test_an_answer_in_json_is_streamed_where_calls_are_json_too() -> None:
+    reading = parser("llama3_json")
+    assert [reading.push(text).text for text in ('{"', "title", '":', ' "', "a")] == ["", "", "", '{"title": "', "a"]
+
+
 def test_white_space_between_parts_belongs_to_none() -> None:
     reading = parser("hermes")
     pushed = [
