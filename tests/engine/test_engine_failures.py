@@ -121,7 +121,7 @@ def stumble_in_logprobs(engine: Engine, patch: pytest.MonkeyPatch) -> None:
         if sequence.request.id == "bad":
             raise Oops("at log-probabilities")
 
-    patch.setattr("penstock.engine.engine.logprob_of", logprob)
+    patch.setattr(engine, "_logprob", logprob)
 
 
 STUMBLES = [

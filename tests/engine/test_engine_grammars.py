@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -386,6 +388,29 @@ def test_a_matcher_that_fails_ends_its_row_alone(
     assert results["bad", 0].token_ids == unharmed.token_ids[:at]
     assert unharmed.text.startswith(results["bad", 0].text)
     assert not engine._masks._matchers
+
+
+def test_while_a_hostile_grammar_is_refused_others_go_on(engine: Engine) -> None:
+    """It takes half a second of a process of its own, which is many steps."""
+    plain = neighbours(engine)
+    expected = drive(engine, plain)
+    engine._pool.forget_contents()
+    hostile = "start: %json " + json.dumps({"properties": {f"x{i}": {"type": "string"} for i in range(15_000)}})
+    is_asked = threading.Event()
+    meanwhile = 0
+
+    def count(step: int) -> None:
+        nonlocal meanwhile
+        meanwhile += not refused.done()
+
+    with ThreadPoolExecutor(1) as threads:
+        refused = threads.submit(lambda: (is_asked.set(), engine.grammars.compile(hostile)))
+        is_asked.wait()
+        results = drive(engine, plain, before_step=count)
+        assert isinstance(refused.exception(), InvalidRequest)
+    assert meanwhile > 1
+    for key, result in expected.items():
+        same(results[key], result)
 
 
 def test_tokens_of_an_earlier_run_that_the_grammar_does_not_have(engine: Engine) -> None:
