@@ -16,6 +16,7 @@ from hashlib import blake2b
 from typing import Any, TypeAlias
 
 from penstock.engine.errors import InvalidRequest
+from penstock.engine.text.chat_template import RenderingEnded
 
 Message: TypeAlias = Mapping[str, Any]
 
@@ -46,6 +47,8 @@ _SHAPES = [CallShape(text, short) for short in (False, True) for text in (False,
 
 class TemplateNeeds:
     """Of one template; each is found out when it first matters, by rendering small conversations.
+
+    It is the same on every worker. A rendering that took too long tells nothing, and what it was for is refused.
 
     Args:
         render: of messages and tools. It raises InvalidRequest where the template does not take them.
@@ -90,6 +93,8 @@ class TemplateNeeds:
     def _try(self, messages: Sequence[Message], tools: Sequence[Message]) -> str | None:
         try:
             return self._render(messages, tools)
+        except RenderingEnded:
+            raise
         except InvalidRequest:
             return None
 

@@ -10,8 +10,9 @@ import pytest
 from tokenizers_for_tests import byte_level
 
 from penstock.engine.errors import ConfigError, InvalidRequest
+from penstock.engine.text.chat_template import RenderingEnded
 from penstock.engine.text.conversation import Conversation, EncodedChat
-from penstock.engine.text.template_needs import short_id
+from penstock.engine.text.template_needs import CallShape, TemplateNeeds, short_id
 from penstock.engine.text.tokenizer import Tokenizer
 
 TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parents[1] / "chat_templates").glob("*.jinja")}
@@ -233,6 +234,23 @@ def test_a_template_in_a_file_of_its_own_is_found(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_dir(tmp_path)
     assert tokenizer.encode_chat(Conversation([QUESTION])).text == "d"
     assert tokenizer.encode_chat(Conversation([QUESTION], TOOLS)).text == "t"
+
+
+def test_what_a_slow_moment_hid_is_found_out_the_next_time() -> None:
+    answers: list[str | InvalidRequest] = [RenderingEnded("no answer within 30 s"), InvalidRequest("no"), "one two"]
+
+    def render(messages: Any, tools: Any) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, InvalidRequest):
+            raise answer
+        return answer
+
+    needs = TemplateNeeds(render)
+    with pytest.raises(RenderingEnded, match="no answer"):
+        _ = needs.calls
+    assert needs.calls == CallShape(has_text_arguments=True)
+    assert answers == []
+    assert needs.calls == CallShape(has_text_arguments=True)  # is remembered
 
 
 def test_no_messages_are_refused() -> None:
