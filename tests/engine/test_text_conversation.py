@@ -79,12 +79,12 @@ def theirs(family: str, messages: list[dict[str, Any]], **more: Any) -> str:
 
 
 def as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """With arguments as a template wants them that puts them in as they are."""
+    """As a template wants a message that puts content and arguments in as they are."""
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps(ARGUMENTS, ensure_ascii=False)}}
         for call in message.get("tool_calls", ())
     ]
-    return {**message, "tool_calls": calls} if calls else message
+    return {**message, "content": message["content"] or "", "tool_calls": calls} if calls else message
 
 
 def native(family: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -218,6 +218,20 @@ def test_text_is_a_part_where_a_template_reads_parts_alone() -> None:
     )
 
 
+ONLY_THE_USERS = (
+    "{% for m in messages %}{% if m.role == 'user' and m.content is not string %}"
+    "{% for part in m.content %}{{ part.text }}{% endfor %}{% else %}{{ m.content }}{% endif %}|{% endfor %}"
+)
+
+
+def test_what_content_may_be_depends_on_whose_it_is() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    roles = ("system", "user", "assistant", "tool")
+    messages = [{"role": role, "content": parts} for role in roles]
+    text = Tokenizer(byte_level(chat_template=ONLY_THE_USERS)).encode_chat(Conversation(messages)).text
+    assert text == "one\ntwo|onetwo|one\ntwo|one\ntwo|"
+
+
 def test_with_tools_the_template_for_them_is_used() -> None:
     templates = {"default": "plain", "tool_use": "<tool_call>{{ tools | length }}"}
     tokenizer = Tokenizer(byte_level(chat_template=templates))
@@ -248,9 +262,9 @@ def test_what_a_slow_moment_hid_is_found_out_the_next_time() -> None:
     needs = TemplateNeeds(render)
     with pytest.raises(RenderingEnded, match="no answer"):
         _ = needs.calls
-    assert needs.calls == CallShape(has_text_arguments=True)
+    assert needs.calls == CallShape(has_content=True)
     assert answers == []
-    assert needs.calls == CallShape(has_text_arguments=True)  # is remembered
+    assert needs.calls == CallShape(has_content=True)  # is remembered
 
 
 def test_no_messages_are_refused() -> None:
