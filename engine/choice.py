@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from penstock.engine.execution.logprobs import Logprobs
+from penstock.engine.logprobs import PromptLogprobs
 from penstock.engine.request import FinishReason, Output, TokenLogprob
+from penstock.engine.scheduling.scheduler import Row
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text.reply import ReplyStream
 from penstock.engine.text.response.delta import Delta, joined
@@ -23,9 +26,17 @@ class Ending:
 class Choice:
     """The reply of an unfinished sequence. Everything in it follows from the sequence's tokens."""
 
-    __slots__ = ("_echo", "_max_model_len", "_sequence", "_stop_ids", "_stream")
+    __slots__ = ("_echo", "_max_model_len", "_prompt_logprobs", "_sequence", "_stop_ids", "_stream")
 
-    def __init__(self, sequence: Sequence, stream: ReplyStream, stop_ids: frozenset[int], max_model_len: int) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        stream: ReplyStream,
+        stop_ids: frozenset[int],
+        max_model_len: int,
+        prompt_logprobs: PromptLogprobs | None = None,  # where they go out with the first token
+    ) -> None:
+        self._prompt_logprobs = prompt_logprobs
         self._sequence = sequence
         self._stream = stream
         self._stop_ids = stop_ids
@@ -69,6 +80,18 @@ class Choice:
     def finish(self) -> Delta:
         """What was held back, of a choice that ends for a reason that is not in its tokens."""
         return self._stream.finish()
+
+    def score(self, row: Row, found: Logprobs | None, place: int) -> None:
+        """Takes the log-probabilities of a chunk of the prompt, those of the rows from `place` on."""
+        if self._prompt_logprobs is not None and found is not None:
+            self._prompt_logprobs.take(found, place, row.start, row.num_scored)
+
+    def with_prompt_logprobs(self, output: Output) -> Output:
+        """`output`, of a new token, with the log-probabilities of the prompt, where they are wanted and not out yet."""
+        if self._prompt_logprobs is None:
+            return output
+        of_prompt, self._prompt_logprobs = self._prompt_logprobs.all(), None
+        return replace(output, prompt_logprobs=of_prompt)
 
     def _is_full(self) -> bool:
         num_tokens = len(self._sequence.token_ids)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -12,15 +12,16 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
 from penstock.engine.execution.compilation import keep_compilations
+from penstock.engine.execution.logprobs import Logprobs
 from penstock.engine.execution.masks import MaskBuilder
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import InFlight, Runner
-from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT, Logprobs
+from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT
 from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.limits import Limits
 from penstock.engine.loading.checkpoint import load_model, read_model_config, resolve
-from penstock.engine.logprobs import logprob_at
+from penstock.engine.logprobs import PromptLogprobs, logprob_at
 from penstock.engine.models import Decoder
 from penstock.engine.models.packed import pack_weights
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
@@ -50,27 +51,31 @@ class _StepFailed(Exception):
 
 
 class _Dispatched:
-    """A step on its way. Where it failed it stays failed, however often its results are read."""
+    """A step on its way. However often its results are read, they are the same, and one that failed stays failed."""
 
     def __init__(self, plan: StepPlan, in_flight: InFlight) -> None:
         self.plan = plan
         self._in_flight = in_flight
-        self._failure: Exception | None = None
+        self._results: tuple[list[list[int]], list[Logprobs] | None] | Exception | None = None
 
-    def results(self) -> tuple[list[list[int]], Logprobs | None]:
+    def results(self) -> tuple[list[list[int]], list[Logprobs] | None]:
         """Waits for the step: its tokens and log-probabilities, as `InFlight` has them."""
-        if self._failure is None:
+        if self._results is None:
             try:
-                return self._in_flight.token_ids(), self._in_flight.logprobs()
+                self._results = self._in_flight.token_ids(), self._in_flight.logprobs()
             except Exception as error:
-                self._failure = error
-        raise _StepFailed(self.plan) from self._failure
+                self._results = error
+        if isinstance(self._results, Exception):
+            raise _StepFailed(self.plan) from self._results
+        return self._results
 
     def newest(self) -> dict[Sequence, int]:
         """The token of each sequence that a grammar constrains. A step with one that samples is no loop of steps."""
         token_ids, _ = self.results()
-        sampled = zip(self.plan.sampled, token_ids[0], strict=True)
-        return {row.sequence: token_id for row, token_id in sampled if row.sequence.is_constrained}
+        rows = self.plan.places()
+        return {
+            row.sequence: token_ids[0][place] for row, place in rows if row.num_sampled and row.sequence.is_constrained
+        }
 
 
 class Engine:
@@ -114,6 +119,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_batch_tokens=config.max_batch_tokens,
             max_model_len=self.max_model_len,
+            max_rows=geometry.max_rows,
         )
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
         self._masks = MaskBuilder(model.config.vocab_size, defaults.eos_token_ids)
@@ -159,11 +165,9 @@ class Engine:
 
     def warm_up(self, progress: ReportProgress | None = None) -> None:
         """Compiles all shapes and measures them. Without it, each compiles when it is first met."""
-        with ThreadPoolExecutor(1) as threads:
-            threads.submit(self.grammars.prepare)  # what it raises, the first grammar raises again
-            self._pace = warm_up(
-                self._runner, progress, decode_steps=self._decode_steps, max_slowdown=self._max_slowdown
-            )
+        with contextlib.suppress(Exception):  # a grammar raises it again; all other requests can do without
+            self.grammars.prepare()
+        self._pace = warm_up(self._runner, progress, decode_steps=self._decode_steps, max_slowdown=self._max_slowdown)
 
     @property
     def max_num_seqs(self) -> int:
@@ -283,13 +287,14 @@ class Engine:
             return []
         token_ids, logprobs = last.results()
         outputs: list[Output] = []
-        for sampled in token_ids:
-            place = 0
-            for row in last.plan.rows:
+        for step, sampled in enumerate(token_ids):
+            found = None if logprobs is None else logprobs[step]
+            for row, place in last.plan.places():
                 token_id = sampled[place] if row.num_sampled else None
+                if row.num_scored and min(scored := sampled[place - row.num_scored : place]) < 0:
+                    token_id = min(scored)  # the model broke down inside the prompt
                 if not row.sequence.is_finished:
-                    self._commit_row(row, token_id, logprobs, place, outputs)
-                place += token_id is not None
+                    self._commit_row(row, token_id, found, place, outputs)
         return outputs
 
     def _end_by_grammar(self) -> list[Output]:
@@ -315,6 +320,8 @@ class Engine:
             if token_id is not None and token_id < 0:
                 outputs.append(self._cut_short(sequence, Ending("error", error=_NO_TOKEN[token_id])))
                 return
+            if row.num_scored:
+                self._choices[sequence].score(row, logprobs, place - row.num_scored)
             self._scheduler.commit(row, token_id)
             if token_id is not None:
                 outputs.append(self._advance(sequence, token_id, self._logprob(sequence, logprobs, place)))
@@ -325,10 +332,13 @@ class Engine:
 
     def _advance(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> Output:
         """What a sequence's newest token means: its text, and perhaps its end."""
-        delta, ending = self._choices[sequence].push(token_id)
+        choice = self._choices[sequence]
+        delta, ending = choice.push(token_id)
         if ending is None:
-            return output_of(sequence, delta, (token_id,), logprob)
-        return self._end(sequence, ending, delta, (token_id,), logprob)
+            output = output_of(sequence, delta, (token_id,), logprob)
+        else:
+            output = self._end(sequence, ending, delta, (token_id,), logprob)
+        return choice.with_prompt_logprobs(output)
 
     def _logprob(self, sequence: Sequence, found: Logprobs | None, place: int) -> TokenLogprob | None:
         """Of a sequence's newest token, sampled by the row at `place`, if its request asks for it."""
@@ -340,7 +350,8 @@ class Engine:
     def _choice(self, sequence: Sequence) -> Choice:
         stop_ids = frozenset(sequence.request.sampling.stop_ids(self.defaults.eos_token_ids))
         stream = self._replies.stream(sequence.request, sequence.index)
-        return Choice(sequence, stream, stop_ids, self.max_model_len)
+        prompt_logprobs = PromptLogprobs(sequence.request, self.tokenizer.spell) if sequence.scores_prompt else None
+        return Choice(sequence, stream, stop_ids, self.max_model_len, prompt_logprobs)
 
     def _cut_short(self, sequence: Sequence, ending: Ending) -> Output:
         """Ends a sequence for a reason that is not in its tokens, with the text that was held back."""
