@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.engine.errors import InvalidRequest, PromptTooLong
-from penstock.engine.request import MAX_STOP_TOKENS, Request, SamplingParams
+from penstock.engine.request import MAX_PROMPT_LOGPROBS, MAX_STOP_TOKENS, Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Limits:
         self._check_candidates(request.sampling)
         if request.grammar is not None:
             _check_grammar(request.sampling)
+        if request.sampling.prompt_logprobs is not None:
+            _check_prompt_logprobs(len(request.prompt_token_ids), request.sampling.prompt_logprobs)
 
     def _check_lengths(self, request: Request) -> None:
         num_prompt = len(request.prompt_token_ids)
@@ -98,3 +100,12 @@ def _check_grammar(params: SamplingParams) -> None:
             raise InvalidRequest(
                 f"{name} ({value}) contradicts the grammar, which says what may come and where the reply ends"
             )
+
+
+def _check_prompt_logprobs(num_prompt: int, num_top: int) -> None:
+    count = num_prompt * (num_top + 1)
+    if count > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs {num_top} of a prompt of {num_prompt} tokens is {count} log-probabilities; "
+            f"at most {MAX_PROMPT_LOGPROBS} can be"
+        )

@@ -35,6 +35,7 @@ class EncodedChat:
     text: str  # that the chat template made
     reply_format: str | None = None  # in which the model writes its answer; None: nothing is known of it
     reply_prefix: str = ""  # what `text` has of that answer already, such as `<think>`
+    has_reasoning: bool = False  # whether the template knows the reasoning of this format
 
 
 class ConversationTemplate:

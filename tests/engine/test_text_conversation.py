@@ -14,7 +14,7 @@ from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.engine.text.template_needs import short_id
 from penstock.engine.text.tokenizer import Tokenizer
 
-TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
+TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parents[1] / "chat_templates").glob("*.jinja")}
 FORMATS = {
     "hermes": "hermes",
     "llama3": "llama3_json",

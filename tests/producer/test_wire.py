@@ -293,7 +293,7 @@ def test_the_body_limit_counts_names_and_values() -> None:
         ({"prompt": "x", "stop": "[1"}, "stop"),
         ({"prompt": "x", "messages": "[]"}, "exactly one of prompt, messages, prompt_token_ids"),
         ({"max_tokens": "5"}, "exactly one of"),
-        ({"prompt": "x", "traceparent": "00-\x1b[2J"}, r"traceparent: Value error, must be a W3C traceparent, such as"),
+        ({"prompt": "x", "traceparent": "00-\x1b[2J"}, r"traceparent: must be a W3C traceparent, such as"),
         ({"prompt": "x", "traceparent": "00-\x1b[2J"}, r", not '00-\x1b[2J'"),
         ({"request": "{}", "prompt": "x"}, "beside `request` only `id` may stand, not prompt"),
         ({"request": '"text"'}, "holds str, not an object"),

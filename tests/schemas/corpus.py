@@ -19,17 +19,19 @@ DRAFTS = (
     "https://json-schema.org/draft/2020-12/schema",
     "http://json-schema.org/draft-04/schema#",
 )
-NOUNS = tuple(
-    "id name title email address city country user account order item price amount currency status type kind label "
-    "tags notes owner author version release path host port region zone bucket key value limit offset page query "
-    "filter start end date time duration width height color image caption url link score rating weight unit "
-    "language locale message subject body priority enabled visible parent children level count total".split()
-)
+_NOUNS = """
+    id name title email address city country user account order item price amount currency status type kind label
+    tags notes owner author version release path host port region zone bucket key value limit offset page query
+    filter start end date time duration width height color image caption url link score rating weight unit
+    language locale message subject body priority enabled visible parent children level count total
+"""
+NOUNS = tuple(_NOUNS.split())
 ADJECTIVES = ("first", "last", "max", "min", "default", "current", "is", "has", "primary", "raw", "target", "source")
-WORDS = tuple(
-    "active inactive pending done failed open closed draft public private internal small medium large red green blue "
-    "low normal high critical daily weekly monthly none all read write admin guest json yaml csv café naïve 日本".split()
-)
+_WORDS = """
+    active inactive pending done failed open closed draft public private internal small medium large red green blue
+    low normal high critical daily weekly monthly none all read write admin guest json yaml csv café naïve 日本
+"""
+WORDS = tuple(_WORDS.split())
 FORMATS = ("date-time", "date", "time", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "duration")
 LOOSE_FORMATS = ("int32", "double", "password", "topic", "color", "byte")  # annotations, in no draft
 PATTERNS = (

@@ -11,7 +11,7 @@ from penstock.engine.request import ResponseSpec
 from penstock.engine.text.response.call_grammar import CallGrammar
 from penstock.engine.text.response.formats import FORMATS
 from penstock.engine.text.response.lark import ANY, GrammarWriter, either, literal, regex, sequence
-from penstock.engine.text.response.rules import CallRule, ChoiceText, JsonText, RegexText, TextRule
+from penstock.engine.text.response.rules import FREE, CallRule, ChoiceText, JsonText, RegexText, TextRule
 from penstock.engine.text.response.schemas import json_schema, parsed_schema
 from penstock.engine.text.response.syntax import Format
 
@@ -22,7 +22,7 @@ def reply_grammar(
     response: ResponseSpec | None,
     *,
     text: TextRule | None = None,
-    calls: CallRule = CallRule(),
+    calls: CallRule = FREE,
     has_reasoning: bool = True,
     special_ids: Mapping[str, int] = MappingProxyType({}),
 ) -> str | None:
@@ -48,7 +48,7 @@ def reply_grammar(
     tools = () if response is None else response.tools
     if calls.required and not tools:
         raise InvalidRequest("tool_choice requires a call, which this model has no known format for, or no tools")
-    is_bound = bool(tools) and (calls != CallRule() or any(tool.strict for tool in tools))
+    is_bound = bool(tools) and (calls != FREE or any(tool.strict for tool in tools))
     if text is None and not is_bound:
         return None
     writer = GrammarWriter(special_ids)

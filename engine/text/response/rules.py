@@ -14,6 +14,9 @@ class CallRule:
     restricted: bool = False  # the prompt shows other tools too, which it may not call
 
 
+FREE = CallRule()
+
+
 @dataclass(frozen=True, slots=True)
 class JsonText:
     """The text is JSON that follows a schema."""

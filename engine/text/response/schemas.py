@@ -16,14 +16,14 @@ Schema = dict[str, Any]
 WHITE_SPACE = r" {1,2}|\n[ \t]{0,24}"
 
 # Those of JSON Schema's drafts. Any other is a comment, by the standard.
-_FORMATS = frozenset(
-    "date-time date time duration email idn-email hostname idn-hostname ipv4 ipv6 uri uri-reference iri iri-reference "
-    "uuid uri-template json-pointer relative-json-pointer regex".split()
-)
+FORMATS = frozenset(
+    ("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uuid",
+     "uri", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer", "relative-json-pointer", "regex")
+)  # fmt: skip
 _ESCAPES = 'nrbtf\\"'  # without \uXXXX: that spells control characters only, which patterns disagree about
 _CONTROL_ESCAPE = re.compile(r"\\u00[01]")
-_LEAP_YEAR = "[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00"
-_REAL_DAY = f"(?:[0-9]{{4}}-(?:0[13-9]|1[0-2])-|[0-9]{{4}}-02-(?:[01][0-9]|2[0-8])|(?:{_LEAP_YEAR})-02-29)"
+LEAP_YEAR = "[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00"
+_REAL_DAY = f"(?:[0-9]{{4}}-(?:0[13-9]|1[0-2])-|[0-9]{{4}}-02-(?:[01][0-9]|2[0-8])|(?:{LEAP_YEAR})-02-29)"
 _REAL_DATE = ("^0*[1-9]", f"^{_REAL_DAY}")  # nor the year 0, which few calendars have
 _NO_LEAP_SECOND = "^[^:]*:[^:]*:[0-5]"
 # llguidance lets through what validators refuse: 29 February in any year, the year 0, leap seconds at any minute.
@@ -107,7 +107,7 @@ def _without_comments(schema: Schema) -> Schema:
     kept = {key: value for key, value in schema.items() if key != "x-guidance"}  # llguidance's options are ours to set
     if kept.get("uniqueItems") is False:
         del kept["uniqueItems"]
-    if isinstance(kept.get("format"), str) and kept["format"] not in _FORMATS:
+    if isinstance(kept.get("format"), str) and kept["format"] not in FORMATS:
         del kept["format"]
     return kept
 
