@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -51,21 +51,23 @@ class _StepFailed(Exception):
 
 
 class _Dispatched:
-    """A step on its way. Where it failed it stays failed, however often its results are read."""
+    """A step on its way. However often its results are read, they are the same, and one that failed stays failed."""
 
     def __init__(self, plan: StepPlan, in_flight: InFlight) -> None:
         self.plan = plan
         self._in_flight = in_flight
-        self._failure: Exception | None = None
+        self._results: tuple[list[list[int]], Logprobs | None] | Exception | None = None
 
     def results(self) -> tuple[list[list[int]], list[Logprobs] | None]:
         """Waits for the step: its tokens and log-probabilities, as `InFlight` has them."""
-        if self._failure is None:
+        if self._results is None:
             try:
-                return self._in_flight.token_ids(), self._in_flight.logprobs()
+                self._results = self._in_flight.token_ids(), self._in_flight.logprobs()
             except Exception as error:
-                self._failure = error
-        raise _StepFailed(self.plan) from self._failure
+                self._results = error
+        if isinstance(self._results, Exception):
+            raise _StepFailed(self.plan) from self._results
+        return self._results
 
     def newest(self) -> dict[Sequence, int]:
         """The token of each sequence that a grammar constrains. A step with one that samples is no loop of steps."""
@@ -163,11 +165,9 @@ class Engine:
 
     def warm_up(self, progress: ReportProgress | None = None) -> None:
         """Compiles all shapes and measures them. Without it, each compiles when it is first met."""
-        with ThreadPoolExecutor(1) as threads:
-            threads.submit(self.grammars.prepare)  # what it raises, the first grammar raises again
-            self._pace = warm_up(
-                self._runner, progress, decode_steps=self._decode_steps, max_slowdown=self._max_slowdown
-            )
+        with contextlib.suppress(Exception):  # a grammar raises it again; all other requests can do without
+            self.grammars.prepare()
+        self._pace = warm_up(self._runner, progress, decode_steps=self._decode_steps, max_slowdown=self._max_slowdown)
 
     @property
     def max_num_seqs(self) -> int:

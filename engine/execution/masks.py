@@ -41,7 +41,8 @@ class MaskBuilder:
             for place, row in enumerate(sampled)
             if row.sequence.is_constrained and (matcher := self._advanced(row, newest)) is not None
         ]
-        self._fill(masks, [(matcher, place) for place, _, matcher in filled])
+        if filled:
+            self._fill(masks, [(matcher, place) for place, _, matcher in filled])
         for place, sequence, matcher in filled:
             if matcher.has_failed:
                 self._ended.append((sequence, matcher.failure()))

@@ -57,7 +57,7 @@ class Matcher:
         """Whether nothing can follow, and no token says so: the vocabulary has none that ends a reply, or it is not
         to be sampled.
         """
-        return not self._can_end and self.state.is_stopped()
+        return not self._can_end and self.state.is_stopped() and not self.has_failed
 
     @property
     def has_failed(self) -> bool:
