@@ -56,7 +56,7 @@ class _Dispatched:
     def __init__(self, plan: StepPlan, in_flight: InFlight) -> None:
         self.plan = plan
         self._in_flight = in_flight
-        self._results: tuple[list[list[int]], Logprobs | None] | Exception | None = None
+        self._results: tuple[list[list[int]], list[Logprobs] | None] | Exception | None = None
 
     def results(self) -> tuple[list[list[int]], list[Logprobs] | None]:
         """Waits for the step: its tokens and log-probabilities, as `InFlight` has them."""
