@@ -119,9 +119,8 @@ def test_a_prompt_that_others_have_in_the_cache_is_computed(engine: Engine, refe
     assert cached == {("r", 0): 0, ("r", 1): 36, ("s", 0): 36}
 
 
-@pytest.mark.parametrize("decode_steps", [1, 4])
-def test_beside_others_with_fewer_rows_than_tokens(tiny_model: Path, reference: Any, decode_steps: int) -> None:
-    config = replace(SMALL, max_num_seqs=16, max_batch_tokens=64, num_pages=200, decode_steps=decode_steps)
+def test_beside_others_with_fewer_rows_than_tokens(tiny_model: Path, reference: Any) -> None:
+    config = replace(SMALL, max_num_seqs=16, max_batch_tokens=64, num_pages=200, decode_steps=4)
     engine = Engine.from_checkpoint(tiny_model, config)
     engine.warm_up()
     plain = [Request(f"p{i}", some_prompt(9 + i, seed=i), replace(PLAIN, max_tokens=20)) for i in range(6)]
