@@ -15,11 +15,13 @@ from prometheus_client import generate_latest
 
 from penstock.engine.driver import EngineDriver, StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.loading.identity import Identity
 from penstock.engine.stats import EngineInfo
 from penstock.producer import keys
 from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
 from penstock.producer.tasks import end_tasks
+from penstock.worker.card import make_card
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import TextEncoder
 from penstock.worker.errors import Aborted, EngineFailed, WorkerError
@@ -55,6 +57,7 @@ class Model:
     defaults: GenerationDefaults
     name: str = ""
     info: EngineInfo | None = None  # None: nothing is known of the engine, as of a fake
+    identity: Identity | None = None  # None: there is no checkpoint
 
 
 class WorkerService:
@@ -204,8 +207,9 @@ class WorkerService:
         driver = EngineDriver(model.engine)
         await driver.start()
         self._redis, self._driver = redis, driver
+        card = make_card(model.name, self.config, model.info, model.identity)
         self._session = Session(
-            redis, blocking, self.config, driver, model.text, model.defaults, self.metrics, self.readiness
+            redis, blocking, self.config, card, driver, model.text, model.defaults, self.metrics, self.readiness
         )
         try:
             await self._session.run(self._stop)

@@ -33,8 +33,9 @@ class Tokenizer:
         Raises:
             ConfigError: its decoder is one that text can't be streamed through, or its chat template is no text.
         """
-        template = _template_of(tokenizer)
-        self._chat = None if template is None else ChatTemplate(template)
+        self.template = _template_of(tokenizer)
+        """The text of the chat template; None: there is none."""
+        self._chat = None if self.template is None else ChatTemplate(self.template)
         self._special = dict(tokenizer.special_tokens_map)
         self._backend = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these at every call, while other threads read them.

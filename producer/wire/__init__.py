@@ -4,6 +4,18 @@ A request entry holds either one JSON field `request` or flat fields; a reply st
 entries.
 """
 
+from penstock.producer.wire.calls import (
+    CALLS,
+    DEFAULT_TIMEOUT_MS,
+    MAX_TIMEOUT_MS,
+    AnswerEntry,
+    Call,
+    CallName,
+    Envelope,
+    decode_answer,
+    parse_call,
+)
+from penstock.producer.wire.cards import ModelCard, decode_card
 from penstock.producer.wire.errors import REFUSED_CODES, WireError
 from penstock.producer.wire.replies import (
     ChunkEntry,
@@ -27,22 +39,33 @@ from penstock.producer.wire.requests import (
 )
 
 __all__ = [
+    "CALLS",
+    "DEFAULT_TIMEOUT_MS",
     "ID_PATTERN",
     "MAX_FIELDS",
+    "MAX_TIMEOUT_MS",
     "REFUSED_CODES",
     "VERSION",
+    "AnswerEntry",
+    "Call",
+    "CallName",
     "ChunkEntry",
     "EndEntry",
+    "Envelope",
     "FinishReason",
     "GenerateRequest",
     "Message",
+    "ModelCard",
     "OwnEntry",
     "ReplyEntry",
     "TokenLogprob",
     "WireError",
+    "decode_answer",
+    "decode_card",
     "decode_reply",
     "encode_reply",
     "entry_size",
     "explain",
+    "parse_call",
     "parse_request",
 ]

@@ -44,8 +44,13 @@ def expected_text(prompt: str, source: str | int, count: int, index: int = 0) ->
 class FakeText:
     """A byte tokenizer."""
 
+    vocab_size = 256
+
     def encode(self, text: str) -> Sequence[int]:
         return tuple(text.encode())
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode(errors="replace")
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
         if messages[-1]["role"] != "user":

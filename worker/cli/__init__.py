@@ -5,7 +5,7 @@
 | 0 | done; for `worker`: drained |
 | 1 | failed: the message on stderr says why |
 | 2 | wrong usage or settings |
-| 3 to 7 | `worker` could not start or go on: `worker/errors.py` lists the reasons |
+| 3 to 8 | `worker` could not start or go on: `worker/errors.py` lists the reasons |
 | 130 | interrupted; for `worker`: told to stop twice |
 """
 

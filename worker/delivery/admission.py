@@ -17,8 +17,13 @@ _T = TypeVar("_T")
 class TextEncoder(Protocol):
     """What turns prompts into tokens; `engine.text.tokenizer.Tokenizer` is one. Called from several threads."""
 
+    vocab_size: int  # token ids from here on have no text
+
     def encode(self, text: str) -> Sequence[int]:
         """The tokens of a plain prompt."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens below `vocab_size`; special ones have none."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
         """The tokens of a conversation under the model's chat template, ready for the assistant's turn.
@@ -42,23 +47,24 @@ def check_limits(request: GenerateRequest, config: WorkerConfig) -> None:
         _limit(len(stop), "the length of a stop string", config.max_stop_chars, "max_stop_chars")
 
 
-def encode_prompt(request: GenerateRequest, text: TextEncoder, config: WorkerConfig) -> tuple[int, ...]:
+def encode_prompt(request: GenerateRequest, text: TextEncoder) -> tuple[int, ...]:
     """The prompt's tokens, by whichever of its three forms was given.
 
     Raises:
         InvalidRequest: the chat template refuses the messages.
-        PromptTooLong: over max_prompt_tokens.
     """
     if request.prompt_token_ids is not None:
-        tokens = request.prompt_token_ids
-    elif request.messages is not None:
-        tokens = tuple(text.encode_chat([message.model_dump() for message in request.messages]))
-    else:
-        tokens = tuple(text.encode(request.prompt or ""))
+        return request.prompt_token_ids
+    if request.messages is not None:
+        return tuple(text.encode_chat([message.model_dump() for message in request.messages]))
+    return tuple(text.encode(request.prompt or ""))
+
+
+def check_prompt(tokens: Sequence[int], config: WorkerConfig) -> None:
+    """Raises PromptTooLong if there are more than `max_prompt_tokens`."""
     limit = config.max_prompt_tokens
     if limit is not None and len(tokens) > limit:
         raise PromptTooLong(f"the prompt has {len(tokens)} tokens, the limit max_prompt_tokens is {limit}")
-    return tokens
 
 
 def to_engine_request(

@@ -14,7 +14,7 @@ from penstock.engine.request import Request
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import GenerateRequest, WireError
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.admission import TextEncoder, check_limits, encode_prompt, to_engine_request
+from penstock.worker.delivery.admission import TextEncoder, check_limits, check_prompt, encode_prompt, to_engine_request
 from penstock.worker.delivery.journal import Journal, JournalError, read_journal
 from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.requests import LiveRequest
@@ -92,7 +92,9 @@ class Restorer:
 
     async def _encode(self, asked: GenerateRequest, live: LiveRequest) -> tuple[int, ...]:
         def encode() -> tuple[int, ...]:
-            return encode_prompt(asked, self._text, self._config)
+            tokens = encode_prompt(asked, self._text)
+            check_prompt(tokens, self._config)
+            return tokens
 
         if asked.messages is None:
             return await self._threads.run(encode, live.fields)

@@ -19,15 +19,12 @@ from penstock.producer.handle import ReplyStream
 from penstock.producer.reading.assembly import Assembler
 from penstock.producer.reply import Chunk
 from penstock.producer.wire import ChunkEntry, EndEntry, FinishReason, GenerateRequest, TokenLogprob
-from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import TextEncoder, encode_prompt, to_engine_request
 from penstock.worker.delivery.requests import ChoiceBuffer, outcome_of
 from penstock.worker.errors import EngineFailed
 
 ENCODER_THREADS = 4  # a chat template renders in two processes at once; plain prompts need not wait for those
 HAND_OVER_S = 0.02  # outputs wait so long for each other: less than a reader sees, more than a step of a small model
-
-_NO_LIMITS = WorkerConfig()  # a worker's limits are for strangers; of those that `encode_prompt` reads none is set
 
 
 class InProcessEngine:
@@ -126,7 +123,7 @@ class InProcessEngine:
 
     async def _encode(self, request: GenerateRequest) -> tuple[int, ...]:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, encode_prompt, request, self._text, _NO_LIMITS)
+        return await loop.run_in_executor(self._threads, encode_prompt, request, self._text)
 
     def _expire(self, run: _Run) -> None:
         run.is_expired = True
