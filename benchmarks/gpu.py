@@ -186,13 +186,13 @@ def measure_steps(
     figures = []
     for batch in batches:
         step = packed(geometry, [(1, context)] * batch)
-        seconds = step_s(runner, step, batch, steps, repeats)
+        seconds = step_s(runner, step, steps, repeats)
         live = batch * context * kv_token_bytes(model, deployment.kv_dtype)
         rate = (step_weight_bytes(model, batch, 1) + live) / seconds
         share = rate / card.copy_bytes_per_s
         figures.append(Figure("decode", batch, batch, context, 1e3 * seconds, rate, share, DECODE_BAR))
     for prompt in prompts:
-        seconds = step_s(runner, packed(geometry, [(prompt, prompt)]), 1, steps, repeats)
+        seconds = step_s(runner, packed(geometry, [(prompt, prompt)]), steps, repeats)
         rate = step_flops(model, prompt, 1, prompt * (prompt + 1) // 2) / seconds
         share = rate / card.bf16_flops_per_s
         figures.append(Figure("prefill", 1, prompt, prompt, 1e3 * seconds, rate, share, PREFILL_BAR))
@@ -227,16 +227,16 @@ def packed(geometry: Geometry, rows: list[tuple[int, int]]) -> Batch:
         parts["sampled_tokens"][i] = end - 1
         start = end
     num_rows = next(bucket for bucket in geometry.row_buckets if bucket >= len(rows))
-    return Batch(num_tokens, num_rows, 1, flat, None, None)
+    return Batch(num_tokens, num_rows, 1, len(rows), flat, None, None)
 
 
-def step_s(runner: Runner, batch: Batch, num_sampled: int, steps: int, repeats: int) -> float:
+def step_s(runner: Runner, batch: Batch, steps: int, repeats: int) -> float:
     """Seconds of one step, the median over the repeats. Each is dispatched before the last one's tokens are read."""
 
     def run(count: int) -> None:
         last: InFlight | None = None
         for _ in range(count):
-            current = runner.dispatch(batch, num_sampled)
+            current = runner.dispatch(batch)
             if last is not None:
                 last.token_ids()
             last = current

@@ -49,8 +49,8 @@ class InstantRunner:
 
     compiles_after_warmup = 0
 
-    def dispatch(self, batch: Batch, num_sampled: int) -> Any:
-        return InstantStep(num_sampled)
+    def dispatch(self, batch: Batch) -> Any:
+        return InstantStep(batch.num_sampled)
 
 
 def word_tokenizer(vocab_size: int) -> Tokenizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.engine.execution.sampling import Logprobs
-from penstock.engine.request import FinishReason, Output, TokenLogprob
+from penstock.engine.request import FinishReason, Output, TokenLogprob, TopLogprob
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text.stream import TextStream
 
@@ -80,4 +80,5 @@ def logprob_of(sequence: Sequence, logprobs: Logprobs | None, place: int) -> Tok
     if logprobs is None or count is None:
         return None
     top = zip(logprobs.top_ids[place, :count].tolist(), logprobs.top[place, :count].tolist(), strict=True)
-    return TokenLogprob(float(logprobs.sampled[place]), tuple(top))
+    most_likely = tuple(TopLogprob(token_id, "", b"", value) for token_id, value in top)
+    return TokenLogprob(sequence.token_ids[-1], "", b"", float(logprobs.sampled[place]), most_likely)

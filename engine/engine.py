@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,8 +27,10 @@ from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Row, Scheduler, SequenceFailed, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.stats import EngineInfo, EngineStats, ReportProgress
+from penstock.engine.structured import GrammarCompiler
 from penstock.engine.text.stream import TextStream
 from penstock.engine.text.tokenizer import Tokenizer
+from penstock.engine.text.vocabulary import vocabulary_of
 
 _NO_TOKEN = {
     NOT_A_TOKEN: "the model's logits are not finite",
@@ -74,6 +77,9 @@ class Engine:
             raise ConfigError(f"attention {config.attention!r} on this platform needs a model with {needed}")
         self.tokenizer = tokenizer
         self.defaults = defaults
+        self.grammars = GrammarCompiler(
+            partial(vocabulary_of, tokenizer, model.config.vocab_size, defaults.eos_token_ids)
+        )
         spec = with_pages(deployment, deployment.free_bytes())
         self._info = deployment.describe(spec)
         self._limits = Limits(
@@ -114,7 +120,7 @@ class Engine:
             keep_compilations(config.compile_cache_dir)
         directory = resolve(model)
         deployment = deploy(config, read_model_config(directory, config.dtype))
-        tokenizer = Tokenizer.from_dir(directory)
+        tokenizer = Tokenizer.from_dir(directory, config.chat_format)
         defaults = read_generation_defaults(directory)
         loaded = load_model(
             directory,
@@ -228,7 +234,7 @@ class Engine:
             return None
         self._totals["steps"] += 1
         try:
-            return _Dispatched(plan, self._runner.dispatch(self._builder.build(plan), len(plan.sampled)))
+            return _Dispatched(plan, self._runner.dispatch(self._builder.build(plan)))
         except Exception as error:
             raise _StepFailed(plan) from error
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from penstock.engine.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from penstock.engine.structured import Grammar
 
 FinishReason = Literal["stop", "tool_calls", "length", "cancelled", "expired", "error"]
 
@@ -135,12 +138,28 @@ class Request:
     generated: tuple[tuple[int, ...], ...] = ()
     response: ResponseSpec | None = None  # None: the reply is text
     echo: str = ""  # what the text begins with
+    grammar: Grammar | None = None  # what the reply must follow; compiled by `Engine.grammars`
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """The log-probability of one token at a place. `token` and `bytes` are what this token alone stands for."""
+
+    token_id: int
+    token: str  # a special token is spelled; what is no whole character has U+FFFD
+    bytes: bytes
+    logprob: float
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
+    """That of the token at a place, and of the most likely ones there."""
+
+    token_id: int
+    token: str
+    bytes: bytes
     logprob: float
-    top: tuple[tuple[int, float], ...]  # (token id, log-probability), most likely first
+    top: tuple[TopLogprob, ...]  # most likely first
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +195,7 @@ class Output:
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     stop_reason: str | int | None = None  # with finish_reason `stop` or `tool_calls`: the stop string, or the token id
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # of each token of the prompt but the first; once
 
 
 def _require(holds: bool, name: str, value: object, range_: str) -> None:

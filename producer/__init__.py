@@ -26,10 +26,18 @@ from penstock.producer.errors import (
 from penstock.producer.handle import Handle, ReplyStream
 from penstock.producer.progress import BulkProgress, ProgressCallback
 from penstock.producer.queue_status import QueueStatus
-from penstock.producer.reply import Choice, Chunk, Reply, Timings, Usage
+from penstock.producer.reply import Choice, Chunk, Reply, Timings, ToolCall, Usage
 from penstock.producer.request import Prompt, Sampling
 from penstock.producer.transport import State
-from penstock.producer.wire import FinishReason, GenerateRequest, Message, ModelCard, TokenLogprob
+from penstock.producer.wire import (
+    FinishReason,
+    GenerateRequest,
+    Message,
+    ModelCard,
+    TokenLogprob,
+    ToolCallDelta,
+    TopLogprob,
+)
 
 __all__ = [
     "AsyncClient",
@@ -67,6 +75,9 @@ __all__ = [
     "State",
     "Timings",
     "TokenLogprob",
+    "ToolCall",
+    "ToolCallDelta",
+    "TopLogprob",
     "UnknownRequest",
     "Usage",
 ]

@@ -18,7 +18,7 @@ from penstock.producer.redis.streams import stream_entries
 from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
 from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.admission import TextEncoder
+from penstock.worker.delivery.preparation import TextEncoder
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim
 from penstock.worker.service import WorkerService

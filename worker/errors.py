@@ -18,7 +18,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-_CARD_WORDS = {"tokenizer": "the tokenizer", "template": "the chat template", "vocab_size": "a vocabulary of size"}
+_CARD_WORDS = {
+    "tokenizer": "the tokenizer",
+    "template": "the chat template",
+    "chat_format": "the chat format",
+    "vocab_size": "a vocabulary of size",
+}
 
 
 class WorkerError(Exception):

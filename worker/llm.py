@@ -29,13 +29,13 @@ from penstock.producer.progress import ProgressCallback
 from penstock.producer.reply import Chunk, Reply
 from penstock.producer.request import Prompt, Sampling, build_request
 from penstock.producer.wire import GenerateRequest, Message
-from penstock.worker.delivery.admission import TextEncoder
+from penstock.worker.delivery.preparation import TextEncoder
 from penstock.worker.errors import EngineFailed
 from penstock.worker.local.in_process import InProcessEngine
 from penstock.worker.progress import BYTES, Progress
 from penstock.worker.settings import DEMO_MODEL, Settings
 
-Chat: TypeAlias = Sequence[Message | Mapping[str, str]]
+Chat: TypeAlias = Sequence[Message | Mapping[str, Any]]
 """One conversation."""
 
 Prompts: TypeAlias = (
@@ -71,6 +71,7 @@ class EngineOptions(TypedDict, total=False):
     tensor_parallel: int
     attention: str
     matmul: str
+    chat_format: str
     compile_cache_dir: Path | str | None
 
 

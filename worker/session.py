@@ -20,13 +20,13 @@ from penstock.producer.wire import ModelCard
 from penstock.worker.calls.answering import Answerer
 from penstock.worker.calls.server import CallServer
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.admission import TextEncoder
 from penstock.worker.delivery.cancel import CancelWatch
 from penstock.worker.delivery.claiming import Claimer
 from penstock.worker.delivery.coalescing import Coalescing
 from penstock.worker.delivery.entries import EntryReader
 from penstock.worker.delivery.intake import Intake
 from penstock.worker.delivery.outbox import Outbox
+from penstock.worker.delivery.preparation import Preparer, TextEncoder
 from penstock.worker.delivery.publisher import Publisher
 from penstock.worker.delivery.requests import LiveRequest, Phase, RequestTable
 from penstock.worker.delivery.restore import Restorer
@@ -75,7 +75,8 @@ class Session:
         self._heartbeat = Heartbeat(redis, config, instance, readiness, card)
         self._threads = Threads()
         self._claimer = Claimer(redis, config, instance, self._threads, self._outbox, metrics)
-        restorer = Restorer(redis, config, self._threads, text, defaults, self._outbox)
+        preparer = Preparer(text, config)
+        restorer = Restorer(redis, config, self._threads, preparer, defaults, self._outbox)
         self._intake = Intake(
             EntryReader(redis, blocking, config),
             self._claimer,
@@ -85,7 +86,8 @@ class Session:
             self._heartbeat,
             readiness,
         )
-        answerer = Answerer(config, text, defaults, driver.check)
+        vocab_size = max(text.vocab_size, card.vocab_size or 0)  # a model's may be padded beyond its tokenizer's
+        answerer = Answerer(config, preparer, text, vocab_size, defaults, driver.check)
         self._calls = CallServer(redis, blocking, config, answerer, metrics, readiness)
         self._reclaimer = Reclaimer(redis, config, metrics, readiness)
         self._cancel = CancelWatch(redis, self._outbox, driver, readiness, poll_s=config.cancel_poll_ms / 1000)

@@ -50,6 +50,11 @@ class Geometry:
     def pages_per_seq(self) -> int:
         return -(-self.max_model_len // self.page_size)
 
+    @property
+    def mask_words(self) -> int:
+        """Of a row's token mask: bit b of word w is token 32 * w + b."""
+        return -(-self.vocab_size // 32)
+
     def token_bucket(self, num_tokens: int) -> int:
         return _bucket(num_tokens, self.token_buckets)
 

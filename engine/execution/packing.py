@@ -21,6 +21,7 @@ class Batch:
     num_tokens: int  # the token bucket
     num_rows: int  # the row bucket, 0 if nothing is sampled
     num_steps: int
+    num_sampled: int  # rows
     flat: np.ndarray
     extended: np.ndarray | None
     stops: np.ndarray | None  # with several steps: when each row ends
@@ -76,7 +77,7 @@ class BatchBuilder:
         if sampled:
             self._rows_in_flight = {row.sequence: place for place, row in enumerate(sampled)}
         stops = self._pack_stops(sampled, num_tokens) if plan.num_steps > 1 else None
-        return Batch(num_tokens, num_rows, plan.num_steps, flat, extended, stops)
+        return Batch(num_tokens, num_rows, plan.num_steps, len(sampled), flat, extended, stops)
 
     def _pack_stops(self, sampled: tuple[Row, ...], num_rows: int) -> np.ndarray:
         flat, parts = self._geometry.stops_layout(num_rows).empty()
@@ -116,12 +117,7 @@ class BatchBuilder:
         parts["slots"][: plan.num_tokens] = pages * page_size + positions % page_size
 
     def _pack_extended(self, sampled: tuple[Row, ...], num_rows: int) -> np.ndarray:
-        flat, parts = self._geometry.extended_layout(num_rows).empty()
-        vocab = self._geometry.vocab_size
-        for name in ("history", "bias_ids", "blocked_ids"):
-            parts[name][:] = vocab
-        parts["sources"][:] = -1
-        parts["words"][:] = _NEUTRAL_WORDS
+        flat, parts = neutral_options(self._geometry, num_rows)
         for place, row in enumerate(sampled):
             sequence, params = row.sequence, row.sequence.request.sampling
             if not params.needs_extended_sampler:
@@ -140,6 +136,16 @@ class BatchBuilder:
                 blocked = params.stop_ids(self._eos_token_ids)
                 parts["blocked_ids"][place, : len(blocked)] = blocked
         return flat
+
+
+def neutral_options(geometry: Geometry, num_rows: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The extended options of rows that ask for none, and views of their parts."""
+    flat, parts = geometry.extended_layout(num_rows).empty()
+    for name in ("history", "bias_ids", "blocked_ids"):
+        parts[name][:] = geometry.vocab_size
+    parts["sources"][:] = -1
+    parts["words"][:] = _NEUTRAL_WORDS
+    return flat, parts
 
 
 def _sampling_words(row: Row) -> tuple[int, ...]:

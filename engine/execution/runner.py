@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,8 @@ from penstock.engine.attention import AttentionBackend, KVCacheSpec
 from penstock.engine.execution.compilation import CompileWatch, compiled
 from penstock.engine.execution.decode_loop import decode_loop
 from penstock.engine.execution.geometry import NUM_SAMPLING_WORDS, Geometry
-from penstock.engine.execution.packing import Batch
-from penstock.engine.execution.sampling import Logprobs, are_sound, extend, logprobs_of, sample
+from penstock.engine.execution.packing import Batch, neutral_options
+from penstock.engine.execution.sampling import NEVER, Logprobs, are_sound, bits_of, extend, logprobs_of, sample
 from penstock.engine.execution.unpacking import unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.models import Decoder, LayerCache
 from penstock.engine.sharding import Placement, gathered
@@ -54,6 +55,15 @@ class InFlight:
     def logprobs(self) -> Logprobs | None:
         """As numpy arrays, one row per sampled row; None if no row asked for extended sampling."""
         return None if self._logprobs is None else jax.tree.map(np.asarray, self._logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A step whose backbone is on its way; nothing is sampled yet."""
+
+    batch: Batch
+    rows: jax.Array  # [max_rows, hidden]
+    sampling: jax.Array  # i32 [max_rows, words]
 
 
 class Runner:
@@ -120,16 +130,30 @@ class Runner:
         """From here on, every compilation is counted."""
         self._watch.start()
 
-    def dispatch(self, batch: Batch, num_sampled: int) -> InFlight:
+    def dispatch(self, batch: Batch) -> InFlight:
         """Starts a step and returns at once. Steps run on the device in the order of these calls."""
         if batch.stops is not None:
             tokens = self._run_loop(batch.flat, batch.stops, batch.num_tokens, batch.num_steps)
-            return InFlight(tokens, None, num_sampled, tokens)
+            return InFlight(tokens, None, batch.num_sampled, tokens)
+        return self.finish(self.start(batch))
+
+    def start(self, batch: Batch) -> Started:
+        """The first half of a step, up to the hidden states of the rows to sample; `finish` has to follow.
+
+        What is to be sampled may depend on tokens of the step before, which the host reads in between.
+        """
         rows, sampling = self._run_backbone(batch.flat, batch.num_tokens)
-        if not num_sampled:
-            return InFlight(None, None, 0, rows)
-        logprobs = self._run_head(rows, sampling, batch.num_rows, batch.extended)
-        return InFlight(self._last_tokens, logprobs, num_sampled, rows)
+        return Started(batch, rows, sampling)
+
+    def finish(self, started: Started, masks: np.ndarray | None = None) -> InFlight:
+        """The second half: samples. `masks` are i32 `[num_sampled, mask_words]`, whose bits say which tokens a row may
+        draw: all ones, which is -1, for a row that is not constrained.
+        """
+        batch = started.batch
+        if not batch.num_sampled:
+            return InFlight(None, None, 0, started.rows)
+        logprobs = self._run_head(started, masks)
+        return InFlight(self._last_tokens, logprobs, batch.num_sampled, started.rows)
 
     def compile_backbone(self, num_tokens: int) -> jax.stages.Compiled:
         """The step of a token bucket, compiled: also for looking at what it became."""
@@ -163,12 +187,20 @@ class Runner:
         rows, sampling, self._cache = run(self._params, self._cache, self._last_tokens, flat)
         return rows, sampling
 
-    def _run_head(
-        self, rows: jax.Array, sampling: jax.Array, num_rows: int, extended: np.ndarray | None
-    ) -> Logprobs | None:
+    def _run_head(self, started: Started, masks: np.ndarray | None) -> Logprobs | None:
+        batch, geometry = started.batch, self._geometry
+        num_rows, extended, padded = batch.num_rows, batch.extended, None
+        if masks is not None and extended is None:
+            num_rows = geometry.row_bucket(batch.num_sampled, extended=True)
+            extended, _ = neutral_options(geometry, num_rows)
+        if extended is not None:
+            padded = np.full((num_rows, geometry.mask_words), -1, np.int32)
+            if masks is not None:
+                padded[: batch.num_sampled] = masks
         run = self._head(num_rows, extended is not None)
         logprobs: Logprobs | None
-        self._last_tokens, logprobs = run(self._params, rows, sampling, self._last_tokens, extended)
+        inputs = (started.rows, started.sampling, self._last_tokens, extended, padded)
+        self._last_tokens, logprobs = run(self._params, *inputs)
         return logprobs
 
 
@@ -224,6 +256,7 @@ class Steps:
             self._shape(max_rows, NUM_SAMPLING_WORDS),
             self._shape(max_rows),
             self._shape(self._geometry.extended_layout(num_rows).size) if is_extended else None,
+            self._shape(num_rows, self._geometry.mask_words) if is_extended else None,
         )
 
     def loop(self, num_rows: int, num_steps: int, cache: Cache) -> jax.stages.Lowered:
@@ -279,12 +312,14 @@ def _sample_rows(
     sampling: jax.Array,  # i32 [max_rows, words]
     last_tokens: jax.Array,  # i32 [max_rows]
     extended: jax.Array | None,  # i32, packed
+    masks: jax.Array | None,  # i32 [num_rows, mask_words]
 ) -> tuple[jax.Array, Logprobs | None]:
     """Samples the first `num_rows` rows. Tokens are i32 `[max_rows]`, so that the next step has one shape for all."""
     logits = gathered(rebuild(params).logits(rows[:num_rows]), placement)
     is_sound = are_sound(logits)
-    if extended is not None:
+    if extended is not None and masks is not None:
         logits = extend(logits, unpack_extended(geometry.extended_layout(num_rows), extended, last_tokens))
+        logits = jnp.where(bits_of(masks, geometry.vocab_size), logits, NEVER)
     token_ids = sample(logits, unpack_sampling(sampling[:num_rows]), is_sound)
     logprobs = None if extended is None else logprobs_of(logits, token_ids)
     return jnp.pad(token_ids, (0, geometry.max_rows - num_rows)), logprobs

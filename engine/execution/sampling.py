@@ -137,6 +137,12 @@ def extend(logits: jax.Array, rows: ExtendedRows) -> jax.Array:
     return jnp.where(may_be_drawn, jnp.clip(logits + bias, -_LARGEST, _LARGEST), NEVER)
 
 
+def bits_of(words: jax.Array, count: int) -> jax.Array:
+    """The first `count` bits of i32 `[..., num_words]`, lowest first, bool `[..., count]`."""
+    bits = (words[..., None] >> jnp.arange(32, dtype=jnp.int32)) & 1
+    return bits.reshape(*words.shape[:-1], -1)[..., :count] > 0
+
+
 def _spread(lists: Sequence[tuple[jax.Array, jax.Array | None]], vocab: int) -> jax.Array:
     """Sums of values by id, f32 `[len(lists), num_rows, vocab]`, from ids and values `[num_rows, any length]`.
 

@@ -46,9 +46,9 @@ def warm_up(
 def measure_steps(runner: Runner) -> StepTimes:
     geometry = runner.geometry
     for num_rows in geometry.extended_row_buckets:  # so that no first run is timed
-        runner.dispatch(_decode_batch(geometry, num_rows, extended=True), num_rows).token_ids()
-    prompt_s = {bucket: _fastest(runner, _prompt_batch(geometry, bucket), 1) for bucket in geometry.token_buckets}
-    decode_s = {bucket: _fastest(runner, _decode_batch(geometry, bucket), bucket) for bucket in geometry.row_buckets}
+        runner.dispatch(_decode_batch(geometry, num_rows, extended=True)).token_ids()
+    prompt_s = {bucket: _fastest(runner, _prompt_batch(geometry, bucket)) for bucket in geometry.token_buckets}
+    decode_s = {bucket: _fastest(runner, _decode_batch(geometry, bucket)) for bucket in geometry.row_buckets}
     return StepTimes(prompt_s, decode_s, _pair_s(runner, prompt_s[geometry.token_buckets[0]]))
 
 
@@ -68,7 +68,7 @@ def time_decoding(runner: Runner, num_rows: int, num_steps: int) -> float:
     batch = _decode_batch(runner.geometry, num_rows, num_steps=num_steps)
     start = time.perf_counter()
     for _ in range(max(1, LOOP_STEPS // num_steps)):
-        last = runner.dispatch(batch, 1)
+        last = runner.dispatch(batch)
     last.token_ids()
     return time.perf_counter() - start
 
@@ -80,15 +80,15 @@ def _pair_s(runner: Runner, alone_s: float) -> float:
     context = geometry.max_model_len - count
     if context <= 0:
         return 0.0
-    longer_s = _fastest(runner, _prompt_batch(geometry, count, context), 1)
+    longer_s = _fastest(runner, _prompt_batch(geometry, count, context))
     return max(0.0, longer_s - alone_s) / (count * context)
 
 
-def _fastest(runner: Runner, batch: Batch, num_sampled: int) -> float:
+def _fastest(runner: Runner, batch: Batch) -> float:
     seconds: list[float] = []
     while len(seconds) <= _REPEATS and sum(seconds[1:]) < _ENOUGH_S:  # the first run sets things up
         start = time.perf_counter()
-        runner.dispatch(batch, num_sampled).token_ids()
+        runner.dispatch(batch).token_ids()
         seconds.append(time.perf_counter() - start)
     return min(seconds)
 
@@ -101,7 +101,7 @@ def _prompt_batch(geometry: Geometry, num_tokens: int, context: int = 0) -> Batc
     parts["cu_q_lens"][1:] = num_tokens
     parts["kv_lens"][0], parts["num_seqs"][0] = context + num_tokens, 1
     parts["sampled_tokens"][0] = num_tokens - 1
-    return Batch(num_tokens, geometry.row_buckets[0], 1, flat, None, None)
+    return Batch(num_tokens, geometry.row_buckets[0], 1, 1, flat, None, None)
 
 
 def _decode_batch(geometry: Geometry, num_rows: int, *, num_steps: int = 1, extended: bool = False) -> Batch:
@@ -117,4 +117,4 @@ def _decode_batch(geometry: Geometry, num_rows: int, *, num_steps: int = 1, exte
     if num_steps > 1:
         stops, ends = geometry.stops_layout(num_rows).empty()
         ends["stop_ids"][:], ends["limits"][0] = NOT_A_TOKEN, num_steps
-    return Batch(num_rows, num_rows, num_steps, flat, options, stops)
+    return Batch(num_rows, num_rows, num_steps, num_seqs, flat, options, stops)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,11 +30,11 @@ class Identity:
     revision: str | None  # the commit, of a model from the hub
     weights: str  # of config.json, and of the names, sizes and samples of the weight files
     tokenizer: str  # of the tokenizer's files, whatever their formatting
-    template: str | None  # of the chat template, if there is one
+    template: str | None  # of the chat templates, if there is one
 
 
-def identify(directory: Path, template: str | None) -> Identity:
-    """Reads little of the weights, whatever their size. `template` is the text of the chat template that is in use.
+def identify(directory: Path, templates: Mapping[str, str]) -> Identity:
+    """Reads little of the weights, whatever their size. `templates` are those of `Tokenizer.templates`.
 
     Raises:
         CheckpointError: a file is missing, or is no file that can be read.
@@ -45,11 +45,11 @@ def identify(directory: Path, template: str | None) -> Identity:
         revision=revision,
         weights=_weights(directory),
         tokenizer=_tokenizer(directory),
-        template=None if template is None else digest(template),
+        template=_digest(json.dumps(templates, sort_keys=True)) if templates else None,
     )
 
 
-def digest(text: str | bytes) -> str:
+def _digest(text: str | bytes) -> str:
     """The first hex digits of SHA-256."""
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:DIGEST_CHARS]
 
@@ -78,7 +78,7 @@ def _tokenizer(directory: Path) -> str:
     names = sorted(path.name for path in directory.iterdir() if path.is_file() and _SLOW.fullmatch(path.name))
     if has_fast:  # it is the whole of it, and the others are for those who can't read it
         names = [name for name in names if name in (_FAST, _TOKENIZER_CONFIG)]
-    return digest(b"".join(name.encode() + b"\n" + _contents(directory / name) + b"\n" for name in names))
+    return _digest(b"".join(name.encode() + b"\n" + _contents(directory / name) + b"\n" for name in names))
 
 
 def _contents(path: Path) -> bytes:

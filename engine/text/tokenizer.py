@@ -13,9 +13,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest, shown
 from penstock.engine.loading.files import check_files
-from penstock.engine.text.chat_template import ChatTemplate
+from penstock.engine.text.conversation import Conversation, ConversationTemplate, EncodedChat
 from penstock.engine.text.decoders import DecoderKind, decoder_kind
 from penstock.engine.text.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
+from penstock.engine.text.response.formats import AUTO, reply_prefix, resolve_format
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -27,16 +28,25 @@ class Tokenizer:
     underlying Rust tokenizer are called that read it, and nothing here is written to.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, chat_format: str = AUTO) -> None:
         """Takes ownership of the tokenizer: the caller must not use it afterwards.
 
+        Args:
+            tokenizer: of the checkpoint.
+            chat_format: how answers in chats are read: `auto` (by the chat template), `none`, or a format's name.
+
         Raises:
-            ConfigError: its decoder is one that text can't be streamed through, or its chat template is no text.
+            ConfigError: its decoder is one that text can't be streamed through, its chat template is no text, or there
+                is no such format.
         """
-        self.template = _template_of(tokenizer)
-        """The text of the chat template; None: there is none."""
-        self._chat = None if self.template is None else ChatTemplate(self.template)
-        self._special = dict(tokenizer.special_tokens_map)
+        special_tokens = dict(tokenizer.special_tokens_map)
+        self._templates = {
+            name: ConversationTemplate(source, special_tokens) for name, source in _templates_of(tokenizer).items()
+        }
+        self.templates = {name: template.source for name, template in self._templates.items()}
+        """The texts of the chat templates; the one that is not for special cases is called `default`."""
+        names = ("default", *self.templates)
+        self._formats = {name: resolve_format(chat_format, self.templates.get(name)) for name in names}
         self._backend = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these at every call, while other threads read them.
         self._backend.no_truncation()
@@ -44,19 +54,21 @@ class Tokenizer:
         self._kind = decoder_kind(_decoder_of(self._backend))
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         """One above the highest token id, added tokens included. A model's own vocabulary may be padded beyond it."""
-        special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
+        added_tokens = self._backend.get_added_tokens_decoder()
+        self.special_tokens = {id_: token.content for id_, token in added_tokens.items() if token.special}
+        special = set(self.special_tokens.values())
         ids = {id_ for added in (False, True) for id_ in self._backend.get_vocab(with_added_tokens=added).values()}
         tokens = ((id_, self._backend.id_to_token(id_)) for id_ in sorted(ids))  # few, however high the highest is
         self._visible = {id_: token for id_, token in tokens if token is not None and token not in special}
         self._bytes = _bytes_of(self._visible, self._kind)
 
     @classmethod
-    def from_dir(cls, directory: Path) -> Tokenizer:
+    def from_dir(cls, directory: Path, chat_format: str = AUTO) -> Tokenizer:
         """Loads the tokenizer files of a checkpoint; code in the checkpoint is never run.
 
         Raises:
             CheckpointError: there are no tokenizer files, or they are malformed.
-            ConfigError: the tokenizer is not a fast one, or its decoder can't be streamed through.
+            ConfigError: the tokenizer is not a fast one, or as when one is made.
         """
         check_files(directory)
         try:
@@ -67,7 +79,12 @@ class Tokenizer:
             raise ConfigError(
                 f"{type(tokenizer).__name__} in {directory} is not a fast tokenizer; save one with a tokenizer.json"
             )
-        return cls(tokenizer)
+        return cls(tokenizer, chat_format)
+
+    @property
+    def chat_format(self) -> str | None:
+        """How answers in chats are read; None: as plain text."""
+        return self._formats["default"]
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds, such as BOS.
@@ -79,8 +96,8 @@ class Tokenizer:
         """
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Token ids of a conversation in the checkpoint's chat template, up to where the model's answer begins.
+    def encode_chat(self, chat: Conversation) -> EncodedChat:
+        """A conversation in the checkpoint's chat template, up to where the model's answer begins.
 
         The template runs in a process of its own, which this waits for: not to be called in an event loop.
 
@@ -88,20 +105,14 @@ class Tokenizer:
             InvalidRequest: there is no chat template, or it refuses these messages, fails, or takes too much time,
                 text or memory.
         """
-        if self._chat is None:
+        name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
             raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
-        if not messages:
-            raise InvalidRequest("messages is empty")
-        text = self._chat.render(
-            {
-                **self._special,
-                "messages": [dict(message) for message in messages],
-                "tools": None,
-                "documents": None,
-                "add_generation_prompt": True,
-            }
-        )
-        return self._encode(text, add_special_tokens=False)
+        text = self._templates[name].render(chat)
+        token_ids, reply_format = self._encode(text, add_special_tokens=False), self._formats[name]
+        if reply_format is None:
+            return EncodedChat(token_ids, text)
+        return EncodedChat(token_ids, text, reply_format, reply_prefix(reply_format, text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`. Special tokens, and ids that are in no vocabulary, have none.
@@ -123,6 +134,18 @@ class Tokenizer:
         """The byte that a token such as `<0xE4>` stands for; None for all others."""
         return self._bytes.get(token_id)
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """Of a visible token inside a text: at its beginning, some decoders drop a space."""
+        data = self._bytes.get(token_id)
+        if data is not None:
+            return data
+        return self.decode([token_id, token_id])[len(self.decode([token_id])) :].encode()
+
+    def encode_part(self, text: str) -> list[int]:
+        """Token ids of text inside a text: nothing is added."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         try:
             text.encode()
@@ -131,15 +154,15 @@ class Tokenizer:
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
 
-def _template_of(tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Of several templates the one that is called the default."""
-    try:
-        template: object = tokenizer.get_chat_template()
-    except ValueError:
-        return None
-    if not isinstance(template, str):
-        raise ConfigError(f"the tokenizer's chat template must be text, not {shown(template)}")
-    return template
+def _templates_of(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
+    """By name: `default` and, for conversations with tools, `tool_use`. Nobody asks for others."""
+    given: Any = tokenizer.chat_template
+    templates = given if isinstance(given, Mapping) else {"default": given}
+    found = {name: templates[name] for name in ("default", "tool_use") if templates.get(name) is not None}
+    for name, source in found.items():
+        if not isinstance(source, str):
+            raise ConfigError(f"the tokenizer's chat template {name!r} must be text, not {shown(source)}")
+    return found
 
 
 def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:

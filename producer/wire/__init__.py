@@ -17,6 +17,17 @@ from penstock.producer.wire.calls import (
 )
 from penstock.producer.wire.cards import ModelCard, decode_card
 from penstock.producer.wire.errors import REFUSED_CODES, WireError
+from penstock.producer.wire.messages import (
+    AllowedTools,
+    AllowedToolsChoice,
+    FunctionCall,
+    Message,
+    MessageToolCall,
+    NamedTool,
+    ResponseFormat,
+    TextPart,
+    ToolChoice,
+)
 from penstock.producer.wire.replies import (
     ChunkEntry,
     EndEntry,
@@ -24,6 +35,8 @@ from penstock.producer.wire.replies import (
     OwnEntry,
     ReplyEntry,
     TokenLogprob,
+    ToolCallDelta,
+    TopLogprob,
     decode_reply,
     encode_reply,
 )
@@ -32,11 +45,10 @@ from penstock.producer.wire.requests import (
     MAX_FIELDS,
     VERSION,
     GenerateRequest,
-    Message,
     entry_size,
-    explain,
     parse_request,
 )
+from penstock.producer.wire.values import explain
 
 __all__ = [
     "CALLS",
@@ -46,6 +58,8 @@ __all__ = [
     "MAX_TIMEOUT_MS",
     "REFUSED_CODES",
     "VERSION",
+    "AllowedTools",
+    "AllowedToolsChoice",
     "AnswerEntry",
     "Call",
     "CallName",
@@ -53,12 +67,20 @@ __all__ = [
     "EndEntry",
     "Envelope",
     "FinishReason",
+    "FunctionCall",
     "GenerateRequest",
     "Message",
+    "MessageToolCall",
     "ModelCard",
+    "NamedTool",
     "OwnEntry",
     "ReplyEntry",
+    "ResponseFormat",
+    "TextPart",
     "TokenLogprob",
+    "ToolCallDelta",
+    "ToolChoice",
+    "TopLogprob",
     "WireError",
     "decode_answer",
     "decode_card",

@@ -24,7 +24,8 @@ from worker_process import WorkerProcess
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, word
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
+from penstock.worker.chaos.fake_words import word
 
 
 def is_chunk(entry: object) -> bool:

@@ -100,9 +100,10 @@ def test_log_probabilities_are_those_of_the_row_and_as_many_as_asked_for() -> No
         top_ids=np.array([[5, 6, 7], [8, 9, 3]], np.int32),
         top=np.array([[-0.5, -1.0, -3.0], [-0.25, -2.0, -4.0]], np.float32),
     )  # type: ignore[arg-type]
-    sequence, _ = choice_of(logprobs=2)
+    sequence, _ = choice_of("a", logprobs=2)
     found_one = logprob_of(sequence, found, 1)
     assert found_one is not None
-    assert (found_one.logprob, found_one.top) == (-2.0, ((8, -0.25), (9, -2.0)))
+    assert found_one.logprob == -2.0
+    assert [(top.token_id, top.logprob) for top in found_one.top] == [(8, -0.25), (9, -2.0)]
     assert logprob_of(sequence, None, 0) is None
     assert logprob_of(choice_of()[0], found, 0) is None

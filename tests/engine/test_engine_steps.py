@@ -148,9 +148,9 @@ def test_logprobs_are_those_of_the_distribution(engine: Engine) -> None:
     result = drive(engine, [Request("r", some_prompt(7), params)])["r", 0]
     assert len(result.logprobs) == 4
     for token_id, entry in zip(result.token_ids, result.logprobs, strict=True):
-        assert entry.top[0][0] == token_id
-        assert entry.top[0][1] == pytest.approx(entry.logprob)
-        values = [logprob for _, logprob in entry.top]
+        assert entry.token_id == entry.top[0].token_id == token_id
+        assert entry.top[0].logprob == pytest.approx(entry.logprob)
+        values = [top.logprob for top in entry.top]
         assert values == sorted(values, reverse=True)
         assert sum(np.exp(values)) <= 1.0
     none = drive(engine, [Request("r", some_prompt(7), replace(params, logprobs=None))])["r", 0]
@@ -169,11 +169,11 @@ class Saboteur:
         self._real = engine._runner.dispatch
         self._poison, self.times = poison, times
 
-    def __call__(self, batch: Batch, num_sampled: int) -> InFlight:
+    def __call__(self, batch: Batch) -> InFlight:
         if self.times and self._poison in batch.flat[: batch.num_tokens]:
             self.times -= 1
             raise jax.errors.JaxRuntimeError("INTERNAL: sabotage")
-        return self._real(batch, num_sampled)
+        return self._real(batch)
 
 
 def test_a_request_that_breaks_every_step_is_the_only_one_lost(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +210,9 @@ def test_a_row_with_nothing_left_to_sample_ends_its_own_request_alone(
     expected = tokens_of(engine, good)
     real = engine._runner.dispatch
 
-    def dispatch(batch: Batch, num_sampled: int) -> InFlight:
+    def dispatch(batch: Batch) -> InFlight:
         """The model gives minus infinity to every token of the second sequence."""
-        step = real(batch, num_sampled)
+        step = real(batch)
         ids = [
             [NOTHING_LEFT if place == 1 else token_id for place, token_id in enumerate(row)] for row in step.token_ids()
         ]
@@ -256,8 +256,8 @@ def test_a_step_whose_result_fails_is_computed_again(engine: Engine, monkeypatch
     expected = [tokens_of(engine, request) for request in requests]
     real, calls = engine._runner.dispatch, iter(range(1000))
 
-    def dispatch(batch: Batch, num_sampled: int) -> InFlight:
-        step = real(batch, num_sampled)
+    def dispatch(batch: Batch) -> InFlight:
+        step = real(batch)
         return LateFailure(None, None, 0, step._marker) if next(calls) == at else step
 
     monkeypatch.setattr(engine._runner, "dispatch", dispatch)

@@ -13,6 +13,7 @@ from penstock.engine.attention import KVCacheSpec, XlaAttention
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import Runner
+from penstock.engine.execution.sampling import NOTHING_LEFT
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.scheduling.pace import Pace
@@ -50,7 +51,7 @@ class Steps:
         plan = self.scheduler.plan(self.pace)
         assert plan is not None
         self.num_dispatches += 1
-        in_flight = self.runner.dispatch(self.builder.build(plan), len(plan.sampled))
+        in_flight = self.runner.dispatch(self.builder.build(plan))
         if not commit:
             return []
         tokens = in_flight.token_ids()
@@ -91,7 +92,7 @@ def test_a_step_that_samples_nothing_can_be_waited_for(runner: Runner) -> None:
     plan = steps.scheduler.plan(Pace())
     assert plan is not None
     assert not plan.sampled
-    in_flight = runner.dispatch(steps.builder.build(plan), 0)
+    in_flight = runner.dispatch(steps.builder.build(plan))
     assert (in_flight.token_ids(), in_flight.logprobs()) == ([[]], None)
 
 
@@ -100,7 +101,7 @@ def test_log_probabilities_come_with_extended_sampling_alone(runner: Runner) -> 
     steps.add(1, 2, 3, logprobs=3)
     plan = steps.scheduler.plan(Pace())
     assert plan is not None
-    in_flight = runner.dispatch(steps.builder.build(plan), 1)
+    in_flight = runner.dispatch(steps.builder.build(plan))
     logprobs = in_flight.logprobs()
     assert logprobs is not None
     assert in_flight.token_ids()[0][0] == logprobs.top_ids[0, 0]  # greedy
@@ -128,3 +129,38 @@ def test_a_shape_compiles_once(runner: Runner) -> None:
     again.dispatch()
     again.dispatch()
     assert runner.compiles_after_warmup == compiles
+
+
+def only(num_rows: int, **allowed: tuple[int, ...]) -> np.ndarray:
+    """Masks of so many rows that let the row named `r0`, `r1` ... draw nothing but some tokens."""
+    masks = np.full((num_rows, GEOMETRY.mask_words), -1, np.int32)
+    for name, ids in allowed.items():
+        row = masks[int(name[1:])].view(np.uint32)
+        row[:] = 0
+        for token in ids:
+            row[token // 32] |= np.uint32(1 << token % 32)
+    return masks
+
+
+def test_masks_that_come_after_the_backbone_say_what_each_row_may_draw(runner: Runner) -> None:
+    free = Steps(runner)
+    free.add(1, 2, 3), free.add(7, 8)
+    (expected,) = free.dispatch()
+    last = CONFIG.vocab_size - 1
+    for params in ({}, {"logprobs": 1}):  # rows that need the extended head anyway, and rows that do not
+        steps = Steps(runner)
+        steps.add(1, 2, 3, **params), steps.add(7, 8)
+        plan = steps.scheduler.plan(Pace())
+        assert plan is not None
+        started = runner.start(steps.builder.build(plan))
+        in_flight = runner.finish(started, only(2, r0=(last,)))
+        assert in_flight.token_ids() == [[last, expected[1]]]
+
+
+def test_a_row_whose_mask_is_empty_gives_no_token(runner: Runner) -> None:
+    steps = Steps(runner)
+    steps.add(1, 2, 3)
+    plan = steps.scheduler.plan(Pace())
+    assert plan is not None
+    started = runner.start(steps.builder.build(plan))
+    assert runner.finish(started, only(1, r0=())).token_ids() == [[NOTHING_LEFT]]

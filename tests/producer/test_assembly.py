@@ -58,7 +58,7 @@ def test_going_back_to_the_middle_of_a_chunk_is_an_error() -> None:
 
 
 def test_logprobs_are_cut_with_their_tokens() -> None:
-    logprobs = [TokenLogprob(logprob=-float(place), top={}) for place in range(3)]
+    logprobs = [TokenLogprob(id=place, token="a", bytes=b"a", logprob=-float(place), top=()) for place in range(3)]
     assembler = Assembler("r")
     assembler.feed("1-1", chunk(0, "ab").model_copy(update={"logprobs": tuple(logprobs[:2])}))
     last = assembler.feed("2-1", chunk(0, "abc").model_copy(update={"logprobs": tuple(logprobs)}))

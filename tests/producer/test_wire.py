@@ -17,11 +17,13 @@ from penstock.producer.wire import (
     OwnEntry,
     ReplyEntry,
     TokenLogprob,
+    TopLogprob,
     WireError,
     decode_reply,
     encode_reply,
     parse_request,
 )
+from penstock.producer.wire.requests import _RESERVED_VARIABLES
 
 ENTRY_ID = "1700000000000-0"
 BODY_LIMIT = 100_000
@@ -63,22 +65,64 @@ sampling = st.fixed_dictionaries(
         "stop_token_ids": token_ids,
         "ignore_eos": st.booleans(),
         "logprobs": st.integers(0, 20),
+        "prompt_logprobs": st.integers(0, 20),
+        "echo": st.booleans(),
+        "include_stop_str_in_output": st.booleans(),
+        "skip_special_tokens": st.booleans(),
+        "regex": text.filter(bool),
         "priority": st.integers(-1000, 1000),
         "timeout_s": st.floats(0.001, 604_800),
         "traceparent": traces,
     },
 )
-roles = st.sampled_from(["system", "user", "assistant", "tool"])
-messages = st.lists(st.fixed_dictionaries({"role": roles, "content": text}), min_size=1, max_size=3)
+roles = st.sampled_from(["system", "developer", "user", "tool"])
+parts = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": text}), min_size=1, max_size=2)
+objects = st.dictionaries(
+    text, st.none() | st.integers() | st.floats(-1, 1) | text | st.lists(text, max_size=2), max_size=3
+)
+names = st.from_regex(r"[A-Za-z0-9_.-]{1,9}", fullmatch=True)
+calls = st.fixed_dictionaries(
+    {"function": st.fixed_dictionaries({"name": names, "arguments": objects | objects.map(json.dumps)})},
+    optional={"id": text, "type": st.just("function")},
+)
+messages = st.lists(
+    st.fixed_dictionaries({"role": roles, "content": text | parts}, optional={"name": text.filter(bool)})
+    | st.fixed_dictionaries(
+        {"role": st.just("assistant"), "content": text},
+        optional={"reasoning": text, "tool_calls": st.lists(calls, max_size=2)},
+    ),
+    min_size=1,
+    max_size=3,
+)
+functions = st.fixed_dictionaries(
+    {"name": names}, optional={"parameters": objects, "description": text, "strict": st.none() | st.booleans()}
+)
+tools = st.lists(
+    st.fixed_dictionaries({"type": st.just("function"), "function": functions}),
+    max_size=2,
+    unique_by=lambda tool: tool["function"]["name"],
+)
+free_names = text.filter(lambda name: name not in _RESERVED_VARIABLES)
 prompts = st.one_of(
     st.fixed_dictionaries({"prompt": text}),
-    st.fixed_dictionaries({"messages": messages}),
+    st.fixed_dictionaries(
+        {"messages": messages},
+        optional={
+            "tools": tools,
+            "tool_choice": st.sampled_from(["none", "auto"]),
+            "parallel_tool_calls": st.booleans(),
+            "reasoning_effort": st.sampled_from(["none", "low", "max"]),
+            "add_generation_prompt": st.booleans(),
+            "chat_template_kwargs": st.dictionaries(free_names, text | objects, max_size=2),
+        },
+    ),
     st.fixed_dictionaries({"prompt_token_ids": token_ids}),
 )
 requests = st.builds(lambda prompt, rest: GenerateRequest.model_validate({**prompt, **rest}), prompts, sampling)
 
+one_logprob = {"id": counts, "token": text, "bytes": st.binary(max_size=4), "logprob": st.floats(-100, 0)}
 logprobs = st.builds(
-    TokenLogprob, logprob=st.floats(-100, 0), top=st.dictionaries(counts, st.floats(-100, 0), max_size=2)
+    TokenLogprob, **one_logprob, top=st.lists(st.builds(TopLogprob, **one_logprob), max_size=2).map(tuple)
 )
 reasons = st.sampled_from(["stop", "length", "cancelled", "expired", "error"])
 replies: st.SearchStrategy[ReplyEntry] = st.one_of(

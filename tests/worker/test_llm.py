@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
@@ -24,6 +24,7 @@ from patience import WAIT_S
 import penstock
 from penstock.engine import ConfigError, EngineConfig, Output, Request
 from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.producer import BulkProgress, GenerateRequest, Message, ReplyTimeout, RequestFailed, RequestRefused
 from penstock.producer.request import Prompt
 from penstock.worker import llm as module
@@ -287,7 +288,7 @@ def test_tokens_wait_for_their_text() -> None:
     assert [token for chunk in chunks for token in chunk.tokens] == expected_tokens(b"x", 1, 0, 20)
     assert stream.reply is not None
     assert stream.reply.choices[0].logprobs is not None
-    assert [list(logprob.top) for logprob in stream.reply.choices[0].logprobs] == [[id_] for id_ in stream.reply.tokens]
+    assert [logprob.id for logprob in stream.reply.choices[0].logprobs] == list(stream.reply.tokens)
 
 
 @pytest.mark.parametrize("leave", ["break", "close", "with"])
@@ -426,10 +427,10 @@ def test_closing_ends_those_whose_prompts_are_encoded() -> None:
     encoding, passed = threading.Event(), threading.Event()
 
     class Slow(FakeText):
-        def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
+        def encode_chat(self, chat: Conversation) -> EncodedChat:
             encoding.set()
             assert passed.wait(WAIT_S)
-            return super().encode_chat(messages)
+            return super().encode_chat(chat)
 
     llm = over(FakeEngine(), Slow())
     with ThreadPoolExecutor() as pool:

@@ -11,14 +11,9 @@ from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import Request
 from penstock.producer.wire import Call, GenerateRequest, WireError, parse_call
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.admission import (
-    TextEncoder,
-    check_limits,
-    check_prompt,
-    encode_prompt,
-    to_engine_request,
-)
+from penstock.worker.delivery.admission import check_limits, to_engine_request
 from penstock.worker.delivery.entries import QueueEntry
+from penstock.worker.delivery.preparation import Preparer, TextEncoder
 from penstock.worker.delivery.threads import Threads
 
 _log = structlog.get_logger(__name__)
@@ -28,17 +23,30 @@ Answer = dict[str, str]
 
 
 class Answerer:
-    """Answers calls by the model's tokenizer and the engine's limits, in threads of its own."""
+    """Answers calls by the model's tokenizer and the engine's limits, in threads of its own.
+
+    Args:
+        config: the worker's limits.
+        preparer: of requests.
+        text: what turns tokens into text.
+        vocab_size: token ids are below it.
+        defaults: of the model.
+        check: raises RequestError for what the engine can never serve.
+    """
 
     def __init__(
         self,
         config: WorkerConfig,
+        preparer: Preparer,
         text: TextEncoder,
+        vocab_size: int,
         defaults: GenerationDefaults,
         check: Callable[[Request], None],
     ) -> None:
         self._config = config
+        self._preparer = preparer
         self._text = text
+        self._vocab_size = vocab_size
         self._defaults = defaults
         self._check = check
         self._threads = Threads()
@@ -60,7 +68,7 @@ class Answerer:
         call = await self._threads.run(lambda: self._parse(entry), entry.fields)
 
         def work() -> Answer:
-            return self.answer_now(call)
+            return self.answer_now(call, _sent_s(entry.id))
 
         if call.request.messages is not None:
             return await self._threads.run_chat(work)
@@ -69,35 +77,43 @@ class Answerer:
     def _parse(self, entry: QueueEntry) -> Call:
         return parse_call(entry.id, entry.fields, max_body_bytes=self._config.max_body_bytes, size=entry.size)
 
-    def answer_now(self, call: Call) -> Answer:
-        """As `answer`, of a call that was read. Blocks.
+    def answer_now(self, call: Call, now_s: float | None = None) -> Answer:
+        """As `answer`, of a call that was read and sent at `now_s`. Blocks.
 
         Raises:
             RequestError: it can't be answered.
         """
         if call.name == "detokenize":
             return {"text": self._decode(call.request.prompt_token_ids or ())}
-        tokens = encode_prompt(call.request, self._text)
         if call.name == "validate":
-            self._validate(call.request, tokens)
-        answer = {"prompt_tokens": str(len(tokens))}
-        if call.name == "tokenize":
-            answer["tokens"] = ",".join(map(str, tokens))
-        return answer
+            return _counted(self._validate(call.request, now_s))
+        tokens = self._preparer.encode(call.request, now_s).prompt_token_ids
+        listed = {"tokens": ",".join(map(str, tokens))} if call.name == "tokenize" else {}
+        return _counted(tokens) | listed
 
     def _decode(self, token_ids: tuple[int, ...]) -> str:
         for token_id in token_ids:
-            if token_id >= self._text.vocab_size:
-                last = self._text.vocab_size - 1
+            if token_id >= self._vocab_size:
+                last = self._vocab_size - 1
                 raise InvalidRequest(f"prompt_token_ids holds {token_id}, the vocabulary ends at {last}")
         return self._text.decode(token_ids)
 
-    def _validate(self, request: GenerateRequest, tokens: tuple[int, ...]) -> None:
-        check_limits(request, self._config)
-        check_prompt(tokens, self._config)
-        self._check(to_engine_request(request, tokens, self._defaults))
+    def _validate(self, asked: GenerateRequest, now_s: float | None) -> tuple[int, ...]:
+        check_limits(asked, self._config)
+        preparation = self._preparer.prepare(asked, now_s)
+        self._check(to_engine_request(asked, preparation, self._defaults))
+        return preparation.prompt_token_ids
+
+
+def _counted(tokens: tuple[int, ...]) -> Answer:
+    return {"prompt_tokens": str(len(tokens))}
 
 
 def refusal(code: str, message: str) -> Answer:
     """An answer that says why there is none."""
     return {"code": code, "message": message}
+
+
+def _sent_s(entry_id: str) -> float:
+    """When Redis accepted the call, which a chat template takes for the present."""
+    return int(entry_id.partition("-")[0]) / 1000

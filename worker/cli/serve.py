@@ -71,8 +71,9 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
     with shown("warming up", "shapes", say) as report:
         engine.warm_up(report)
     garbage.settle()
-    identity = identify(directory, engine.tokenizer.template)
-    return Model(engine, engine.tokenizer, engine.defaults, model, engine.describe(), identity)
+    tokenizer = engine.tokenizer
+    identity = identify(directory, tokenizer.templates)
+    return Model(engine, tokenizer, engine.defaults, model, engine.describe(), identity, tokenizer.chat_format)
 
 
 async def _run(service: WorkerService) -> None:

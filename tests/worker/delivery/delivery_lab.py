@@ -12,9 +12,10 @@ from redis import exceptions
 from penstock.engine.request import Output
 from penstock.producer.wire import GenerateRequest, WireError
 from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.choices import ChoiceBuffer
 from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.delivery.outbox import Bury, Drop, Fence, Finished, Outbox, Refused, Verdict
-from penstock.worker.delivery.requests import ChoiceBuffer, LiveRequest, RequestTable
+from penstock.worker.delivery.requests import LiveRequest, RequestTable
 from penstock.worker.delivery.writes import (
     AsideWrite,
     Burial,
@@ -205,7 +206,7 @@ class Bench:
 
     def push(self, live: LiveRequest, token: int, *, index: int = 0, reason: Any = None) -> None:
         buffer = live.choices[index]
-        offset = buffer.num_published + len(buffer.token_ids)
+        offset = buffer.num_published + len(buffer.pending.token_ids)
         self.outbox.push(live, Output(live.id, index, offset, (token,), f" {token}", finish_reason=reason))
 
     def collect(self) -> list[Write]:

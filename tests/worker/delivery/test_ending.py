@@ -13,8 +13,9 @@ from penstock.producer import keys
 from penstock.producer.wire import MAX_FIELDS, EndEntry, decode_reply
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import ending
+from penstock.worker.delivery.choices import ChoiceBuffer
 from penstock.worker.delivery.ending import dead_letter, dead_letter_of, end_entry, printable, unclaimed_end
-from penstock.worker.delivery.requests import ChoiceBuffer, LiveRequest
+from penstock.worker.delivery.requests import LiveRequest
 from penstock.worker.delivery.writes import Burial, acknowledge, refresh
 from penstock.worker.metrics import Metrics
 

@@ -41,7 +41,7 @@ def test_the_first_token_goes_at_once_and_the_next_ones_together(bench: Bench) -
     bench.now_s += INTERVAL_S
     (write,) = bench.flush()
     assert isinstance(write, ChunkWrite)
-    assert (write.entry_id, write.token_ids) == ("5-2", [2, 3])
+    assert (write.entry_id, write.pending.token_ids) == ("5-2", [2, 3])
 
 
 def test_of_one_request_one_flush_is_under_way(bench: Bench) -> None:
@@ -55,7 +55,7 @@ def test_of_one_request_one_flush_is_under_way(bench: Bench) -> None:
     bench.now_s += 1
     (second,) = bench.collect()
     assert isinstance(second, ChunkWrite)
-    assert second.token_ids == [2]
+    assert second.pending.token_ids == [2]
 
 
 def test_an_end_goes_at_once_with_what_waits(bench: Bench) -> None:

@@ -28,7 +28,7 @@ def generate(live: LiveRequest, text: str, *, ends: bool = False) -> LiveRequest
 def begun() -> LiveRequest:
     """A request whose first text is written."""
     live = make_live()
-    live.reply.has_text = True
+    live.reply.has_begun = True
     return live
 
 

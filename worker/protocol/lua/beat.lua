@@ -14,7 +14,7 @@ if holder ~= '' and holder ~= instance then return {holder, redis.call('PEXPIRET
 
 local mine = {}
 for i = 6, #ARGV, 2 do mine[ARGV[i]] = ARGV[i + 1] end
-local compared = {'tokenizer', 'template', 'vocab_size'}
+local compared = {'tokenizer', 'template', 'chat_format', 'vocab_size'}
 local theirs = redis.pcall('HMGET', card, 'worker', unpack(compared))
 if theirs.err then  -- somebody wrote something else here
   redis.call('DEL', card)
