@@ -171,7 +171,8 @@ class CallServer:
             if faults.is_no_group(error):  # the stream expired, or was lost with Redis's data
                 self._has_group = False
                 return
-            if not faults.is_passing(error):
-                raise
-            self._readiness.lost_redis(_PART, error)
+            if faults.is_passing(error):
+                self._readiness.lost_redis(_PART, error)
+            else:  # somebody wrote something else there, which is no reason to serve no requests
+                _log.warning("calls_unreadable", error=str(error))
             await pause(self._stopping, self._backoff.next_s())
