@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from penstock.producer.wire.errors import WireError
 from penstock.producer.wire.requests import ID_PATTERN, GenerateRequest, parse_request
+from penstock.producer.wire.values import explain
 
 CallName = Literal["count_tokens", "tokenize", "detokenize", "validate"]
 CALLS: tuple[CallName, ...] = get_args(CallName)
@@ -86,8 +87,10 @@ def decode_answer(fields: Mapping[bytes, bytes]) -> AnswerEntry:
     try:
         values: dict[str, Any] = {name.decode(): value.decode() for name, value in fields.items()}
         return AnswerEntry.model_validate(values)
-    except (UnicodeDecodeError, ValidationError) as error:
-        raise ValueError(f"an entry of the answers is none: {error}") from error
+    except ValidationError as error:
+        raise ValueError(f"an entry of the answers is none: {explain(error)}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"an entry of the answers is none: {error}") from None
 
 
 _OF_CALL = (b"call", b"id", b"to", b"timeout_ms")
@@ -99,6 +102,6 @@ def _name(value: bytes | None) -> str | None:
 
 
 def _timeout_ms(value: bytes | None) -> int:
-    if value is None or not value.isdigit() or len(value) > 9:
+    if value is None or not value.isdigit():
         return DEFAULT_TIMEOUT_MS
-    return min(int(value), MAX_TIMEOUT_MS)
+    return min(int(value), MAX_TIMEOUT_MS) if len(value) < 10 else MAX_TIMEOUT_MS

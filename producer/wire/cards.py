@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from penstock.producer.wire.values import explain
+
 
 class ModelCard(BaseModel):
     """What the workers of a queue serve, and up to which limits. A field that a worker does not know is None.
@@ -46,5 +48,7 @@ def decode_card(fields: Mapping[bytes, bytes]) -> ModelCard:
     """
     try:
         return ModelCard.model_validate({name.decode(): value.decode() for name, value in fields.items()})
-    except (UnicodeDecodeError, ValidationError) as error:
-        raise ValueError(f"what stands in the place of a model card is none: {error}") from error
+    except ValidationError as error:
+        raise ValueError(f"what stands in the place of a model card is none: {explain(error)}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"what stands in the place of a model card is none: {error}") from None
