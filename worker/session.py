@@ -17,7 +17,7 @@ from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ModelCard
-from penstock.worker.calls.answering import Answerer
+from penstock.worker.calls.answering import Answerer, Answers
 from penstock.worker.calls.server import CallServer
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.cancel import CancelWatch
@@ -87,7 +87,8 @@ class Session:
             readiness,
         )
         vocab_size = max(text.vocab_size, card.vocab_size or 0)  # a model's may be padded beyond its tokenizer's
-        answerer = Answerer(config, preparer, text, vocab_size, defaults, driver.check)
+        answers = Answers(config, preparer, text, vocab_size, defaults, driver.check)
+        answerer = Answerer(config.max_body_bytes, answers)
         self._calls = CallServer(redis, blocking, config, answerer, metrics, readiness)
         self._reclaimer = Reclaimer(redis, config, metrics, readiness)
         self._cancel = CancelWatch(redis, self._outbox, driver, readiness, poll_s=config.cancel_poll_ms / 1000)

@@ -23,7 +23,42 @@ Answer = dict[str, str]
 
 
 class Answerer:
-    """Answers calls by the model's tokenizer and the engine's limits, in threads of its own.
+    """Answers the entries of the stream of calls, in threads of its own."""
+
+    def __init__(self, max_body_bytes: int, answers: Answers) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._answers = answers
+        self._threads = Threads()
+
+    def close(self) -> None:
+        self._threads.close()
+
+    async def answer(self, entry: QueueEntry) -> Answer:
+        """What a call's entry asks for, or why it can't be had. Raises nothing: a call harms nobody but itself."""
+        try:
+            return await self._answer(entry)
+        except (RequestError, WireError) as error:
+            return refusal(error.code, str(error))
+        except Exception:
+            _log.exception("call_failed", entry=entry.id)
+            return refusal("internal_error", "the worker failed to answer; its log says why")
+
+    async def _answer(self, entry: QueueEntry) -> Answer:
+        call = await self._threads.run(lambda: self._parse(entry), entry.fields)
+
+        def work() -> Answer:
+            return self._answers.to(call, _sent_s(entry.id))
+
+        if call.request.messages is not None:
+            return await self._threads.run_chat(work)
+        return await self._threads.run(work, entry.fields)
+
+    def _parse(self, entry: QueueEntry) -> Call:
+        return parse_call(entry.id, entry.fields, max_body_bytes=self._max_body_bytes, size=entry.size)
+
+
+class Answers:
+    """What the model's tokenizer, its template and the engine's limits say of a request. Any thread may ask.
 
     Args:
         config: the worker's limits.
@@ -49,36 +84,13 @@ class Answerer:
         self._vocab_size = vocab_size
         self._defaults = defaults
         self._check = check
-        self._threads = Threads()
 
-    def close(self) -> None:
-        self._threads.close()
+    def to(self, call: Call, now_s: float | None = None) -> Answer:
+        """Blocks for as long as a chat template may take.
 
-    async def answer(self, entry: QueueEntry) -> Answer:
-        """What a call's entry asks for, or why it can't be had. Raises nothing: a call harms nobody but itself."""
-        try:
-            return await self._answer(entry)
-        except (RequestError, WireError) as error:
-            return refusal(error.code, str(error))
-        except Exception:
-            _log.exception("call_failed", entry=entry.id)
-            return refusal("internal_error", "the worker failed to answer; its log says why")
-
-    async def _answer(self, entry: QueueEntry) -> Answer:
-        call = await self._threads.run(lambda: self._parse(entry), entry.fields)
-
-        def work() -> Answer:
-            return self.answer_now(call, _sent_s(entry.id))
-
-        if call.request.messages is not None:
-            return await self._threads.run_chat(work)
-        return await self._threads.run(work, entry.fields)
-
-    def _parse(self, entry: QueueEntry) -> Call:
-        return parse_call(entry.id, entry.fields, max_body_bytes=self._config.max_body_bytes, size=entry.size)
-
-    def answer_now(self, call: Call, now_s: float | None = None) -> Answer:
-        """As `answer`, of a call that was read and sent at `now_s`. Blocks.
+        Args:
+            call: what is asked.
+            now_s: when it was sent, in Unix time: what a chat template takes for the present.
 
         Raises:
             RequestError: it can't be answered.

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.producer.wire import entry_size
-from penstock.worker.calls.answering import Answerer
+from penstock.worker.calls.answering import Answerer, Answers
 from penstock.worker.chaos.fake_engine import FakeEngine, FakeText
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.entries import QueueEntry
@@ -27,7 +27,8 @@ class BrokenText(FakeText):
 def make(text: FakeText | None = None, **config: int) -> Answerer:
     limits, text = WorkerConfig(**config), text or FakeText()  # type: ignore[arg-type]
     engine = FakeEngine(max_model_len=10)
-    return Answerer(limits, Preparer(text, limits), text, 256, GenerationDefaults(eos_token_ids=()), engine.check)
+    defaults = GenerationDefaults(eos_token_ids=())
+    return Answerer(limits.max_body_bytes, Answers(limits, Preparer(text, limits), text, 256, defaults, engine.check))
 
 
 @pytest.fixture
