@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.loading.identity import identify
 from penstock.producer import AsyncClient, GenerateRequest, Message, PenstockError, Reply, RequestRefused
 from penstock.worker.llm import LLM
 from penstock.worker.local.worker_process import local_worker
@@ -98,10 +101,29 @@ async def test_text_in_and_out_are_those_of_a_worker(redis_url: str, llm: LLM, c
                 assert mine.reply is not None, mine.error
                 assert told(mine.reply) == told(theirs.reply)
                 assert logprobs_of(mine.reply) == pytest.approx(logprobs_of(theirs.reply), abs=1e-3)
+        await calls_are_those_of_the_worker(client, llm)
     assert ours == {}
     assert {result.error is None for result in results[: len(REQUESTS)]} == {True}
     assert {len(logprobs_of(result.reply)) for result in results if result.reply is not None} == {0, 40}
     assert {type(result.error) for result in results[len(REQUESTS) :]} == {RequestRefused}
+
+
+async def calls_are_those_of_the_worker(client: AsyncClient, llm: LLM) -> None:
+    for prompt in (STORY, CHAT):
+        tokens = await client.tokenize(prompt)
+        assert tokens == await asyncio.to_thread(llm.tokenize, prompt)
+        assert await client.count_tokens(prompt) == len(tokens)
+        assert await client.detokenize(tokens) == await asyncio.to_thread(llm.detokenize, tokens)
+    for request in REQUESTS:
+        assert await client.validate(request) == await asyncio.to_thread(llm.validate, request)
+    for request in REFUSED:
+        with pytest.raises(RequestRefused):
+            await client.validate(request)
+    card = await client.model_card()
+    assert card is not None
+    identity = identify(MODEL_DIR, {"default": (MODEL_DIR / "chat_template.jinja").read_text()})
+    assert (card.model, card.tokenizer, card.template) == ("demo", identity.tokenizer, identity.template)
+    assert (card.weights, card.vocab_size, card.max_model_len) == (identity.weights, 512, 1024)
 
 
 def refusal(error: PenstockError | None) -> tuple[str | None, str, str]:
