@@ -21,7 +21,7 @@ from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
 from penstock.producer.tasks import end_tasks
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.preparation import TextEncoder
+from penstock.worker.delivery.preparation import Grammars, Preparer, TextEncoder
 from penstock.worker.errors import Aborted, EngineFailed, WorkerError
 from penstock.worker.health.server import HealthApp, HealthServer
 from penstock.worker.introduction import NO_COMPILER_HINT, STARTED, describe
@@ -55,6 +55,7 @@ class Model:
     defaults: GenerationDefaults
     name: str = ""
     info: EngineInfo | None = None  # None: nothing is known of the engine, as of a fake
+    grammars: Grammars | None = None  # None: replies can't be constrained
 
 
 class WorkerService:
@@ -204,8 +205,9 @@ class WorkerService:
         driver = EngineDriver(model.engine)
         await driver.start()
         self._redis, self._driver = redis, driver
+        preparer = Preparer(model.text, self.config, model.grammars)
         self._session = Session(
-            redis, blocking, self.config, driver, model.text, model.defaults, self.metrics, self.readiness
+            redis, blocking, self.config, driver, preparer, model.defaults, self.metrics, self.readiness
         )
         try:
             await self._session.run(self._stop)

@@ -23,7 +23,7 @@ from penstock.worker.delivery.coalescing import Coalescing
 from penstock.worker.delivery.entries import EntryReader
 from penstock.worker.delivery.intake import Intake
 from penstock.worker.delivery.outbox import Outbox
-from penstock.worker.delivery.preparation import Preparer, TextEncoder
+from penstock.worker.delivery.preparation import Preparer
 from penstock.worker.delivery.publisher import Publisher
 from penstock.worker.delivery.requests import LiveRequest, Phase, RequestTable
 from penstock.worker.delivery.restore import Restorer
@@ -51,7 +51,7 @@ class Session:
         blocking: RedisClient,
         config: WorkerConfig,
         driver: EngineDriver,
-        text: TextEncoder,
+        preparer: Preparer,
         defaults: GenerationDefaults,
         metrics: Metrics,
         readiness: Readiness,
@@ -71,7 +71,7 @@ class Session:
         self._heartbeat = Heartbeat(redis, config, instance, readiness)
         self._threads = Threads()
         self._claimer = Claimer(redis, config, instance, self._threads, self._outbox, metrics)
-        restorer = Restorer(redis, config, self._threads, Preparer(text, config), defaults, self._outbox)
+        restorer = Restorer(redis, config, self._threads, preparer, defaults, self._outbox)
         self._intake = Intake(
             EntryReader(redis, blocking, config),
             self._claimer,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from penstock.engine.text.stop import StopMatcher
 from penstock.engine.text.tokenizer import Tokenizer
@@ -22,14 +23,21 @@ class TextStream:
         *,
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        delimiters: Mapping[int, str] | None = None,
     ) -> None:
-        """Raises InvalidRequest if a stop string is empty."""
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
+        """`delimiters` has the characters by which tokens that delimit parts of a reply are known in its text.
+
+        Raises:
+            InvalidRequest: a stop string is empty.
+        """
+        self._new_detokenizer = partial(tokenizer.detokenizer, skip_special_tokens=skip_special_tokens)
+        self._detokenizer = self._new_detokenizer()
+        self._delimiters = delimiters or {}
         self._matcher = StopMatcher(stops, include=include_stop) if stops else None
 
     def push(self, token_id: int) -> tuple[str, str | None]:
         """The text that this token released, and the stop string that is complete: then no text follows."""
-        text = self._detokenizer.push(token_id)
+        text = self._text_of(token_id)
         return (text, None) if self._matcher is None else self._matcher.push(text)
 
     def finish(self) -> str:
@@ -42,11 +50,10 @@ class TextStream:
         released, stop = self._matcher.push(text)
         return released if stop else released + self._matcher.flush()
 
-    def replay(self, token_ids: Iterable[int]) -> str | None:
-        """Brings a new stream to where it was after these tokens, whose text is out. Returns the stop string that they
-        complete, if one.
-        """
-        stop = None
-        for token_id in token_ids:
-            _, stop = self.push(token_id)
-        return stop
+    def _text_of(self, token_id: int) -> str:
+        delimiter = self._delimiters.get(token_id)
+        if delimiter is None:
+            return self._detokenizer.push(token_id)
+        text = self._detokenizer.flush() + delimiter
+        self._detokenizer = self._new_detokenizer()  # no character goes across parts of a reply
+        return text

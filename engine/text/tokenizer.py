@@ -15,7 +15,7 @@ from penstock.engine.loading.files import check_files
 from penstock.engine.text.conversation import Conversation, ConversationTemplate, EncodedChat
 from penstock.engine.text.decoders import decoder_kind
 from penstock.engine.text.detokenizer import Detokenizer
-from penstock.engine.text.response.formats import AUTO, reply_prefix, resolve_format
+from penstock.engine.text.response.formats import AUTO, reply_prefix, resolve_format, shows_reasoning
 from penstock.engine.text.spelling import Spelling, bytes_of
 
 
@@ -50,14 +50,13 @@ class Tokenizer:
         kind = decoder_kind(_decoder_of(self._backend))
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         """One above the highest token id, added tokens included. A model's own vocabulary may be padded beyond it."""
-        added_tokens = self._backend.get_added_tokens_decoder()
-        self.special_tokens = {id_: token.content for id_, token in added_tokens.items() if token.special}
-        special = set(self.special_tokens.values())
-        ids = {id_ for added in (False, True) for id_ in self._backend.get_vocab(with_added_tokens=added).values()}
+        added = self._backend.get_added_tokens_decoder().items()
+        self.special_token_ids: Mapping[str, int] = {token.content: id_ for id_, token in added if token.special}
+        ids = {id_ for has in (False, True) for id_ in self._backend.get_vocab(with_added_tokens=has).values()}
         found = ((id_, self._backend.id_to_token(id_)) for id_ in sorted(ids))  # few, however high the highest is
         tokens = {id_: token for id_, token in found if token is not None}
         token_bytes = bytes_of(tokens, kind)
-        ordinary = {id_: token for id_, token in tokens.items() if token not in special}
+        ordinary = {id_: token for id_, token in tokens.items() if token not in self.special_token_ids}
         ordinary_bytes = {id_: data for id_, data in token_bytes.items() if id_ in ordinary}
         self._spelling = Spelling(self._backend, kind, ordinary, ordinary_bytes, skip_special=True)
         self._full_spelling = Spelling(self._backend, kind, tokens, token_bytes, skip_special=False)
@@ -103,11 +102,12 @@ class Tokenizer:
         name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
-        text = self._templates[name].render(chat)
-        token_ids, reply_format = self._encode(text, add_special_tokens=False), self._formats[name]
+        text, reply_format = self._templates[name].render(chat), self._formats[name]
+        token_ids = self._encode(text, add_special_tokens=False)
         if reply_format is None:
             return EncodedChat(token_ids, text)
-        return EncodedChat(token_ids, text, reply_format, reply_prefix(reply_format, text))
+        has_reasoning = shows_reasoning(reply_format, self._templates[name].source)
+        return EncodedChat(token_ids, text, reply_format, reply_prefix(reply_format, text), has_reasoning)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`. Special tokens, and ids that are in no vocabulary, have none.

@@ -1,4 +1,4 @@
-"""What a token means for one choice: text, and perhaps its end."""
+"""What a token means for one choice: parts of its reply, and perhaps its end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from tokenizers_for_tests import byte_level
 from penstock.engine.choice import Choice, Ending, output_of
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.text.stream import TextStream
+from penstock.engine.text.reply import ReplyStreams
+from penstock.engine.text.response.delta import Delta
 from penstock.engine.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(byte_level())
@@ -25,18 +26,16 @@ def choice_of(
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
     request = Request("r", ids("ab"), sampling, generated=(ids(generated),) if generated else (), echo=echo)
     sequence = Sequence(request, 0, 0)
-    stream = TextStream(
-        TOKENIZER,
-        sampling.stop,
-        include_stop=sampling.include_stop_str_in_output,
-        skip_special_tokens=sampling.skip_special_tokens,
-    )
+    stream = ReplyStreams(TOKENIZER).stream(request, 0)
     return sequence, Choice(sequence, stream, frozenset(sampling.stop_ids((EOS,))), max_model_len)
 
 
 def push(sequence: Sequence, choice: Choice, token_id: int) -> tuple[str, Ending | None]:
     sequence.token_ids.append(token_id)
-    return choice.push(token_id)
+    delta, ending = choice.push(token_id)
+    assert not delta.reasoning
+    assert not delta.tool_calls
+    return delta.text, ending
 
 
 def push_all(generated: tuple[int, ...], **params: object) -> tuple[str, Ending | None]:
@@ -81,7 +80,7 @@ def test_a_full_choice_gives_out_what_was_held_back() -> None:
 def test_a_choice_that_is_cut_short_gives_out_what_was_held_back() -> None:
     sequence, choice = choice_of(stop=("bc",))
     assert push(sequence, choice, ids("b")[0]) == ("", None)
-    assert choice.finish() == "b"
+    assert choice.finish() == Delta("b")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,7 @@ def test_a_choice_begins_with_the_echo_and_a_resumed_one_does_not_repeat_it() ->
 
 
 def test_a_choice_without_a_token_has_no_echo() -> None:
-    assert choice_of(echo="ab!")[1].finish() == ""
+    assert choice_of(echo="ab!")[1].finish() == Delta("")
 
 
 def test_the_echo_is_no_place_to_stop_in() -> None:
@@ -167,11 +166,11 @@ def test_a_resumed_choice_goes_on_with_the_text_that_was_held_back() -> None:
 def test_an_output_says_where_its_tokens_stand() -> None:
     sequence, _ = choice_of("abc")
     sequence.num_cached = 1
-    output = output_of(sequence, "bc", tuple(sequence.token_ids[-2:]), ending=Ending("length"))
+    output = output_of(sequence, Delta("bc"), tuple(sequence.token_ids[-2:]), ending=Ending("length"))
     assert (output.offset, output.token_ids, output.num_prompt_tokens, output.num_cached_tokens) == (
         1,
         ids("bc"),
         2,
         1,
     )
-    assert output_of(sequence, "").offset == 3
+    assert output_of(sequence, Delta("")).offset == 3

@@ -42,14 +42,16 @@ def test_with_its_stop_string_the_text_is_longer_by_that(data: st.DataObject, to
 
 
 @given(data=st.data(), tokenizer=st.sampled_from(TOKENIZERS))
-def test_replaying_leads_to_the_same_state(data: st.DataObject, tokenizer: Tokenizer) -> None:
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=25))
-    cut = data.draw(st.integers(0, len(ids)))
-    first, resumed = TextStream(tokenizer, ["ab", "é"]), TextStream(tokenizer, ["ab", "é"])
-    already = [first.push(id_) for id_ in ids[:cut]]
-    assert resumed.replay(ids[:cut]) == (already[-1][1] if already else None)
-    assert [resumed.push(id_) for id_ in ids[cut:]] == [first.push(id_) for id_ in ids[cut:]]
-    assert resumed.finish() == first.finish()
+def test_a_delimiter_stands_where_its_token_does(data: st.DataObject, tokenizer: Tokenizer) -> None:
+    """Whatever is half-way through a character or a run of bytes before it."""
+    before, after = (data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12)) for _ in range(2))
+    delimiter = tokenizer.special_token_ids[data.draw(st.sampled_from(sorted(tokenizer.special_token_ids)))]
+    stream = TextStream(tokenizer, delimiters={delimiter: "\ud800"})
+    text, _ = run(stream, [*(id_ for id_ in before if id_ != delimiter), delimiter])
+    assert text == run(TextStream(tokenizer), [id_ for id_ in before if id_ != delimiter])[0] + "\ud800"
+    behind, _ = run(stream, [id_ for id_ in after if id_ != delimiter])
+    assert "\ud800" not in behind
+    assert behind == run(TextStream(tokenizer), [id_ for id_ in after if id_ != delimiter])[0]
 
 
 def test_a_stop_over_token_borders_ends_the_stream() -> None:

@@ -70,7 +70,7 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
     with shown("warming up", "shapes", say) as report:
         engine.warm_up(report)
     garbage.settle()
-    return Model(engine, engine.tokenizer, engine.defaults, model, engine.describe())
+    return Model(engine, engine.tokenizer, engine.defaults, model, engine.describe(), engine.grammars)
 
 
 async def _run(service: WorkerService) -> None:

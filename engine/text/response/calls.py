@@ -45,12 +45,22 @@ class CallReader:
             yield from self._call(source, is_marked)
 
     def read_arguments(self, source: Source, name: str) -> Reading[None]:
-        """The JSON object that is the arguments of a call."""
+        """The JSON object that is the arguments of a call, and what ends the call."""
+        yield from self._json(source, name)
+        yield from self._end(source)
+
+    def _json(self, source: Source, name: str) -> Reading[None]:
         if (yield from source.skip_space()) != "{":
             raise Malformed
         self._begin(source, name)
         yield from read_value(source, lambda text: self._arguments(source, text))
         self._collector.end_call()
+
+    def _end(self, source: Source) -> Reading[None]:
+        """What ends a call, as far as the model writes it."""
+        for word in self._calls.end.split():
+            if not (yield from source.accept(word)):
+                return
 
     def _call(self, source: Source, is_marked: bool) -> Reading[None]:
         yield from source.expect(self._calls.begin)
@@ -60,8 +70,6 @@ class CallReader:
             name = yield from source.name()
             self._check(name, is_marked)
             yield from self._named(source, name)
-        if self._calls.end:
-            yield from source.accept(self._calls.end)
         source.settle()
 
     def _named(self, source: Source, name: str) -> Reading[None]:
@@ -89,18 +97,19 @@ class CallReader:
                 name = yield from read_text(source)
                 self._check(name, is_marked)
             elif key in _ARGUMENTS_KEYS and name and not has_begun:
-                yield from self.read_arguments(source, name)
+                yield from self._json(source, name)
                 has_begun = True
             elif key in _ARGUMENTS_KEYS and held is None and not has_begun:
                 held = yield from self._held_arguments(source)
             else:
                 yield from read_value(source, lambda text: None)
             if has_begun and (yield from source.skip_space()) not in ",}":
-                return  # all that matters is there
+                break  # all that matters is there
             if (yield from source.expect(",", "}")):
                 break
         if not has_begun:
             self._whole(source, name, held or (["{}"] if is_marked else []))
+        yield from self._end(source)
 
     def _key(self, source: Source) -> Reading[str]:
         yield from source.skip_space()
@@ -125,7 +134,7 @@ class CallReader:
 
     def _parameters(self, source: Source, name: str, parameter: Parameter) -> Reading[None]:
         count = 0
-        while not (yield from source.expect(parameter.before_key, self._calls.end)):
+        while not (yield from source.expect(parameter.before_key, self._calls.end.split()[0])):
             key = yield from source.until(parameter.before_value.split()[0], MAX_KEY_CHARS)
             yield from source.expect(parameter.before_value.strip())
             value = DELIMITER.sub("", (yield from self._value(source, parameter)))
@@ -133,6 +142,8 @@ class CallReader:
             self._argument(source, name, count, key, self._schema(name).cast(key, value))
             count += 1
         self._close(source, name, count)
+        for word in self._calls.end.split()[1:]:
+            yield from source.accept(word)
 
     def _value(self, source: Source, parameter: Parameter) -> Reading[str]:
         """The text of a value, without the line breaks of the syntax around it."""
@@ -155,6 +166,7 @@ class CallReader:
             count += 1
             yield from source.accept(",")
         self._close(source, name, count)
+        yield from self._end(source)
 
     def _argument(self, source: Source, name: str, place: int, key: str, value: object) -> None:
         if place == 0:

@@ -17,6 +17,27 @@ class Delta(NamedTuple):
     tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
+NOTHING = Delta("")
+
+
+def joined(first: Delta, second: Delta) -> Delta:
+    """What two pushes released, as if of one."""
+    if second == NOTHING:
+        return first
+    calls = list(first.tool_calls)
+    for call in second.tool_calls:
+        add_call(calls, call)
+    return Delta(first.text + second.text, first.reasoning + second.reasoning, tuple(calls))
+
+
+def add_call(calls: list[ToolCallDelta], delta: ToolCallDelta) -> None:
+    """Appends the next part of a call: those of one call become one."""
+    if calls and calls[-1].index == delta.index:
+        begun = calls.pop()
+        delta = ToolCallDelta(delta.index, begun.arguments + delta.arguments, begun.id, begun.name)
+    calls.append(delta)
+
+
 class Collector:
     """The parts of one reply, as they become certain.
 
@@ -55,12 +76,7 @@ class Collector:
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
-        last = self.num_calls - 1
-        if self._calls and self._calls[-1].index == last:
-            begun = self._calls.pop()
-            self._calls.append(ToolCallDelta(last, begun.arguments + text, begun.id, begun.name))
-        else:
-            self._calls.append(ToolCallDelta(last, text))
+        add_call(self._calls, ToolCallDelta(self.num_calls - 1, text))
 
     def end_call(self) -> None:
         self.num_complete += 1

@@ -37,7 +37,7 @@ def framing(format_: Format) -> Framing | None:
     return Framing(
         begins=(format_.pieces(format_.next_part)[0], channel),
         end_of_header=end_of_header,
-        ends=(format_.text_end, format_.calls.end),
+        ends=(format_.text_end, format_.calls.end, format_.turn.end),
         reasoning_channel=format_.pieces(format_.reasoning.begin)[1],
         function=format_.calls.begin.rpartition("to=")[2],
     )
