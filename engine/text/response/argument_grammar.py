@@ -126,7 +126,7 @@ class _Members:
         return sequence([rule, self._spell(self._syntax.parameter.end)]) if self._syntax.parameter else rule
 
     def _lexeme(self, text: str) -> str:
-        """A value with what ends it. Between tags, each kind of it ends with the tag: a lexer prefers what is longer."""
+        """A value with what ends it. Between tags, every kind ends with the tag: a lexer prefers the longer."""
         if self._syntax.parameter is None:
             return text
         end = self._syntax.parameter.end
