@@ -71,7 +71,7 @@ def json_schema(schema: Schema, *, strict: bool = False, lenient: bool = False) 
         options["json_allowed_escapes"] = _ESCAPES
     if lenient:
         options["lenient"] = True
-    return made | {"x-guidance": options}
+    return {**made, "x-guidance": options}
 
 
 Edit = Callable[[Schema], Schema]
