@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from penstock.engine.driver import StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import FinishReason, Output, Request
 from penstock.engine.stats import EngineStats
+from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.worker.service import Model
 
 _TEXT = " word"
@@ -78,11 +80,17 @@ class _Row:
 class SteadyText:
     """One token per character."""
 
+    special_token_ids: Mapping[str, int] = MappingProxyType({})
+
     def encode(self, text: str) -> Sequence[int]:
         return tuple(range(len(text)))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
-        return self.encode("".join(message["content"] for message in messages))
+    def encode_chat(self, chat: Conversation) -> EncodedChat:
+        text = "".join(message["content"] for message in chat.messages)
+        return EncodedChat(tuple(range(len(text))), text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "." * len(token_ids)
 
 
 def steady_model(engine: StepEngine) -> Model:

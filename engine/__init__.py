@@ -29,6 +29,7 @@ from penstock.engine.request import (
     TokenLogprob,
     Tool,
     ToolCallDelta,
+    TopLogprob,
 )
 from penstock.engine.stats import EngineInfo, EngineStats
 
@@ -54,6 +55,7 @@ __all__ = [
     "TokenLogprob",
     "Tool",
     "ToolCallDelta",
+    "TopLogprob",
 ]
 
 

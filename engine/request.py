@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from penstock.engine.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from penstock.engine.structured import Grammar
 
 FinishReason = Literal["stop", "tool_calls", "length", "cancelled", "expired", "error"]
 
 MAX_STOP_TOKENS = 32  # end-of-sequence ids included
 MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 2**15  # of one prompt, those of the most likely tokens included: they travel in one piece
 MAX_LOGIT_BIAS = 100.0  # to either side, as in OpenAI's API
 
 
@@ -70,6 +74,12 @@ class SamplingParams:
             self.logprobs,
             f"0 to {MAX_LOGPROBS}",
         )
+        _require(
+            self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
+            "prompt_logprobs",
+            self.prompt_logprobs,
+            f"0 to {MAX_LOGPROBS}",
+        )
         for token_id, bias in self.logit_bias.items():
             _require(-MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS, f"logit_bias of token {token_id}", bias, "-100 to 100")
 
@@ -125,12 +135,28 @@ class Request:
     generated: tuple[tuple[int, ...], ...] = ()
     response: ResponseSpec | None = None  # None: the reply is text
     echo: str = ""  # what the text begins with
+    grammar: Grammar | None = None  # what the reply must follow; compiled by `Engine.grammars`
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """The log-probability of one token at a place. `token` and `bytes` are what it stands for inside a text."""
+
+    token_id: int
+    token: str  # a special token is spelled; what is no whole character has U+FFFD
+    bytes: bytes
+    logprob: float
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
+    """That of the token at a place, and of the most likely ones there."""
+
+    token_id: int
+    token: str
+    bytes: bytes
     logprob: float
-    top: tuple[tuple[int, float], ...]  # (token id, log-probability), most likely first
+    top: tuple[TopLogprob, ...]  # most likely first
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +192,7 @@ class Output:
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     stop_reason: str | int | None = None  # with finish_reason `stop` or `tool_calls`: the stop string, or the token id
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # of each token of the prompt but the first; once
 
 
 def _require(holds: bool, name: str, value: object, range_: str) -> None:

@@ -9,6 +9,8 @@ from penstock.producer.blocking.client import BlockingHandle, BlockingReplyStrea
 from penstock.producer.bulk import BulkResult
 from penstock.producer.errors import (
     BadAddress,
+    CallFailed,
+    CallTimedOut,
     ConnectionLost,
     NotDurable,
     PenstockError,
@@ -24,10 +26,18 @@ from penstock.producer.errors import (
 from penstock.producer.handle import Handle, ReplyStream
 from penstock.producer.progress import BulkProgress, ProgressCallback
 from penstock.producer.queue_status import QueueStatus
-from penstock.producer.reply import Choice, Chunk, Reply, Timings, Usage
+from penstock.producer.reply import Choice, Chunk, Reply, Timings, ToolCall, Usage
 from penstock.producer.request import Prompt, Sampling
 from penstock.producer.transport import State
-from penstock.producer.wire import FinishReason, GenerateRequest, Message, TokenLogprob
+from penstock.producer.wire import (
+    FinishReason,
+    GenerateRequest,
+    Message,
+    ModelCard,
+    TokenLogprob,
+    ToolCallDelta,
+    TopLogprob,
+)
 
 __all__ = [
     "AsyncClient",
@@ -36,6 +46,8 @@ __all__ = [
     "BlockingReplyStream",
     "BulkProgress",
     "BulkResult",
+    "CallFailed",
+    "CallTimedOut",
     "Choice",
     "Chunk",
     "Client",
@@ -44,6 +56,7 @@ __all__ = [
     "GenerateRequest",
     "Handle",
     "Message",
+    "ModelCard",
     "NotDurable",
     "PenstockError",
     "ProgressCallback",
@@ -62,6 +75,9 @@ __all__ = [
     "State",
     "Timings",
     "TokenLogprob",
+    "ToolCall",
+    "ToolCallDelta",
+    "TopLogprob",
     "UnknownRequest",
     "Usage",
 ]

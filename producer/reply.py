@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from penstock.producer.wire import FinishReason, TokenLogprob
+from penstock.producer.wire import FinishReason, TokenLogprob, ToolCallDelta
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The next tokens of one choice, and the text they brought.
+    """The next tokens of one choice, and what they brought: text, reasoning, parts of tool calls.
 
-    `offset` counts this choice's tokens before this chunk; the joined texts of a choice are its whole text. A chunk can
-    have tokens without text (the text is not complete yet) and text without tokens (text held back until the end).
-    `entry_id` is where to continue from: `stream(after=chunk.entry_id)`. `finish_reason` is set on the last chunk of a
-    choice when there are several.
+    `offset` counts this choice's tokens before this chunk; the joined texts of a choice are its whole text, and so with
+    its reasoning and with the arguments of each call. A chunk can have tokens without text (the text is not complete
+    yet) and text without tokens (text held back until the end). `entry_id` is where to continue from:
+    `stream(after=chunk.entry_id)`. `finish_reason` and `stop_reason` are set on the last chunk of a choice when there
+    are several. `prompt_logprobs` come with the first chunk of choice 0.
     """
 
     text: str
@@ -24,17 +26,46 @@ class Chunk:
     logprobs: tuple[TokenLogprob, ...] | None
     entry_id: str
     finish_reason: FinishReason | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    stop_reason: str | int | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that the model wants called. `arguments` are a JSON object, unless the reply was cut off in it."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the `n` continuations of a prompt."""
+    """One of the `n` continuations of a prompt. `stop_reason` is the stop string or the token id that ended it."""
 
     index: int
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
     finish_reason: FinishReason
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    stop_reason: str | int | None = None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """As a message, for the `messages` of the next request."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +88,17 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply that ended: `stop`, `length`, `cancelled` or `expired` (and `error` inside a `RequestFailed`)."""
+    """A reply that ended: `stop`, `tool_calls`, `length`, `cancelled` or `expired` (`error` inside a `RequestFailed`).
+
+    `prompt_logprobs` are those of the prompt's tokens, if asked for; the first token has none.
+    """
 
     request_id: str
     finish_reason: FinishReason
     choices: tuple[Choice, ...]
     usage: Usage
     timings: Timings
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -74,3 +109,18 @@ class Reply:
     def tokens(self) -> tuple[int, ...]:
         """The token ids of the first choice."""
         return self.choices[0].tokens
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning of the first choice."""
+        return self.choices[0].reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls of the first choice."""
+        return self.choices[0].tool_calls
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The first choice as a message, for the `messages` of the next request."""
+        return self.choices[0].message

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 from pydantic import ValidationError
 
 from penstock.producer.errors import RequestRefused
-from penstock.producer.wire import GenerateRequest, Message, explain
+from penstock.producer.wire import GenerateRequest, Message, ResponseFormat, ToolChoice, explain
 
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Message | Mapping[str, str]] | GenerateRequest
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message | Mapping[str, Any]] | GenerateRequest
 """Plain text, token ids, chat messages (`{"role": ..., "content": ...}`), or a request with everything in it."""
 
 
 class Sampling(TypedDict, total=False):
-    """The options beside a prompt: the other fields of `GenerateRequest`, which has their ranges and defaults."""
+    """The options beside a prompt: the other fields of `GenerateRequest`, which has their ranges and defaults, and the
+    names that OpenAI's API has for some of them.
+    """
 
     id: str
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: ToolChoice | Mapping[str, Any]
+    parallel_tool_calls: bool
+    reasoning_effort: str
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template_kwargs: Mapping[str, Any]
+    response_format: ResponseFormat | Mapping[str, Any]
+    regex: str
+    choice: Sequence[str]
+    grammar: str
     n: int
     max_tokens: int
+    max_completion_tokens: int
     min_tokens: int
     temperature: float
     top_p: float
@@ -35,7 +49,12 @@ class Sampling(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
-    logprobs: int
+    logprobs: int | bool
+    top_logprobs: int
+    prompt_logprobs: int
+    echo: bool
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
     priority: int
     timeout_s: float
     traceparent: str

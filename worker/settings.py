@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
+from penstock.engine.text.response.formats import FORMATS
 from penstock.producer.redis.address import parse_url
 from penstock.producer.wire import ID_PATTERN
 from penstock.worker.config import WorkerConfig
@@ -122,6 +123,11 @@ class Settings(BaseSettings):
         "ragged (for TPU).",
     )
     matmul: str = _engine("matmul", "How matmuls are computed: auto, xla, native (C++ built on this machine, for CPU).")
+    chat_format: str = _engine(
+        "chat_format",
+        "How answers in chats are read, for reasoning and tool calls: auto (by the chat template), none, or one "
+        f"of {', '.join(FORMATS)}.",
+    )
     compile_cache_dir: Annotated[Path | None, _OrNone] = Field(
         default_factory=_cache_dir,
         description="Where compiled programs are kept, so that the next start is quick; none: nowhere.",
@@ -149,6 +155,11 @@ class Settings(BaseSettings):
     reclaim_interval_s: float = _worker("reclaim_interval_s", "Time between two looks for dead workers.")
     block_ms: int = _worker("block_ms", "How long one blocking read of the queue lasts at most.")
     cancel_poll_ms: int = _worker("cancel_poll_ms", "Time between two looks for cancelled requests.")
+    allow_other_fleet: bool = _worker(
+        "allow_other_fleet",
+        "Join a queue whose workers have another tokenizer, chat template or vocabulary. Replies that are taken over "
+        "from them, or by them, then go on with other tokens.",
+    )
     max_attempts: int = _worker(
         "max_attempts", "Workers that a request may take down in a row before it goes to the dead-letter stream."
     )

@@ -1,25 +1,17 @@
-"""Renders a chat template: a process of its own, which `chat_template.py` starts by this file's path.
+"""Renders a chat template: the program of a sandbox (`sandbox/child.py`), for `chat_template.py`.
 
-A template is a program from a stranger, and nothing inside a process ends one for certain: jinja2's sandbox bounds
-`range`, but not loops within loops, `'x' * 10**9`, or a regular expression at work. Here the kernel counts. It ends the
-process when a rendering has used up its time, and refuses memory beyond a bound.
-
-This file is a script: it imports nothing of Penstock, and what it imports is there within a twentieth of a second.
-Frames are a length in 8 bytes and JSON, both ways over the socket that is the standard input. The first holds the
-template, each further one the variables of one rendering, which is answered by `{"text": ...}`, `{"refused": ...}` or
-`{"failed": ...}`. The end of the input ends the process.
+A template is a program from a stranger: jinja2's sandbox bounds `range`, but not loops within loops, `'x' * 10**9`, or
+a regular expression at work. The sandbox is made with the template; a request holds the `variables` of one rendering
+and what it takes for the present (`now_s`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import resource
-import signal
 from collections.abc import Callable, Mapping
-from datetime import datetime
-from typing import Any, BinaryIO
+from datetime import UTC, datetime
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -28,12 +20,8 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
-# A rendering may use so much of everything, and as many times the size of what it is given.
-CPU_S = 2.0
-MAX_CHARS, MAX_CHARS_PER_BYTE = 2**20, 4
-MAX_BYTES, MAX_BYTES_PER_BYTE = 2**28, 16
-MAX_IDLE_BYTES = 2**27  # a process that has grown above this ends; the next one starts small
-MAX_MESSAGE_CHARS = 500
+MAX_CHARS, MAX_CHARS_PER_BYTE = 2**20, 4  # of a rendering, and so many times the size of what it is given
+MAX_NOW_S = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
 class TooLong(Exception):
@@ -85,43 +73,21 @@ def environment() -> jinja2.Environment:
     )
     made.filters["tojson"] = _tojson
     made.globals |= {
-        "raise_exception": _raise_exception, "strftime_now": _strftime_now, "dict": Dict(), "namespace": Namespace,
+        "raise_exception": _raise_exception, "dict": Dict(), "namespace": Namespace,
     }  # fmt: skip
     return made
 
 
-def main() -> None:
-    for number in (signal.SIGPIPE, signal.SIGPROF):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the starting thread's is inherited
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123  an import less
-        file.write("1000")  # where memory runs out, this process goes, not the worker
-    with open(0, "rb") as requests, open(0, "wb", closefd=False) as answers:
-        compiled = functools.cache(environment().from_string)
-        source = json.loads(_frame(requests) or b'""')
-        while request := _frame(requests):
-            answer = _answer(lambda: compiled(source), request)
-            answers.write(len(answer).to_bytes(8) + answer)
-            answers.flush()
+def start(source: str) -> Callable[[Any, int], dict[str, str]]:
+    """A template is compiled with its first rendering, within the same limits."""
+    compiled = functools.cache(environment().from_string)
+    return lambda given, num_bytes: _outcome(lambda: compiled(source), given, num_bytes)
 
 
-def _answer(template: Callable[[], jinja2.Template], request: bytes) -> bytes:
-    max_bytes = MAX_BYTES + MAX_BYTES_PER_BYTE * len(request)
-    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, resource.RLIM_INFINITY))
-    signal.setitimer(signal.ITIMER_PROF, CPU_S)  # then SIGPROF, which ends the process
+def _outcome(template: Callable[[], jinja2.Template], given: Mapping[str, Any], num_bytes: int) -> dict[str, str]:
     try:
-        return _encoded(_outcome(template, request))
-    except MemoryError:
-        pass  # the exception releases what holds the memory
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-    return _encoded({"failed": f"it needs more than {max_bytes >> 20} MiB of memory"})
-
-
-def _outcome(template: Callable[[], jinja2.Template], request: bytes) -> dict[str, str]:
-    try:
-        return {"text": _text(template(), json.loads(request), MAX_CHARS + MAX_CHARS_PER_BYTE * len(request))}
+        variables = {"strftime_now": _clock(given["now_s"]), **given["variables"]}
+        return {"text": _text(template(), variables, MAX_CHARS + MAX_CHARS_PER_BYTE * num_bytes)}
     except MemoryError:
         raise
     except TooLong as error:
@@ -143,26 +109,6 @@ def _text(template: jinja2.Template, variables: Mapping[str, Any], max_chars: in
     return "".join(pieces)
 
 
-def _encoded(outcome: dict[str, str]) -> bytes:
-    shortened = {kind: text if kind == "text" else text[:MAX_MESSAGE_CHARS] for kind, text in outcome.items()}
-    answer = {**shortened, "is_last": _held_bytes() > MAX_IDLE_BYTES}
-    return json.dumps(answer, ensure_ascii=False).encode(errors="surrogatepass")
-
-
-def _held_bytes() -> int:
-    """Address space. Not `ru_maxrss`, which begins with that of the process that started this one."""
-    try:
-        with open("/proc/self/statm") as file:  # noqa: PTH123  an import less
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:  # no Linux
-        return 0
-
-
-def _frame(stream: BinaryIO) -> bytes:
-    """What came whole; empty at the end of the input."""
-    return stream.read(int.from_bytes(stream.read(8)))
-
-
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise jinja2.exceptions.SecurityError(f"a namespace can have no attribute {name!r}")
@@ -179,9 +125,11 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _strftime_now(format: str) -> str:  # noqa: A002  as templates call it
-    return datetime.now().strftime(format)
+def _clock(now_s: float) -> Callable[[str], str]:
+    """In UTC, so that all machines render the same; without a zone, as the one of transformers."""
+    now = datetime.fromtimestamp(min(max(now_s, 0.0), MAX_NOW_S), UTC).replace(tzinfo=None)
 
+    def strftime_now(format: str) -> str:  # noqa: A002  as templates call it
+        return now.strftime(format)
 
-if __name__ == "__main__":
-    main()
+    return strftime_now

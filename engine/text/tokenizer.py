@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest, shown
 from penstock.engine.loading.files import check_files
-from penstock.engine.text.chat_template import ChatTemplate
-from penstock.engine.text.decoders import DecoderKind, decoder_kind
-from penstock.engine.text.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
-
-BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+from penstock.engine.text.conversation import Conversation, ConversationTemplate, EncodedChat
+from penstock.engine.text.decoders import decoder_kind
+from penstock.engine.text.detokenizer import Detokenizer
+from penstock.engine.text.response.formats import AUTO, reply_prefix, resolve_format, shows_reasoning
+from penstock.engine.text.spelling import Spelling, bytes_of
 
 
 class Tokenizer:
@@ -27,35 +26,50 @@ class Tokenizer:
     underlying Rust tokenizer are called that read it, and nothing here is written to.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, chat_format: str = AUTO) -> None:
         """Takes ownership of the tokenizer: the caller must not use it afterwards.
 
+        Args:
+            tokenizer: of the checkpoint.
+            chat_format: how answers in chats are read: `auto` (by the chat template), `none`, or a format's name.
+
         Raises:
-            ConfigError: its decoder is one that text can't be streamed through, or its chat template is no text.
+            ConfigError: its decoder is one that text can't be streamed through, its chat template is no text, or there
+                is no such format.
         """
-        template = _template_of(tokenizer)
-        self._chat = None if template is None else ChatTemplate(template)
-        self._special = dict(tokenizer.special_tokens_map)
+        special_tokens = dict(tokenizer.special_tokens_map)
+        self._templates = {
+            name: ConversationTemplate(source, special_tokens) for name, source in _templates_of(tokenizer).items()
+        }
+        self.templates = {name: template.source for name, template in self._templates.items()}
+        """The texts of the chat templates; the one that is not for special cases is called `default`."""
+        names = ("default", *self.templates)
+        self._formats = {name: resolve_format(chat_format, self.templates.get(name)) for name in names}
         self._backend = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these at every call, while other threads read them.
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._kind = decoder_kind(_decoder_of(self._backend))
+        kind = decoder_kind(_decoder_of(self._backend))
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         """One above the highest token id, added tokens included. A model's own vocabulary may be padded beyond it."""
-        special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
-        ids = {id_ for added in (False, True) for id_ in self._backend.get_vocab(with_added_tokens=added).values()}
-        tokens = ((id_, self._backend.id_to_token(id_)) for id_ in sorted(ids))  # few, however high the highest is
-        self._visible = {id_: token for id_, token in tokens if token is not None and token not in special}
-        self._bytes = _bytes_of(self._visible, self._kind)
+        added = self._backend.get_added_tokens_decoder().items()
+        self.special_token_ids: Mapping[str, int] = {token.content: id_ for id_, token in added if token.special}
+        ids = {id_ for has in (False, True) for id_ in self._backend.get_vocab(with_added_tokens=has).values()}
+        found = ((id_, self._backend.id_to_token(id_)) for id_ in sorted(ids))  # few, however high the highest is
+        tokens = {id_: token for id_, token in found if token is not None}
+        token_bytes = bytes_of(tokens, kind)
+        ordinary = {id_: token for id_, token in tokens.items() if token not in self.special_token_ids}
+        ordinary_bytes = {id_: data for id_, data in token_bytes.items() if id_ in ordinary}
+        self._spelling = Spelling(self._backend, kind, ordinary, ordinary_bytes, skip_special=True)
+        self._full_spelling = Spelling(self._backend, kind, tokens, token_bytes, skip_special=False)
 
     @classmethod
-    def from_dir(cls, directory: Path) -> Tokenizer:
+    def from_dir(cls, directory: Path, chat_format: str = AUTO) -> Tokenizer:
         """Loads the tokenizer files of a checkpoint; code in the checkpoint is never run.
 
         Raises:
             CheckpointError: there are no tokenizer files, or they are malformed.
-            ConfigError: the tokenizer is not a fast one, or its decoder can't be streamed through.
+            ConfigError: the tokenizer is not a fast one, or as when one is made.
         """
         check_files(directory)
         try:
@@ -66,7 +80,12 @@ class Tokenizer:
             raise ConfigError(
                 f"{type(tokenizer).__name__} in {directory} is not a fast tokenizer; save one with a tokenizer.json"
             )
-        return cls(tokenizer)
+        return cls(tokenizer, chat_format)
+
+    @property
+    def chat_format(self) -> str | None:
+        """How answers in chats are read; None: as plain text."""
+        return self._formats["default"]
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds, such as BOS.
@@ -78,8 +97,8 @@ class Tokenizer:
         """
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Token ids of a conversation in the checkpoint's chat template, up to where the model's answer begins.
+    def encode_chat(self, chat: Conversation) -> EncodedChat:
+        """A conversation in the checkpoint's chat template, up to where the model's answer begins.
 
         The template runs in a process of its own, which this waits for: not to be called in an event loop.
 
@@ -87,20 +106,15 @@ class Tokenizer:
             InvalidRequest: there is no chat template, or it refuses these messages, fails, or takes too much time,
                 text or memory.
         """
-        if self._chat is None:
+        name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
             raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
-        if not messages:
-            raise InvalidRequest("messages is empty")
-        text = self._chat.render(
-            {
-                **self._special,
-                "messages": [dict(message) for message in messages],
-                "tools": None,
-                "documents": None,
-                "add_generation_prompt": True,
-            }
-        )
-        return self._encode(text, add_special_tokens=False)
+        text, reply_format = self._templates[name].render(chat), self._formats[name]
+        token_ids = self._encode(text, add_special_tokens=False)
+        if reply_format is None:
+            return EncodedChat(token_ids, text)
+        has_reasoning = shows_reasoning(reply_format, self._templates[name].source)
+        return EncodedChat(token_ids, text, reply_format, reply_prefix(reply_format, text), has_reasoning)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`. Special tokens, and ids that are in no vocabulary, have none.
@@ -108,19 +122,20 @@ class Tokenizer:
         It is what the vocabulary says: `clean_up_tokenization_spaces`, which closes up English punctuation and damages
         all other text, is not applied.
         """
-        return str(self._backend.decode(token_ids, skip_special_tokens=True))
+        return self._spelling.decode(token_ids)
 
-    def detokenizer(self) -> Detokenizer:
-        """One for a new sequence of tokens."""
-        return ByteDetokenizer(self._bytes) if self._kind is DecoderKind.BYTES else ContextDetokenizer(self)
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """One for a new sequence of tokens. Special tokens have no text, or that which they are spelled with."""
+        return (self._spelling if skip_special_tokens else self._full_spelling).detokenizer()
 
-    def is_visible(self, token_id: int) -> bool:
-        """Whether `decode` looks at this token at all."""
-        return token_id in self._visible
+    def spell(self, token_id: int) -> tuple[str, bytes]:
+        """Text and bytes of one token inside a text, as in `Spelling`, special tokens spelled out."""
+        return self._full_spelling.spell(token_id)
 
-    def byte_of(self, token_id: int) -> bytes | None:
-        """The byte that a token such as `<0xE4>` stands for; None for all others."""
-        return self._bytes.get(token_id)
+    def encode_part(self, text: str) -> list[int]:
+        """Token ids of text inside a text: nothing is added."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         try:
@@ -130,15 +145,15 @@ class Tokenizer:
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
 
-def _template_of(tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Of several templates the one that is called the default."""
-    try:
-        template: object = tokenizer.get_chat_template()
-    except ValueError:
-        return None
-    if not isinstance(template, str):
-        raise ConfigError(f"the tokenizer's chat template must be text, not {shown(template)}")
-    return template
+def _templates_of(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
+    """By name: `default` and, for conversations with tools, `tool_use`. Nobody asks for others."""
+    given: Any = tokenizer.chat_template
+    templates = given if isinstance(given, Mapping) else {"default": given}
+    found = {name: templates[name] for name in ("default", "tool_use") if templates.get(name) is not None}
+    for name, source in found.items():
+        if not isinstance(source, str):
+            raise ConfigError(f"the tokenizer's chat template {name!r} must be text, not {shown(source)}")
+    return found
 
 
 def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
@@ -148,29 +163,3 @@ def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
         shell.decoder = backend.decoder
     decoder: dict[str, Any] | None = json.loads(shell.to_str())["decoder"]
     return decoder
-
-
-def _bytes_of(visible: Mapping[int, str], kind: DecoderKind) -> dict[int, bytes]:
-    """The tokens that are bytes rather than text: all, the byte tokens, or none, by kind of decoder."""
-    if kind is DecoderKind.BYTES:
-        byte_of = _byte_alphabet()
-        return {id_: _byte_level(token, byte_of) for id_, token in visible.items()}
-    if kind is DecoderKind.BYTE_RUNS:
-        matches = ((id_, BYTE_TOKEN.fullmatch(token)) for id_, token in visible.items())
-        return {id_: bytes.fromhex(match[1]) for id_, match in matches if match}
-    return {}
-
-
-def _byte_level(token: str, byte_of: Mapping[str, int]) -> bytes:
-    """A token that is not spelled in the byte alphabet throughout, such as an added one, stands for itself."""
-    try:
-        return bytes([byte_of[character] for character in token])
-    except KeyError:
-        return token.encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: a printable byte is its own character, the others are those from U+0100 on, in order."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + number): byte for number, byte in enumerate(rest)}

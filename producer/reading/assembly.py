@@ -1,10 +1,22 @@
-"""From reply entries to chunks and a whole reply: each token once and in order, or an error."""
+"""From reply entries to chunks and a whole reply: each token, character and argument once and in order, or an error."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
 from penstock.producer.errors import ReplyCorrupt, RequestFailed, RequestRefused
-from penstock.producer.reply import Choice, Chunk, Reply, Timings, Usage
-from penstock.producer.wire import REFUSED_CODES, ChunkEntry, EndEntry, FinishReason, OwnEntry, ReplyEntry, TokenLogprob
+from penstock.producer.reply import Choice, Chunk, Reply, Timings, ToolCall, Usage
+from penstock.producer.wire import (
+    REFUSED_CODES,
+    ChunkEntry,
+    EndEntry,
+    FinishReason,
+    OwnEntry,
+    ReplyEntry,
+    TokenLogprob,
+    ToolCallDelta,
+)
 
 
 class Assembler:
@@ -17,6 +29,7 @@ class Assembler:
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
         self._choices: dict[int, _Choice] = {}
+        self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self.ended = False
         """Whether the end was read."""
         self.reply: Reply | None = None
@@ -37,6 +50,7 @@ class Assembler:
         choice = self._choices.get(entry.index)
         if choice is None:
             choice = self._choices[entry.index] = _Choice()
+        self._prompt_logprobs = self._prompt_logprobs or entry.prompt_logprobs
         try:
             return choice.feed(entry_id, entry)
         except ValueError as error:
@@ -62,61 +76,144 @@ class Assembler:
             finish_reason=end.finish_reason,
             choices=tuple(
                 self._choices.get(index, _Choice()).whole(
-                    index, reasons[index] if index < len(reasons) else end.finish_reason
+                    index, reasons[index] if index < len(reasons) else end.finish_reason, end.stop_reason
                 )
                 for index in range(num_choices)
             ),
             usage=Usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens),
             timings=Timings(end.queued_ms, end.ttft_ms, end.total_ms),
+            prompt_logprobs=self._prompt_logprobs,
+        )
+
+
+class _Position(NamedTuple):
+    """A place in a choice: how much of it comes before."""
+
+    tokens: int = 0
+    chars: int = 0  # of the text
+    reasoning: int = 0  # characters
+    calls: int = 0  # one for each call's beginning, and the characters of arguments
+
+    def after(self, entry: ChunkEntry) -> _Position:
+        return _Position(
+            self.tokens + len(entry.tokens),
+            self.chars + len(entry.text),
+            self.reasoning + len(entry.reasoning),
+            self.calls + sum(map(_size, entry.tool_calls)),
         )
 
 
 class _Choice:
     """One choice as far as it was read.
 
-    `_at` is the writer's position, (tokens, characters). It falls behind what was read while a takeover repeats tokens,
-    and then meets one of `_ends`: how many characters the first k tokens had, for each k that ended a chunk.
+    `_at` is the writer's position. It falls behind what was read while a takeover repeats tokens, and then meets one of
+    `_ends`: where the writer was after the first k tokens, for each k that ended a chunk. What k tokens say is a
+    function of them alone, so what lies between that place and `_read` is known. Nothing follows the last chunk.
     """
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[_Call] = []
         self._logprobs: list[TokenLogprob] = []
-        self._num_chars = 0
+        self._stop_reason: str | int | None = None
         self._has_ended = False
-        self._at = (0, 0)
-        self._ends = {0: 0}
+        self._at = self._read = _Position()
+        self._ends = {0: self._at}
 
     @property
     def num_tokens(self) -> int:
-        return len(self._tokens)
+        return self._read.tokens
 
     def feed(self, entry_id: str, entry: ChunkEntry) -> Chunk | None:
-        if entry.offset > self._at[0]:
+        if self._has_ended:
+            return None
+        self._go_to(entry)
+        before, read = self._at, self._read
+        self._at = self._ends[before.tokens + len(entry.tokens)] = before.after(entry)
+        self._has_ended = entry.finish_reason is not None
+        if not (_is_beyond(self._at, read) or self._has_ended):
+            return None
+        num_old_tokens = read.tokens - before.tokens
+        chunk = Chunk(
+            entry.text[read.chars - before.chars :],
+            entry.tokens[num_old_tokens:],
+            entry.index,
+            read.tokens,
+            None if entry.logprobs is None else entry.logprobs[num_old_tokens:],
+            entry_id,
+            entry.finish_reason,
+            entry.reasoning[read.reasoning - before.reasoning :],
+            tuple(_unread(entry.tool_calls, read.calls - before.calls)) if entry.tool_calls else (),
+            entry.stop_reason,
+            entry.prompt_logprobs if not read.tokens else None,
+        )
+        self._read = _Position(*map(max, self._at, read))
+        self._add(chunk)
+        return chunk
+
+    def _go_to(self, entry: ChunkEntry) -> None:
+        """To where the writer of the entry begins."""
+        if entry.offset > self._at.tokens:
             raise ValueError(
-                f"choice {entry.index} continues at token {entry.offset}, but only {self._at[0]} came before"
+                f"choice {entry.index} continues at token {entry.offset}, but only {self._at.tokens} came before"
             )
-        if entry.offset < self._at[0]:
+        if entry.offset < self._at.tokens:
             if entry.offset not in self._ends:
                 raise ValueError(f"choice {entry.index} goes back to token {entry.offset}, where no chunk ended before")
-            self._at = (entry.offset, self._ends[entry.offset])
-        num_old_tokens = self.num_tokens - self._at[0]
-        num_old_chars = self._num_chars - self._at[1]
-        self._at = (self._at[0] + len(entry.tokens), self._at[1] + len(entry.text))
-        self._ends[self._at[0]] = self._at[1]
-        tokens, text = entry.tokens[num_old_tokens:], entry.text[num_old_chars:]
-        ends_now = entry.finish_reason is not None and not self._has_ended
-        self._has_ended |= ends_now
-        if not tokens and not text and not ends_now:
-            return None
-        self._tokens += tokens
-        self._texts.append(text)
-        self._num_chars += len(text)
-        logprobs = None if entry.logprobs is None else entry.logprobs[num_old_tokens:]
-        self._logprobs += logprobs or ()
-        offset = self.num_tokens - len(tokens)
-        return Chunk(text, tokens, entry.index, offset, logprobs, entry_id, entry.finish_reason)
+            self._at = self._ends[entry.offset]
 
-    def whole(self, index: int, finish_reason: FinishReason) -> Choice:
-        logprobs = tuple(self._logprobs) if self._logprobs else None
-        return Choice(index, "".join(self._texts), tuple(self._tokens), logprobs, finish_reason)
+    def _add(self, chunk: Chunk) -> None:
+        self._tokens += chunk.tokens
+        self._texts.append(chunk.text)
+        self._logprobs += chunk.logprobs or ()
+        if chunk.reasoning:
+            self._reasoning.append(chunk.reasoning)
+        for delta in chunk.tool_calls:
+            self._add_to_call(chunk.index, delta)
+        self._stop_reason = chunk.stop_reason
+
+    def _add_to_call(self, index: int, delta: ToolCallDelta) -> None:
+        if delta.id is not None and delta.index == len(self._calls):
+            self._calls.append(_Call(delta.id, delta.name or "", []))
+        elif delta.id is not None or delta.index >= len(self._calls):
+            begins = "begins" if delta.id is not None else "continues"
+            raise ValueError(f"choice {index} {begins} call {delta.index}, {len(self._calls)} calls came before")
+        self._calls[delta.index].arguments.append(delta.arguments)
+
+    def whole(self, index: int, finish_reason: FinishReason, stop_reason: str | int | None) -> Choice:
+        return Choice(
+            index,
+            "".join(self._texts),
+            tuple(self._tokens),
+            tuple(self._logprobs) if self._logprobs else None,
+            finish_reason,
+            "".join(self._reasoning),
+            tuple(ToolCall(call.id, call.name, "".join(call.arguments)) for call in self._calls),
+            self._stop_reason if stop_reason is None else stop_reason,
+        )
+
+
+class _Call(NamedTuple):
+    id: str
+    name: str
+    arguments: list[str]
+
+
+def _is_beyond(at: _Position, read: _Position) -> bool:
+    return at.tokens > read.tokens or at.chars > read.chars or at.reasoning > read.reasoning or at.calls > read.calls
+
+
+def _size(delta: ToolCallDelta) -> int:
+    return (delta.id is not None) + len(delta.arguments)
+
+
+def _unread(deltas: Iterable[ToolCallDelta], num_read: int) -> Iterator[ToolCallDelta]:
+    """What follows the first `num_read` of the deltas, in the count of `_Position.calls`."""
+    for delta in deltas:
+        if num_read <= 0:
+            yield delta
+        elif num_read < _size(delta):
+            yield ToolCallDelta(index=delta.index, arguments=delta.arguments[num_read - (delta.id is not None) :])
+        num_read -= _size(delta)

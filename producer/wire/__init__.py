@@ -4,7 +4,30 @@ A request entry holds either one JSON field `request` or flat fields; a reply st
 entries.
 """
 
+from penstock.producer.wire.calls import (
+    CALLS,
+    DEFAULT_TIMEOUT_MS,
+    MAX_TIMEOUT_MS,
+    AnswerEntry,
+    Call,
+    CallName,
+    Envelope,
+    decode_answer,
+    parse_call,
+)
+from penstock.producer.wire.cards import ModelCard, decode_card
 from penstock.producer.wire.errors import REFUSED_CODES, WireError
+from penstock.producer.wire.messages import (
+    AllowedTools,
+    AllowedToolsChoice,
+    FunctionCall,
+    Message,
+    MessageToolCall,
+    NamedTool,
+    ResponseFormat,
+    TextPart,
+    ToolChoice,
+)
 from penstock.producer.wire.replies import (
     ChunkEntry,
     EndEntry,
@@ -12,6 +35,8 @@ from penstock.producer.wire.replies import (
     OwnEntry,
     ReplyEntry,
     TokenLogprob,
+    ToolCallDelta,
+    TopLogprob,
     decode_reply,
     encode_reply,
 )
@@ -20,29 +45,49 @@ from penstock.producer.wire.requests import (
     MAX_FIELDS,
     VERSION,
     GenerateRequest,
-    Message,
     entry_size,
-    explain,
     parse_request,
 )
+from penstock.producer.wire.values import explain
 
 __all__ = [
+    "CALLS",
+    "DEFAULT_TIMEOUT_MS",
     "ID_PATTERN",
     "MAX_FIELDS",
+    "MAX_TIMEOUT_MS",
     "REFUSED_CODES",
     "VERSION",
+    "AllowedTools",
+    "AllowedToolsChoice",
+    "AnswerEntry",
+    "Call",
+    "CallName",
     "ChunkEntry",
     "EndEntry",
+    "Envelope",
     "FinishReason",
+    "FunctionCall",
     "GenerateRequest",
     "Message",
+    "MessageToolCall",
+    "ModelCard",
+    "NamedTool",
     "OwnEntry",
     "ReplyEntry",
+    "ResponseFormat",
+    "TextPart",
     "TokenLogprob",
+    "ToolCallDelta",
+    "ToolChoice",
+    "TopLogprob",
     "WireError",
+    "decode_answer",
+    "decode_card",
     "decode_reply",
     "encode_reply",
     "entry_size",
     "explain",
+    "parse_call",
     "parse_request",
 ]

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from penstock.producer.wire.errors import WireError
 
 FinishReason = Literal["stop", "tool_calls", "length", "cancelled", "expired", "error"]
+
+
+def _as_bytes(value: object) -> object:
+    if not isinstance(value, list):
+        return value
+    try:
+        return bytes(value)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"{value!r} is no list of bytes") from error
+
+
+TokenBytes = Annotated[bytes, BeforeValidator(_as_bytes), PlainSerializer(list)]  # JSON: numbers from 0 to 255
 
 # Reply entries may gain fields within a version: a reader ignores those it does not know.
 
@@ -29,33 +41,70 @@ class OwnEntry(BaseModel):
     turn: int | None = None
 
 
-class ChunkEntry(BaseModel):
-    """Tokens of one choice, in order; `offset` counts this choice's tokens before this chunk."""
+class _Stopped(BaseModel):
+    """An entry that may say what ended a choice with `stop` or `tool_calls`: a stop string, or a token's id."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        return self.stop_token_id if self.stop_string is None else self.stop_string
+
+
+class ChunkEntry(_Stopped):
+    """Tokens of one choice, in order, and what they said; `offset` counts this choice's tokens before this chunk."""
 
     type: Literal["chunk"] = "chunk"
     index: int
     offset: int
     text: str
     tokens: tuple[int, ...]
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
-    finish_reason: FinishReason | None = None  # of this choice, in its last chunk, when n > 1
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # in the first chunk of choice 0
+    finish_reason: FinishReason | None = None  # of this choice, in its last chunk, when n > 1; so is what stopped it
 
 
-class TokenLogprob(BaseModel):
-    """Log-probability of one sampled token and of the most likely ones at its place."""
+class ToolCallDelta(BaseModel):
+    """The next part of one tool call. Only the first of a call has `id` and `name`; joined, `arguments` are JSON."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
+    index: int = Field(ge=0)  # of the call among those of its choice
+    id: str | None = None
+    name: str | None = None
+    arguments: str
+
+
+class TopLogprob(BaseModel):
+    """Log-probability of one token at a place. `token` and `bytes` are what this token alone stands for.
+
+    Joined, the `bytes` of a choice's tokens are its text where no one `token` need be a whole character.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    id: int
+    token: str
+    bytes: TokenBytes
     logprob: float
-    top: dict[int, float]
 
 
-class EndEntry(BaseModel):
-    """The one terminal entry of a reply. Times are milliseconds on the server's and the worker's clocks."""
+class TokenLogprob(TopLogprob):
+    """That of the token at a place, and of the most likely ones there."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    top: tuple[TopLogprob, ...]
+
+
+class EndEntry(_Stopped):
+    """The one terminal entry of a reply. Times are milliseconds on the server's and the worker's clocks.
+
+    What stopped the only choice is here; with several, it is in each one's last chunk.
+    """
 
     type: Literal["end"] = "end"
     finish_reason: FinishReason
@@ -69,6 +118,9 @@ class EndEntry(BaseModel):
     code: str | None = None
     message: str | None = None
 
+
+_JSON_FIELDS = frozenset({"tool_calls", "logprobs", "prompt_logprobs"})
+_LEFT_OUT = {"reasoning": "", "tool_calls": "[]"}  # what nearly all chunks would say
 
 ReplyEntry = OwnEntry | ChunkEntry | EndEntry
 
@@ -85,11 +137,11 @@ def encode_reply(entry: ReplyEntry) -> dict[str, str]:
     for name, value in entry.model_dump(exclude_none=True).items():
         if name in ("tokens", "finish_reasons"):
             fields[name] = ",".join(map(str, value))
-        elif name == "logprobs":
-            fields[name] = json.dumps(value, separators=(",", ":"))
+        elif name in _JSON_FIELDS:
+            fields[name] = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         else:
             fields[name] = str(value)
-    return fields
+    return {name: value for name, value in fields.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
 
 
 def decode_reply(fields: Mapping[str, str]) -> ReplyEntry:
@@ -106,8 +158,8 @@ def decode_reply(fields: Mapping[str, str]) -> ReplyEntry:
         if name in values:
             values[name] = tuple(part for part in values[name].split(",") if part)
     try:
-        if "logprobs" in values:
-            values["logprobs"] = json.loads(values["logprobs"])
+        for name in _JSON_FIELDS & values.keys():
+            values[name] = json.loads(values[name])
         return kind.model_validate(values)
     except (ValueError, RecursionError) as error:
         raise WireError("bad_reply", f"reply entry of type {kind.__name__}: {error}", request_id="") from error

@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from penstock.producer.wire.errors import WireError
+from penstock.producer.wire.messages import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Message,
+    NamedTool,
+    ResponseFormat,
+    ToolChoice,
+    ToolObject,
+)
+from penstock.producer.wire.values import JsonObject, Text, WireModel, explain, from_json, shown
 
 VERSION = 1
 """Raised when an entry's meaning changes; a worker refuses versions it does not know."""
@@ -26,31 +36,11 @@ MAX_FIELDS = 128
 """Of one request entry, and of its JSON document: several times what the schema has. What has more is not looked at."""
 
 
-def _from_json(value: object) -> object:
-    """Flat entries carry lists and maps as JSON text."""
-    if isinstance(value, str):
-        try:
-            return json.loads(value)
-        except ValueError as error:
-            raise ValueError(f"is not JSON: {error}") from error
-    return value
-
-
 def _one_or_many(value: object) -> object:
     """`stop` may be one plain string; text that begins with `[` is a JSON list."""
     if isinstance(value, str):
-        return _from_json(value) if value.startswith("[") else [value]
+        return from_json(value) if value.startswith("[") else [value]
     return value
-
-
-def _encodable(text: str) -> str:
-    """JSON can spell half of a character (a lone surrogate), which no tokenizer and no UTF-8 stream takes."""
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"is not Unicode text: {error.reason} at character {error.start}") from None
-    return text
 
 
 def _w3c(value: str) -> str:
@@ -59,35 +49,60 @@ def _w3c(value: str) -> str:
     return value
 
 
-Text = Annotated[str, AfterValidator(_encodable)]
 TokenId = Annotated[int, Field(ge=0)]
-TokenIds = Annotated[tuple[TokenId, ...], BeforeValidator(_from_json)]
+TokenIds = Annotated[tuple[TokenId, ...], BeforeValidator(from_json)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
-LogitBias = Annotated[dict[TokenId, Bias], BeforeValidator(_from_json)]
+LogitBias = Annotated[dict[TokenId, Bias], BeforeValidator(from_json)]
 
 
-class Message(BaseModel):
-    """One message of a chat."""
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+_OF_CHATS = (
+    "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "add_generation_prompt",
+    "continue_final_message", "chat_template_kwargs",
+)  # fmt: skip
+_CONSTRAINTS = ("response_format", "regex", "choice", "grammar")
+_RESERVED_VARIABLES = frozenset(
+    {
+        "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "reasoning_effort",
+        "raise_exception", "strftime_now", "dict", "namespace",
+    }
+)  # fmt: skip
 
-    role: Literal["system", "user", "assistant", "tool"]
-    content: Text
+
+def _free_variables(values: dict[str, Any]) -> dict[str, Any]:
+    taken = sorted(_RESERVED_VARIABLES & values.keys())
+    if taken:
+        raise ValueError(f"may not set {', '.join(taken)}, which a template gets from elsewhere")
+    return values
 
 
-class GenerateRequest(BaseModel):
+class GenerateRequest(WireModel):
     """One prompt and how to continue it. Exactly one of `prompt`, `messages` and `prompt_token_ids` is given.
 
     A sampling field left at None takes the model's own default (its `generation_config.json`), then the neutral value.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    other_names: ClassVar[Mapping[str, str]] = {"max_completion_tokens": "max_tokens"}
 
     v: Literal[1] = 1
     id: Annotated[str, Field(pattern=f"^{ID_PATTERN.pattern}$")] | None = None
     prompt: Text | None = None
-    messages: Annotated[tuple[Message, ...], BeforeValidator(_from_json)] | None = None
+    messages: Annotated[tuple[Message, ...], Field(max_length=MAX_MESSAGES), BeforeValidator(from_json)] | None = None
     prompt_token_ids: TokenIds | None = None
+
+    tools: Annotated[tuple[ToolObject, ...], Field(max_length=MAX_TOOLS), BeforeValidator(from_json)] = ()
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: ReasoningEffort | None = None
+    add_generation_prompt: bool | None = None  # None: unless the final message is continued
+    continue_final_message: bool = False
+    chat_template_kwargs: Annotated[JsonObject, AfterValidator(_free_variables)] = Field(default_factory=dict)
+
+    response_format: Annotated[ResponseFormat, BeforeValidator(from_json)] | None = None
+    regex: Annotated[Text, Field(min_length=1)] | None = None
+    choice: Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], BeforeValidator(_one_or_many)] = ()
+    grammar: Annotated[Text, Field(min_length=1)] | None = None  # in Lark's notation
 
     n: int = Field(1, ge=1, le=64)
     max_tokens: int = Field(256, ge=1)
@@ -107,10 +122,29 @@ class GenerateRequest(BaseModel):
     stop_token_ids: TokenIds = ()
     ignore_eos: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
 
     priority: int = Field(0, ge=-1000, le=1000)  # higher runs first
     timeout_s: float | None = Field(None, gt=0.0, le=7 * 86_400.0)  # from the moment Redis accepted the request
     traceparent: Annotated[str, AfterValidator(_w3c)] | None = Field(None, max_length=256)  # bound to the worker's logs
+
+    @model_validator(mode="before")
+    @classmethod
+    def _join_logprobs(cls, values: object) -> object:
+        """OpenAI's chat says `logprobs: true, top_logprobs: k` for `logprobs: k`."""
+        if not isinstance(values, dict) or not values.keys() & {"logprobs", "top_logprobs"}:
+            return values
+        joined = dict(values)
+        top, given = joined.pop("top_logprobs", None), joined.get("logprobs")
+        wants = {"true": True, "false": False}.get(str(given).lower(), given)
+        if top is not None and wants is not True:
+            raise ValueError(f"top_logprobs goes with logprobs true, not {given!r:.80}")
+        if isinstance(wants, bool):
+            joined["logprobs"] = (0 if top is None else top) if wants else None
+        return joined
 
     @model_validator(mode="after")
     def _check_together(self) -> GenerateRequest:
@@ -119,9 +153,64 @@ class GenerateRequest(BaseModel):
             raise ValueError(f"exactly one of prompt, messages, prompt_token_ids must be given, not {given or 'none'}")
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
-        if self.messages is not None and not self.messages:
-            raise ValueError("messages is empty")
+        self._check_chat()
+        self._check_tools()
+        constraints = [name for name in _CONSTRAINTS if name in self.model_fields_set and getattr(self, name)]
+        if constraints and self.response_format is not None and self.response_format.type == "text":
+            constraints.remove("response_format")
+        if len(constraints) > 1:
+            raise ValueError(f"one of {', '.join(_CONSTRAINTS)} can be given, not {' and '.join(constraints)}")
         return self
+
+    def _check_chat(self) -> None:
+        if self.messages is None:
+            for name in _OF_CHATS:
+                if name in self.model_fields_set and self._is_set(name):
+                    raise ValueError(f"{name} is for chats, which need messages")
+        elif not self.messages:
+            raise ValueError("messages is empty")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt contradict each other")
+
+    def _is_set(self, name: str) -> bool:
+        default = type(self).model_fields[name].get_default(call_default_factory=True)
+        return bool(getattr(self, name) != default)
+
+    def _check_tools(self) -> None:
+        if not self.tools and self.tool_choice is None:
+            return
+        names = [tool["function"]["name"] for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise ValueError(f"tools: {max(names, key=names.count)} is there more than once")
+        chosen = self.chosen_tools()
+        unknown = [name for name in chosen or () if name not in names]
+        if unknown:
+            raise ValueError(
+                f"tool_choice: {unknown[0]} is none of the tools: {', '.join(names)[:200] or 'there are none'}"
+            )
+        if self.is_tool_required and not names:
+            raise ValueError("tool_choice: required, but there are no tools")
+
+    def chosen_tools(self) -> tuple[str, ...] | None:
+        """The names that `tool_choice` allows; None: all."""
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool):
+            return (choice.function.name,)
+        if choice == "none":
+            return ()
+        return (
+            None
+            if choice is None or isinstance(choice, str)
+            else tuple(t.function.name for t in choice.allowed_tools.tools)
+        )
+
+    @property
+    def is_tool_required(self) -> bool:
+        """Whether the answer has to call a tool."""
+        choice = self.tool_choice
+        if choice is None or isinstance(choice, str):
+            return choice == "required"
+        return isinstance(choice, NamedTool) or choice.allowed_tools.mode == "required"
 
     def to_entry(self) -> dict[str, str]:
         """The fields to XADD: one JSON document that leaves out what was left at its default."""
@@ -171,24 +260,10 @@ def parse_request(
     return request if request.id is not None else request.model_copy(update={"id": request_id})
 
 
-def explain(error: Exception) -> str:
-    """One line that names each offending field; pydantic's own text spans many and links to its website."""
-    if not isinstance(error, ValidationError):
-        return f"the request is nested too deeply: {error}"
-    parts = []
-    for item in error.errors(include_url=False)[:5]:
-        where = _shown(".".join(map(str, item["loc"])))
-        given = "" if item["type"] == "value_error" and not where else f", not {repr(item['input'])[:80]}"
-        parts.append(f"{where or 'request'}: {item['msg']}{given}")
-    return "; ".join(parts)
-
-
 def _json_document(flat: Mapping[str, str], fallback_id: str) -> dict[str, Any]:
     others = sorted(set(flat) - {"request", "id"})
     if others:
-        _refuse(
-            "invalid_request", f"beside `request` only `id` may stand, not {_shown(', '.join(others))}", fallback_id
-        )
+        _refuse("invalid_request", f"beside `request` only `id` may stand, not {shown(', '.join(others))}", fallback_id)
     try:
         document = json.loads(flat["request"])
     except (ValueError, RecursionError) as error:
@@ -199,7 +274,7 @@ def _json_document(flat: Mapping[str, str], fallback_id: str) -> dict[str, Any]:
         if document.get("id", flat["id"]) != flat["id"]:
             _refuse(
                 "invalid_request",
-                f"`id` {_shown(flat['id'])} and `request.id` {_shown(str(document['id']))} differ",
+                f"`id` {shown(flat['id'])} and `request.id` {shown(str(document['id']))} differ",
                 fallback_id,
             )
         document["id"] = flat["id"]
@@ -212,11 +287,6 @@ def _json_document(flat: Mapping[str, str], fallback_id: str) -> dict[str, Any]:
 def _readable_id(value: object) -> str | None:
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     return text if isinstance(text, str) and ID_PATTERN.fullmatch(text) else None
-
-
-def _shown(text: str) -> str:
-    """Text from outside, fit for one line of an error message."""
-    return text if text.isprintable() and len(text) <= 80 else repr(text)[:80]
 
 
 def _refuse(code: str, message: str, request_id: str) -> NoReturn:

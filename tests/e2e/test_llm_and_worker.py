@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.loading.identity import identify
 from penstock.producer import AsyncClient, GenerateRequest, Message, PenstockError, Reply, RequestRefused
 from penstock.worker.llm import LLM
 from penstock.worker.local.worker_process import local_worker
@@ -15,6 +18,8 @@ from penstock.worker.local.worker_process import local_worker
 SMALL: dict[str, Any] = {"model": "demo", "max_num_seqs": 4, "max_batch_tokens": 64, "num_pages": 520}
 STORY = "Tell me a short story about a turtle."
 CHAT = (Message(role="user", content="How do you spell river?"),)
+BEGUN = (*CHAT, Message(role="assistant", content="It is spelled r-i"))
+TOOL = {"type": "function", "function": {"name": "spell", "parameters": {"type": "object"}}}
 
 
 def request(number: int, **fields: Any) -> GenerateRequest:
@@ -41,6 +46,13 @@ REQUESTS = [
             {"seed": 7, "logprobs": 3},
             {"seed": 8, "logit_bias": {30: 5.0}, "bad_token_ids": (261,), "stop_token_ids": (27,)},
             {"seed": 9, "allowed_token_ids": (20, 21, 22), "ignore_eos": True, "max_tokens": 12},
+            {"seed": 10, "regex": "(ab|cd){2,4}!", "temperature": 1.5, "n": 2},
+            {"seed": 11, "choice": ("yes", "no", "perhaps"), "echo": True},
+            {"seed": 12, "stop": ("e",), "include_stop_str_in_output": True, "skip_special_tokens": False},
+            {"prompt": None, "messages": CHAT, "seed": 13, "response_format": {"type": "json_object"}},
+            {"prompt": None, "messages": BEGUN, "seed": 14, "continue_final_message": True, "echo": True},
+            {"prompt": None, "messages": CHAT, "seed": 15, "tools": [TOOL], "reasoning_effort": "none"},
+            {"seed": 16, "prompt_logprobs": 2, "n": 2, "max_tokens": 5, "repetition_penalty": 1.2},
         ]
     )
 ]
@@ -51,6 +63,11 @@ REFUSED = [
     request(103, prompt=None, prompt_token_ids=(5, 10**6)),
     request(104, n=5),
     request(105, prompt=None, messages=(Message(role="tool", content="x"),)),
+    request(106, grammar="start: ("),
+    request(107, regex="(a"),
+    request(108, prompt=None, messages=CHAT, tools=[TOOL], tool_choice="required"),
+    request(109, prompt=None, messages=CHAT, chat_template_kwargs={"eos_token": "x"}),
+    request(110, regex="a+", min_tokens=5),
 ]
 
 
@@ -72,6 +89,10 @@ def logprobs_of(reply: Reply) -> list[float]:
     return [logprob.logprob for choice in reply.choices for logprob in choice.logprobs or ()]
 
 
+def prompt_logprobs_of(reply: Reply) -> list[float | None]:
+    return [entry and entry.logprob for entry in reply.prompt_logprobs or ()]
+
+
 async def test_text_in_and_out_are_those_of_a_worker(redis_url: str, llm: LLM, compile_cache: Path) -> None:
     results = llm.generate([*REQUESTS, *REFUSED])
     ours = {result.index: result for result in results}
@@ -85,10 +106,33 @@ async def test_text_in_and_out_are_those_of_a_worker(redis_url: str, llm: LLM, c
                 assert mine.reply is not None, mine.error
                 assert told(mine.reply) == told(theirs.reply)
                 assert logprobs_of(mine.reply) == pytest.approx(logprobs_of(theirs.reply), abs=1e-3)
+                of_prompt = prompt_logprobs_of(theirs.reply)
+                assert prompt_logprobs_of(mine.reply) == pytest.approx(of_prompt, abs=1e-3)
+                assert len(of_prompt) in (0, theirs.reply.usage.prompt_tokens)
+        await calls_are_those_of_the_worker(client, llm)
     assert ours == {}
     assert {result.error is None for result in results[: len(REQUESTS)]} == {True}
     assert {len(logprobs_of(result.reply)) for result in results if result.reply is not None} == {0, 40}
+    assert [bool(result.reply and result.reply.prompt_logprobs) for result in results].count(True) == 1
     assert {type(result.error) for result in results[len(REQUESTS) :]} == {RequestRefused}
+
+
+async def calls_are_those_of_the_worker(client: AsyncClient, llm: LLM) -> None:
+    for prompt in (STORY, CHAT):
+        tokens = await client.tokenize(prompt)
+        assert tokens == await asyncio.to_thread(llm.tokenize, prompt)
+        assert await client.count_tokens(prompt) == len(tokens)
+        assert await client.detokenize(tokens) == await asyncio.to_thread(llm.detokenize, tokens)
+    for request in REQUESTS:
+        assert await client.validate(request) == await asyncio.to_thread(llm.validate, request)
+    for request in REFUSED:
+        with pytest.raises(RequestRefused):
+            await client.validate(request)
+    card = await client.model_card()
+    assert card is not None
+    identity = identify(MODEL_DIR, {"default": (MODEL_DIR / "chat_template.jinja").read_text()})
+    assert (card.model, card.tokenizer, card.template) == ("demo", identity.tokenizer, identity.template)
+    assert (card.weights, card.vocab_size, card.max_model_len) == (identity.weights, 512, 1024)
 
 
 def refusal(error: PenstockError | None) -> tuple[str | None, str, str]:

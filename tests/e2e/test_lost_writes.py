@@ -20,7 +20,8 @@ from worker_process import WorkerProcess
 from penstock.producer import AsyncClient, keys
 from penstock.producer.ids import slot_of
 from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, word
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
+from penstock.worker.chaos.fake_words import word
 from penstock.worker.local.embedded import EmbeddedServer
 
 NUM_TOKENS = 300

@@ -21,7 +21,7 @@ def test_log_probabilities_stay_within_a_quarter_of_full_precision(tiny_model: P
     found = []
     for dtype in ("auto", FP8):
         engine = Engine.from_checkpoint(tiny_model, replace(SMALL, attention="xla", kv_cache_dtype=dtype))
-        found.append(dict(drive(engine, [request])["r", 0].logprobs[0].top))
+        found.append({top.token_id: top.logprob for top in drive(engine, [request])["r", 0].logprobs[0].top})
     exact, narrow = found
     shared = exact.keys() & narrow.keys()
     assert len(shared) >= 10

@@ -148,9 +148,11 @@ def test_logprobs_are_those_of_the_distribution(engine: Engine) -> None:
     result = drive(engine, [Request("r", some_prompt(7), params)])["r", 0]
     assert len(result.logprobs) == 4
     for token_id, entry in zip(result.token_ids, result.logprobs, strict=True):
-        assert entry.top[0][0] == token_id
-        assert entry.top[0][1] == pytest.approx(entry.logprob)
-        values = [logprob for _, logprob in entry.top]
+        assert entry.token_id == entry.top[0].token_id == token_id
+        assert (entry.token_id, (entry.token, entry.bytes)) == (token_id, engine.tokenizer.spell(token_id))
+        assert all((top.token, top.bytes) == engine.tokenizer.spell(top.token_id) for top in entry.top)
+        assert entry.top[0].logprob == pytest.approx(entry.logprob)
+        values = [top.logprob for top in entry.top]
         assert values == sorted(values, reverse=True)
         assert sum(np.exp(values)) <= 1.0
     none = drive(engine, [Request("r", some_prompt(7), replace(params, logprobs=None))])["r", 0]

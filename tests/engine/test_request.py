@@ -29,6 +29,8 @@ from penstock.engine.request import MAX_LOGPROBS, MAX_STOP_TOKENS
         ({"stop": ("a", "")}, "stop must be strings that are not empty, not ('a', '')"),
         ({"stop_token_ids": (1,) * (MAX_STOP_TOKENS + 1)}, "stop_token_ids must be at most 32 ids, not 33"),
         ({"logprobs": MAX_LOGPROBS + 1}, "logprobs must be 0 to 20, not 21"),
+        ({"prompt_logprobs": MAX_LOGPROBS + 1}, "prompt_logprobs must be 0 to 20, not 21"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs must be 0 to 20, not -1"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(value: dict[str, Any], names: str) -> None:

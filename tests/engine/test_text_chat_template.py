@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.errors import EngineError, InvalidRequest
+from penstock.engine.sandbox import sandbox
 from penstock.engine.text import chat_template
 from penstock.engine.text.chat_template import ChatTemplate
 
@@ -112,6 +114,23 @@ def test_whatever_a_template_does_ends_as_a_refusal(name: str) -> None:
         render(ChatTemplate(template))
 
 
+@pytest.mark.parametrize(
+    ("now_s", "shown"),
+    [
+        (951_782_399.9, "28 Feb 2000, 23:59:59 "),
+        (951_782_400.0, "29 Feb 2000, 00:00:00 "),
+        (-5.0, "01 Jan 1970, 00:00:00 "),
+        (2.0**64, "01 Jan 9999, 00:00:00 "),
+    ],
+)
+def test_the_present_is_what_the_caller_says_on_every_machine(
+    monkeypatch: pytest.MonkeyPatch, now_s: float, shown: str
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    template = ChatTemplate("{% macro now() %}{{ strftime_now('%d %b %Y, %H:%M:%S %Z') }}{% endmacro %}{{ now() }}")
+    assert template.render({}, now_s=now_s) == shown
+
+
 def test_what_follows_a_refusal_is_rendered() -> None:
     looping = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     template = ChatTemplate(
@@ -128,11 +147,11 @@ def test_what_follows_a_refusal_is_rendered() -> None:
 def test_while_one_is_rendered_another_is_too() -> None:
     template = ChatTemplate("{{ messages[0].content }}")
     assert render(template) == "hello"
-    (process,) = template._idle
+    (process,) = template._sandbox._idle
     os.kill(pid_of(process), signal.SIGSTOP)
     with ThreadPoolExecutor(1) as threads:
         slow = threads.submit(render, template, "slow")
-        eventually(lambda: not template._idle)
+        eventually(lambda: not template._sandbox._idle)
         assert render(template, "quick") == "quick"
         assert not slow.done()
         os.kill(pid_of(process), signal.SIGCONT)
@@ -143,7 +162,7 @@ def test_while_one_is_rendered_another_is_too() -> None:
 def test_a_process_that_was_killed_is_replaced(number: signal.Signals) -> None:
     template = ChatTemplate("{{ messages[0].content }}")
     assert render(template) == "hello"
-    (process,) = template._idle
+    (process,) = template._sandbox._idle
     os.kill(pid_of(process), number)
     assert render(template) == "hello"
     assert not is_running(pid_of(process))
@@ -151,28 +170,25 @@ def test_a_process_that_was_killed_is_replaced(number: signal.Signals) -> None:
 
 def test_when_all_processes_were_killed_no_request_is_refused() -> None:
     template = ChatTemplate("{{ messages[0].content }}")
-    template._idle += [chat_template._Process(template._source) for _ in range(2)]
-    for process in template._idle:
+    template._sandbox._idle += [template._sandbox._new() for _ in range(2)]
+    for process in template._sandbox._idle:
         os.kill(pid_of(process), signal.SIGKILL)
     assert render(template) == "hello"
 
 
-def test_a_process_that_has_grown_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = chat_template._PROGRAM.read_text()
-    (tmp_path / "program.py").write_text(program.replace("MAX_IDLE_BYTES = 2**27", "MAX_IDLE_BYTES = 2**20"))
-    template = ChatTemplate("{{ messages[0].content }}")
+def test_a_process_that_has_grown_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     for replaced in (False, True):
-        assert render(template) == render(template) == "hello"
-        assert bool(template._idle) is not replaced
-        monkeypatch.setattr(chat_template, "_PROGRAM", tmp_path / "program.py")
         template = ChatTemplate("{{ messages[0].content }}")
+        assert render(template) == render(template) == "hello"
+        assert bool(template._sandbox._idle) is not replaced
+        monkeypatch.setattr(chat_template, "BOUNDS", replace(chat_template.BOUNDS, max_idle_bytes=2**20))
 
 
 def test_a_process_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate("{{ messages[0].content }}")
     assert render(template) == "hello"
-    (process,) = template._idle
-    monkeypatch.setattr(chat_template, "PATIENCE_S", 0.5)
+    (process,) = template._sandbox._idle
+    monkeypatch.setattr(sandbox, "PATIENCE_S", 0.5)
     os.kill(pid_of(process), signal.SIGSTOP)
     with pytest.raises(InvalidRequest, match=r"no answer within 0\.5 s"):
         render(template, "x" * 10**6)
@@ -181,7 +197,7 @@ def test_a_process_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch
 
 def test_a_program_that_does_not_start_is_no_fault_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "_PROGRAM", Path("/no/such/program.py"))
-    with pytest.raises(EngineError, match="ended with status 2") as caught:
+    with pytest.raises(EngineError, match="ended with status 1") as caught:
         render(ChatTemplate("x"))
     assert not isinstance(caught.value, InvalidRequest)
 
@@ -189,7 +205,7 @@ def test_a_program_that_does_not_start_is_no_fault_of_the_request(monkeypatch: p
 def test_processes_end_with_their_owner() -> None:
     template = ChatTemplate("{{ messages[0].content }}")
     assert render(template) == "hello"
-    (process,) = template._idle
+    (process,) = template._sandbox._idle
     pid = pid_of(process)
     assert is_running(pid)
     del template, process
@@ -201,7 +217,7 @@ OWNER = """
 from penstock.engine.text.chat_template import ChatTemplate
 template = ChatTemplate("{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}")
 template.render({"n": 0})
-print(template._idle[0]._process.pid, flush=True)
+print(template._sandbox._idle[0]._process.pid, flush=True)
 template.render({"n": 99999})
 """
 
@@ -216,19 +232,18 @@ def test_a_killed_owner_leaves_no_process_behind() -> None:
 
 def test_no_secret_is_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
-    monkeypatch.setenv("TZ", "Asia/Kolkata")
     template = ChatTemplate("{{ messages[0].content }}")
     assert render(template) == "hello"
-    variables = Path(f"/proc/{pid_of(template._idle[0])}/environ").read_bytes()
+    variables = Path(f"/proc/{pid_of(template._sandbox._idle[0])}/environ").read_bytes()
     assert b"secret" not in variables
-    assert b"TZ=Asia/Kolkata" in variables
+    assert b"PATH=" in variables
 
 
 def test_text_that_is_not_valid_unicode_comes_through() -> None:
     assert render(ChatTemplate("{{ messages[0].content }}{{ '\\ud800' }}"), "é\udfff") == "é\udfff\ud800"
 
 
-def pid_of(process: chat_template._Process) -> int:
+def pid_of(process: sandbox._Process) -> int:
     return process._process.pid
 
 

@@ -8,6 +8,7 @@ import pytest
 from tokenizers_for_tests import CHAT_TEMPLATE, byte_level, llama2
 
 from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest
+from penstock.engine.text.conversation import Conversation
 from penstock.engine.text.stream import TextStream
 from penstock.engine.text.tokenizer import Tokenizer
 
@@ -40,19 +41,21 @@ def test_saved_truncation_and_padding_do_not_cut_or_pad_prompts(directory: Path)
 
 def test_chat_is_rendered_by_the_template(directory: Path) -> None:
     messages = [{"role": "user", "content": "the é"}, {"role": "assistant", "content": "a"}]
-    ids = Tokenizer.from_dir(directory).encode_chat(messages)
-    assert ids == tuple(reference(directory).apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
+    chat = Tokenizer.from_dir(directory).encode_chat(Conversation(messages))
+    assert chat.token_ids == tuple(
+        reference(directory).apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    )
 
 
 def test_what_the_template_refuses_is_an_invalid_request_with_its_message(directory: Path) -> None:
     tokenizer = Tokenizer.from_dir(directory)
     with pytest.raises(InvalidRequest, match="no tools here"):
-        tokenizer.encode_chat([{"role": "tool", "content": "x"}])
+        tokenizer.encode_chat(Conversation([{"role": "tool", "content": "x"}]))
 
 
 def test_without_a_chat_template_messages_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="no chat template"):
-        Tokenizer(byte_level()).encode_chat([{"role": "user", "content": "x"}])
+        Tokenizer(byte_level()).encode_chat(Conversation([{"role": "user", "content": "x"}]))
 
 
 def test_lone_surrogates_are_refused() -> None:
@@ -85,17 +88,17 @@ def test_a_chat_template_that_is_no_text_is_refused(directory: Path) -> None:
     (directory / "chat_template.jinja").unlink()
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": 5}))
-    with pytest.raises(ConfigError, match="chat template must be text, not 5"):
+    with pytest.raises(ConfigError, match="chat template 'default' must be text, not 5"):
         Tokenizer.from_dir(directory)
 
 
 def test_of_several_chat_templates_the_default_is_used() -> None:
     templates = {"default": "{{ messages[0].content }}", "other": "{{ 1 // 0 }}"}
-    messages = [{"role": "user", "content": "the é"}]
+    chat = Conversation([{"role": "user", "content": "the é"}])
     tokenizer = Tokenizer(byte_level(chat_template=templates))
-    assert tokenizer.encode_chat(messages) == tokenizer.encode("the é")
+    assert tokenizer.encode_chat(chat).token_ids == tokenizer.encode("the é")
     with pytest.raises(InvalidRequest, match="no chat template"):
-        Tokenizer(byte_level(chat_template={"other": "x"})).encode_chat(messages)
+        Tokenizer(byte_level(chat_template={"other": "x"})).encode_chat(chat)
 
 
 def test_a_slow_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -110,7 +113,7 @@ def test_encoding_and_detokenizing_side_by_side() -> None:
     expected = tokenizer.encode(text)
 
     def work(_: int) -> tuple[tuple[int, ...], str]:
-        tokenizer.encode_chat([{"role": "user", "content": text}])
+        tokenizer.encode_chat(Conversation([{"role": "user", "content": text}]))
         stream = TextStream(tokenizer)
         return tokenizer.encode(text), "".join(stream.push(id_)[0] for id_ in expected) + stream.finish()
 

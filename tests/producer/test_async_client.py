@@ -24,7 +24,7 @@ from penstock.producer import (
     keys,
 )
 from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import ChunkEntry, OwnEntry, TokenLogprob
+from penstock.producer.wire import ChunkEntry, OwnEntry, TokenLogprob, TopLogprob
 from penstock.worker.local.embedded import EmbeddedServer
 
 
@@ -113,7 +113,11 @@ async def test_choices_are_told_apart(redis_url: str) -> None:
 
 
 async def test_logprobs_arrive(redis_url: str) -> None:
-    logprobs = (TokenLogprob(logprob=-0.5, top={7: -0.5, 9: -1.25}),)
+    logprobs = (
+        TokenLogprob(
+            id=7, token=" x", bytes=b" x", logprob=-0.5, top=(TopLogprob(id=9, token="", bytes=b"\xe6", logprob=-1.25),)
+        ),
+    )
 
     async def with_logprobs(reply: ScriptedReply) -> None:
         await reply.own()

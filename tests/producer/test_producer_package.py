@@ -79,6 +79,8 @@ def test_the_public_names_are_these() -> None:
         "BlockingReplyStream",
         "BulkProgress",
         "BulkResult",
+        "CallFailed",
+        "CallTimedOut",
         "Choice",
         "Chunk",
         "Client",
@@ -87,6 +89,7 @@ def test_the_public_names_are_these() -> None:
         "GenerateRequest",
         "Handle",
         "Message",
+        "ModelCard",
         "NotDurable",
         "PenstockError",
         "ProgressCallback",
@@ -105,6 +108,9 @@ def test_the_public_names_are_these() -> None:
         "State",
         "Timings",
         "TokenLogprob",
+        "ToolCall",
+        "ToolCallDelta",
+        "TopLogprob",
         "UnknownRequest",
         "Usage",
     ]
@@ -123,7 +129,8 @@ def test_the_errors_are_one_tree_and_drawn_whole() -> None:
 
 def test_every_field_of_a_request_can_be_passed_beside_a_prompt() -> None:
     of_the_prompt = {"v", "prompt", "messages", "prompt_token_ids"}
-    assert set(Sampling.__annotations__) == set(GenerateRequest.model_fields) - of_the_prompt
+    of_openai = {"max_completion_tokens", "top_logprobs"}
+    assert set(Sampling.__annotations__) - of_openai == set(GenerateRequest.model_fields) - of_the_prompt
 
 
 def test_it_asks_for_the_python_it_needs() -> None:

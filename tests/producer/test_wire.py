@@ -17,11 +17,14 @@ from penstock.producer.wire import (
     OwnEntry,
     ReplyEntry,
     TokenLogprob,
+    ToolCallDelta,
+    TopLogprob,
     WireError,
     decode_reply,
     encode_reply,
     parse_request,
 )
+from penstock.producer.wire.requests import _RESERVED_VARIABLES
 
 ENTRY_ID = "1700000000000-0"
 BODY_LIMIT = 100_000
@@ -63,24 +66,68 @@ sampling = st.fixed_dictionaries(
         "stop_token_ids": token_ids,
         "ignore_eos": st.booleans(),
         "logprobs": st.integers(0, 20),
+        "prompt_logprobs": st.integers(0, 20),
+        "echo": st.booleans(),
+        "include_stop_str_in_output": st.booleans(),
+        "skip_special_tokens": st.booleans(),
+        "regex": text.filter(bool),
         "priority": st.integers(-1000, 1000),
         "timeout_s": st.floats(0.001, 604_800),
         "traceparent": traces,
     },
 )
-roles = st.sampled_from(["system", "user", "assistant", "tool"])
-messages = st.lists(st.fixed_dictionaries({"role": roles, "content": text}), min_size=1, max_size=3)
+roles = st.sampled_from(["system", "developer", "user", "tool"])
+parts = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": text}), min_size=1, max_size=2)
+objects = st.dictionaries(
+    text, st.none() | st.integers() | st.floats(-1, 1) | text | st.lists(text, max_size=2), max_size=3
+)
+names = st.from_regex(r"[A-Za-z0-9_.-]{1,9}", fullmatch=True)
+calls = st.fixed_dictionaries(
+    {"function": st.fixed_dictionaries({"name": names, "arguments": objects | objects.map(json.dumps)})},
+    optional={"id": text, "type": st.just("function")},
+)
+messages = st.lists(
+    st.fixed_dictionaries({"role": roles, "content": text | parts}, optional={"name": text.filter(bool)})
+    | st.fixed_dictionaries(
+        {"role": st.just("assistant"), "content": text},
+        optional={"reasoning": text, "tool_calls": st.lists(calls, max_size=2)},
+    ),
+    min_size=1,
+    max_size=3,
+)
+functions = st.fixed_dictionaries(
+    {"name": names}, optional={"parameters": objects, "description": text, "strict": st.none() | st.booleans()}
+)
+tools = st.lists(
+    st.fixed_dictionaries({"type": st.just("function"), "function": functions}),
+    max_size=2,
+    unique_by=lambda tool: tool["function"]["name"],
+)
+free_names = text.filter(lambda name: name not in _RESERVED_VARIABLES)
 prompts = st.one_of(
     st.fixed_dictionaries({"prompt": text}),
-    st.fixed_dictionaries({"messages": messages}),
+    st.fixed_dictionaries(
+        {"messages": messages},
+        optional={
+            "tools": tools,
+            "tool_choice": st.sampled_from(["none", "auto"]),
+            "parallel_tool_calls": st.booleans(),
+            "reasoning_effort": st.sampled_from(["none", "low", "max"]),
+            "add_generation_prompt": st.booleans(),
+            "chat_template_kwargs": st.dictionaries(free_names, text | objects, max_size=2),
+        },
+    ),
     st.fixed_dictionaries({"prompt_token_ids": token_ids}),
 )
 requests = st.builds(lambda prompt, rest: GenerateRequest.model_validate({**prompt, **rest}), prompts, sampling)
 
+one_logprob = {"id": counts, "token": text, "bytes": st.binary(max_size=4), "logprob": st.floats(-100, 0)}
 logprobs = st.builds(
-    TokenLogprob, logprob=st.floats(-100, 0), top=st.dictionaries(counts, st.floats(-100, 0), max_size=2)
+    TokenLogprob, **one_logprob, top=st.lists(st.builds(TopLogprob, **one_logprob), max_size=2).map(tuple)
 )
-reasons = st.sampled_from(["stop", "length", "cancelled", "expired", "error"])
+deltas = st.builds(ToolCallDelta, index=counts, id=optional(text), name=optional(text), arguments=text)
+stopped = {"stop_string": optional(text), "stop_token_id": optional(counts)}
+reasons = st.sampled_from(["stop", "tool_calls", "length", "cancelled", "expired", "error"])
 replies: st.SearchStrategy[ReplyEntry] = st.one_of(
     st.builds(OwnEntry, worker=text, epoch=counts),
     st.builds(
@@ -89,8 +136,12 @@ replies: st.SearchStrategy[ReplyEntry] = st.one_of(
         offset=counts,
         text=text,
         tokens=token_ids,
+        reasoning=text,
+        tool_calls=st.lists(deltas, max_size=2).map(tuple),
         logprobs=optional(st.lists(logprobs, max_size=2).map(tuple)),
+        prompt_logprobs=optional(st.lists(optional(logprobs), max_size=2).map(tuple)),
         finish_reason=optional(reasons),
+        **stopped,
     ),
     st.builds(
         EndEntry,
@@ -104,6 +155,7 @@ replies: st.SearchStrategy[ReplyEntry] = st.one_of(
         total_ms=optional(counts),
         code=optional(text),
         message=optional(text),
+        **stopped,
     ),
 )
 
@@ -196,8 +248,20 @@ def test_a_hostile_entry_is_a_request_or_a_refusal_that_can_be_answered(fields: 
         assert parse(encoded(request.to_entry())) == request
 
 
+def logprob_fields(data: str) -> dict[str, str]:
+    """A chunk whose token claims to have these bytes."""
+    logprob = f'[{{"id": 1, "token": "a", "bytes": {data}, "logprob": 0, "top": []}}]'
+    return {"type": "chunk", "index": "0", "offset": "0", "text": "", "tokens": "1", "logprobs": logprob}
+
+
 @given(st.dictionaries(st.sampled_from(["type", *ChunkEntry.model_fields, *EndEntry.model_fields]), text, max_size=5))
 @example({"type": "chunk", "index": "0", "offset": "0", "text": "", "tokens": "1", "logprobs": "[" * 50_000})
+@example({"type": "chunk", "index": "0", "offset": "0", "text": "", "tokens": "1", "tool_calls": '[{"index": -1}]'})
+@example(logprob_fields("[null]"))
+@example(logprob_fields("[256]"))
+@example(logprob_fields("[1e999]"))
+@example(logprob_fields(f"[{10**30}]"))
+@example(logprob_fields('"text"'))
 def test_a_hostile_reply_entry_is_refused(fields: dict[str, str]) -> None:
     try:
         entry = decode_reply(fields)
@@ -229,7 +293,7 @@ def test_the_body_limit_counts_names_and_values() -> None:
         ({"prompt": "x", "stop": "[1"}, "stop"),
         ({"prompt": "x", "messages": "[]"}, "exactly one of prompt, messages, prompt_token_ids"),
         ({"max_tokens": "5"}, "exactly one of"),
-        ({"prompt": "x", "traceparent": "00-\x1b[2J"}, r"traceparent: Value error, must be a W3C traceparent, such as"),
+        ({"prompt": "x", "traceparent": "00-\x1b[2J"}, r"traceparent: must be a W3C traceparent, such as"),
         ({"prompt": "x", "traceparent": "00-\x1b[2J"}, r", not '00-\x1b[2J'"),
         ({"request": "{}", "prompt": "x"}, "beside `request` only `id` may stand, not prompt"),
         ({"request": '"text"'}, "holds str, not an object"),

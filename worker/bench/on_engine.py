@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.engine.driver import StepEngine
 from penstock.engine.request import Output, Request, SamplingParams
+from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.worker.bench.datasets import Prompt
 from penstock.worker.bench.load import Load
 from penstock.worker.bench.recorder import Recorder, Timeline, end, fail, note
@@ -19,7 +20,7 @@ class TextEncoder(Protocol):
 
     def encode(self, text: str) -> Sequence[int]: ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]: ...
+    def encode_chat(self, chat: Conversation) -> EncodedChat: ...
 
 
 def run_on_engine(engine: StepEngine, text: TextEncoder, load: Load, progress: Progress = silent) -> Recorder:
@@ -80,4 +81,4 @@ def _token_ids(text: TextEncoder, prompt: Prompt) -> tuple[int, ...]:
     ids = tuple(part for part in prompt if isinstance(part, int))
     if ids:
         return ids
-    return tuple(text.encode_chat([part for part in prompt if not isinstance(part, int)]))
+    return text.encode_chat(Conversation([part for part in prompt if not isinstance(part, int)])).token_ids

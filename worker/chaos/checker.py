@@ -9,19 +9,11 @@ from typing import Literal
 
 from penstock.worker.chaos.history import Event, History, Record, Seen
 from penstock.worker.chaos.plan import RequestPlan
+from penstock.worker.chaos.reading import ChoiceRead, Truth, stop_of, tokens_of
 
 Fault = Literal["lost", "doubled", "out of order", "wrong", "late"]
 
 FAULTS: tuple[Fault, ...] = ("lost", "doubled", "out of order", "wrong", "late")
-
-
-@dataclass(frozen=True, slots=True)
-class Truth:
-    """What one choice of a request must give."""
-
-    tokens: tuple[int, ...]
-    text: str
-    finish_reason: str = "length"
 
 
 Truths = Mapping[str, Sequence[Truth]]
@@ -82,8 +74,7 @@ class _RecordCheck:
         self._request: RequestPlan = record.request
         self._truths = truths
         self._verdict = verdict
-        self._tokens: list[list[int]] = [[] for _ in truths]
-        self._texts: list[list[str]] = [[] for _ in truths]
+        self._choices = [ChoiceRead() for _ in truths]
         self._position = (-1, -1)  # of the last entry
         self._epoch = 0  # of the last own entry
         self._end: Seen | None = None
@@ -125,26 +116,26 @@ class _RecordCheck:
         epoch = int(entry.fields["epoch"])
         if position != (epoch, 0):
             self._say("out of order", f"the claim of epoch {epoch} has the entry id {entry.entry_id}")
-        self._verdict.resumed += bool(self._epoch) and any(self._tokens)
+        self._verdict.resumed += bool(self._epoch) and self._num_tokens > 0
         self._epoch = epoch
 
     def _chunk(self, entry: Seen, position: tuple[int, int]) -> None:
         index, offset = int(entry.fields["index"]), int(entry.fields["offset"])
-        tokens = [int(token) for token in entry.fields["tokens"].split(",") if token]
+        tokens = tokens_of(entry.fields)
         if position[0] != self._epoch:
             self._say("out of order", f"chunk {entry.entry_id} was written while epoch {self._epoch} had the request")
-        if not 0 <= index < len(self._tokens):
+        if not 0 <= index < len(self._choices):
             self._say("wrong", f"chunk {entry.entry_id} is of choice {index}")
             return
-        have = self._tokens[index]
+        have = self._choices[index].tokens
         if offset > len(have):
             self._say("lost", f"choice {index} has no tokens {len(have)} to {offset} before chunk {entry.entry_id}")
         elif offset < len(have):
             known = have[offset : offset + len(tokens)]
             fault: Fault = "doubled" if known == tokens[: len(known)] else "out of order"
             self._say(fault, f"chunk {entry.entry_id} of choice {index} is at {offset}, {len(have)} tokens came before")
-        have += tokens
-        self._texts[index].append(entry.fields["text"])
+        for trouble in self._choices[index].add(entry.fields):
+            self._say("out of order", f"chunk {entry.entry_id} of choice {index}: {trouble}")
 
     def _check_enqueue(self) -> None:
         if len(set(self._record.entry_ids)) > 1:
@@ -156,7 +147,7 @@ class _RecordCheck:
             self._say("lost", f"no end came, the last entry was {last}")
             return
         fields = self._end.fields
-        allowed = {"length", "stop"}
+        allowed = {"length", "stop", "tool_calls"}
         if self._request.cancel_after is not None:
             allowed.add("cancelled")
         if self._request.timeout_s is not None:
@@ -165,9 +156,8 @@ class _RecordCheck:
             self._say("wrong", f"ended with {fields['finish_reason']}: {fields.get('code')} {fields.get('message')}")
         if self._is_whole:
             self._check_reasons(fields)
-        num_tokens = sum(map(len, self._tokens))
-        if int(fields.get("completion_tokens", 0)) != num_tokens:
-            self._say("wrong", f"the end counts {fields.get('completion_tokens')} tokens, {num_tokens} were seen")
+        if int(fields.get("completion_tokens", 0)) != self._num_tokens:
+            self._say("wrong", f"the end counts {fields.get('completion_tokens')} tokens, {self._num_tokens} were seen")
 
     def _check_reasons(self, fields: Mapping[str, str]) -> None:
         reasons = fields.get("finish_reasons", fields["finish_reason"]).split(",")
@@ -176,22 +166,34 @@ class _RecordCheck:
             self._say("wrong", f"its choices ended with {', '.join(reasons)}, not {', '.join(expected)}")
 
     def _check_choice(self, index: int, truth: Truth) -> None:
-        tokens, text = tuple(self._tokens[index]), "".join(self._texts[index])
+        tokens = self._choices[index].tokens
         for place, (token, right) in enumerate(zip(tokens, truth.tokens, strict=False)):
             if token != right:
                 self._say("wrong", f"token {place} of choice {index} is {token}, not {right}")
                 return
         if len(tokens) > len(truth.tokens):
             self._say("doubled", f"choice {index} has {len(tokens)} tokens, not {len(truth.tokens)}")
-        elif self._end is None:
-            return
-        elif self._is_whole:
-            if len(tokens) < len(truth.tokens):
-                self._say("lost", f"choice {index} has {len(tokens)} tokens, not {len(truth.tokens)}")
-            elif text != truth.text:
-                self._say("wrong", f"the text of choice {index} differs: {_difference(text, truth.text)}")
-        elif not truth.text.startswith(text):
-            self._say("wrong", f"the text of choice {index} differs: {_difference(text, truth.text)}")
+        elif self._is_whole and len(tokens) < len(truth.tokens):
+            self._say("lost", f"choice {index} has {len(tokens)} tokens, not {len(truth.tokens)}")
+        elif self._end is not None:
+            self._check_said(index, truth, self._end)
+
+    def _check_said(self, index: int, truth: Truth, end: Seen) -> None:
+        """What was said is all of the truth, or of a reply that was stopped, its beginning."""
+        said = self._choices[index].truth("", stop_of(end.fields))
+        for name, found, right in (
+            ("text", said.text, truth.text),
+            ("reasoning", said.reasoning, truth.reasoning),
+            ("tool calls", said.calls, truth.calls),
+        ):
+            if found != (right if self._is_whole else right[: len(found)]):
+                self._say("wrong", f"in choice {index} {name}: {_difference(found, right)}")
+        if self._is_whole and said.stop != truth.stop:
+            self._say("wrong", f"choice {index} was stopped by {said.stop!r}, not {truth.stop!r}")
+
+    @property
+    def _num_tokens(self) -> int:
+        return sum(len(choice.tokens) for choice in self._choices)
 
     @property
     def _is_whole(self) -> bool:

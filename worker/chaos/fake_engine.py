@@ -9,22 +9,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
+from types import MappingProxyType
 
 from penstock.engine.errors import InvalidRequest, PromptTooLong
 from penstock.engine.generation_defaults import GenerationDefaults
-from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
+from penstock.engine.request import FinishReason, Output, Request, TokenLogprob, TopLogprob
 from penstock.engine.stats import EngineStats
+from penstock.engine.text.conversation import Conversation, EncodedChat
+from penstock.worker.chaos.fake_words import Said, Speech, everything_said, speech_of, word
 from penstock.worker.service import Model
 
 VOCAB_SIZE = 4096
 POISON = 0  # a prompt with this token (a NUL in its text) ends the engine with an error
-_SYLLABLES = ("ba", "do", "fi", "gu", "ké", "lo", "mi", "nu", "pa", "ro", "si", "tu", "vä", "wo", "xi", "日")
-
-
-def word(token: int) -> str:
-    return " " + _SYLLABLES[token >> 8 & 15] + _SYLLABLES[token >> 4 & 15] + _SYLLABLES[token & 15]
 
 
 def expected_tokens(prompt: Sequence[int], source: str | int, index: int, count: int, start: int = 0) -> list[int]:
@@ -41,16 +39,28 @@ def expected_text(prompt: str, source: str | int, count: int, index: int = 0) ->
     return "".join(word(token) for token in expected_tokens(prompt.encode(), source, index, count))
 
 
+def expected_speech(prompt: str, request_id: str, tokens: Sequence[int], index: int) -> Said:
+    """What these tokens say, as a whole reply to such a prompt."""
+    return everything_said(speech_of(prompt.encode(), request_id, index, holds_back=False), tokens)
+
+
 class FakeText:
     """A byte tokenizer."""
+
+    vocab_size = 256
+    special_token_ids: Mapping[str, int] = MappingProxyType({})
 
     def encode(self, text: str) -> Sequence[int]:
         return tuple(text.encode())
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
-        if messages[-1]["role"] != "user":
-            raise InvalidRequest(f"the last message must be the user's, not the {messages[-1]['role']}'s")
-        return self.encode("|".join(f"{message['role']}:{message['content']}" for message in messages))
+    def encode_chat(self, chat: Conversation) -> EncodedChat:
+        if chat.messages[-1]["role"] != "user":
+            raise InvalidRequest(f"the last message must be the user's, not the {chat.messages[-1]['role']}'s")
+        text = "|".join(f"{message['role']}:{message['content']}" for message in chat.messages)
+        return EncodedChat(tuple(text.encode()), text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode(errors="replace")
 
 
 @dataclass(slots=True)
@@ -58,9 +68,9 @@ class _Row:
     request: Request
     index: int
     prefill_left: int
-    held: str = ""  # text of the last token, when it is held back
+    tokens: list[int]
+    speech: Speech  # has read the tokens
     ended: FinishReason | None = None
-    tokens: list[int] = field(default_factory=list)
 
 
 class FakeEngine:
@@ -72,6 +82,8 @@ class FakeEngine:
         prefill_steps: steps a new sequence takes before its first token.
         step_s: how long a step takes.
         holds_back: the text of a sequence is one token late, as if each could begin a stop string.
+
+    A prompt that begins with `CALL` gets a reply with reasoning and tool calls.
     """
 
     def __init__(
@@ -116,10 +128,10 @@ class FakeEngine:
         self.prefilled.append(request.id)
         for index in range(request.n):
             generated = list(request.generated[index]) if request.generated else []
-            row = _Row(request, index, self._prefill_steps, tokens=generated)
-            if self._holds_back and generated:
-                row.held = word(generated[-1])  # an earlier run has given out all text before it
-            self._rows.append(row)
+            speech = speech_of(request.prompt_token_ids, request.id, index, holds_back=self._holds_back)
+            for token in generated:
+                speech.push(token)  # an earlier run has given out what they released
+            self._rows.append(_Row(request, index, self._prefill_steps, generated, speech))
         self.most_rows = max(self.most_rows, len(self._rows))
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
@@ -170,39 +182,20 @@ class FakeEngine:
     def _take_aborted(self) -> list[Output]:
         aborted = [row for row in self._rows if row.ended is not None]
         self._rows = [row for row in self._rows if row.ended is None]
-        return [self._output(row, (), "", row.ended) for row in aborted]
+        return [_output(row, (), row.speech.finish()) for row in aborted]
 
     def _advance(self, row: _Row) -> Output:
-        params, prompt = row.request.sampling, row.request.prompt_token_ids
-        new: tuple[int, ...] = ()
         row.ended = _reason(row)
-        if row.ended is None:
-            source = row.request.id if params.seed is None else params.seed
-            at = len(row.tokens)
-            new = tuple(expected_tokens(prompt, source, row.index, at + 1, at))
-            row.tokens += new
-            self._generated += 1
-            row.ended = _reason(row)
-        text = "".join(map(word, new))
-        if self._holds_back:
-            text, row.held = row.held, text
-            if row.ended is not None:
-                text += row.held
-        return self._output(row, new, text, row.ended)
-
-    def _output(self, row: _Row, new: tuple[int, ...], text: str, reason: FinishReason | None) -> Output:
-        wants = row.request.sampling.logprobs
-        return Output(
-            row.request.id,
-            row.index,
-            offset=len(row.tokens) - len(new),
-            token_ids=new,
-            text=text,
-            logprobs=None if wants is None else tuple(TokenLogprob(-0.5, ((token, -0.5),)) for token in new),
-            finish_reason=reason,
-            num_prompt_tokens=len(row.request.prompt_token_ids),
-            num_cached_tokens=min(4, len(row.request.prompt_token_ids)),
-        )
+        if row.ended is not None:  # with what an earlier run generated, and gave out
+            return _output(row, (), Said())
+        params, at = row.request.sampling, len(row.tokens)
+        source = row.request.id if params.seed is None else params.seed
+        [new] = expected_tokens(row.request.prompt_token_ids, source, row.index, at + 1, at)
+        row.tokens.append(new)
+        self._generated += 1
+        said = row.speech.push(new)
+        row.ended = _reason(row)
+        return _output(row, (new,), said if row.ended is None else said.then(row.speech.finish()))
 
 
 def fake_model(engine: FakeEngine | None = None) -> Model:
@@ -210,8 +203,40 @@ def fake_model(engine: FakeEngine | None = None) -> Model:
     return Model(engine or FakeEngine(), FakeText(), GenerationDefaults(eos_token_ids=()))
 
 
+def _output(row: _Row, new: tuple[int, ...], said: Said) -> Output:
+    wants = row.request.sampling.logprobs
+    num_prompt = len(row.request.prompt_token_ids)
+    return Output(
+        row.request.id,
+        row.index,
+        offset=len(row.tokens) - len(new),
+        token_ids=new,
+        text=said.text,
+        logprobs=None if wants is None else tuple(map(_logprob, new)),
+        finish_reason=row.ended,
+        num_prompt_tokens=num_prompt,
+        num_cached_tokens=min(4, num_prompt),
+        reasoning=said.reasoning,
+        tool_calls=said.tool_calls,
+        stop_reason=row.tokens[-1] if row.ended in ("stop", "tool_calls") else None,
+        prompt_logprobs=_prompt_logprobs(row) if new and len(row.tokens) == 1 else None,
+    )
+
+
+def _prompt_logprobs(row: _Row) -> tuple[TokenLogprob | None, ...] | None:
+    if row.index or row.request.sampling.prompt_logprobs is None:
+        return None
+    return (None, *map(_logprob, row.request.prompt_token_ids[1:]))
+
+
+def _logprob(token_id: int) -> TokenLogprob:
+    token = word(token_id)
+    best = TopLogprob(token_id, token, token.encode(), -0.5)
+    return TokenLogprob(token_id, token, best.bytes, best.logprob, (best,))
+
+
 def _reason(row: _Row) -> FinishReason | None:
     params = row.request.sampling
     if row.tokens and row.tokens[-1] in params.stop_token_ids:
-        return "stop"
+        return "tool_calls" if row.speech.has_called else "stop"
     return "length" if len(row.tokens) >= params.max_tokens else None

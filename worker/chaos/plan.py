@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from penstock.worker.chaos.fake_words import CALL
+
 EngineKind = Literal["fake", "model"]
 Kind = Literal["kill", "freeze", "restart", "drop", "cut", "delay"]
 Stage = Literal["read", "claim", "chunk", "choice", "finish", "ack"]
@@ -217,7 +219,7 @@ def _faults(rng: random.Random, options: ChaosOptions, ttl_s: float) -> Iterator
 def _fake_request(rng: random.Random, place: int, fault: Fault | None) -> RequestPlan:
     request = RequestPlan(
         id=f"r{place}",
-        prompt=" ".join(rng.choices(_WORDS, k=rng.randint(1, 12))),
+        prompt=rng.choice(("", "", CALL)) + " ".join(rng.choices(_WORDS, k=rng.randint(1, 12))),
         max_tokens=rng.choice((1, 2, rng.randint(5, 60), rng.randint(5, 60), rng.randint(60, 150))),
         n=rng.choice((1, 1, 1, 1, 2, 3)),
         seed=rng.choice((None, rng.randrange(2**31))),

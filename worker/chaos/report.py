@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.worker.chaos.checker import FAULTS
+from penstock.worker.chaos.reading import tokens_of
 from penstock.worker.chaos.run import Outcome
 
 MAX_PROBLEMS = 20  # shown
@@ -15,7 +16,7 @@ def table(outcome: Outcome) -> list[tuple[str, str]]:
     rows: list[tuple[str, object]] = [
         ("seed", outcome.plan.options.seed),
         ("requests", len(history.records)),
-        ("tokens", sum(_num_tokens(entry.fields) for record in history.records.values() for entry in record.seen)),
+        ("tokens", sum(len(tokens_of(entry.fields)) for record in history.records.values() for entry in record.seen)),
         ("seconds", f"{history.seconds:.1f}"),
         ("kills", count["kill"]),
         ("zombies", count["freeze"]),
@@ -46,7 +47,3 @@ def as_text(outcome: Outcome) -> str:
     if len(problems) > MAX_PROBLEMS:
         lines.append(f"and {len(problems) - MAX_PROBLEMS} more")
     return "\n".join(lines)
-
-
-def _num_tokens(fields: dict[str, str]) -> int:
-    return len(fields["tokens"].split(",")) if fields.get("tokens") else 0

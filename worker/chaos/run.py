@@ -13,13 +13,15 @@ from typing import Any
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
-from penstock.worker.chaos.checker import Truth, Verdict, check
+from penstock.worker.chaos.checker import Verdict, check
 from penstock.worker.chaos.client import BLOCK_S, Clients
-from penstock.worker.chaos.fake_engine import expected_tokens, word
+from penstock.worker.chaos.fake_engine import expected_speech, expected_tokens
+from penstock.worker.chaos.fake_words import call_id
 from penstock.worker.chaos.fleet import Fleet, WorkerSetup
 from penstock.worker.chaos.history import History, Record
 from penstock.worker.chaos.plan import ChaosOptions, Plan, RequestPlan, calm_id, make_plan
 from penstock.worker.chaos.proxy import Proxy
+from penstock.worker.chaos.reading import ChoiceRead, Truth, stop_of
 from penstock.worker.chaos.saboteur import ClientWatcher, Saboteur
 from penstock.worker.chaos.site import Site
 from penstock.worker.progress import Progress
@@ -146,30 +148,32 @@ def fake_truths(history: History) -> dict[str, tuple[Truth, ...]]:
 def _fake_truth(request: RequestPlan, index: int) -> Truth:
     source = request.id if request.seed is None else request.seed
     tokens = expected_tokens(request.prompt.encode(), source, index, request.max_tokens)
-    return Truth(tuple(tokens), "".join(map(word, tokens)))
+    said = expected_speech(request.prompt, request.id, tokens, index)
+    read = ChoiceRead(tokens, [said.text], [said.reasoning])
+    for delta in said.tool_calls:
+        read.add_call(delta.id, delta.name, delta.arguments)
+    return read.truth("length")
 
 
 def model_truths(history: History) -> dict[str, tuple[Truth, ...]]:
     """What the model said to each request when it ran undisturbed."""
-    return {id_: _said(history.records[calm_id(id_)]) for id_ in history.records}
+    return {id_: _said(history.records[calm_id(id_)], id_) for id_ in history.records}
 
 
-def _said(record: Record) -> tuple[Truth, ...]:
-    tokens: list[list[int]] = [[] for _ in range(record.request.n)]
-    texts: list[list[str]] = [[] for _ in range(record.request.n)]
+def _said(record: Record, request_id: str) -> tuple[Truth, ...]:
+    """By the choices of `record`, with tool calls as a request of another id has them."""
+    choices = [ChoiceRead() for _ in range(record.request.n)]
     for entry in record.seen:
         if entry.fields.get("type") == "chunk":
-            index = int(entry.fields["index"])
-            tokens[index] += (int(token) for token in entry.fields["tokens"].split(",") if token)
-            texts[index].append(entry.fields["text"])
+            list(choices[int(entry.fields["index"])].add(entry.fields))
+    for index, choice in enumerate(choices):
+        for place, call in enumerate(choice.calls):
+            call.id = call_id(request_id, index, place)
     end = record.seen[-1].fields if record.has_ended else {}
     reasons = end.get("finish_reasons", end.get("finish_reason", "")).split(",")
-    reasons += [""] * (
-        len(tokens) - len(reasons)
-    )  # it got no end, or was refused: the checker says so of its own record
-    return tuple(
-        Truth(tuple(ids), "".join(parts), reason) for ids, parts, reason in zip(tokens, texts, reasons, strict=True)
-    )
+    # It got no end, or was refused: the checker says so of its own record.
+    reasons += [""] * (len(choices) - len(reasons))
+    return tuple(choice.truth(reason, stop_of(end)) for choice, reason in zip(choices, reasons, strict=True))
 
 
 async def _connect_clients(

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -13,6 +14,7 @@ from pydantic_core import to_jsonable_python
 
 from penstock.producer import AsyncClient, Chunk, Reply
 from penstock.producer.request import Prompt, Sampling
+from penstock.worker.cli.answer import AnswerWriter
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.options import gathers, option, takes_settings
 from penstock.worker.cli.waiting import shown_wait
@@ -36,6 +38,15 @@ _HELP = {
     "id": "Request id, instead of a random one.",
 }
 
+_CHAT = {
+    "tools": ("JSON|@FILE", "Functions that the model may call, as in OpenAI's API."),
+    "tool_choice": ("TEXT|JSON", "none, auto, required, or which of the tools."),
+    "response_format": ("JSON|@FILE", "A JSON schema that the answer follows, as in OpenAI's API."),
+    "regex": ("TEXT", "A regular expression that the answer matches."),
+    "grammar": ("TEXT|@FILE", "A grammar that the answer follows, in Lark's notation."),
+    "reasoning_effort": ("TEXT", "none, low, medium, high, or what else the model knows."),
+}
+
 _SAMPLING = [
     *(
         option(
@@ -51,14 +62,32 @@ _SAMPLING = [
         metavar="TEXT",
         rich_help_panel="Request",
     ),
+    *(
+        option(name, str, flag(name), help=text, metavar=metavar, rich_help_panel="Answer")
+        for name, (metavar, text) in _CHAT.items()
+    ),
     option(
         "ignore_eos", bool, "--ignore-eos", help="Generate past the end-of-sequence token.", rich_help_panel="Request"
     ),
 ]
 
 
+def _read_files(given: dict[str, Any]) -> dict[str, Any]:
+    """The options, with the text of a file where one is named."""
+    return {name: _text_of(name, value) if name in _CHAT else value for name, value in given.items()}
+
+
+def _text_of(name: str, value: str) -> str:
+    if not value.startswith("@") or "@FILE" not in _CHAT[name][0]:
+        return value
+    try:
+        return Path(value[1:]).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{value[1:]} cannot be read: {error}", param_hint=flag(name)) from error
+
+
 @takes_settings(["redis_url", "queue"])
-@gathers("sampling", _SAMPLING, lambda given: given)
+@gathers("sampling", _SAMPLING, _read_files)
 def send(
     *,
     settings: Settings,
@@ -80,7 +109,8 @@ def send(
 ) -> None:
     """Send a prompt and print the answer.
 
-    A request to a queue without workers waits for one. Ctrl-C cancels it.
+    Text and tool calls go to stdout, reasoning to stderr. A request to a queue without workers waits for one. Ctrl-C
+    cancels it.
 
     Exit status: 0 the answer is complete; 1 it failed, was cancelled or expired; 130 interrupted.
     """
@@ -117,10 +147,11 @@ def _prompt(text: str, system: str | None, plain: bool) -> Prompt:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Printer:
-    """Writes an answer to stdout: text or JSON lines, as it comes or at its end."""
+    """Writes an answer: for people or as JSON lines, as it comes or at its end."""
 
     as_json: bool
     stream: bool
+    writer: AnswerWriter = dataclasses.field(default_factory=AnswerWriter)
 
     def chunk(self, chunk: Chunk) -> None:
         if not self.stream:
@@ -128,16 +159,18 @@ class _Printer:
         if self.as_json:
             typer.echo(_json_line("chunk", chunk))
         else:
-            typer.echo(chunk.text, nl=False)
+            self.writer.add(chunk)
 
     def end(self, reply: Reply) -> None:
         if self.as_json:
             typer.echo(_json_line("end", reply))
         elif self.stream:
-            typer.echo()
+            self.writer.end()
         else:
             for choice in reply.choices:
-                typer.echo(choice.text if len(reply.choices) == 1 else f"[{choice.index}] {choice.text}")
+                writer = AnswerWriter("" if len(reply.choices) == 1 else f"[{choice.index}] ")
+                writer.add_whole(choice)
+                writer.end()
 
 
 def _json_line(kind: str, value: Chunk | Reply) -> str:

@@ -1,33 +1,17 @@
-"""From a request on the wire to a request of the engine: the worker's limits, the tokens, the model's defaults."""
+"""From a request on the wire to a request of the engine: the worker's limits, the model's defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from penstock.engine.errors import InvalidRequest, PromptTooLong
+from penstock.engine.errors import InvalidRequest
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import Request, SamplingParams
 from penstock.producer.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.preparation import Preparation
 
 _T = TypeVar("_T")
-
-
-class TextEncoder(Protocol):
-    """What turns prompts into tokens; `engine.text.tokenizer.Tokenizer` is one. Called from several threads."""
-
-    def encode(self, text: str) -> Sequence[int]:
-        """The tokens of a plain prompt."""
-
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
-        """The tokens of a conversation under the model's chat template, ready for the assistant's turn.
-
-        It may block for as long as a template may take: not for the event loop.
-
-        Raises:
-            InvalidRequest: the template refuses the messages or fails, or there is none.
-        """
 
 
 def check_limits(request: GenerateRequest, config: WorkerConfig) -> None:
@@ -42,28 +26,9 @@ def check_limits(request: GenerateRequest, config: WorkerConfig) -> None:
         _limit(len(stop), "the length of a stop string", config.max_stop_chars, "max_stop_chars")
 
 
-def encode_prompt(request: GenerateRequest, text: TextEncoder, config: WorkerConfig) -> tuple[int, ...]:
-    """The prompt's tokens, by whichever of its three forms was given.
-
-    Raises:
-        InvalidRequest: the chat template refuses the messages.
-        PromptTooLong: over max_prompt_tokens.
-    """
-    if request.prompt_token_ids is not None:
-        tokens = request.prompt_token_ids
-    elif request.messages is not None:
-        tokens = tuple(text.encode_chat([message.model_dump() for message in request.messages]))
-    else:
-        tokens = tuple(text.encode(request.prompt or ""))
-    limit = config.max_prompt_tokens
-    if limit is not None and len(tokens) > limit:
-        raise PromptTooLong(f"the prompt has {len(tokens)} tokens, the limit max_prompt_tokens is {limit}")
-    return tokens
-
-
 def to_engine_request(
     request: GenerateRequest,
-    prompt_token_ids: tuple[int, ...],
+    preparation: Preparation,
     defaults: GenerationDefaults,
     generated: tuple[tuple[int, ...], ...] = (),
 ) -> Request:
@@ -91,16 +56,22 @@ def to_engine_request(
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         logprobs=request.logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        skip_special_tokens=request.skip_special_tokens,
     )
     if request.id is None:
         raise InvalidRequest("the request has no id")
     return Request(
         id=request.id,
-        prompt_token_ids=prompt_token_ids,
+        prompt_token_ids=preparation.prompt_token_ids,
         sampling=sampling,
         n=request.n,
         priority=request.priority,
         generated=generated,
+        response=preparation.response,
+        echo=preparation.echo,
+        grammar=preparation.grammar,
     )
 
 

@@ -9,6 +9,7 @@ from penstock.producer import keys
 from penstock.producer.redis.pipeline import Command
 from penstock.producer.wire import MAX_FIELDS, EndEntry, WireError, encode_reply, entry_size, parse_request
 from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.chunks import stop_fields
 from penstock.worker.delivery.requests import LiveRequest
 from penstock.worker.delivery.writes import AsideWrite, Burial, RefreshWrite
 from penstock.worker.metrics import Metrics
@@ -31,6 +32,7 @@ def end_entry(live: LiveRequest) -> EndEntry:
     return EndEntry(
         finish_reason=reason,
         finish_reasons=reasons if len(reasons) > 1 else None,
+        **(stop_fields(live.choices[0]) if len(reasons) == 1 and reason == reasons[0] else {}),
         prompt_tokens=live.prompt_tokens,
         cached_tokens=live.cached_tokens,
         completion_tokens=live.completion_tokens,

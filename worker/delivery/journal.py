@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from penstock.engine.request import FinishReason
 from penstock.producer.redis.connection import RedisClient
-from penstock.worker.delivery.requests import ChoiceBuffer
+from penstock.worker.delivery.choices import ChoiceBuffer
 
 PAGE = 1000  # entries read at a time
 

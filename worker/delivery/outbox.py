@@ -190,7 +190,7 @@ class Outbox:
 
     def _take(self, live: LiveRequest, now_s: float) -> list[Write]:
         live.reply.is_urgent = False
-        live.reply.has_text = live.reply.has_text or any(each.text for each in live.choices)
+        live.reply.has_begun = live.reply.has_begun or any(each.pending.is_readable for each in live.choices)
         if live.has_ended:
             ttl_ms = round(self._config.reply_ttl_after_end_s * 1000)
             return [writes.take_end(live, end_entry(live), ttl_ms=ttl_ms)]
@@ -294,11 +294,11 @@ class Outbox:
         return Refused(write, answer) if is_refused else None
 
     def _confirm(self, write: ChunkWrite) -> None:
-        write.choice.num_published += len(write.token_ids)
+        write.choice.num_published += len(write.pending.token_ids)
         write.choice.is_closed |= write.is_last
         write.live.reply.last_number = max(write.live.reply.last_number, write.number)
         self.num_chunks += 1
-        self.num_tokens += len(write.token_ids)
+        self.num_tokens += len(write.pending.token_ids)
         self._release(write.live)
 
     def _release(self, live: LiveRequest) -> None:

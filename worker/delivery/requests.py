@@ -12,20 +12,18 @@ After GONE nothing is written for the request; its entry leaves the queue by way
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from penstock.engine.request import FinishReason, Output, TokenLogprob
+from penstock.engine.request import FinishReason, Output
 from penstock.producer import keys
 from penstock.producer.wire import GenerateRequest, WireError
+from penstock.worker.delivery.choices import ChoiceBuffer, outcome_of
 from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.protocol.scripts import Claim
 from penstock.worker.tasks import Signal
-
-# The reason of the whole, when choices ended differently, is the first of these that occurs.
-_GRAVITY: tuple[FinishReason, ...] = ("error", "cancelled", "expired", "length", "tool_calls", "stop")
 
 
 class Phase(IntEnum):
@@ -53,38 +51,6 @@ class ServerClock:
 
 
 @dataclass(slots=True)
-class ChoiceBuffer:
-    """One of the `n` choices: how much of it was published, and what waits to be.
-
-    Tokens [0, num_published) are on the reply stream; the pending ones follow, in order.
-    """
-
-    index: int
-    num_published: int = 0
-    token_ids: list[int] = field(default_factory=list)  # pending
-    text: list[str] = field(default_factory=list)  # pending
-    logprobs: list[TokenLogprob] = field(default_factory=list)  # pending
-    finish_reason: FinishReason | None = None
-    is_closed: bool = False  # its last chunk is on the reply stream: whatever the engine says of it now, readers know
-
-    def add(self, output: Output) -> None:
-        self.finish_reason = output.finish_reason
-        if self.is_closed:
-            return
-        self.token_ids += output.token_ids
-        if output.text:
-            self.text.append(output.text)
-        if output.logprobs:
-            self.logprobs += output.logprobs
-
-
-def outcome_of(choices: Iterable[ChoiceBuffer]) -> FinishReason | None:
-    """Why a request ended, once every choice has."""
-    reasons = [choice.finish_reason for choice in choices]
-    return None if None in reasons else next(reason for reason in _GRAVITY if reason in reasons)
-
-
-@dataclass(slots=True)
 class ReplyCursor:
     """How far the reply stream of a request is written. Only the outbox moves it."""
 
@@ -94,7 +60,7 @@ class ReplyCursor:
     last_number: int = 0  # n of the last one that Redis has confirmed
     num_unsettled: int = 0  # writes that Redis has not answered yet; the next ones wait for them
     is_urgent: bool = False  # what there is is not held back
-    has_text: bool = False  # some text is written, or on its way: the first is not held back, what follows is
+    has_begun: bool = False  # something readable is written, or on its way: the first is not held back, what follows is
 
 
 class LiveRequest:
@@ -168,7 +134,7 @@ class LiveRequest:
         """Continues where the chunks of earlier claims end, until `timeout_s` after the enqueue."""
         self.choices = choices
         self.is_resumed = any(choice.num_published for choice in choices)
-        self.reply.has_text = self.is_resumed
+        self.reply.has_begun = self.is_resumed
         if timeout_s is not None:
             self.deadline_s = self.clock.monotonic_at(self.enqueued_ms + timeout_s * 1000)
 
@@ -239,7 +205,7 @@ class LiveRequest:
 
     @property
     def completion_tokens(self) -> int:
-        return sum(choice.num_published + len(choice.token_ids) for choice in self.choices)
+        return sum(choice.num_published + len(choice.pending.token_ids) for choice in self.choices)
 
     def _advance(self, phase: Phase) -> None:
         if phase <= self.phase:

@@ -14,9 +14,10 @@ from penstock.engine.request import Request
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import GenerateRequest, WireError
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.admission import TextEncoder, check_limits, encode_prompt, to_engine_request
+from penstock.worker.delivery.admission import check_limits, to_engine_request
 from penstock.worker.delivery.journal import Journal, JournalError, read_journal
 from penstock.worker.delivery.outbox import Outbox
+from penstock.worker.delivery.preparation import Preparer, prepare
 from penstock.worker.delivery.requests import LiveRequest
 from penstock.worker.delivery.threads import Threads
 from penstock.worker.protocol import faults
@@ -32,7 +33,7 @@ class Restorer:
         redis: RedisClient,
         config: WorkerConfig,
         threads: Threads,
-        text: TextEncoder,
+        preparer: Preparer,
         defaults: GenerationDefaults,
         outbox: Outbox,
     ) -> None:
@@ -40,7 +41,7 @@ class Restorer:
         self._reads = asyncio.Semaphore(MAX_JOURNAL_READS)
         self._config = config
         self._threads = threads
-        self._text = text
+        self._preparer = preparer
         self._defaults = defaults
         self._outbox = outbox
 
@@ -64,14 +65,14 @@ class Restorer:
         live.resume(journal.choices(), asked.timeout_s)
         if self._ends_unrun(live):
             return None
-        tokens = await self._encode(asked, live)
+        preparation = await prepare(self._preparer, self._threads, asked, live.fields, live.enqueued_ms / 1000)
         if live.is_gone:  # meanwhile: another owner has it
             return None
-        live.admit(len(tokens))
+        live.admit(len(preparation.prompt_token_ids))
         if live.outcome is not None:  # only the end is missing
             self._outbox.end(live, live.outcome)
             return None
-        return to_engine_request(asked, tokens, self._defaults, journal.generated)
+        return to_engine_request(asked, preparation, self._defaults, journal.generated)
 
     async def _read_journal(self, live: LiveRequest, n: int) -> Journal:
         if not live.claim.has_journal:
@@ -89,14 +90,6 @@ class Restorer:
         elif live.is_overdue(time.monotonic()):
             self._outbox.end(live, "expired")
         return live.has_ended
-
-    async def _encode(self, asked: GenerateRequest, live: LiveRequest) -> tuple[int, ...]:
-        def encode() -> tuple[int, ...]:
-            return encode_prompt(asked, self._text, self._config)
-
-        if asked.messages is None:
-            return await self._threads.run(encode, live.fields)
-        return await self._threads.run_chat(encode)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ class Pace(Protocol):
 
 
 class FlushSchedule:
-    """First texts go at once, the rest as often as `pace` says.
+    """What a reply begins with goes at once, the rest as often as `pace` says.
 
     Ends do not wait either, unless processors are short: then they go with the chunks of what still runs.
     """
@@ -52,18 +52,18 @@ class FlushSchedule:
         """The engine has something new of `live`, beside `others`."""
         if live.has_ended:
             self._note_end(live, others)
-        if live.reply.is_urgent or not live.reply.has_text or live not in self._waiting:
+        if live.reply.is_urgent or not live.reply.has_begun or live not in self._waiting:
             self.add(live)
 
     def add(self, live: LiveRequest) -> None:
         """Takes a request up if there is anything to write for it, and none of it is under way."""
         if live.reply.num_unsettled or live.is_gone:
             return
-        if live.reply.is_urgent or (not live.reply.has_text and writes.can_begin(live)):
+        if live.reply.is_urgent or (not live.reply.has_begun and writes.can_begin(live)):
             self._waiting.pop(live, None)  # a request is in one of the two, or it would be taken twice
             self._urgent[live] = None
             self.news.set()
-        elif live.has_ended or (live.reply.has_text and writes.has_any_news(live)):
+        elif live.has_ended or (live.reply.has_begun and writes.has_any_news(live)):
             if not self._waiting:
                 self.news.set()
             self._waiting[live] = None

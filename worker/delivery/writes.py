@@ -6,21 +6,21 @@ know their own work, so the second sending changes nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from penstock.engine.request import TokenLogprob
 from penstock.producer import keys
 from penstock.producer.redis.pipeline import Command
 from penstock.producer.redis.streams import pairs
 from penstock.producer.wire import EndEntry, encode_reply
-from penstock.worker.delivery.requests import ChoiceBuffer, LiveRequest
+from penstock.worker.delivery.choices import ChoiceBuffer, Pending
+from penstock.worker.delivery.chunks import chunk_fields
+from penstock.worker.delivery.requests import LiveRequest
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Standing
 
-MAX_SILENT_TOKENS = 16  # without text, that a reply begins with and that are held back together
+MAX_SILENT_TOKENS = 16  # with nothing to read, that a reply begins with and that are held back together
 
 
 @dataclass(slots=True)  # one per chunk: frozen, it would take three times as long to make
@@ -30,9 +30,7 @@ class ChunkWrite:
     live: LiveRequest
     choice: ChoiceBuffer
     entry_id: str
-    token_ids: list[int]
-    text: str
-    logprobs: list[TokenLogprob]
+    pending: Pending  # what it says
     is_last: bool  # of a choice among several
     command: Command
 
@@ -126,21 +124,21 @@ Write: TypeAlias = ChunkWrite | ProbeWrite | FinishWrite | EndCheck | Burial | A
 
 
 def has_news(live: LiveRequest, choice: ChoiceBuffer) -> bool:
-    """Whether readers are still to be told of tokens, of text, or that one of several choices has ended."""
-    if choice.token_ids or choice.text:
+    """Whether readers are still to be told of tokens, of what they said, or that one of several choices has ended."""
+    if choice.pending.token_ids or choice.pending.is_readable:
         return True
     return choice.finish_reason is not None and len(live.choices) > 1 and not choice.is_closed
 
 
 def can_begin(live: LiveRequest) -> bool:
-    """Whether a reply that has no text yet has something for readers: text, the end of a choice, or many tokens.
+    """Whether a reply that has not begun has something for readers: text, reasoning, a call, an end, or many tokens.
 
     A first token often has no text: it is a special one, or a part of a character. It goes with those that follow it,
     so that the first chunk is one that a reader can show.
     """
     return any(
-        choice.text
-        or len(choice.token_ids) >= MAX_SILENT_TOKENS
+        choice.pending.is_readable
+        or len(choice.pending.token_ids) >= MAX_SILENT_TOKENS
         or (choice.finish_reason is not None and not choice.is_closed)
         for choice in live.choices
     )
@@ -156,31 +154,24 @@ def has_any_news(live: LiveRequest) -> bool:
 
 def take_chunk(live: LiveRequest, choice: ChoiceBuffer) -> ChunkWrite:
     """Turns what is pending of a choice into a write, which then holds it until Redis has confirmed it."""
-    text = "".join(choice.text)
-    fields = _chunk_fields(live, choice, text)
+    pending = choice.take()
+    fields = chunk_fields(choice, pending, num_choices=len(live.choices))
     entry_id = f"{live.claim.epoch}-{live.reply.next_number}"
     live.reply.next_number += 1
     live.reply.num_unsettled += 1
-    write = ChunkWrite(
+    return ChunkWrite(
         live,
         choice,
         entry_id,
-        choice.token_ids,
-        text,
-        choice.logprobs,
+        pending,
         choice.finish_reason is not None and len(live.choices) > 1,
         ("XADD", live.reply.key, "NOMKSTREAM", entry_id, *fields),
     )
-    choice.token_ids, choice.text, choice.logprobs = [], [], []
-    return write
 
 
 def put_back(write: ChunkWrite) -> None:
     """Undoes `take_chunk` for a chunk that is known not to be on the reply stream, to be taken again under a new id."""
-    choice = write.choice
-    choice.token_ids = write.token_ids + choice.token_ids
-    choice.text.insert(0, write.text)
-    choice.logprobs = write.logprobs + choice.logprobs
+    write.choice.pending = write.pending.then(write.choice.pending)
 
 
 def take_end(live: LiveRequest, end: EndEntry, *, ttl_ms: int) -> FinishWrite:
@@ -188,7 +179,7 @@ def take_end(live: LiveRequest, end: EndEntry, *, ttl_ms: int) -> FinishWrite:
     entries = []
     for choice in live.choices:
         if has_news(live, choice):
-            entries.append(_chunk_fields(live, choice, "".join(choice.text)))
+            entries.append(chunk_fields(choice, choice.pending, num_choices=len(live.choices)))
     entries.append([part for item in encode_reply(end).items() for part in item])
     numbered = list(enumerate(entries, start=live.reply.next_number))
     live.reply.next_number += len(entries)
@@ -212,23 +203,3 @@ def acknowledge(queue: str, worker: str, entry_ids: Sequence[str]) -> AsideWrite
 
 def refresh(live: LiveRequest, ttl_ms: int) -> list[RefreshWrite]:
     return [RefreshWrite(("PEXPIRE", key, ttl_ms)) for key in (live.reply.key, keys.state(live.queue, live.id))]
-
-
-def _chunk_fields(live: LiveRequest, choice: ChoiceBuffer, text: str) -> list[str]:
-    """As `encode_reply` would make them of a ChunkEntry, without the model in between: this is the path of tokens."""
-    ids = choice.token_ids
-    tokens = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
-    fields = ["type", "chunk", "index", str(choice.index), "offset", str(choice.num_published),
-              "text", text, "tokens", tokens]  # fmt: skip
-    if choice.logprobs:
-        fields += ("logprobs", _encode_logprobs(choice.logprobs))
-    if choice.finish_reason is not None and len(live.choices) > 1:
-        fields += ("finish_reason", choice.finish_reason)
-    return fields
-
-
-def _encode_logprobs(logprobs: Sequence[TokenLogprob]) -> str:
-    return json.dumps(
-        [{"logprob": token.logprob, "top": {str(id_): value for id_, value in token.top}} for token in logprobs],
-        separators=(",", ":"),
-    )

@@ -6,6 +6,8 @@ A request comes and goes in the forms of the wire, so that limits, defaults, chu
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,27 +20,32 @@ from penstock.producer.errors import ReplyTimeout, RequestFailed, RequestRefused
 from penstock.producer.handle import ReplyStream
 from penstock.producer.reading.assembly import Assembler
 from penstock.producer.reply import Chunk
-from penstock.producer.wire import ChunkEntry, EndEntry, FinishReason, GenerateRequest, TokenLogprob
+from penstock.producer.wire import AnswerEntry, Call, ChunkEntry, EndEntry, FinishReason, GenerateRequest
+from penstock.worker.calls.answering import Answers
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.admission import TextEncoder, encode_prompt, to_engine_request
-from penstock.worker.delivery.requests import ChoiceBuffer, outcome_of
+from penstock.worker.delivery.admission import to_engine_request
+from penstock.worker.delivery.choices import ChoiceBuffer, outcome_of
+from penstock.worker.delivery.chunks import chunk_entry, stop_fields
+from penstock.worker.delivery.preparation import Preparation, Preparer
 from penstock.worker.errors import EngineFailed
 
 ENCODER_THREADS = 4  # a chat template renders in two processes at once; plain prompts need not wait for those
 HAND_OVER_S = 0.02  # outputs wait so long for each other: less than a reader sees, more than a step of a small model
 
-_NO_LIMITS = WorkerConfig()  # a worker's limits are for strangers; of those that `encode_prompt` reads none is set
+# A worker's limits are for strangers.
+NO_LIMITS = WorkerConfig(max_n=sys.maxsize, max_stop_strings=sys.maxsize, max_stop_chars=sys.maxsize)
 
 
 class InProcessEngine:
     """Runs requests on one engine. Belongs to the event loop that `start` ran on."""
 
-    def __init__(self, engine: StepEngine, text: TextEncoder, defaults: GenerationDefaults) -> None:
+    def __init__(self, engine: StepEngine, preparer: Preparer, defaults: GenerationDefaults) -> None:
         self.max_num_seqs = engine.max_num_seqs
         self._driver = EngineDriver(engine)
         self._driver.set_patience(HAND_OVER_S)
-        self._text = text
+        self._preparer = preparer
         self._defaults = defaults
+        self._answers = Answers(NO_LIMITS, preparer, preparer.text.vocab_size, defaults, self._driver.check)
         self._threads = ThreadPoolExecutor(ENCODER_THREADS, thread_name_prefix="penstock-tokenizer")
         self._runs: set[_Run] = set()
         self._left: dict[str, _Run] = {}  # by id: nobody follows them any more, and the engine is about to end them
@@ -73,6 +80,25 @@ class InProcessEngine:
         assembler = Assembler(request.id or "")
         return ReplyStream(request.id or "", self._chunks(request, assembler, timeout_s, whole), assembler)
 
+    async def ask(self, call: Call) -> AnswerEntry:
+        """What the model's tokenizer and limits say of a request; nothing is generated.
+
+        Raises:
+            RequestRefused: it cannot be served.
+            EngineFailed: the engine has ended.
+        """
+        self._check_running()
+        _check_honoured(call.request)
+        loop = asyncio.get_running_loop()
+        try:
+            answer = await loop.run_in_executor(self._threads, self._answers.to, call, time.time())
+        except RequestError as error:
+            raise RequestRefused(call.request.id, error.code, str(error)) from None
+        except asyncio.CancelledError:
+            self._check_running()  # `stop` cancels what waits for its threads
+            raise
+        return AnswerEntry.model_validate({"id": call.request.id, "worker": "", **answer})
+
     # What it needs comes as arguments, and not in a ReplyStream: see `penstock.producer.handle`.
     async def _chunks(
         self, request: GenerateRequest, assembler: Assembler, timeout_s: float | None, whole: bool
@@ -103,12 +129,12 @@ class InProcessEngine:
         """Brings a request to the engine, as `penstock.worker.delivery.claiming` does."""
         _check_honoured(run.request)
         try:
-            tokens = await self._encode(run.request)
+            preparation = await self._prepare(run.request)
             await self._wait_let_go(run.id)
             if run.is_expired:
                 run.end("expired")
                 return
-            request = to_engine_request(run.request, tokens, self._defaults)
+            request = to_engine_request(run.request, preparation, self._defaults)
             self._driver.submit(request, lambda output: self._push(run, output))
         except RequestError as error:
             raise RequestRefused(run.id, error.code, str(error)) from None
@@ -124,9 +150,9 @@ class InProcessEngine:
         else:
             run.submitted_s = run.now_s()
 
-    async def _encode(self, request: GenerateRequest) -> tuple[int, ...]:
+    async def _prepare(self, request: GenerateRequest) -> Preparation:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, encode_prompt, request, self._text, _NO_LIMITS)
+        return await loop.run_in_executor(self._threads, self._preparer.prepare, request, time.time())
 
     def _expire(self, run: _Run) -> None:
         run.is_expired = True
@@ -237,29 +263,21 @@ class _Run:
     def take(self) -> Iterator[ChunkEntry | EndEntry]:
         """What came since the last time, as the worker's publisher would write it, and the end once it is there.
 
-        Tokens wait for their text, except at the end: what a reader shows is never empty.
+        Tokens wait for something to read, except at the end: what a reader shows is never empty.
         """
         outcome = self.outcome
         for choice in self.choices:
             ends_now = choice.finish_reason is not None and not choice.is_closed
-            if choice.text or (ends_now and (choice.token_ids or self.request.n > 1)):
+            if choice.pending.is_readable or (ends_now and (choice.pending.token_ids or self.request.n > 1)):
                 yield self._chunk(choice)
             choice.is_closed |= ends_now
         if outcome is not None:
             yield self._end_entry(outcome)
 
     def _chunk(self, choice: ChoiceBuffer) -> ChunkEntry:
-        logprobs = [TokenLogprob(logprob=token.logprob, top=dict(token.top)) for token in choice.logprobs]
-        entry = ChunkEntry(
-            index=choice.index,
-            offset=choice.num_published,
-            text="".join(choice.text),
-            tokens=tuple(choice.token_ids),
-            logprobs=tuple(logprobs) or None,
-            finish_reason=choice.finish_reason if self.request.n > 1 else None,
-        )
-        choice.num_published += len(choice.token_ids)
-        choice.token_ids, choice.text, choice.logprobs = [], [], []
+        pending = choice.take()
+        entry = chunk_entry(choice, pending, num_choices=self.request.n)
+        choice.num_published += len(pending.token_ids)
         return entry
 
     def _end_entry(self, outcome: FinishReason) -> EndEntry:
@@ -268,6 +286,7 @@ class _Run:
         return EndEntry(
             finish_reason=outcome,
             finish_reasons=reasons if len(reasons) > 1 else None,
+            **(stop_fields(self.choices[0]) if len(reasons) == 1 else {}),
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             completion_tokens=sum(choice.num_published for choice in self.choices),

@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.errors import InvalidRequest, PromptTooLong
+from penstock.engine.errors import InvalidRequest
 from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.request import ResponseSpec
 from penstock.producer.wire import GenerateRequest
-from penstock.worker.chaos.fake_engine import FakeText
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.admission import check_limits, encode_prompt, to_engine_request
+from penstock.worker.delivery.admission import check_limits, to_engine_request
+from penstock.worker.delivery.preparation import Preparation
 
 
 def test_open_fields_take_the_model_s_defaults() -> None:
     defaults = GenerationDefaults((2,), temperature=0.6, top_k=20, top_p=0.9, min_p=0.1, repetition_penalty=1.1)
     request = GenerateRequest(id="r", prompt="x")
-    sampling = to_engine_request(request, (1,), defaults).sampling
+    sampling = to_engine_request(request, Preparation((1,)), defaults).sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.6, 20, 0.9)
     assert (sampling.min_p, sampling.repetition_penalty, sampling.seed) == (0.1, 1.1, None)
 
@@ -28,7 +29,7 @@ def test_what_the_request_says_wins_over_the_defaults_even_at_zero() -> None:
     request = GenerateRequest(
         id="r", prompt="x", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=0
     )
-    sampling = to_engine_request(request, (1,), defaults).sampling
+    sampling = to_engine_request(request, Preparation((1,)), defaults).sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.0, 0, 1.0)
     assert (sampling.min_p, sampling.repetition_penalty, sampling.seed) == (0.0, 1.0, 0)
 
@@ -38,22 +39,15 @@ def test_every_field_reaches_the_engine() -> None:
         "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.25, "seed": 7,
         "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {1: 2.0},
         "allowed_token_ids": (1, 2), "bad_token_ids": (3,), "stop": ("a",), "stop_token_ids": (4,), "ignore_eos": True,
-        "logprobs": 2,
+        "logprobs": 2, "prompt_logprobs": 3, "include_stop_str_in_output": True, "skip_special_tokens": False,
     }  # fmt: skip
     request = GenerateRequest(id="r", prompt="x", n=2, priority=5, **fields)
-    result = to_engine_request(request, (8, 9), GenerationDefaults(()), ((1,), (2, 3)))
+    preparation = Preparation((8, 9), ResponseSpec("hermes"), "said")
+    result = to_engine_request(request, preparation, GenerationDefaults(()), ((1,), (2, 3)))
     assert {name: getattr(result.sampling, name) for name in fields} == fields
     assert {field.name for field in dataclasses.fields(result.sampling)} == set(fields)
     assert (result.id, result.n, result.priority, result.prompt_token_ids) == ("r", 2, 5, (8, 9))
-    assert result.generated == ((1,), (2, 3))
-
-
-def test_three_forms_of_a_prompt() -> None:
-    config = WorkerConfig()
-    message = {"role": "user", "content": "a"}
-    assert encode_prompt(GenerateRequest(prompt="ab"), FakeText(), config) == (97, 98)
-    assert encode_prompt(GenerateRequest(prompt_token_ids=(5, 6)), FakeText(), config) == (5, 6)
-    assert encode_prompt(GenerateRequest(messages=(message,)), FakeText(), config) == tuple(b"user:a")
+    assert (result.generated, result.response, result.echo) == (((1,), (2, 3)), ResponseSpec("hermes"), "said")
 
 
 @pytest.mark.parametrize(
@@ -78,26 +72,11 @@ def test_limits_are_named(config: dict[str, Any], fields: dict[str, Any], messag
 
 
 def test_what_is_at_its_limit_is_taken() -> None:
-    config = WorkerConfig(max_n=2, max_stop_strings=1, max_stop_chars=2, max_prompt_tokens=2)
-    request = GenerateRequest(prompt="ab", n=2, stop=("ab",))
-    check_limits(request, config)
-    assert encode_prompt(request, FakeText(), config) == (97, 98)
-
-
-@pytest.mark.parametrize(
-    "prompt", [{"prompt": "abc"}, {"prompt_token_ids": (1, 2, 3)}, {"messages": ({"role": "user", "content": "a"},)}]
-)
-def test_a_prompt_is_counted_in_tokens_whatever_its_form(prompt: dict[str, Any]) -> None:
-    with pytest.raises(PromptTooLong, match=r"has \d tokens, the limit max_prompt_tokens is 2"):
-        encode_prompt(GenerateRequest(**prompt), FakeText(), WorkerConfig(max_prompt_tokens=2))
-
-
-def test_what_the_chat_template_refuses_is_the_request_s_fault() -> None:
-    message = {"role": "assistant", "content": "a"}
-    with pytest.raises(InvalidRequest, match="the last message must be the user's"):
-        encode_prompt(GenerateRequest(messages=(message,)), FakeText(), WorkerConfig())
+    check_limits(
+        GenerateRequest(prompt="ab", n=2, stop=("ab",)), WorkerConfig(max_n=2, max_stop_strings=1, max_stop_chars=2)
+    )
 
 
 def test_a_request_needs_an_id() -> None:
     with pytest.raises(InvalidRequest, match="no id"):
-        to_engine_request(GenerateRequest(prompt="x"), (1,), GenerationDefaults(()))
+        to_engine_request(GenerateRequest(prompt="x"), Preparation((1,)), GenerationDefaults(()))

@@ -16,7 +16,8 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.producer.tasks import end_tasks
 from penstock.worker.delivery import cancel
 from penstock.worker.delivery.cancel import CancelWatch
-from penstock.worker.delivery.requests import ChoiceBuffer, LiveRequest, Phase
+from penstock.worker.delivery.choices import ChoiceBuffer
+from penstock.worker.delivery.requests import LiveRequest, Phase
 from penstock.worker.errors import RedisRefused
 from penstock.worker.readiness import Readiness
 

@@ -13,8 +13,9 @@ from penstock.producer import keys
 from penstock.producer.wire import MAX_FIELDS, EndEntry, decode_reply
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import ending
+from penstock.worker.delivery.choices import ChoiceBuffer
 from penstock.worker.delivery.ending import dead_letter, dead_letter_of, end_entry, printable, unclaimed_end
-from penstock.worker.delivery.requests import ChoiceBuffer, LiveRequest
+from penstock.worker.delivery.requests import LiveRequest
 from penstock.worker.delivery.writes import Burial, acknowledge, refresh
 from penstock.worker.metrics import Metrics
 
@@ -43,6 +44,18 @@ def test_an_end_says_when_what_happened(clock: FixedClock) -> None:
     assert (end.finish_reason, end.finish_reasons) == ("length", ("stop", "length", "stop"))
     assert (end.queued_ms, end.ttft_ms, end.total_ms) == (500, 750, 1750)
     assert (end.prompt_tokens, end.completion_tokens) == (7, 3)
+
+
+@pytest.mark.parametrize("stop", ["END", 7, None])
+def test_an_end_says_what_stopped_the_only_choice(clock: FixedClock, stop: str | int | None) -> None:
+    live, several = make_live(), make_live(n=2)
+    live.add(Output("r", 0, 0, (1,), "a", finish_reason="stop", stop_reason=stop))
+    end = end_entry(live)
+    assert end.stop_reason == stop
+    assert (end.stop_string, end.stop_token_id) == (("END", None) if stop == "END" else (None, stop))
+    for index in range(2):
+        several.add(Output("r", index, 0, (1,), "a", finish_reason="stop", stop_reason=stop))
+    assert end_entry(several).stop_reason is None  # the last chunk of each says it
 
 
 def test_of_what_was_resumed_nobody_knows_when_the_first_token_came(clock: FixedClock) -> None:

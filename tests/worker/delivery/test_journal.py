@@ -32,7 +32,7 @@ def test_choices_continue_where_the_journal_ends() -> None:
     first, second = Journal([[1, 2], [9]], ["stop", None]).choices()
     assert (first.num_published, first.finish_reason, first.is_closed) == (2, "stop", True)
     assert (second.num_published, second.finish_reason, second.is_closed) == (1, None, False)
-    assert first.token_ids == second.token_ids == []  # nothing is published twice
+    assert first.pending.token_ids == second.pending.token_ids == []  # nothing is published twice
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from delivery_lab import FULL, INTERVAL_S, LOST, NOW_S, WRONG_TYPE, Bench, Reply
+from delivery_lab import FULL, INTERVAL_S, LOST, NOW_S, WRONG_TYPE, Bench, Reply, said_by_all
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -41,7 +41,7 @@ def test_the_first_token_goes_at_once_and_the_next_ones_together(bench: Bench) -
     bench.now_s += INTERVAL_S
     (write,) = bench.flush()
     assert isinstance(write, ChunkWrite)
-    assert (write.entry_id, write.token_ids) == ("5-2", [2, 3])
+    assert (write.entry_id, write.pending.token_ids) == ("5-2", [2, 3])
 
 
 def test_of_one_request_one_flush_is_under_way(bench: Bench) -> None:
@@ -55,7 +55,7 @@ def test_of_one_request_one_flush_is_under_way(bench: Bench) -> None:
     bench.now_s += 1
     (second,) = bench.collect()
     assert isinstance(second, ChunkWrite)
-    assert second.token_ids == [2]
+    assert second.pending.token_ids == [2]
 
 
 def test_an_end_goes_at_once_with_what_waits(bench: Bench) -> None:
@@ -332,6 +332,7 @@ class OutboxMachine(RuleBasedStateMachine):
             for index in range(len(live.choices)):
                 found = reply.tokens(index)
                 assert found == self.generated[name][index][: len(found)]
+                assert reply.said(index) == said_by_all(found)
             assert reply.num_ends <= 1
             assert [id_ for id_, _ in reply.entries] == sorted({id_ for id_, _ in reply.entries})
 

@@ -20,11 +20,12 @@ from penstock.producer.redis.pipeline import execute
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.choices import ChoiceBuffer
 from penstock.worker.delivery.coalescing import Coalescing
 from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.publisher import Publisher
-from penstock.worker.delivery.requests import ChoiceBuffer, LiveRequest, RequestTable
+from penstock.worker.delivery.requests import LiveRequest, RequestTable
 from penstock.worker.delivery.writes import MAX_SILENT_TOKENS
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts

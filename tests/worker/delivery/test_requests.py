@@ -9,8 +9,9 @@ from delivery_lab import ENQUEUED_MS, NOW_S, FixedClock, make_live
 from structlog.testing import capture_logs
 
 from penstock.engine.request import FinishReason, Output, TokenLogprob
+from penstock.worker.delivery.choices import ChoiceBuffer
 from penstock.worker.delivery.entries import QueueEntry
-from penstock.worker.delivery.requests import ChoiceBuffer, LiveRequest, Phase, RequestTable, ServerClock
+from penstock.worker.delivery.requests import LiveRequest, Phase, RequestTable, ServerClock
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def test_a_first_text_is_not_held_back_and_its_token_timed_unless_an_earlier_cla
 ) -> None:
     live = make_live()
     live.resume([ChoiceBuffer(0, num_published)])
-    assert live.is_resumed == live.reply.has_text == bool(num_published)
+    assert live.is_resumed == live.reply.has_begun == bool(num_published)
     clock.now_s += 0.25
     live.add(Output("r", 0, num_published, (1,), "a"))
     clock.now_s += 1
@@ -119,20 +120,14 @@ def test_a_first_text_is_not_held_back_and_its_token_timed_unless_an_earlier_cla
 
 def test_outputs_wait_in_order_each_with_its_choice() -> None:
     live = make_live(n=2)
-    logprobs = (TokenLogprob(-0.5, ((7, -0.5),)),)
+    logprobs = (TokenLogprob(7, "x", b"x", -0.5, ()),)
     live.add(Output("r", 1, 0, (7,), "x", logprobs, num_prompt_tokens=4, num_cached_tokens=2))
     live.add(Output("r", 0, 0, (1, 2), "ab"))
     live.add(Output("r", 0, 2, (3,), ""))  # a token may have no text yet
     first, second = live.choices
-    assert (first.token_ids, first.text) == ([1, 2, 3], ["ab"])
-    assert (second.token_ids, second.text, second.logprobs) == ([7], ["x"], list(logprobs))
+    assert (first.pending.token_ids, first.pending.text) == ([1, 2, 3], ["ab"])
+    assert (second.pending.token_ids, second.pending.text, second.pending.logprobs) == ([7], ["x"], list(logprobs))
     assert (live.prompt_tokens, live.cached_tokens) == (4, 2)
-
-
-def test_a_choice_whose_last_chunk_is_published_takes_no_more() -> None:
-    choice = ChoiceBuffer(0, num_published=2, finish_reason="stop", is_closed=True)
-    choice.add(Output("r", 0, 2, (3,), "c", finish_reason="cancelled"))
-    assert (choice.token_ids, choice.text) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,10 +12,12 @@ from structlog.testing import capture_logs
 
 from penstock.engine.driver import DriverStopped
 from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import GenerateRequest, WireError
 from penstock.worker.chaos.fake_engine import FakeText
 from penstock.worker.delivery import restore
+from penstock.worker.delivery.preparation import Preparer
 from penstock.worker.delivery.requests import LiveRequest, Phase
 from penstock.worker.delivery.restore import Restorer, ending_failed
 from penstock.worker.delivery.threads import Threads
@@ -28,7 +30,7 @@ class BrokenText(FakeText):
     def encode(self, text: str) -> Sequence[int]:
         raise LookupError(f"no token for {text!r}")
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
+    def encode_chat(self, chat: Conversation) -> EncodedChat:
         raise LookupError("no template")
 
 
@@ -47,7 +49,8 @@ class Room:
 
     async def restore(self, live: LiveRequest, text: FakeText | None = None) -> Any:
         defaults = GenerationDefaults((2,), temperature=0.25)
-        restorer = Restorer(self.raw, self.bench.config, self.threads, text or FakeText(), defaults, self.outbox)
+        preparer = Preparer(text or FakeText(), self.bench.config)
+        restorer = Restorer(self.raw, self.bench.config, self.threads, preparer, defaults, self.outbox)
         return await restorer.restore(self.claimed(live))
 
     async def write(self, index: int, offset: int, tokens: str, **more: str) -> None:

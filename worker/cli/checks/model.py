@@ -10,6 +10,7 @@ from penstock.engine.errors import ConfigError, EngineError, InvalidRequest
 from penstock.engine.generation_defaults import GENERATION_FILE, read_generation_defaults
 from penstock.engine.loading.checkpoint import HUB_ID, check_weights, read_model_config
 from penstock.engine.models import FAMILIES, ModelConfig
+from penstock.engine.text.conversation import Conversation
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.worker.cli.checks import Finding
 from penstock.worker.settings import DEMO_MODEL
@@ -61,7 +62,7 @@ def _check_generation(directory: Path) -> Finding:
 
 def _chat(tokenizer: Tokenizer) -> str:
     try:
-        tokenizer.encode_chat([{"role": "user", "content": "hello"}])
+        tokenizer.encode_chat(Conversation([{"role": "user", "content": "hello"}]))
     except InvalidRequest as error:
         return f"only plain prompts can be sent: {error}"
     return "with a chat template"

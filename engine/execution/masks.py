@@ -1,0 +1,121 @@
+"""What the replies of a step may continue with: one mask of tokens per row that a grammar constrains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+from llguidance import LLExecutor
+
+from penstock.engine.scheduling.scheduler import StepPlan
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.structured import GrammarFailed, Matcher
+
+
+class MaskBuilder:
+    """Fills the masks of plans, and follows the replies that need them through their grammars.
+
+    A matcher follows from its sequence's tokens: it stays where it is while the sequence is preempted or recomputed,
+    and for a resumed one it begins with the tokens of the earlier run.
+    """
+
+    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._num_words = _words(vocab_size)
+        # Where no token ends a reply, llguidance has one more than the vocabulary, which does.
+        has_end = any(id_ < vocab_size for id_ in eos_token_ids)
+        self._num_filled = _words(vocab_size if has_end else vocab_size + 1)
+        self._eos_token_ids = eos_token_ids
+        self._matchers: dict[Sequence, Matcher] = {}
+        self._ended: list[tuple[Sequence, GrammarFailed | None]] = []
+
+    def build(self, plan: StepPlan, newest: Mapping[Sequence, int]) -> np.ndarray:
+        """i32 `[num_sampled, words]`, a bit per token, set if it may be drawn; all are for a row without a grammar.
+
+        `newest` has the token of each sequence that the host has read, and has not committed yet. One that ended with
+        it, or ends here (`take_ended`), has all bits set: what it draws is discarded.
+        """
+        sampled = [row.sequence for row in plan.sampled]
+        masks = np.full((len(sampled), self._num_filled), -1, np.int32)
+        matchers = [
+            (matcher, place)
+            for place, sequence in enumerate(sampled)
+            if sequence.is_constrained and (matcher := self._behind(sequence, newest)) is not None
+        ]
+        if matchers:
+            self._fill(masks, matchers)
+        for matcher, place in matchers:
+            if matcher.has_failed:
+                self._fill_again(masks, place, sampled[place], newest)
+        return np.ascontiguousarray(masks[:, : self._num_words])
+
+    def take_ended(self) -> list[tuple[Sequence, GrammarFailed | None]]:
+        """The sequences that grammars have ended since it was last asked: by a failure, or because nothing can follow
+        and no token says so.
+        """
+        ended, self._ended = self._ended, []
+        return ended
+
+    def forget(self, sequence: Sequence) -> None:
+        self._matchers.pop(sequence, None)
+
+    def _behind(self, sequence: Sequence, newest: Mapping[Sequence, int]) -> Matcher | None:
+        """A sequence's matcher, behind all of its tokens; None if nothing follows them."""
+        try:
+            return self._advanced(sequence, newest)
+        except GrammarFailed as failure:
+            return self._renewed(sequence, newest, failure)
+
+    def _advanced(self, sequence: Sequence, newest: Mapping[Sequence, int]) -> Matcher | None:
+        matcher = self._matchers.get(sequence) or self._new_matcher(sequence)
+        new = sequence.token_ids[sequence.num_prompt + matcher.num_tokens :]
+        if sequence in newest:
+            new.append(newest[sequence])
+        if new and (new[-1] < 0 or new[-1] in sequence.request.sampling.stop_ids(self._eos_token_ids)):
+            return None
+        matcher.advance(new)
+        if matcher.is_complete:
+            self._ended.append((sequence, None))
+            return None
+        return matcher
+
+    def _renewed(self, sequence: Sequence, newest: Mapping[Sequence, int], failure: GrammarFailed) -> Matcher | None:
+        """Another matcher for a sequence whose own has failed; None if it ends with that."""
+        grammar = sequence.request.grammar
+        if grammar is not None and grammar.renew(self._matchers[sequence]):
+            self._new_matcher(sequence)
+            try:
+                return self._advanced(sequence, newest)
+            except GrammarFailed as error:
+                failure = error
+        self._ended.append((sequence, failure))
+        return None
+
+    def _new_matcher(self, sequence: Sequence) -> Matcher:
+        grammar = sequence.request.grammar
+        assert grammar is not None  # noqa: S101  a constrained sequence
+        matcher = self._matchers[sequence] = grammar.matcher(sequence.request.sampling.bad_token_ids)
+        return matcher
+
+    def _fill(self, masks: np.ndarray, matchers: list[tuple[Matcher, int]]) -> None:
+        states = [(matcher.state, place) for matcher, place in matchers]
+        self._executor.unsafe_compute_mask_ptr(states, masks.ctypes.data, masks.strides[0], len(masks))
+
+    def _fill_again(self, masks: np.ndarray, place: int, sequence: Sequence, newest: Mapping[Sequence, int]) -> None:
+        """The mask of a row whose matcher failed at it."""
+        matcher = self._renewed(sequence, newest, self._matchers[sequence].failure())
+        if matcher is not None:
+            self._fill(masks, [(matcher, place)])
+            if not matcher.has_failed:
+                return
+            self._ended.append((sequence, matcher.failure()))
+        masks[place] = -1
+
+    @cached_property
+    def _executor(self) -> LLExecutor:
+        """Threads for the masks of a step, once there is one that needs them."""
+        return LLExecutor()
+
+
+def _words(num_tokens: int) -> int:
+    return -(-num_tokens // 32)

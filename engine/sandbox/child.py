@@ -1,0 +1,80 @@
+"""The process of a sandbox, which `sandbox.py` starts by this file's path with that of a program.
+
+Nothing inside a process ends a stranger's code for certain. Here the kernel counts: it ends the process when a request
+has used up its time, and refuses memory beyond a bound.
+
+This file is a script: it imports nothing of Penstock, and what it imports is there within a twentieth of a second. The
+same holds for the programs. `start` of a program takes what a sandbox was made with and gives a function, which answers
+one request, given with its size in bytes, by `{"text": ...}`, `{"refused": ...}` or `{"failed": ...}`.
+
+Frames are a length in 8 bytes and JSON, both ways over the socket that is the standard input. The first holds what
+`start` takes, each further one a request. The end of the input ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import runpy
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+MAX_MESSAGE_CHARS = 500
+
+Answer = Callable[[Any, int], Mapping[str, str]]
+
+
+def main() -> None:
+    for number in (signal.SIGPIPE, signal.SIGPROF):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the starting thread's is inherited
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123  an import less
+        file.write("1000")  # where memory runs out, this process goes, not the worker
+    program, bounds = sys.argv[1], json.loads(sys.argv[2])
+    with open(0, "rb") as requests, open(0, "wb", closefd=False) as answers:
+        answer = runpy.run_path(program)["start"](json.loads(_frame(requests) or b"null"))
+        while request := _frame(requests):
+            outcome = _answered(answer, request, bounds)
+            answers.write(len(outcome).to_bytes(8) + outcome)
+            answers.flush()
+
+
+def _answered(answer: Answer, request: bytes, bounds: Mapping[str, Any]) -> bytes:
+    max_bytes = bounds["max_bytes"] + bounds["max_bytes_per_byte"] * len(request)
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, resource.RLIM_INFINITY))
+    signal.setitimer(signal.ITIMER_PROF, bounds["cpu_s"])  # then SIGPROF, which ends the process
+    try:
+        return _encoded(answer(json.loads(request), len(request)), bounds["max_idle_bytes"])
+    except MemoryError:
+        pass  # the exception releases what holds the memory
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return _encoded({"failed": f"it needs more than {max_bytes >> 20} MiB of memory"}, bounds["max_idle_bytes"])
+
+
+def _encoded(outcome: Mapping[str, str], max_idle_bytes: int) -> bytes:
+    shortened = {kind: text if kind == "text" else text[:MAX_MESSAGE_CHARS] for kind, text in outcome.items()}
+    answer = {**shortened, "is_last": _held_bytes() > max_idle_bytes}
+    return json.dumps(answer, ensure_ascii=False).encode(errors="surrogatepass")
+
+
+def _held_bytes() -> int:
+    """Address space. Not `ru_maxrss`, which begins with that of the process that started this one."""
+    try:
+        with open("/proc/self/statm") as file:  # noqa: PTH123  an import less
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:  # no Linux
+        return 0
+
+
+def _frame(stream: BinaryIO) -> bytes:
+    """What came whole; empty at the end of the input."""
+    return stream.read(int.from_bytes(stream.read(8)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Runs a stranger's program in processes that can be ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.engine.errors import EngineError
+
+MAX_PROCESSES = 2  # so that one that is busy with a bad request keeps nobody waiting
+PATIENCE_S = 30.0  # for a process that is not even running; one that runs is ended by the kernel, much sooner
+TRIES = 2  # the last one in a new process: what killed an idle one may have killed all
+
+_SIZE_BYTES = 8
+_CHILD = Path(__file__).with_name("child.py")
+# What Python may need. The rest of the environment has secrets.
+_VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "VIRTUAL_ENV")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one request may use."""
+
+    cpu_s: float
+    max_bytes: int  # of address space
+    max_bytes_per_byte: int  # and so many times the size of the request
+    max_idle_bytes: int  # a process that has grown above this ends; the next one starts small
+
+
+class RequestEnded(Exception):
+    """A request ended its process, or was ended with it: it used more than its bounds. The message says how."""
+
+
+class Sandbox:
+    """Answers requests in processes of its own, started when they are first needed. Any thread may use it.
+
+    They end with this object, with this process, and each by itself when a request takes too long.
+    """
+
+    def __init__(self, program: Path, setup: object, bounds: Bounds) -> None:
+        """`program` is what `child.py` describes; its `start` takes `setup`."""
+        self._program = program
+        self._setup = _encoded(setup)
+        self._bounds = bounds
+        self._turns = threading.BoundedSemaphore(MAX_PROCESSES)
+        self._idle: list[_Process] = []
+        weakref.finalize(self, _end_all, self._idle)
+
+    def start(self) -> None:
+        """Has a process ready, so that the first request need not wait for one."""
+        if not self._idle:
+            self._idle.append(self._new())
+
+    def ask(self, request: object) -> dict[str, Any]:
+        """Blocks for as long as the program takes, and that is not long.
+
+        Raises:
+            RequestEnded: it takes too much time or memory.
+            EngineError: no process for it runs here.
+        """
+        frame = _encoded(request)
+        with self._turns:
+            return self._ask(frame)
+
+    def _ask(self, request: bytes) -> dict[str, Any]:
+        for tries_left in reversed(range(TRIES)):
+            process = (self._idle_one() if tries_left else None) or self._new()
+            try:
+                answer = process.ask(request)
+            except _Gone as gone:
+                if not tries_left or gone.is_by_request:
+                    raise gone.error(self._bounds) from None
+                continue
+            if answer["is_last"]:
+                process.end()
+            else:
+                self._idle.append(process)
+            return answer
+        raise AssertionError("the last try returns or raises")
+
+    def _idle_one(self) -> _Process | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _new(self) -> _Process:
+        return _Process(self._program, self._setup, self._bounds)
+
+
+class _Gone(Exception):
+    """The process ended, with `status` as in `Popen.returncode`; None: it did not answer and was killed."""
+
+    def __init__(self, status: int | None) -> None:
+        super().__init__(status)
+        self.status = status
+
+    @property
+    def is_by_request(self) -> bool:
+        return self.status in (None, -signal.SIGPROF)
+
+    def error(self, bounds: Bounds) -> Exception:
+        if self.status == -signal.SIGPROF:
+            return RequestEnded(f"it takes more than {bounds.cpu_s:g} s")
+        if self.status is None:
+            return RequestEnded(f"no answer within {PATIENCE_S:g} s")
+        if self.status < 0:
+            return RequestEnded(f"its process died of signal {-self.status}")
+        return EngineError(f"the process of a sandbox ended with status {self.status}")
+
+
+class _Process:
+    """One that is running. One thread at a time uses it."""
+
+    def __init__(self, program: Path, setup: bytes, bounds: Bounds) -> None:
+        self._unsent = _framed(setup)
+        self._socket, theirs = socket.socketpair()
+        try:
+            self._process = _started(program, bounds, theirs)
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+
+    def ask(self, request: bytes) -> dict[str, Any]:
+        """Raises _Gone if there is no answer. Whatever it raises, the process has ended then."""
+        with contextlib.ExitStack() as unless_answered:
+            unless_answered.callback(self.end)
+            try:
+                answer = self._ask(request)
+            except TimeoutError:
+                raise _Gone(None) from None
+            except (OSError, EOFError):
+                raise _Gone(self._status()) from None
+            unless_answered.pop_all()
+            return answer
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+    def _status(self) -> int | None:
+        """Of a process that has closed its end, which is the last that it does."""
+        try:
+            return self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _ask(self, request: bytes) -> dict[str, Any]:
+        frames, self._unsent = self._unsent + _framed(request), b""
+        give_up_s = time.monotonic() + PATIENCE_S
+        self._socket.settimeout(PATIENCE_S)
+        self._socket.sendall(frames)
+        size = int.from_bytes(self._read(_SIZE_BYTES, give_up_s))
+        answer: dict[str, Any] = json.loads(self._read(size, give_up_s))
+        return answer
+
+    def _read(self, num_bytes: int, give_up_s: float) -> bytes:
+        data = bytearray()
+        while len(data) < num_bytes:
+            self._socket.settimeout(max(give_up_s - time.monotonic(), 0.001))
+            part = self._socket.recv(min(num_bytes - len(data), 2**20))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+
+def _started(program: Path, bounds: Bounds, channel: socket.socket) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603  our own program
+        [sys.executable, "-P", str(_CHILD), str(program), json.dumps(asdict(bounds))],
+        stdin=channel.fileno(),
+        stdout=subprocess.DEVNULL,
+        env={name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith("PYTHON")},
+        start_new_session=True,  # Ctrl-C is for the worker, which goes on with what it has then
+    )
+
+
+def _end_all(processes: list[_Process]) -> None:
+    while processes:
+        processes.pop().end()
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
+
+
+def _framed(data: bytes) -> bytes:
+    return len(data).to_bytes(_SIZE_BYTES) + data

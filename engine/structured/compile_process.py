@@ -1,0 +1,85 @@
+"""Tries a grammar: the program of a sandbox (`sandbox/child.py`), for `compiler.py`.
+
+What compiles here, within the sandbox's bounds, is compiled once more where it is used. The vocabulary here is single
+bytes and the tokens that only a grammar's name for them allows: what makes a grammar costly shows with these too, and
+a process has them at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+MAX_DEPTH = 100  # of brackets
+
+LIMITS = LLParserLimits(
+    max_items_in_row=2_000,  # the library's own default: a mask takes 10 ms there, and 40 at twice as many
+    initial_lexer_fuel=1_000_000,  # 20 ms
+    step_lexer_fuel=100_000,  # 7 ms, of a step that all rows wait for
+    step_max_items=50_000,  # 2.5 ms
+    max_lexer_states=50_000,  # a few hundred bytes each, of what all replies with a grammar share
+    max_grammar_size=200_000,
+    verbose_errors=False,  # they would show the client the parser's inside
+)
+
+NUM_TRIED = 8  # tokens
+_TRIED_FIRST = (*b'{["', *range(0x7E, 0x1F, -1))  # bytes: what opens something leads to where there is most to choose
+
+_BRACKETS = re.compile(r'\\.|["(\[{)\]}]', re.DOTALL)
+
+
+class Bytes(TokenizerWrapper):
+    """A vocabulary for llguidance: behind the ids of the model's own, one token per byte."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, size: int, names: Mapping[int, str], eos_token_id: int | None) -> None:
+        self._first = size
+        own = [names.get(id_, "").encode() for id_ in range(size)]
+        self.tokens = [*own, *(bytes([byte]) for byte in range(256))]
+        self.special_token_ids = list(names)
+        self.eos_token_id = eos_token_id  # type: ignore[assignment]
+
+    def __call__(self, text: str) -> list[int]:
+        return [self._first + byte for byte in text.encode()]
+
+
+def start(setup: Mapping[str, Any]) -> Callable[[Any, int], dict[str, str]]:
+    names = {int(id_): name for id_, name in setup["names"].items()}
+    size, eos = setup["size"], setup["eos_token_ids"]
+    tokenizer = LLTokenizer(Bytes(size, names, eos[0] if eos else None), eos_token=eos or None)
+    return lambda source, _: _outcome(tokenizer, size, source)
+
+
+def _outcome(tokenizer: LLTokenizer, first_byte: int, source: str) -> dict[str, str]:
+    depth = max(_depths(source), default=0)
+    if depth > MAX_DEPTH:
+        return {"refused": f"it nests {depth} brackets, at most {MAX_DEPTH} can be"}
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
+    _try_tokens(matcher, first_byte)
+    return {"refused": matcher.get_error()} if matcher.is_error() else {"text": ""}
+
+
+def _try_tokens(matcher: LLMatcher, first_byte: int) -> None:
+    """Some limits are met only when a reply begins: better here than in each of them."""
+    for _ in range(NUM_TRIED):
+        mask = 0 if matcher.is_error() else int.from_bytes(matcher.compute_bitmask(), "little") >> first_byte
+        byte = next((byte for byte in _TRIED_FIRST if mask >> byte & 1), None)
+        if byte is None or not matcher.consume_token(first_byte + byte):
+            return
+
+
+def _depths(source: str) -> Iterator[int]:
+    """How deep each bracket is, those within quotes aside."""
+    depth, is_quoted = 0, False
+    for match in _BRACKETS.finditer(source):
+        sign = match[0]
+        if sign == '"':
+            is_quoted = not is_quoted
+        elif len(sign) == 1 and not is_quoted:
+            depth += 1 if sign in "([{" else -1
+            yield depth

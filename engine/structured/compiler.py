@@ -1,0 +1,140 @@
+"""From a grammar's source to what a reply can be held to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from hashlib import sha256
+from pathlib import Path
+
+from llguidance import LLMatcher, LLTokenizer
+
+from penstock.engine.errors import InvalidRequest
+from penstock.engine.sandbox import Bounds, RequestEnded, Sandbox
+from penstock.engine.structured.compile_process import LIMITS
+from penstock.engine.structured.grammar import Grammar, cleaned
+from penstock.engine.structured.vocabulary import Vocabulary, llguidance_tokenizer
+
+MAX_SOURCE_BYTES = 2**19
+MAX_KEPT = 128  # grammars, refused ones included
+MAX_KEPT_BYTES = 2**24  # of their sources
+# A grammar is compiled twice, once there and once here: within a second, as half of it is there.
+BOUNDS = Bounds(cpu_s=0.5, max_bytes=2**29, max_bytes_per_byte=0, max_idle_bytes=2**28)
+
+_PROGRAM = Path(__file__).with_name("compile_process.py")
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary, and keeps those that were used last. Any thread may use it.
+
+    A grammar may come from a stranger, and some take for ever, or all the memory there is. So each is tried in a
+    sandbox first; what passes takes milliseconds here.
+    """
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+        """`vocabulary` is called once, when it is first needed."""
+        self._vocabulary = vocabulary
+        self._tools: _Tools | None = None
+        self._preparing = threading.Lock()
+        self._kept = _Kept()
+
+    def prepare(self) -> None:
+        """Does what the first grammar would wait for otherwise. Blocks for a second with a large vocabulary."""
+        self._prepared()
+
+    def compile(self, source: str) -> Grammar:
+        """Compiles Lark text, or llguidance's JSON. Blocks: not to be called in an event loop, nor by the engine.
+
+        Raises:
+            InvalidRequest: the source is no grammar, one that llguidance can't do, or beyond a limit of size, nesting,
+                time or memory.
+            EngineError: no process to try it in runs here.
+        """
+        data = source.encode(errors="surrogatepass")
+        if len(data) > MAX_SOURCE_BYTES:
+            raise InvalidRequest(f"the grammar has {len(data)} bytes, at most {MAX_SOURCE_BYTES} can be")
+        key = sha256(data).digest()
+        future, is_new = self._kept.entry(key, len(data))
+        if is_new:
+            self._resolve(future, key, source)
+        return future.result()
+
+    def _resolve(self, future: Future[Grammar], key: bytes, source: str) -> None:
+        try:
+            future.set_result(self._prepared().compile(source))
+        except BaseException as error:
+            if not isinstance(error, InvalidRequest):  # what is not the grammar's fault may go better next time
+                self._kept.forget(key)
+            future.set_exception(error)
+
+    def _prepared(self) -> _Tools:
+        with self._preparing:
+            if self._tools is None:
+                self._tools = _Tools(self._vocabulary())
+            return self._tools
+
+
+class _Tools:
+    """What compiles grammars for one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._eos_token_ids = vocabulary.eos_token_ids
+        self._tokenizer: LLTokenizer = llguidance_tokenizer(vocabulary)
+        setup = {
+            "size": vocabulary.size,
+            "names": dict(vocabulary.names),
+            "eos_token_ids": vocabulary.eos_token_ids,
+        }
+        self._sandbox = Sandbox(_PROGRAM, setup, BOUNDS)
+        self._sandbox.start()
+
+    def compile(self, source: str) -> Grammar:
+        try:
+            answer = self._sandbox.ask(source)
+        except RequestEnded as error:
+            raise InvalidRequest(f"the grammar can't be used: {error}") from None
+        if "text" not in answer:
+            raise _refusal(answer.get("refused") or answer["failed"])
+        return Grammar(source, lambda: self._matcher(source), self._eos_token_ids)
+
+    def _matcher(self, source: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # so that the first step of a reply finds most of it done
+        if matcher.is_error():
+            raise _refusal(matcher.get_error())
+        return matcher
+
+
+def _refusal(message: str) -> InvalidRequest:
+    return InvalidRequest(f"the grammar can't be used: {cleaned(message)}")
+
+
+class _Kept:
+    """The results that were used last, those still being made among them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[bytes, tuple[Future[Grammar], int]] = {}  # the one used last is at the end
+        self._num_bytes = 0
+
+    def entry(self, key: bytes, num_bytes: int) -> tuple[Future[Grammar], bool]:
+        """The result of `key`, and whether the caller is the one to make it."""
+        with self._lock:
+            found = self._entries.pop(key, None)
+            entry = found or (Future(), num_bytes)
+            self._entries[key] = entry
+            if found is None:
+                self._num_bytes += num_bytes
+                self._shrink()
+            return entry[0], found is None
+
+    def forget(self, key: bytes) -> None:
+        with self._lock:
+            if key in self._entries:
+                self._num_bytes -= self._entries.pop(key)[1]
+
+    def _shrink(self) -> None:
+        while len(self._entries) > MAX_KEPT or self._num_bytes > MAX_KEPT_BYTES:
+            self._num_bytes -= self._entries.pop(next(iter(self._entries)))[1]

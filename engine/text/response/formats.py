@@ -1,0 +1,226 @@
+"""The formats in which chat models write their replies, from the chat templates that the models come with."""
+
+# ruff: noqa: RUF001  DeepSeek's delimiters are written with full-width bars
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from penstock.engine.errors import ConfigError
+from penstock.engine.text.response.syntax import Arguments, Calls, Format, Parameter, Reasoning, Turn
+
+AUTO, NONE = "auto", "none"  # what a setting may say besides the name of a format
+
+_THINK = Reasoning("<think>\n", "\n</think>\n\n")
+_THINK_TAGS = ("<think>", "</think>")
+_CALL_TAGS = ("<tool_call>", "</tool_call>")
+_CHATML = Turn(("<|im_start|>assistant\n",), "<|im_end|>")
+_DEEPSEEK_CALLS = Calls(Arguments.JSON, group_begin="<｜tool▁calls▁begin｜>", group_end="<｜tool▁calls▁end｜>")
+_DEEPSEEK_TAGS = (
+    *_THINK_TAGS,
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+)
+_DEEPSEEK_TURN = Turn(("<｜Assistant｜>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁end｜>"), "<｜end▁of▁sentence｜>")
+_LLAMA_ANCHORS = (
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "<|header_start|>assistant<|header_end|>\n\n",
+)
+
+# The first whose marks a template has is the one: special cases come before what they are special cases of.
+_ALL = (
+    Format(  # gpt-oss; a reply is a row of messages, each with a channel
+        "gpt_oss",
+        Calls(
+            Arguments.JSON,
+            begin="<|channel|>commentary to=functions.",
+            after_name=" <|constrain|>json<|message|>",
+            end="<|call|>",
+        ),
+        Reasoning("<|channel|>analysis<|message|>", "<|end|>"),
+        text_begin="<|channel|>final<|message|>",
+        text_end="<|end|>",
+        next_part="<|start|>assistant",
+        delimiters=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
+        turn=Turn(("<|start|>assistant",), "<|return|>"),
+        marks=("<|channel|>", "<|message|>"),
+    ),
+    Format(  # Gemma 4
+        "gemma",
+        Calls(Arguments.BARE_KEYS, begin="<|tool_call>call:", end="<tool_call|>", quote='<|"|>'),
+        Reasoning("<|channel>thought\n", "<channel|>"),
+        delimiters=("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
+        turn=Turn(("<|turn>model\n",), "<turn|>"),
+        marks=("<|tool_call>",),
+    ),
+    Format(
+        "function_gemma",
+        Calls(Arguments.BARE_KEYS, begin="<start_function_call>call:", end="<end_function_call>", quote="<escape>"),
+        delimiters=("<start_function_call>", "<end_function_call>", "<escape>"),
+        turn=Turn(("<start_of_turn>model\n",), "<end_of_turn>"),
+        marks=("<start_function_call>",),
+    ),
+    Format(  # DeepSeek V3 and R1, and the models distilled from it
+        "deepseek_v3",
+        replace(
+            _DEEPSEEK_CALLS,
+            separator="\n",
+            begin="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            after_name="\n```json\n",
+            end="\n```<｜tool▁call▁end｜>",
+        ),
+        _THINK,
+        delimiters=_DEEPSEEK_TAGS,
+        marks=("<｜tool▁calls▁begin｜>", "```json"),
+        turn=_DEEPSEEK_TURN,
+    ),
+    Format(
+        "deepseek_v31",
+        replace(
+            _DEEPSEEK_CALLS,
+            begin="<｜tool▁call▁begin｜>",
+            after_name="<｜tool▁sep｜>",
+            end="<｜tool▁call▁end｜>",
+        ),
+        Reasoning("<think>", "</think>"),
+        delimiters=_DEEPSEEK_TAGS,
+        marks=("<｜tool▁calls▁begin｜>",),
+        turn=_DEEPSEEK_TURN,
+    ),
+    Format(  # GLM 4.5 and later
+        "glm",
+        Calls(
+            Arguments.PARAMETERS,
+            begin="<tool_call>",
+            after_name="\n",
+            parameter=Parameter("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+            end="</tool_call>",
+            separator="\n",
+        ),
+        Reasoning("<think>", "</think>\n"),
+        delimiters=(*_THINK_TAGS, *_CALL_TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        turn=Turn(("<|assistant|>",), "<|user|>"),
+        marks=("<arg_key>",),
+    ),
+    Format(  # Qwen3-Coder, Qwen3.5 and later, Nemotron 3
+        "qwen3_coder",
+        Calls(
+            Arguments.PARAMETERS,
+            begin="<tool_call>\n<function=",
+            after_name=">\n",
+            parameter=Parameter("<parameter=", ">\n", "\n</parameter>\n"),
+            end="</function>\n</tool_call>",
+            separator="\n",
+        ),
+        _THINK,
+        delimiters=(*_THINK_TAGS, *_CALL_TAGS),
+        marks=("<function=", "<parameter="),
+        turn=_CHATML,
+    ),
+    Format(  # Hermes, Qwen2.5, Qwen3, and many that were trained like them
+        "hermes",
+        Calls(Arguments.OBJECT, begin="<tool_call>\n", end="\n</tool_call>", separator="\n"),
+        _THINK,
+        delimiters=(*_THINK_TAGS, *_CALL_TAGS),
+        marks=("<tool_call>",),
+        turn=_CHATML,
+    ),
+    Format(  # Mistral since version 11 of its tokenizers, Magistral
+        "mistral",
+        Calls(Arguments.JSON, begin="[TOOL_CALLS]", after_name="[ARGS]"),
+        Reasoning("[THINK]", "[/THINK]"),
+        delimiters=("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"),
+        turn=Turn(("[/INST]", "[/TOOL_RESULTS]"), "</s>"),
+        marks=("[TOOL_CALLS]", "[ARGS]"),
+    ),
+    Format(  # Mistral before
+        "mistral_list",
+        Calls(Arguments.OBJECT, group_begin="[TOOL_CALLS] [", separator=", ", group_end="]"),
+        delimiters=("[TOOL_CALLS]",),
+        turn=Turn(("[/INST]", "[/TOOL_RESULTS]"), "</s>"),
+        marks=("[TOOL_CALLS]",),
+    ),
+    Format(  # OLMo 3
+        "olmo3",
+        Calls(Arguments.PYTHON, group_begin="<function_calls>\n", separator="\n", group_end="\n</function_calls>"),
+        Reasoning("<think>", "</think>\n"),
+        delimiters=(*_THINK_TAGS, "<function_calls>", "</function_calls>"),
+        turn=_CHATML,
+        marks=("<function_calls>",),
+    ),
+    Format(  # Llama 4, and Llama 3.2 where its template asks for it
+        "llama_pythonic",
+        Calls(Arguments.PYTHON, group_begin="[", separator=", ", group_end="]", group_mark="<|python_start|>"),
+        delimiters=("<|python_start|>", "<|python_end|>"),
+        turn=Turn(_LLAMA_ANCHORS, "<|eot|>"),
+        marks=("[func_name1(",),
+    ),
+    Format(  # Llama 3.1 to 3.3
+        "llama3_json",
+        Calls(Arguments.OBJECT, separator="; ", arguments_key="parameters", group_mark="<|python_tag|>"),
+        delimiters=("<|python_tag|>",),
+        turn=Turn(_LLAMA_ANCHORS, "<|eot_id|>"),
+        marks=("<|start_header_id|>", '"parameters"'),
+    ),
+)
+
+FORMATS: Mapping[str, Format] = {format_.name: format_ for format_ in _ALL}
+
+
+def detect_format(template: str | None) -> str | None:
+    """The name of the format that a chat template writes, by the tags in its text; None if it shows none."""
+    if template is None:
+        return None
+    for format_ in _ALL:
+        if _has(template, format_.marks):
+            return format_.name
+    return "hermes" if _has(template, _THINK_TAGS[1:]) else None  # reasons, and calls no tools
+
+
+def resolve_format(setting: str, template: str | None) -> str | None:
+    """The format of a model whose chat template is `template`, where `setting` may say otherwise.
+
+    Raises:
+        ConfigError: `setting` is neither `auto`, `none` nor a format.
+    """
+    if setting == AUTO:
+        return detect_format(template)
+    if setting == NONE:
+        return None
+    if setting not in FORMATS:
+        raise ConfigError(f"chat_format must be {AUTO}, {NONE} or one of {', '.join(FORMATS)}, not {setting!r}")
+    return setting
+
+
+def reply_prefix(format_name: str, prompt: str) -> str:
+    """What a prompt already has of the reply: the text behind the last anchor, such as `<think>`.
+
+    A prompt that ends with another turn than the model's has nothing of its reply.
+    """
+    format_ = FORMATS[format_name]
+    found = [(prompt.rfind(anchor), len(anchor)) for anchor in format_.turn.anchors]
+    place, length = max(found, default=(-1, 0))
+    if place < 0:
+        return _open_reasoning(format_, prompt)
+    prefix = prompt[place + length :]
+    return "" if format_.turn.end and format_.turn.end in prefix else prefix
+
+
+def shows_reasoning(format_name: str, template: str) -> bool:
+    """Whether a chat template of this format knows a tag of its reasoning: not all models that write it do reason."""
+    reasoning = FORMATS[format_name].reasoning
+    return reasoning is not None and any(tag.strip() in template for tag in (reasoning.begin, reasoning.end))
+
+
+def _open_reasoning(format_: Format, prompt: str) -> str:
+    """The tag at the very end of a prompt that has none of the anchors."""
+    begin = format_.reasoning.begin.strip() if format_.reasoning else ""
+    return begin if begin and prompt.rstrip().endswith(begin) else ""
+
+
+def _has(template: str, marks: Iterable[str]) -> bool:
+    return all(mark in template for mark in marks)

@@ -1,0 +1,143 @@
+"""Values that several parts of a request are made of, and the base of its models."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Annotated, Any, ClassVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+MAX_NESTING = 64
+"""Of lists and objects within each other in one JSON value: what JSON schemas have, and no recursion runs out at."""
+
+
+class WireModel(BaseModel):
+    """A part of a request. A field that it does not know is refused, with the name that was probably meant.
+
+    Null is the same as leaving a field out, as in OpenAI's API.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
+
+    other_names: ClassVar[Mapping[str, str]] = {}  # that clients of other servers use, to ours
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, values: object) -> object:
+        if type(values) is dict and values.keys() <= _names(cls) and None not in values.values():
+            return values  # nearly always
+        if not isinstance(values, Mapping):
+            return values
+        given = {name: value for name, value in values.items() if value is not None}
+        for other, ours in cls.other_names.items():
+            if other in given:
+                _rename(given, other, ours)
+        if not given.keys() <= _names(cls):
+            unknown = [name for name in given if name not in _names(cls)][:5]
+            shown = [field.alias or name for name, field in cls.model_fields.items()]
+            raise ValueError("; ".join(_unknown(name, [*shown, *cls.other_names]) for name in unknown))
+        return given
+
+
+@cache
+def _names(model: type[WireModel]) -> frozenset[str]:
+    return frozenset(name for field in model.model_fields.items() for name in (field[0], field[1].alias) if name)
+
+
+def from_json(value: object) -> object:
+    """Flat entries carry lists and maps as JSON text."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except RecursionError:
+            raise ValueError("is nested too deeply") from None
+        except ValueError as error:
+            raise ValueError(f"is not JSON: {error}") from error
+    return value
+
+
+def check_json(value: object) -> Any:
+    """A JSON value whose text is Unicode, that is not nested too deeply and whose numbers JSON can spell.
+
+    Raises:
+        ValueError: the message says what is wrong with it.
+    """
+    level: list[object] = [value]
+    for _ in range(MAX_NESTING):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return value
+    if any(isinstance(inner, Mapping | list | tuple) for inner in level):
+        raise ValueError(f"is nested more than {MAX_NESTING} deep")
+    for scalar in level:
+        _inside(scalar)
+    return value
+
+
+def check_text(text: str) -> str:
+    """JSON can spell half of a character (a lone surrogate), which no tokenizer and no UTF-8 stream takes."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"is not Unicode text: {error.reason} at character {error.start}") from None
+    return text
+
+
+def shown(text: str) -> str:
+    """Text from outside, fit for one line of an error message."""
+    return text if text.isprintable() and len(text) <= 80 else repr(text)[:80]
+
+
+def explain(error: Exception) -> str:
+    """One line that names each offending field; pydantic's own text spans many and links to its website."""
+    if not isinstance(error, ValidationError):
+        return f"the request is nested too deeply: {error}"
+    parts = []
+    for item in error.errors(include_url=False)[:5]:
+        where = shown(".".join(map(str, item["loc"])))
+        given = "" if item["type"] == "value_error" and not where else f", not {repr(item['input'])[:80]}"
+        parts.append(f"{where or 'request'}: {item['msg'].removeprefix('Value error, ')}{given}")
+    return "; ".join(parts)
+
+
+Text = Annotated[str, AfterValidator(check_text)]
+JsonObject = Annotated[dict[str, Any], BeforeValidator(check_json), BeforeValidator(from_json)]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return (part for item in value.items() for part in item)
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, str):
+        check_text(value)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"holds {value}, which JSON has no number for")
+    elif value is not None and not isinstance(value, bool | int | float):
+        raise ValueError(f"holds {shown(repr(value))}, which is no JSON value")
+    return ()
+
+
+def _rename(values: dict[Any, Any], other: str, ours: str) -> None:
+    value = values.pop(other)
+    if values.setdefault(ours, value) != value:
+        raise ValueError(f"{ours} and {other} are the same, but given as {values[ours]!r:.80} and {value!r:.80}")
+
+
+def _unknown(name: object, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if isinstance(name, str) else ()
+    return f"unknown field {shown(str(name))}{f', did you mean {near[0]}?' if near else ''}"

@@ -1,0 +1,211 @@
+"""From a request on the wire to what an engine needs of it: tokens, and what a chat template is given."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from penstock.engine.errors import InvalidRequest, PromptTooLong
+from penstock.engine.request import ResponseSpec, Tool
+from penstock.engine.text.conversation import Conversation, EncodedChat
+from penstock.producer.wire import GenerateRequest
+from penstock.worker.chaos.fake_engine import FakeText
+from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.preparation import Preparation, Preparer, prepare
+from penstock.worker.delivery.threads import Threads
+
+CHAT = ({"role": "user", "content": "a"},)
+
+
+class Listener(FakeText):
+    """Notes the conversations that it is given."""
+
+    def __init__(self) -> None:
+        self.chats: list[Conversation] = []
+
+    def encode_chat(self, chat: Conversation) -> EncodedChat:
+        self.chats.append(chat)
+        return EncodedChat((1,), "x")
+
+
+def prepared(config: WorkerConfig | None = None, **fields: Any) -> Preparation:
+    return Preparer(FakeText(), config or WorkerConfig()).prepare(GenerateRequest(**fields))
+
+
+def heard(**fields: Any) -> Conversation:
+    """The conversation that comes to the tokenizer."""
+    listener = Listener()
+    Preparer(listener, WorkerConfig()).prepare(GenerateRequest(**{"messages": CHAT, **fields}), 12.5)
+    (chat,) = listener.chats
+    return chat
+
+
+def test_three_forms_of_a_prompt() -> None:
+    assert prepared(prompt="ab") == Preparation((97, 98))
+    assert prepared(prompt_token_ids=(5, 6)) == Preparation((5, 6))
+    assert prepared(messages=CHAT) == Preparation(tuple(b"user:a"))
+
+
+@pytest.mark.parametrize("prompt", [{"prompt": "abc"}, {"prompt_token_ids": (1, 2, 3)}, {"messages": CHAT}])
+def test_a_prompt_is_counted_in_tokens_whatever_its_form(prompt: dict[str, Any]) -> None:
+    with pytest.raises(PromptTooLong, match=r"has \d tokens, the limit max_prompt_tokens is 2"):
+        prepared(WorkerConfig(max_prompt_tokens=2), **prompt)
+    assert prepared(WorkerConfig(max_prompt_tokens=2), prompt="ab").prompt_token_ids == (97, 98)
+
+
+def test_what_the_chat_template_refuses_is_the_request_s_fault() -> None:
+    with pytest.raises(InvalidRequest, match="the last message must be the user's"):
+        prepared(messages=({"role": "assistant", "content": "a"},))
+
+
+def test_the_template_s_present_is_when_the_request_was_enqueued() -> None:
+    assert heard().now_s == 12.5
+
+
+def test_messages_come_with_what_they_say_and_calls_with_mappings() -> None:
+    call = {"id": "c1", "function": {"name": "f", "arguments": '{"b": [1, 2.0], "a": "é"}'}}
+    parts = [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]
+    chat = heard(
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": parts, "name": "ada"},
+            {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "4"},
+            {"role": "assistant", "content": "four", "tool_calls": []},
+        ]
+    )
+    assert list(chat.messages) == [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": tuple(parts), "name": "ada"},
+        {
+            "role": "assistant",
+            "reasoning": "hm",
+            "tool_calls": (
+                {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"b": [1, 2.0], "a": "é"}}},
+            ),
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "4"},
+        {"role": "assistant", "content": "four"},
+    ]
+
+
+def test_tools_come_as_they_were_given() -> None:
+    tool = {"function": {"parameters": {"z": 1, "a": None}, "strict": None, "name": "f"}, "type": "function"}
+    assert str(heard(tools=[tool]).tools[0]) == str(tool)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (True, False)),
+        ({"add_generation_prompt": False}, (False, False)),
+        ({"continue_final_message": True}, (False, True)),
+        ({"continue_final_message": True, "add_generation_prompt": False}, (False, True)),
+    ],
+)
+def test_the_answer_begins_anew_unless_the_final_message_goes_on(
+    fields: dict[str, Any], expected: tuple[bool, bool]
+) -> None:
+    chat = heard(**fields)
+    assert (chat.add_generation_prompt, chat.continue_final_message) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ({}, {}),
+        ({"chat_template_kwargs": {"x": [1]}}, {"x": [1]}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"thinking": True}},
+            {"reasoning_effort": "none", "enable_thinking": False, "thinking": True},
+        ),
+    ],
+)
+def test_variables_of_the_template(fields: dict[str, Any], variables: dict[str, Any]) -> None:
+    assert heard(**fields).variables == variables
+
+
+def test_an_echo_is_the_prompt_as_text_and_of_a_chat_what_the_assistant_began() -> None:
+    assert prepared(prompt="ab", echo=True).echo == "ab"
+    assert prepared(prompt_token_ids=(97, 98), echo=True).echo == "ab"
+    assert prepared(messages=CHAT, echo=True).echo == ""
+    begun = {"role": "assistant", "content": [{"type": "text", "text": "It"}, {"type": "text", "text": "is"}]}
+    asked = GenerateRequest(messages=(*CHAT, begun), echo=True, continue_final_message=True)
+    assert Preparer(Listener(), WorkerConfig()).prepare(asked).echo == "It\nis"
+
+
+CALLER = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+class Hermes(FakeText):
+    """A model that reasons and calls tools."""
+
+    special_token_ids: Mapping[str, int] = MappingProxyType({"<think>": 7, "</think>": 8, "<tool_call>": 9})
+
+    def encode_chat(self, chat: Conversation) -> EncodedChat:
+        return EncodedChat((1, 2), "x<think>", "hermes", "<think>", has_reasoning=True)
+
+
+class Compiler:
+    """Compiles every source to itself."""
+
+    def __init__(self) -> None:
+        self.sources: list[str] = []
+
+    def compile(self, source: str) -> Any:
+        self.sources.append(source)
+        return f"compiled {len(self.sources)}"
+
+
+def test_how_a_reply_is_read_follows_from_the_template_and_the_tools() -> None:
+    preparer = Preparer(Hermes(), WorkerConfig())
+    plain = preparer.prepare(GenerateRequest(messages=CHAT))
+    assert plain == Preparation((1, 2), ResponseSpec("hermes", "<think>"))
+    tools = (Tool("f", '{"type": "object"}'),)
+    assert preparer.prepare(GenerateRequest(messages=CHAT, tools=[CALLER])).response == (
+        ResponseSpec("hermes", "<think>", tools)
+    )
+    without = preparer.prepare(GenerateRequest(messages=CHAT, tools=[CALLER], tool_choice="none"))
+    assert without.response == ResponseSpec("hermes", "<think>")
+    assert preparer.prepare(GenerateRequest(prompt="ab")).response is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "x", "regex": "a+"},
+        {"prompt_token_ids": (1,), "response_format": {"type": "json_object"}},
+        {"messages": CHAT, "choice": ["a", "b"]},
+        {"messages": CHAT, "tools": [CALLER], "tool_choice": "required"},
+    ],
+)
+def test_what_constrains_a_reply_is_compiled(fields: dict[str, Any]) -> None:
+    compiler = Compiler()
+    preparation = Preparer(Hermes(), WorkerConfig(), compiler).prepare(GenerateRequest(**fields))
+    assert preparation.grammar_source in compiler.sources
+    assert preparation.grammar == "compiled 1"
+    with pytest.raises(InvalidRequest, match="this engine can't constrain replies"):
+        Preparer(Hermes(), WorkerConfig()).prepare(GenerateRequest(**fields))
+
+
+async def test_off_the_event_loop_a_grammar_waits_for_no_chat_and_no_chat_for_a_grammar() -> None:
+    threads = Threads()
+    begun: list[str] = []
+
+    class Noting(Compiler):
+        def compile(self, source: str) -> Any:
+            begun.append(threading.current_thread().name)
+            return super().compile(source)
+
+    preparer = Preparer(Hermes(), WorkerConfig(), Noting())
+    request = GenerateRequest(messages=CHAT, choice=["a"])
+    try:
+        assert (await prepare(preparer, threads, request, {}, 0.0)).grammar == "compiled 1"
+    finally:
+        threads.close()
+    assert begun[0].startswith("penstock-grammar")

@@ -1,0 +1,133 @@
+"""What the tokens of the fake engine say: words, and in a reply that calls tools, reasoning and calls between them.
+
+Everything here is a function of the tokens alone, fed one by one, as it is in the real engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal, Protocol
+
+from penstock.engine.request import ToolCallDelta
+
+CALL = "Call "  # a prompt that begins so gets a reply with reasoning and tool calls
+_TURN = 7  # a token that this divides ends the reasoning, begins a call, or ends one
+_SYLLABLES = ("ba", "do", "fi", "gu", "ké", "lo", "mi", "nu", "pa", "ro", "si", "tu", "vä", "wo", "xi", "日")
+
+
+def word(token: int) -> str:
+    return " " + _SYLLABLES[token >> 8 & 15] + _SYLLABLES[token >> 4 & 15] + _SYLLABLES[token & 15]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What some tokens said."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+    def then(self, later: Said) -> Said:
+        return Said(self.text + later.text, self.reasoning + later.reasoning, (*self.tool_calls, *later.tool_calls))
+
+
+class Speech(Protocol):
+    """Reads the tokens of one choice."""
+
+    has_called: bool
+    """Whether a tool call is complete."""
+
+    def push(self, token: int) -> Said:
+        """What this token released."""
+
+    def finish(self) -> Said:
+        """What was held back."""
+
+
+def speech_of(prompt: Sequence[int], request_id: str, index: int, *, holds_back: bool) -> Speech:
+    """For choice `index` of a request with this prompt.
+
+    Args:
+        prompt: its tokens.
+        request_id: which the ids of its tool calls are made of.
+        index: of the choice.
+        holds_back: the words of text come one token late, as if each could begin a stop string.
+    """
+    if bytes(token & 255 for token in prompt[: len(CALL)]) == CALL.encode():
+        return _Caller(request_id, index)
+    return _Talker(holds_back)
+
+
+def everything_said(speech: Speech, tokens: Iterable[int]) -> Said:
+    """By a whole reply."""
+    said = Said()
+    for token in tokens:
+        said = said.then(speech.push(token))
+    return said.then(speech.finish())
+
+
+class _Talker:
+    has_called = False
+
+    def __init__(self, holds_back: bool) -> None:
+        self._holds_back = holds_back
+        self._held = ""
+
+    def push(self, token: int) -> Said:
+        if not self._holds_back:
+            return Said(word(token))
+        text, self._held = self._held, word(token)
+        return Said(text)
+
+    def finish(self) -> Said:
+        text, self._held = self._held, ""
+        return Said(text)
+
+
+class _Caller:
+    """Reasons, then talks and calls tools by turns. A word of reasoning is held back: it could begin the end of it."""
+
+    def __init__(self, request_id: str, index: int) -> None:
+        self.has_called = False
+        self._request_id = request_id
+        self._index = index
+        self._mode: Literal["reasoning", "text", "call"] = "reasoning"
+        self._num_calls = 0
+        self._held = ""
+
+    def push(self, token: int) -> Said:
+        if token % _TURN == 0:
+            return self._turn(token)
+        if self._mode == "text":
+            return Said(word(token))
+        if self._mode == "call":
+            return Said(tool_calls=(self._arguments(word(token)),))
+        reasoning, self._held = self._held, word(token)
+        return Said(reasoning=reasoning)
+
+    def finish(self) -> Said:
+        reasoning, self._held = self._held, ""
+        return Said(reasoning=reasoning)
+
+    def _turn(self, token: int) -> Said:
+        if self._mode == "reasoning":
+            self._mode = "text"
+            return self.finish()
+        if self._mode == "text":
+            self._mode = "call"
+            self._num_calls += 1
+            id_ = call_id(self._request_id, self._index, self._num_calls - 1)
+            return Said(tool_calls=(ToolCallDelta(self._num_calls - 1, '{"words":"', id_, f"tool_{token}"),))
+        self._mode = "text"
+        self.has_called = True
+        return Said(tool_calls=(self._arguments('"}'),))
+
+    def _arguments(self, text: str) -> ToolCallDelta:
+        return ToolCallDelta(self._num_calls - 1, text)
+
+
+def call_id(request_id: str, index: int, place: int) -> str:
+    """As the engine makes it of request, choice and place of the call."""
+    return "call_" + blake2b(f"{request_id}/{index}/{place}".encode(), digest_size=12).hexdigest()

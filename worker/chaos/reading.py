@@ -1,0 +1,82 @@
+"""What the chunks of one choice said, read from their raw fields, and what they have to say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What one choice of a request must give. `calls` is as `ChoiceRead.calls_text` writes them."""
+
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str = "length"
+    reasoning: str = ""
+    calls: str = ""
+    stop: str = ""  # the stop string, or the id of the token, that ended it
+
+
+@dataclass(slots=True)
+class Call:
+    """A tool call as far as it was read."""
+
+    id: str
+    name: str
+    arguments: list[str]
+
+
+@dataclass(slots=True)
+class ChoiceRead:
+    """One choice as far as it was read."""
+
+    tokens: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    stop: str = ""
+
+    def add(self, fields: Mapping[str, str]) -> Iterator[str]:
+        """Takes the fields of a chunk; yields what is wrong with how its tool calls go on."""
+        self.tokens += tokens_of(fields)
+        self.texts.append(fields["text"])
+        self.reasoning.append(fields.get("reasoning", ""))
+        self.stop = stop_of(fields)
+        for delta in json.loads(fields.get("tool_calls", "[]")):
+            index, begins = delta["index"], "id" in delta
+            if index != len(self.calls) - (not begins):
+                yield f"call {index} {'begins' if begins else 'goes on'} after {len(self.calls)} calls"
+            self.add_call(delta.get("id"), delta.get("name"), delta["arguments"])
+
+    def add_call(self, id_: str | None, name: str | None, arguments: str) -> None:
+        """Part of a tool call, which begins with it if it has an id."""
+        if id_ is not None or not self.calls:
+            self.calls.append(Call(id_ or "", name or "", []))
+        self.calls[-1].arguments.append(arguments)
+
+    def truth(self, finish_reason: str, stop: str = "") -> Truth:
+        """For a request that must give the same."""
+        return Truth(
+            tuple(self.tokens),
+            "".join(self.texts),
+            finish_reason,
+            "".join(self.reasoning),
+            self.calls_text(),
+            stop or self.stop,
+        )
+
+    def calls_text(self) -> str:
+        """Ids, names and arguments in one text. That of what was read before is the beginning of it."""
+        return "\n".join(f"{call.id} {call.name} {''.join(call.arguments)}" for call in self.calls)
+
+
+def tokens_of(fields: Mapping[str, str]) -> list[int]:
+    """Of a chunk."""
+    return [int(token) for token in fields.get("tokens", "").split(",") if token]
+
+
+def stop_of(fields: Mapping[str, str]) -> str:
+    """What stopped a choice, as its last chunk or the end tells."""
+    return fields.get("stop_string", fields.get("stop_token_id", ""))
