@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from penstock.engine.driver import StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
@@ -78,6 +79,8 @@ class _Row:
 
 class SteadyText:
     """One token per character."""
+
+    special_token_ids: Mapping[str, int] = MappingProxyType({})
 
     def encode(self, text: str) -> Sequence[int]:
         return tuple(range(len(text)))

@@ -1,47 +1,97 @@
-"""One choice of one request: what its tokens mean, as text and as an end."""
+"""One choice of one request: what its tokens mean, as parts of a reply and as an end."""
 
 from __future__ import annotations
 
-from penstock.engine.execution.sampling import Logprobs
-from penstock.engine.request import FinishReason, Output, TokenLogprob, TopLogprob
+from dataclasses import dataclass, replace
+
+from penstock.engine.execution.logprobs import Logprobs
+from penstock.engine.logprobs import PromptLogprobs
+from penstock.engine.request import FinishReason, Output, TokenLogprob
+from penstock.engine.scheduling.scheduler import Row
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.text.stream import TextStream
+from penstock.engine.text.reply import ReplyStream
+from penstock.engine.text.response.delta import Delta, joined
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a choice ends."""
+
+    reason: FinishReason
+    stop_reason: str | int | None = None  # the stop string, or the token id
+    error: str | None = None
+    cause: Exception | None = None
 
 
 class Choice:
-    """The text of an unfinished sequence. Everything in it follows from the sequence's tokens."""
+    """The reply of an unfinished sequence. Everything in it follows from the sequence's tokens."""
 
-    __slots__ = ("_max_model_len", "_sequence", "_stop_ids", "_stream")
+    __slots__ = ("_echo", "_max_model_len", "_prompt_logprobs", "_sequence", "_stop_ids", "_stream")
 
-    def __init__(self, sequence: Sequence, stream: TextStream, stop_ids: frozenset[int], max_model_len: int) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        stream: ReplyStream,
+        stop_ids: frozenset[int],
+        max_model_len: int,
+        prompt_logprobs: PromptLogprobs | None = None,  # where they go out with the first token
+    ) -> None:
+        self._prompt_logprobs = prompt_logprobs
         self._sequence = sequence
         self._stream = stream
         self._stop_ids = stop_ids
         self._max_model_len = max_model_len
+        self._echo = sequence.request.echo  # what goes out with the first token
 
-    def replay(self) -> FinishReason | None:
-        """Brings the text to where an earlier run was that generated tokens; says why, if it ended with them."""
+    def replay(self) -> Ending | None:
+        """Brings the reply to where an earlier run was that generated tokens; says why, if it ended with them."""
         generated = self._sequence.token_ids[self._sequence.num_prompt :]
         if not generated:
             return None
-        if self._stream.replay(generated) or generated[-1] in self._stop_ids:
-            return "stop"
-        return "length" if self._is_full() else None
+        stop = self._stream.replay(generated[:-1])
+        return self._stop(stop) if stop else self.push(generated[-1])[1]
 
-    def push(self, token_id: int) -> tuple[str, FinishReason | None]:
-        """Takes the sequence's newest token: the text that it releases, and why the choice ends, if it does."""
-        if token_id in self._stop_ids:
-            return self._stream.finish(), "stop"
-        text, is_stopped = self._stream.push(token_id)
-        if is_stopped:
-            return text, "stop"
+    def push(self, token_id: int) -> tuple[Delta, Ending | None]:
+        """Takes the sequence's newest token: what it releases, and why the choice ends, if it does."""
+        echo, self._echo = self._echo, ""
+        delta, ending = self._read(token_id)
+        return (joined(Delta(echo), delta) if echo else delta), ending
+
+    def _read(self, token_id: int) -> tuple[Delta, Ending | None]:
+        is_stop = token_id in self._stop_ids
+        if is_stop and not self._sequence.request.sampling.include_stop_str_in_output:
+            return self._stream.finish(), self._stop(token_id)
+        delta, stop = self._stream.push(token_id)
+        if stop:
+            return delta, self._stop(stop)
+        if is_stop:
+            return joined(delta, self._stream.finish()), self._stop(token_id)
         if self._is_full():
-            return text + self._stream.finish(), "length"
-        return text, None
+            return joined(delta, self._stream.finish()), Ending("length")
+        return delta, None
 
-    def finish(self) -> str:
-        """The text that was held back, of a choice that ends for a reason that is not in its tokens."""
+    def complete(self) -> tuple[Delta, Ending]:
+        """What was held back, and the end, of a choice that nothing can follow, by its grammar."""
+        return self._stream.finish(), self._stop(None)
+
+    def _stop(self, stop_reason: str | int | None) -> Ending:
+        return Ending("tool_calls" if self._stream.has_calls else "stop", stop_reason)
+
+    def finish(self) -> Delta:
+        """What was held back, of a choice that ends for a reason that is not in its tokens."""
         return self._stream.finish()
+
+    def score(self, row: Row, found: Logprobs | None, place: int) -> None:
+        """Takes the log-probabilities of a chunk of the prompt, those of the rows from `place` on."""
+        if self._prompt_logprobs is not None and found is not None:
+            self._prompt_logprobs.take(found, place, row.start, row.num_scored)
+
+    def with_prompt_logprobs(self, output: Output) -> Output:
+        """`output`, of a new token, with the log-probabilities of the prompt, where they are wanted and not out yet."""
+        if self._prompt_logprobs is None:
+            return output
+        of_prompt, self._prompt_logprobs = self._prompt_logprobs.all(), None
+        return replace(output, prompt_logprobs=of_prompt)
 
     def _is_full(self) -> bool:
         num_tokens = len(self._sequence.token_ids)
@@ -51,34 +101,30 @@ class Choice:
 
 def output_of(
     sequence: Sequence,
-    text: str,
+    delta: Delta,
     token_ids: tuple[int, ...] = (),
     logprob: TokenLogprob | None = None,
-    finish_reason: FinishReason | None = None,
-    error: str | None = None,
-    cause: Exception | None = None,
+    ending: Ending | None = None,
 ) -> Output:
     """`token_ids` are the newest tokens of `sequence`."""
-    return Output(
+    output = Output(
         request_id=sequence.request.id,
         index=sequence.index,
         offset=len(sequence.token_ids) - sequence.num_prompt - len(token_ids),
         token_ids=token_ids,
-        text=text,
+        text=delta.text,
+        reasoning=delta.reasoning,
+        tool_calls=delta.tool_calls,
         logprobs=None if logprob is None else (logprob,),
-        finish_reason=finish_reason,
-        error=error,
-        cause=cause,
         num_prompt_tokens=sequence.num_prompt,
         num_cached_tokens=sequence.num_cached,
     )
-
-
-def logprob_of(sequence: Sequence, logprobs: Logprobs | None, place: int) -> TokenLogprob | None:
-    """Of the row at `place` in a step's results, if its request asks for them."""
-    count = sequence.request.sampling.logprobs
-    if logprobs is None or count is None:
-        return None
-    top = zip(logprobs.top_ids[place, :count].tolist(), logprobs.top[place, :count].tolist(), strict=True)
-    most_likely = tuple(TopLogprob(token_id, "", b"", value) for token_id, value in top)
-    return TokenLogprob(sequence.token_ids[-1], "", b"", float(logprobs.sampled[place]), most_likely)
+    if ending is None:
+        return output
+    return replace(
+        output,
+        finish_reason=ending.reason,
+        stop_reason=ending.stop_reason,
+        error=ending.error,
+        cause=ending.cause,
+    )

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-from penstock.engine.choice import Choice, logprob_of, output_of
+from penstock.engine.choice import Choice, Ending, output_of
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
 from penstock.engine.execution.compilation import keep_compilations
+from penstock.engine.execution.logprobs import Logprobs
+from penstock.engine.execution.masks import MaskBuilder
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import InFlight, Runner
-from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT, Logprobs
+from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT
 from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.limits import Limits
 from penstock.engine.loading.checkpoint import load_model, read_model_config, resolve
+from penstock.engine.logprobs import PromptLogprobs, logprob_at
 from penstock.engine.models import Decoder
 from penstock.engine.models.packed import pack_weights
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
@@ -27,8 +30,9 @@ from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Row, Scheduler, SequenceFailed, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.stats import EngineInfo, EngineStats, ReportProgress
-from penstock.engine.structured import GrammarCompiler
-from penstock.engine.text.stream import TextStream
+from penstock.engine.structured import GrammarCompiler, GrammarFailed
+from penstock.engine.text.reply import ReplyStreams
+from penstock.engine.text.response.delta import NOTHING, Delta
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.engine.text.vocabulary import vocabulary_of
 
@@ -38,17 +42,40 @@ _NO_TOKEN = {
 }
 
 
-class _Dispatched(NamedTuple):
-    plan: StepPlan
-    in_flight: InFlight
-
-
 class _StepFailed(Exception):
     """A step raised, when it was dispatched or when its results were read; the cause is what it raised."""
 
     def __init__(self, plan: StepPlan) -> None:
         super().__init__(f"a step of {len(plan.rows)} sequences")
         self.plan = plan
+
+
+class _Dispatched:
+    """A step on its way. However often its results are read, they are the same, and one that failed stays failed."""
+
+    def __init__(self, plan: StepPlan, in_flight: InFlight) -> None:
+        self.plan = plan
+        self._in_flight = in_flight
+        self._results: tuple[list[list[int]], list[Logprobs] | None] | Exception | None = None
+
+    def results(self) -> tuple[list[list[int]], list[Logprobs] | None]:
+        """Waits for the step: its tokens and log-probabilities, as `InFlight` has them."""
+        if self._results is None:
+            try:
+                self._results = self._in_flight.token_ids(), self._in_flight.logprobs()
+            except Exception as error:
+                self._results = error
+        if isinstance(self._results, Exception):
+            raise _StepFailed(self.plan) from self._results
+        return self._results
+
+    def newest(self) -> dict[Sequence, int]:
+        """The token of each sequence that a grammar constrains. A step with one that samples is no loop of steps."""
+        token_ids, _ = self.results()
+        rows = self.plan.places()
+        return {
+            row.sequence: token_ids[0][place] for row, place in rows if row.num_sampled and row.sequence.is_constrained
+        }
 
 
 class Engine:
@@ -92,12 +119,15 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_batch_tokens=config.max_batch_tokens,
             max_model_len=self.max_model_len,
+            max_rows=geometry.max_rows,
         )
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
+        self._masks = MaskBuilder(model.config.vocab_size, defaults.eos_token_ids)
         self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
         self._decode_steps = deployment.decode_steps  # None: to be measured
         self._max_slowdown = config.max_prefill_slowdown
         self._pace = Pace(decode_steps=dict.fromkeys(geometry.row_buckets, self._decode_steps or 1))
+        self._replies = ReplyStreams(tokenizer)
         self._choices: dict[Sequence, Choice] = {}  # unfinished
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
         self._arrivals = itertools.count()
@@ -135,6 +165,8 @@ class Engine:
 
     def warm_up(self, progress: ReportProgress | None = None) -> None:
         """Compiles all shapes and measures them. Without it, each compiles when it is first met."""
+        with contextlib.suppress(Exception):  # a grammar raises it again; all other requests can do without
+            self.grammars.prepare()
         self._pace = warm_up(self._runner, progress, decode_steps=self._decode_steps, max_slowdown=self._max_slowdown)
 
     @property
@@ -171,43 +203,47 @@ class Engine:
         if request.id in self._sequences:
             raise InvalidRequest(f"a request with id {request.id!r} is running already")
         choices: dict[Sequence, Choice] = {}
-        ended: list[tuple[Sequence, FinishReason]] = []  # by tokens of an earlier run
+        ended: list[tuple[Sequence, Ending]] = []  # by tokens of an earlier run
         for index in range(request.n):
             sequence = Sequence(request, index, next(self._arrivals))
             choices[sequence] = self._choice(sequence)
-            reason = choices[sequence].replay()
-            if reason is not None:
-                ended.append((sequence, reason))
+            ending = choices[sequence].replay()
+            if ending is not None:
+                ended.append((sequence, ending))
         # Nothing below raises: a request is here with all its choices or, where the above raised, not at all.
         self._choices |= choices
         self._sequences[request.id] = list(choices)
         self._totals["prompt_tokens"] += len(request.prompt_token_ids)
         for sequence in choices:
             self._scheduler.add(sequence)
-        for sequence, reason in ended:  # its text went out with its last token
-            self._early_outputs.append(self._end(sequence, reason, ""))
+        for sequence, ending in ended:  # its text went out with its last token
+            self._early_outputs.append(self._end(sequence, ending, NOTHING))
 
     def abort(self, request_id: str, reason: FinishReason = "cancelled") -> None:
         """Ends what is left of a request; the next step reports it. An unknown id is ignored."""
         for sequence in list(self._sequences.get(request_id, ())):
-            self._early_outputs.append(self._cut_short(sequence, reason))
+            self._early_outputs.append(self._cut_short(sequence, Ending(reason)))
 
     def has_work(self) -> bool:
         return bool(self._choices or self._early_outputs or self._in_flight)
 
     def step(self) -> list[Output]:
-        """Plans and dispatches the next step, then commits the one before it."""
+        """Plans and dispatches the next step, then commits the one before it.
+
+        Where a grammar constrains a row of the next one, its tokens depend on those of the one before: they are read
+        while the device computes up to the head, which gets its masks then. Text and outputs come after that.
+        """
         plan = self._plan()
         outputs, self._early_outputs = self._early_outputs, []
         last, self._in_flight = self._in_flight, None
         try:
             try:
-                self._in_flight = self._dispatch(plan)
+                self._in_flight = self._dispatch(plan, last)
             finally:  # also where the next cannot be dispatched
                 outputs += self._commit(last)
         except _StepFailed as failure:
             outputs += self._recover(failure, lost=plan)
-        return outputs
+        return outputs + self._end_by_grammar()
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -229,12 +265,19 @@ class Engine:
                 error = failure.__cause__ if isinstance(failure.__cause__, Exception) else failure
                 self._early_outputs.append(self._fail(failure.sequence, error))
 
-    def _dispatch(self, plan: StepPlan | None) -> _Dispatched | None:
+    def _dispatch(self, plan: StepPlan | None, last: _Dispatched | None) -> _Dispatched | None:
         if plan is None:
             return None
         self._totals["steps"] += 1
         try:
-            return _Dispatched(plan, self._runner.dispatch(self._builder.build(plan)))
+            batch = self._builder.build(plan)
+            if not plan.is_constrained:
+                return _Dispatched(plan, self._runner.dispatch(batch))
+            started = self._runner.start(batch)
+            newest = {} if last is None else last.newest()
+            return _Dispatched(plan, self._runner.finish(started, self._masks.build(plan, newest)))
+        except _StepFailed:  # the last one: this one has no head, and never will
+            raise
         except Exception as error:
             raise _StepFailed(plan) from error
 
@@ -242,19 +285,31 @@ class Engine:
         """Waits for a step. Where it failed, the next one, which it feeds, is lost too and not to blame."""
         if last is None:
             return []
-        try:
-            token_ids, logprobs = last.in_flight.token_ids(), last.in_flight.logprobs()
-        except Exception as error:
-            raise _StepFailed(last.plan) from error
+        token_ids, logprobs = last.results()
         outputs: list[Output] = []
-        for sampled in token_ids:
-            place = 0
-            for row in last.plan.rows:
+        for step, sampled in enumerate(token_ids):
+            found = None if logprobs is None else logprobs[step]
+            for row, place in last.plan.places():
                 token_id = sampled[place] if row.num_sampled else None
+                if row.num_scored and min(scored := sampled[place - row.num_scored : place]) < 0:
+                    token_id = min(scored)  # the model broke down inside the prompt
                 if not row.sequence.is_finished:
-                    self._commit_row(row, token_id, logprobs, place, outputs)
-                place += token_id is not None
+                    self._commit_row(row, token_id, found, place, outputs)
         return outputs
+
+    def _end_by_grammar(self) -> list[Output]:
+        """Ends the sequences whose grammars let nothing follow, after what they have is committed."""
+        ended = self._masks.take_ended()
+        return [self._end_one_by_grammar(sequence, why) for sequence, why in ended if not sequence.is_finished]
+
+    def _end_one_by_grammar(self, sequence: Sequence, failure: GrammarFailed | None) -> Output:
+        if failure is not None:
+            return self._cut_short(sequence, Ending("error", error=str(failure), cause=failure))
+        try:
+            delta, ending = self._choices[sequence].complete()
+        except Exception as error:
+            return self._fail(sequence, error)
+        return self._end(sequence, ending, delta)
 
     def _commit_row(
         self, row: Row, token_id: int | None, logprobs: Logprobs | None, place: int, outputs: list[Output]
@@ -263,11 +318,13 @@ class Engine:
         num_known = len(sequence.token_ids)
         try:
             if token_id is not None and token_id < 0:
-                outputs.append(self._cut_short(sequence, "error", _NO_TOKEN[token_id]))
+                outputs.append(self._cut_short(sequence, Ending("error", error=_NO_TOKEN[token_id])))
                 return
+            if row.num_scored:
+                self._choices[sequence].score(row, logprobs, place - row.num_scored)
             self._scheduler.commit(row, token_id)
             if token_id is not None:
-                outputs.append(self._advance(sequence, token_id, logprob_of(sequence, logprobs, place)))
+                outputs.append(self._advance(sequence, token_id, self._logprob(sequence, logprobs, place)))
                 self._totals["generated_tokens"] += 1
         except Exception as error:
             del sequence.token_ids[num_known:]  # that token is never seen
@@ -275,48 +332,56 @@ class Engine:
 
     def _advance(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> Output:
         """What a sequence's newest token means: its text, and perhaps its end."""
-        text, reason = self._choices[sequence].push(token_id)
-        if reason is None:
-            return output_of(sequence, text, (token_id,), logprob)
-        return self._end(sequence, reason, text, (token_id,), logprob)
+        choice = self._choices[sequence]
+        delta, ending = choice.push(token_id)
+        if ending is None:
+            output = output_of(sequence, delta, (token_id,), logprob)
+        else:
+            output = self._end(sequence, ending, delta, (token_id,), logprob)
+        return choice.with_prompt_logprobs(output)
+
+    def _logprob(self, sequence: Sequence, found: Logprobs | None, place: int) -> TokenLogprob | None:
+        """Of a sequence's newest token, sampled by the row at `place`, if its request asks for it."""
+        count = sequence.request.sampling.logprobs
+        if found is None or count is None:
+            return None
+        return logprob_at(found, place, sequence.token_ids[-1], count, self.tokenizer.spell)
 
     def _choice(self, sequence: Sequence) -> Choice:
-        params = sequence.request.sampling
-        stop_ids = frozenset(params.stop_ids(self.defaults.eos_token_ids))
-        return Choice(sequence, TextStream(self.tokenizer, params.stop), stop_ids, self.max_model_len)
+        stop_ids = frozenset(sequence.request.sampling.stop_ids(self.defaults.eos_token_ids))
+        stream = self._replies.stream(sequence.request, sequence.index)
+        prompt_logprobs = PromptLogprobs(sequence.request, self.tokenizer.spell) if sequence.scores_prompt else None
+        return Choice(sequence, stream, stop_ids, self.max_model_len, prompt_logprobs)
 
-    def _cut_short(
-        self, sequence: Sequence, reason: FinishReason, error: str | None = None, cause: Exception | None = None
-    ) -> Output:
+    def _cut_short(self, sequence: Sequence, ending: Ending) -> Output:
         """Ends a sequence for a reason that is not in its tokens, with the text that was held back."""
         try:
-            text = self._choices[sequence].finish()
+            delta = self._choices[sequence].finish()
         except Exception as failure:
             return self._fail(sequence, failure)
-        return self._end(sequence, reason, text, error=error, cause=cause)
+        return self._end(sequence, ending, delta)
 
     def _fail(self, sequence: Sequence, cause: Exception) -> Output:
         """Ends a sequence at which the host failed. Its text may be half-way through a token and is left alone."""
-        return self._end(sequence, "error", "", error=failure_message(cause), cause=cause)
+        return self._end(sequence, Ending("error", error=failure_message(cause), cause=cause), NOTHING)
 
     def _end(
         self,
         sequence: Sequence,
-        reason: FinishReason,
-        text: str,
+        ending: Ending,
+        delta: Delta,
         token_ids: tuple[int, ...] = (),
         logprob: TokenLogprob | None = None,
-        error: str | None = None,
-        cause: Exception | None = None,
     ) -> Output:
         self._scheduler.finish(sequence)
+        self._masks.forget(sequence)
         del self._choices[sequence]
         siblings = self._sequences[sequence.request.id]
         siblings.remove(sequence)
         if not siblings:
             del self._sequences[sequence.request.id]
         self._totals["cached_tokens"] += sequence.num_cached
-        return output_of(sequence, text, token_ids, logprob, reason, error, cause)
+        return output_of(sequence, delta, token_ids, logprob, ending)
 
     def _recover(self, failure: _StepFailed, lost: StepPlan | None) -> list[Output]:
         """After a step that failed: all sequences are recomputed; one that failed alone is given up.
@@ -332,4 +397,4 @@ class Engine:
             return []
         error = failure.__cause__ if isinstance(failure.__cause__, Exception) else failure
         text = f"the step failed: {type(error).__name__}: {error}"
-        return [self._cut_short(blamed[0].sequence, "error", text, error)]
+        return [self._cut_short(blamed[0].sequence, Ending("error", error=text, cause=error))]

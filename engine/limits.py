@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.engine.errors import InvalidRequest, PromptTooLong
-from penstock.engine.request import MAX_STOP_TOKENS, Request, SamplingParams
+from penstock.engine.request import MAX_PROMPT_LOGPROBS, MAX_STOP_TOKENS, Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,10 @@ class Limits:
         self._check_choices(request)
         self._check_stops(request.sampling)
         self._check_candidates(request.sampling)
+        if request.grammar is not None:
+            _check_grammar(request.sampling)
+        if request.sampling.prompt_logprobs is not None:
+            _check_prompt_logprobs(len(request.prompt_token_ids), request.sampling.prompt_logprobs)
 
     def _check_lengths(self, request: Request) -> None:
         num_prompt = len(request.prompt_token_ids)
@@ -81,3 +85,27 @@ class Limits:
             raise InvalidRequest(
                 f"min_tokens is {params.min_tokens}, and bad_token_ids leaves none of {of} but those that stop"
             )
+
+
+def _check_grammar(params: SamplingParams) -> None:
+    """What would leave a reply, somewhere in its grammar, with no token to go on or to end with."""
+    num_allowed = len(params.allowed_token_ids)
+    refused = {
+        "min_tokens": params.min_tokens,
+        "ignore_eos": params.ignore_eos,
+        "allowed_token_ids": num_allowed and f"{num_allowed} ids",
+    }
+    for name, value in refused.items():
+        if value:
+            raise InvalidRequest(
+                f"{name} ({value}) contradicts the grammar, which says what may come and where the reply ends"
+            )
+
+
+def _check_prompt_logprobs(num_prompt: int, num_top: int) -> None:
+    count = num_prompt * (num_top + 1)
+    if count > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs {num_top} of a prompt of {num_prompt} tokens is {count} log-probabilities; "
+            f"at most {MAX_PROMPT_LOGPROBS} can be"
+        )

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "tool_calls", "length", "cancelled", "expired", "error"]
 
-MAX_BIASED_TOKENS = 1024  # entries of logit_bias, allowed and bad tokens together: the width of a row's upload
 MAX_STOP_TOKENS = 32  # end-of-sequence ids included
 MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 2**15  # of one prompt, those of the most likely tokens included: they travel in one piece
 MAX_LOGIT_BIAS = 100.0  # to either side, as in OpenAI's API
 
 
@@ -74,19 +74,18 @@ class SamplingParams:
             self.logprobs,
             f"0 to {MAX_LOGPROBS}",
         )
+        _require(
+            self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
+            "prompt_logprobs",
+            self.prompt_logprobs,
+            f"0 to {MAX_LOGPROBS}",
+        )
         for token_id, bias in self.logit_bias.items():
             _require(-MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS, f"logit_bias of token {token_id}", bias, "-100 to 100")
-        biased = len(self.logit_bias) + len(self.allowed_token_ids) + len(self.bad_token_ids)
-        _require(
-            biased <= MAX_BIASED_TOKENS,
-            "logit_bias, allowed_token_ids and bad_token_ids",
-            biased,
-            f"at most {MAX_BIASED_TOKENS} ids",
-        )
 
     @property
-    def needs_extended_sampler(self) -> bool:
-        """Whether sampling reads more of a row than temperature, filters and seed."""
+    def adjusts_logits(self) -> bool:
+        """Whether every token is drawn from other logits than the model's own."""
         return bool(
             self.repetition_penalty != 1.0
             or self.presence_penalty
@@ -94,8 +93,6 @@ class SamplingParams:
             or self.logit_bias
             or self.allowed_token_ids
             or self.bad_token_ids
-            or self.min_tokens
-            or self.logprobs is not None
         )
 
     def stop_ids(self, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:

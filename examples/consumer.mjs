@@ -1,12 +1,16 @@
 // Sends a prompt and prints the reply as it is written: Node without any package, Redis spoken over a socket.
 //
-//   REDIS_URL=redis://localhost:6379 PENSTOCK_QUEUE=default node examples/consumer.mjs 'What is 12 + 30?'
+//   REDIS_URL=redis://localhost:6379 PENSTOCK_QUEUE=default node examples/consumer.mjs 'What is 12 + 30?' [field value ...]
+//
+// PENSTOCK_FIELD=messages takes a chat in place of a prompt, as JSON. The text goes to stdout, and so do tool calls, each
+// on a line of its own at the end; reasoning goes to stderr.
 import net from "node:net";
 import tls from "node:tls";
 
 const url = new URL(process.env.REDIS_URL ?? "redis://localhost:6379");
 const queue = process.env.PENSTOCK_QUEUE ?? "default";
-const prompt = process.argv[2] ?? "What is 12 + 30?";
+const field = process.env.PENSTOCK_FIELD ?? "prompt";
+const [prompt = "What is 12 + 30?", ...more] = process.argv.slice(2);
 
 const options = { host: url.hostname || "localhost", port: Number(url.port || 6379), servername: url.hostname };
 const socket = url.protocol === "rediss:" ? tls.connect(options) : net.connect(options);
@@ -54,6 +58,16 @@ function parse(data, at) {
   return { value: items, next };
 }
 
+function show(chunk) {
+  process.stderr.write(chunk.reasoning ?? "");
+  process.stdout.write(chunk.text);
+  for (const part of JSON.parse(chunk.tool_calls ?? "[]")) {
+    const key = `${chunk.index}/${part.index}`;
+    if (part.id) calls.set(key, part);
+    else calls.get(key).arguments += part.arguments;
+  }
+}
+
 const toObject = (pairs) => Object.fromEntries(pairs.flatMap((_, at) => (at % 2 ? [] : [[pairs[at], pairs[at + 1]]])));
 
 if (url.password) {
@@ -62,20 +76,22 @@ if (url.password) {
 }
 if (url.pathname.length > 1) await redis("SELECT", url.pathname.slice(1));
 
-const id = await redis("XADD", `penstock:{${queue}}:requests`, "*", "prompt", prompt);
+const id = await redis("XADD", `penstock:{${queue}}:requests`, "*", field, prompt, ...more);
 const reply = `penstock:${queue}:{${id}}:reply`;
 let last = "0-0";
 let end = null;
+const calls = new Map(); // by choice and index: parts are joined, the first one has the name
 while (!end) {
   const streams = await redis("XREAD", "BLOCK", 5000, "STREAMS", reply, last);
   for (const [entryId, pairs] of streams?.[0][1] ?? []) {
     const entry = toObject(pairs);
-    if (entry.type === "chunk") process.stdout.write(entry.text);
+    if (entry.type === "chunk") show(entry);
     if (entry.type === "end") end = entry;
     last = entryId;
   }
 }
 process.stdout.write("\n");
+for (const { name, arguments: text } of calls.values()) console.log(`${name}(${text})`);
 console.error(end.finish_reason, end.code ?? "", end.message ?? "");
 process.exitCode = end.finish_reason === "error" ? 1 : 0;
 socket.end();

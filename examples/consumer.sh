@@ -3,16 +3,22 @@
 #
 #   REDIS_URL=redis://localhost:6379 PENSTOCK_QUEUE=default examples/consumer.sh 'What is 12 + 30?' [field value ...]
 #
-# Further arguments are fields of the request, such as `max_tokens 64`; docs/wire.md has them all.
+# Further arguments are fields of the request, such as `max_tokens 64`; docs/wire.md has them all. A chat, here with a tool:
+#
+#   PENSTOCK_FIELD=messages examples/consumer.sh '[{"role": "user", "content": "What time is it?"}]' \
+#     tools '[{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]'
+#
+# The text goes to stdout, parts of tool calls as lines of JSON too, reasoning to stderr.
 set -euo pipefail
 
 redis=(redis-cli -u "${REDIS_URL:-redis://localhost:6379}" --no-auth-warning --raw)
 queue=${PENSTOCK_QUEUE:-default}
+field=${PENSTOCK_FIELD:-prompt}
 prompt=${1:?usage: consumer.sh PROMPT [FIELD VALUE ...]}
 shift
 
 # The id of the queue's entry names the reply. -e: an error of Redis ends the script.
-id=$("${redis[@]}" -e XADD "penstock:{$queue}:requests" '*' prompt "$prompt" "$@")
+id=$("${redis[@]}" -e XADD "penstock:{$queue}:requests" '*' "$field" "$prompt" "$@")
 echo "request $id" >&2
 trap '"${redis[@]}" SET "penstock:$queue:{$id}:cancel" 1 EX 86400 >/dev/null; exit 130' INT # Ctrl-C cancels
 
@@ -28,12 +34,18 @@ while true; do
   last=${items[1]}
   items[${#items[@]} - 1]=${items[${#items[@]} - 1]%$'\n'}
 
-  type='' text='' finish_reason='' code='' message=''
+  type='' text='' reasoning='' tool_calls='' finish_reason='' code='' message=''
   for ((at = 2; at + 1 < ${#items[@]}; at += 2)); do
-    case ${items[at]} in type | text | finish_reason | code | message) printf -v "${items[at]}" %s "${items[at + 1]}" ;; esac
+    case ${items[at]} in type | text | reasoning | tool_calls | finish_reason | code | message)
+      printf -v "${items[at]}" %s "${items[at + 1]}" ;;
+    esac
   done
   case $type in
-    chunk) printf %s "$text" ;;
+    chunk)
+      printf %s "$reasoning" >&2
+      printf %s "$text"
+      [[ -z $tool_calls ]] || printf '\n%s' "$tool_calls"
+      ;;
     end)
       printf '\n'
       echo "$finish_reason $code $message" >&2

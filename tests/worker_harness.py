@@ -13,7 +13,7 @@ from typing import Any, Literal
 from patience import WAIT_S
 
 from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient, ensure_group
 from penstock.producer.redis.streams import stream_entries
 from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
 from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
@@ -156,7 +156,7 @@ async def is_queue_empty(redis: RedisClient) -> bool:
 
 async def take_and_claim(redis: RedisClient, worker: str, request_id: str) -> Claim:
     """Reads the next entry and claims it, as a worker would that then dies."""
-    await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0", mkstream=True)
+    await ensure_group(redis, "q")
     answer = await redis.xreadgroup(keys.GROUP, worker, {keys.requests("q"): ">"}, count=1)
     entry_id = answer[0][1][0][0]
     command = scripts.claim("q", request_id, entry_id=entry_id, worker=worker, instance="i", ttl_ms=10**6)

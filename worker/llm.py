@@ -29,10 +29,10 @@ from penstock.producer.progress import ProgressCallback
 from penstock.producer.reply import Chunk, Reply
 from penstock.producer.request import Prompt, Sampling, build_request
 from penstock.producer.wire import AnswerEntry, Call, GenerateRequest, Message
-from penstock.worker.delivery.preparation import TextEncoder
+from penstock.worker.delivery.preparation import Grammars, Preparer, TextEncoder
 from penstock.worker.errors import EngineFailed
 from penstock.worker.local.asking import Asking
-from penstock.worker.local.in_process import InProcessEngine
+from penstock.worker.local.in_process import NO_LIMITS, InProcessEngine
 from penstock.worker.progress import BYTES, Progress
 from penstock.worker.settings import DEMO_MODEL, Settings
 
@@ -96,22 +96,31 @@ class LLM(Asking):
 
     def __init__(self, model: str | Path, *, progress: bool = True, **options: Unpack[EngineOptions]) -> None:
         engine = _load(model, engine_config(options), _bar if progress and _is_terminal() else _no_bar)
-        self._start(engine, engine.tokenizer, engine.defaults, str(model))
+        self._start(engine, engine.tokenizer, engine.defaults, engine.grammars, str(model))
 
     @classmethod
-    def from_engine(cls, engine: StepEngine, text: TextEncoder, defaults: GenerationDefaults) -> Self:
-        """Over an engine that is loaded. The caller must not use it afterwards."""
+    def from_engine(
+        cls, engine: StepEngine, text: TextEncoder, defaults: GenerationDefaults, grammars: Grammars | None = None
+    ) -> Self:
+        """Over an engine that is loaded. The caller must not use it afterwards. Grammars are its `Engine.grammars`."""
         llm = cls.__new__(cls)
-        llm._start(engine, text, defaults, type(engine).__name__)  # noqa: SLF001  it is one of these
+        llm._start(engine, text, defaults, grammars, type(engine).__name__)  # noqa: SLF001  it is one of these
         return llm
 
-    def _start(self, engine: StepEngine, text: TextEncoder, defaults: GenerationDefaults, name: str) -> None:
+    def _start(
+        self,
+        engine: StepEngine,
+        text: TextEncoder,
+        defaults: GenerationDefaults,
+        grammars: Grammars | None,
+        name: str,
+    ) -> None:
         if defaults.ignored:
             fields = ", ".join(defaults.ignored)
             warnings.warn(f"generation_config.json of {name} asks for what is not done: {fields}", stacklevel=3)
         self._name = name
         self._loop = LoopThread("penstock-llm")
-        local = InProcessEngine(engine, text, defaults)
+        local = InProcessEngine(engine, Preparer(text, NO_LIMITS, grammars), defaults)
         self._loop.call(local.start())
         self._local: InProcessEngine | None = local
         self._finalizer = weakref.finalize(self, _close, self._loop, local)

@@ -23,7 +23,7 @@ from penstock.producer.redis.connection import RedisClient, connect, connect_blo
 from penstock.producer.tasks import end_tasks
 from penstock.worker.card import make_card
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.preparation import TextEncoder
+from penstock.worker.delivery.preparation import Grammars, Preparer, TextEncoder
 from penstock.worker.errors import Aborted, EngineFailed, WorkerError
 from penstock.worker.health.server import HealthApp, HealthServer
 from penstock.worker.introduction import NO_COMPILER_HINT, STARTED, describe
@@ -57,6 +57,7 @@ class Model:
     defaults: GenerationDefaults
     name: str = ""
     info: EngineInfo | None = None  # None: nothing is known of the engine, as of a fake
+    grammars: Grammars | None = None  # None: replies can't be constrained
     identity: Identity | None = None  # None: there is no checkpoint
     chat_format: str | None = None  # how answers in chats are read; None: as plain text
 
@@ -209,8 +210,9 @@ class WorkerService:
         await driver.start()
         self._redis, self._driver = redis, driver
         card = make_card(model.name, self.config, model.info, model.identity, model.chat_format)
+        preparer = Preparer(model.text, self.config, model.grammars)
         self._session = Session(
-            redis, blocking, self.config, card, driver, model.text, model.defaults, self.metrics, self.readiness
+            redis, blocking, self.config, card, driver, preparer, model.defaults, self.metrics, self.readiness
         )
         try:
             await self._session.run(self._stop)

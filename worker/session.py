@@ -26,7 +26,7 @@ from penstock.worker.delivery.coalescing import Coalescing
 from penstock.worker.delivery.entries import EntryReader
 from penstock.worker.delivery.intake import Intake
 from penstock.worker.delivery.outbox import Outbox
-from penstock.worker.delivery.preparation import Preparer, TextEncoder
+from penstock.worker.delivery.preparation import Preparer
 from penstock.worker.delivery.publisher import Publisher
 from penstock.worker.delivery.requests import LiveRequest, Phase, RequestTable
 from penstock.worker.delivery.restore import Restorer
@@ -55,7 +55,7 @@ class Session:
         config: WorkerConfig,
         card: ModelCard,
         driver: EngineDriver,
-        text: TextEncoder,
+        preparer: Preparer,
         defaults: GenerationDefaults,
         metrics: Metrics,
         readiness: Readiness,
@@ -75,7 +75,6 @@ class Session:
         self._heartbeat = Heartbeat(redis, config, instance, readiness, card)
         self._threads = Threads()
         self._claimer = Claimer(redis, config, instance, self._threads, self._outbox, metrics)
-        preparer = Preparer(text, config)
         restorer = Restorer(redis, config, self._threads, preparer, defaults, self._outbox)
         self._intake = Intake(
             EntryReader(redis, blocking, config),
@@ -86,8 +85,10 @@ class Session:
             self._heartbeat,
             readiness,
         )
-        vocab_size = max(text.vocab_size, card.vocab_size or 0)  # a model's may be padded beyond its tokenizer's
-        answers = Answers(config, preparer, text, vocab_size, defaults, driver.check)
+        vocab_size = max(
+            preparer.text.vocab_size, card.vocab_size or 0
+        )  # a model's may be padded beyond its tokenizer's
+        answers = Answers(config, preparer, vocab_size, defaults, driver.check)
         answerer = Answerer(config.max_body_bytes, answers)
         self._calls = CallServer(redis, blocking, config, answerer, metrics, readiness)
         self._reclaimer = Reclaimer(redis, config, metrics, readiness)

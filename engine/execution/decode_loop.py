@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from penstock.engine.attention import AttentionBackend
+from penstock.engine.execution.extended import sample_extended
 from penstock.engine.execution.geometry import Geometry
-from penstock.engine.execution.sampling import are_sound, sample
-from penstock.engine.execution.unpacking import unpack_sampling, unpack_step
+from penstock.engine.execution.logprobs import Logprobs, no_logprobs
+from penstock.engine.execution.sampling_state import SamplingState
+from penstock.engine.execution.unpacking import unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.sharding import Placement, gathered
 
@@ -28,14 +30,17 @@ def decode_loop(
     num_steps: int,
     placement: Placement | None,
     cache: Any,
+    state: SamplingState,
     last_tokens: jax.Array,  # i32 [max_rows]: what the step before sampled
     flat: jax.Array,  # i32: the packed first step, whose sequences have one token each
     stops: jax.Array,  # i32: the packed stop ids
-) -> tuple[jax.Array, jax.Array, Any]:
+    options: jax.Array,  # i32: the packed extended options
+) -> tuple[jax.Array, Logprobs, jax.Array, Any, SamplingState]:
     """Samples `num_steps` tokens for each of the rows.
 
-    Returns them as i32 `[num_steps, max_rows]`, the last ones as i32 `[max_rows]`, and the new cache. Tokens after the
-    one that ends a row mean nothing, and their keys and values go to the sink.
+    Returns them as i32 `[num_steps, max_rows]`, their log-probabilities with a row per step, the last tokens as i32
+    `[max_rows]`, and the new cache and state. Tokens after the one that ends a row mean nothing, and their keys and
+    values go to the sink.
     """
     inputs = unpack_step(geometry.step_layout(num_rows), flat)
     ends = geometry.stops_layout(num_rows).unpack(stops)
@@ -43,6 +48,7 @@ def decode_loop(
     is_real = jnp.arange(num_rows) < inputs.ragged.num_seqs[0]
     is_active = is_real & (ends["limits"] > 0)
     sampling = unpack_sampling(inputs.sampling)
+    extended = unpack_extended(geometry.extended_layout(num_rows), options)
     page_size = geometry.page_size
 
     def is_going_on(carry: tuple[Any, ...]) -> jax.Array:
@@ -50,7 +56,7 @@ def decode_loop(
         return (step < num_steps) & jnp.any(carry[1])
 
     def advance(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        step, is_active, token_ids, tokens, cache = carry
+        step, is_active, token_ids, tokens, logprobs, cache, state = carry
         positions = jnp.where(is_active, inputs.positions + step, 0)
         page = jnp.take_along_axis(inputs.ragged.page_indices, (positions // page_size)[:, None], axis=1)[:, 0]
         ragged = replace(
@@ -61,12 +67,15 @@ def decode_loop(
         hidden, cache = model(token_ids, positions, cache, partial(attention, batch=ragged))
         logits = gathered(model.logits(hidden), placement)
         rows = replace(sampling, output_index=sampling.output_index + step)
-        sampled = sample(logits, rows, are_sound(logits))
+        sampled, of_step, state = sample_extended(logits, rows, extended, state)
+        logprobs = jax.tree.map(lambda all_, one: all_.at[step].set(one), logprobs, of_step)
         has_ended = jnp.any(sampled[:, None] == ends["stop_ids"], axis=-1) | (sampled < 0)
         has_ended |= step + 1 >= ends["limits"]
-        return step + 1, is_active & ~has_ended, sampled, tokens.at[step, :num_rows].set(sampled), cache
+        tokens = tokens.at[step, :num_rows].set(sampled)
+        return step + 1, is_active & ~has_ended, sampled, tokens, logprobs, cache, state
 
     tokens = jnp.zeros((num_steps, geometry.max_rows), jnp.int32)
-    carry = (jnp.int32(0), is_active, first, tokens, cache)
-    _, _, last, tokens, cache = jax.lax.while_loop(is_going_on, advance, carry)
-    return tokens, jnp.pad(last, (0, geometry.max_rows - num_rows)), cache
+    logprobs = no_logprobs(num_steps, num_rows, geometry.vocab_size)
+    carry = (jnp.int32(0), is_active, first, tokens, logprobs, cache, state)
+    _, _, last, tokens, logprobs, cache, state = jax.lax.while_loop(is_going_on, advance, carry)
+    return tokens, logprobs, jnp.pad(last, (0, geometry.max_rows - num_rows)), cache, state

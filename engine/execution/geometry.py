@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from penstock.engine.request import MAX_BIASED_TOKENS, MAX_STOP_TOKENS
+from penstock.engine.request import MAX_STOP_TOKENS
 
 MIN_BUCKET = 16
 
 NUM_SAMPLING_WORDS = 7
-_NUM_EXTENDED_WORDS = 6
+_NUM_EXTENDED_WORDS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +82,8 @@ class Geometry:
         return Layout(stop_ids=(num_rows, MAX_STOP_TOKENS), limits=(num_rows,))
 
     def extended_layout(self, num_rows: int) -> Layout:
-        """Of the second array, which only steps with extended sampling upload."""
-        return Layout(
-            history=(num_rows, self.max_model_len),
-            words=(num_rows, _NUM_EXTENDED_WORDS),
-            sources=(num_rows,),
-            bias_ids=(num_rows, MAX_BIASED_TOKENS),
-            bias=(num_rows, MAX_BIASED_TOKENS),
-            is_allowed=(num_rows, MAX_BIASED_TOKENS),
-            blocked_ids=(num_rows, MAX_STOP_TOKENS),
-        )
+        """Of the array that only steps with extended sampling upload."""
+        return Layout(words=(num_rows, _NUM_EXTENDED_WORDS), scored=(num_rows,), num_scored=(1,))
 
 
 class Layout:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.engine.execution.extended import NO_TARGET
 from penstock.engine.execution.geometry import Geometry
-from penstock.engine.execution.sampling import NEVER, NOT_A_TOKEN
-from penstock.engine.request import SamplingParams
+from penstock.engine.execution.options import HeadRow, Options, OptionsBuilder, as_word, head_rows
+from penstock.engine.execution.sampling import NOT_A_TOKEN
 from penstock.engine.scheduling.scheduler import Row, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
 
@@ -21,10 +21,11 @@ class Batch:
     num_tokens: int  # the token bucket
     num_rows: int  # the row bucket, 0 if nothing is sampled
     num_steps: int
-    num_sampled: int  # rows
+    num_sampled: int  # rows of the head, those included that only score
     flat: np.ndarray
-    extended: np.ndarray | None
+    options: Options | None  # where a row asks for extended sampling
     stops: np.ndarray | None  # with several steps: when each row ends
+    places: tuple[int, ...] = ()  # of the head's rows that sample: where their masks go
 
 
 class _Mirror:
@@ -56,33 +57,31 @@ class BatchBuilder:
         self._geometry = geometry
         self._eos_token_ids = eos_token_ids
         self._pages = _Mirror(geometry.max_num_seqs, geometry.pages_per_seq, 0)
-        self._history = _Mirror(geometry.max_num_seqs, geometry.max_model_len, geometry.vocab_size)
+        self._options = OptionsBuilder(geometry, eos_token_ids)
         self._rows_in_flight: dict[Sequence, int] = {}  # where the last step samples each sequence's next token
 
     def build(self, plan: StepPlan) -> Batch:
         num_tokens = self._geometry.token_bucket(plan.num_tokens)
         flat, parts = self._geometry.step_layout(num_tokens).empty()
         self._pack_tokens(plan, parts)
-        sampled = plan.sampled
-        ends = np.cumsum([row.num_tokens for row in plan.rows]) - 1
-        is_sampled = [row.num_sampled > 0 for row in plan.rows]
-        parts["sampled_tokens"][: len(sampled)] = ends[is_sampled]
-        if sampled:
-            parts["sampling"][: len(sampled)] = [_sampling_words(row) for row in sampled]
-        num_rows = self._geometry.row_bucket(len(sampled)) if sampled else 0
-        extended = None
-        if any(row.sequence.request.sampling.needs_extended_sampler for row in sampled):
-            num_rows = self._geometry.row_bucket(len(sampled), extended=True)
-            extended = self._pack_extended(sampled, num_rows)
-        if sampled:
-            self._rows_in_flight = {row.sequence: place for place, row in enumerate(sampled)}
-        stops = self._pack_stops(sampled, num_tokens) if plan.num_steps > 1 else None
-        return Batch(num_tokens, num_rows, plan.num_steps, len(sampled), flat, extended, stops)
+        rows = head_rows(plan)
+        options = self._options.build(rows)
+        num_rows = 0
+        if rows:
+            parts["sampled_tokens"][: len(rows)] = [row.token for row in rows]
+            parts["sampling"][: len(rows)] = [
+                _sampling_words(row.row) if row.target == NO_TARGET else _GREEDY_WORDS for row in rows
+            ]
+            num_rows = self._geometry.row_bucket(len(rows), extended=options is not None)
+            self._rows_in_flight = {row.row.sequence: place for place, row in enumerate(rows)}
+        stops = self._pack_stops(rows, num_tokens) if plan.num_steps > 1 else None
+        places = tuple(place for place, row in enumerate(rows) if row.target == NO_TARGET)
+        return Batch(num_tokens, num_rows, plan.num_steps, len(rows), flat, options, stops, places)
 
-    def _pack_stops(self, sampled: tuple[Row, ...], num_rows: int) -> np.ndarray:
+    def _pack_stops(self, rows: list[HeadRow], num_rows: int) -> np.ndarray:
         flat, parts = self._geometry.stops_layout(num_rows).empty()
         parts["stop_ids"][:] = NOT_A_TOKEN
-        for place, row in enumerate(sampled):
+        for place, (row, _, _) in enumerate(rows):
             ids = row.sequence.request.sampling.stop_ids(self._eos_token_ids)
             parts["stop_ids"][place, : len(ids)] = ids
             parts["limits"][place] = row.num_sampled
@@ -116,46 +115,15 @@ class BatchBuilder:
         pages = self._pages.table[np.repeat(batch_slots, lengths), positions // page_size]
         parts["slots"][: plan.num_tokens] = pages * page_size + positions % page_size
 
-    def _pack_extended(self, sampled: tuple[Row, ...], num_rows: int) -> np.ndarray:
-        flat, parts = neutral_options(self._geometry, num_rows)
-        for place, row in enumerate(sampled):
-            sequence, params = row.sequence, row.sequence.request.sampling
-            if not params.needs_extended_sampler:
-                continue
-            num_known = len(sequence.token_ids)
-            self._history.follow(sequence, sequence.token_ids)
-            parts["history"][place] = self._history.table[sequence.batch_slot]
-            parts["words"][place] = (*_extended_words(params, sequence.num_prompt), num_known)
-            if row.num_known < row.num_tokens:
-                parts["sources"][place] = self._rows_in_flight[sequence]
-            ids, bias, is_allowed = _biases(params)
-            parts["bias_ids"][place, : len(ids)] = ids
-            parts["bias"][place, : len(ids)] = np.array(bias, np.float32).view(np.int32)
-            parts["is_allowed"][place, : len(ids)] = is_allowed
-            if row.output_index < params.min_tokens:
-                blocked = params.stop_ids(self._eos_token_ids)
-                parts["blocked_ids"][place, : len(blocked)] = blocked
-        return flat
-
-
-def neutral_options(geometry: Geometry, num_rows: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The extended options of rows that ask for none, and views of their parts."""
-    flat, parts = geometry.extended_layout(num_rows).empty()
-    for name in ("history", "bias_ids", "blocked_ids"):
-        parts[name][:] = geometry.vocab_size
-    parts["sources"][:] = -1
-    parts["words"][:] = _NEUTRAL_WORDS
-    return flat, parts
-
 
 def _sampling_words(row: Row) -> tuple[int, ...]:
     sequence = row.sequence
     if not sequence.sampling_words:
         params, seed = sequence.request.sampling, sequence.seed
         sequence.sampling_words = (
-            _as_word(params.temperature),
-            _as_word(params.top_p),
-            _as_word(params.min_p),
+            as_word(params.temperature),
+            as_word(params.top_p),
+            as_word(params.min_p),
             min(params.top_k, 2**31 - 1),
             _signed(seed >> 32),
             _signed(seed & 0xFFFFFFFF),
@@ -163,31 +131,8 @@ def _sampling_words(row: Row) -> tuple[int, ...]:
     return (*sequence.sampling_words, row.output_index)
 
 
-def _extended_words(params: SamplingParams, num_prompt: int) -> tuple[int, ...]:
-    return (
-        num_prompt,
-        _as_word(params.repetition_penalty),
-        _as_word(params.presence_penalty),
-        _as_word(params.frequency_penalty),
-        int(bool(params.allowed_token_ids)),
-    )
-
-
-def _biases(params: SamplingParams) -> tuple[list[int], list[float], list[int]]:
-    """Ids, what is added to their logits, and whether each is one of the allowed."""
-    allowed, bad = params.allowed_token_ids, params.bad_token_ids
-    ids = [*params.logit_bias, *allowed, *bad]
-    bias = [*params.logit_bias.values(), *[0.0] * len(allowed), *[NEVER] * len(bad)]
-    return ids, bias, [0] * len(params.logit_bias) + [1] * len(allowed) + [0] * len(bad)
-
-
-def _as_word(value: float) -> int:
-    """The bits of an f32, as the i32 that travels."""
-    return int(struct.unpack("i", struct.pack("f", value))[0])
-
-
 def _signed(word: int) -> int:
     return word - 2**32 if word >= 2**31 else word
 
 
-_NEUTRAL_WORDS = (*_extended_words(SamplingParams(), 0), 0)
+_GREEDY_WORDS = (0, as_word(1.0), 0, 0, 0, 0, 0)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -17,9 +18,13 @@ from flax import nnx
 from penstock.engine.attention import AttentionBackend, KVCacheSpec
 from penstock.engine.execution.compilation import CompileWatch, compiled
 from penstock.engine.execution.decode_loop import decode_loop
+from penstock.engine.execution.extended import sample_extended
 from penstock.engine.execution.geometry import NUM_SAMPLING_WORDS, Geometry
-from penstock.engine.execution.packing import Batch, neutral_options
-from penstock.engine.execution.sampling import NEVER, Logprobs, are_sound, bits_of, extend, logprobs_of, sample
+from penstock.engine.execution.logprobs import Logprobs
+from penstock.engine.execution.options import neutral_options
+from penstock.engine.execution.packing import Batch
+from penstock.engine.execution.sampling import are_sound, sample
+from penstock.engine.execution.sampling_state import SamplingState, filled, sampling_state
 from penstock.engine.execution.unpacking import unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.models import Decoder, LayerCache
 from penstock.engine.sharding import Placement, gathered
@@ -52,9 +57,14 @@ class InFlight:
         ids: list[list[int]] = np.atleast_2d(np.asarray(self._tokens))[:, : self._num_rows].tolist()
         return ids
 
-    def logprobs(self) -> Logprobs | None:
-        """As numpy arrays, one row per sampled row; None if no row asked for extended sampling."""
-        return None if self._logprobs is None else jax.tree.map(np.asarray, self._logprobs)
+    def logprobs(self) -> list[Logprobs] | None:
+        """For each of its steps, as numpy arrays, one row per sampled row; None if no row asked for any."""
+        if self._tokens is None or self._logprobs is None:
+            return None
+        arrays: Logprobs = jax.tree.map(np.asarray, self._logprobs)
+        if self._tokens.ndim == 1:
+            return [arrays]
+        return [jax.tree.map(itemgetter(step), arrays) for step in range(len(self._tokens))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,10 @@ class Runner:
         self._geometry = geometry
         self._backbones: dict[int, Any] = {}  # compiled, by token bucket
         self._heads: dict[tuple[int, bool], Any] = {}  # compiled, by (row bucket, extended)
+        self._fills: list[Any] = []  # compiled: one, or none yet
         self._loops: dict[tuple[int, int], Any] = {}  # compiled, by (row bucket, steps)
+        self._neutral_options: dict[int, jax.Array] = {}  # by row bucket, as the masks
+        self._open_masks: dict[int, jax.Array] = {}
         self._watch = CompileWatch()
         self.reset_cache()
 
@@ -101,9 +114,8 @@ class Runner:
     def reset_cache(self) -> None:
         """Starts over with an empty cache, after a failure that may have lost the old one."""
         self._cache = self._attention.init_cache(self._spec)
-        self._last_tokens = jnp.zeros((self._geometry.max_rows,), jnp.int32)
-        if self._placement is not None:
-            self._last_tokens = jax.device_put(self._last_tokens, self._placement.sharding())
+        self._last_tokens = self._zeros((self._geometry.max_rows,), np.dtype(np.int32))
+        self._state = sampling_state(self._geometry, self._zeros)
 
     @property
     def geometry(self) -> Geometry:
@@ -119,6 +131,7 @@ class Runner:
             for num_rows in geometry.extended_row_buckets if extended else geometry.row_buckets:
                 name = f"{num_rows} sampled rows{', all options' if extended else ''}"
                 jobs[name] = partial(self._head, num_rows, extended)
+        jobs["sampling state"] = self._fill
         _run_side_by_side(jobs, progress)
 
     def compile_loops(self, steps_by_rows: Mapping[int, int], progress: ReportProgress | None = None) -> None:
@@ -133,8 +146,7 @@ class Runner:
     def dispatch(self, batch: Batch) -> InFlight:
         """Starts a step and returns at once. Steps run on the device in the order of these calls."""
         if batch.stops is not None:
-            tokens = self._run_loop(batch.flat, batch.stops, batch.num_tokens, batch.num_steps)
-            return InFlight(tokens, None, batch.num_sampled, tokens)
+            return self._run_loop(batch, batch.stops)
         return self.finish(self.start(batch))
 
     def start(self, batch: Batch) -> Started:
@@ -142,18 +154,33 @@ class Runner:
 
         What is to be sampled may depend on tokens of the step before, which the host reads in between.
         """
-        rows, sampling = self._run_backbone(batch.flat, batch.num_tokens)
+        run = self._backbone(batch.num_tokens)
+        rows, sampling, self._cache = run(self._params, self._cache, self._last_tokens, batch.flat)
+        self._fill_slots(batch)
         return Started(batch, rows, sampling)
 
     def finish(self, started: Started, masks: np.ndarray | None = None) -> InFlight:
-        """The second half: samples. `masks` are i32 `[num_sampled, mask_words]`, whose bits say which tokens a row may
-        draw: all ones, which is -1, for a row that is not constrained.
+        """The second half: samples. `masks` are i32 `[rows that sample, mask_words]`, whose bits say which tokens a row
+        may draw: all ones, which is -1, for a row that is not constrained.
         """
         batch = started.batch
         if not batch.num_sampled:
             return InFlight(None, None, 0, started.rows)
-        logprobs = self._run_head(started, masks)
-        return InFlight(self._last_tokens, logprobs, batch.num_sampled, started.rows)
+        if batch.options is None and masks is None:
+            head = self._head(batch.num_rows, False)
+            self._last_tokens = head(self._params, started.rows, started.sampling)
+            return InFlight(self._last_tokens, None, batch.num_sampled, started.rows)
+        num_rows = self._geometry.row_bucket(batch.num_sampled, extended=True)
+        head = self._head(num_rows, True)
+        self._last_tokens, logprobs, self._state = head(
+            self._params,
+            started.rows,
+            started.sampling,
+            self._state,
+            self._neutral(num_rows) if batch.options is None else batch.options.flat,
+            self._masks(num_rows, batch, masks),
+        )
+        return InFlight(self._last_tokens, _asked_for(logprobs, batch), batch.num_sampled, started.rows)
 
     def compile_backbone(self, num_tokens: int) -> jax.stages.Compiled:
         """The step of a token bucket, compiled: also for looking at what it became."""
@@ -176,32 +203,52 @@ class Runner:
             self._loops[num_rows, num_steps] = self._steps.compile(lowered)
         return self._loops[num_rows, num_steps]
 
-    def _run_loop(self, flat: np.ndarray, stops: np.ndarray, num_rows: int, num_steps: int) -> jax.Array:
-        run = self._loop(num_rows, num_steps)
-        tokens: jax.Array
-        tokens, self._last_tokens, self._cache = run(self._params, self._cache, self._last_tokens, flat, stops)
-        return tokens
+    def _fill(self) -> Any:
+        if not self._fills:
+            self._fills.append(self._steps.compile(self._steps.fill()))
+        return self._fills[0]
 
-    def _run_backbone(self, flat: np.ndarray, num_tokens: int) -> tuple[jax.Array, jax.Array]:
-        run = self._backbone(num_tokens)
-        rows, sampling, self._cache = run(self._params, self._cache, self._last_tokens, flat)
-        return rows, sampling
+    def _fill_slots(self, batch: Batch) -> None:
+        for fill in batch.options.fills if batch.options is not None else ():
+            self._state = self._fill()(self._state, fill.slot, fill.tokens, fill.bias)
 
-    def _run_head(self, started: Started, masks: np.ndarray | None) -> Logprobs | None:
-        batch, geometry = started.batch, self._geometry
-        num_rows, extended, padded = batch.num_rows, batch.extended, None
-        if masks is not None and extended is None:
-            num_rows = geometry.row_bucket(batch.num_sampled, extended=True)
-            extended, _ = neutral_options(geometry, num_rows)
-        if extended is not None:
-            padded = np.full((num_rows, geometry.mask_words), -1, np.int32)
-            if masks is not None:
-                padded[: batch.num_sampled] = masks
-        run = self._head(num_rows, extended is not None)
-        logprobs: Logprobs | None
-        inputs = (started.rows, started.sampling, self._last_tokens, extended, padded)
-        self._last_tokens, logprobs = run(self._params, *inputs)
-        return logprobs
+    def _run_loop(self, batch: Batch, stops: np.ndarray) -> InFlight:
+        num_rows = batch.num_tokens
+        run = self._loop(num_rows, batch.num_steps)
+        self._fill_slots(batch)
+        options = self._neutral(num_rows) if batch.options is None else batch.options.flat
+        tokens, logprobs, self._last_tokens, self._cache, self._state = run(
+            self._params, self._cache, self._state, self._last_tokens, batch.flat, stops, options
+        )
+        return InFlight(tokens, _asked_for(logprobs, batch), batch.num_sampled, tokens)
+
+    def _neutral(self, num_rows: int) -> jax.Array:
+        """Options of rows that ask for none."""
+        if num_rows not in self._neutral_options:
+            self._neutral_options[num_rows] = self._put(neutral_options(self._geometry, num_rows)[0])
+        return self._neutral_options[num_rows]
+
+    def _masks(self, num_rows: int, batch: Batch, masks: np.ndarray | None) -> jax.Array | np.ndarray:
+        """Padded with rows that may draw all; those that no row constrains lie on the device."""
+        shape = (num_rows, self._geometry.mask_words)
+        if masks is not None:
+            padded = np.full(shape, -1, np.int32)
+            padded[list(batch.places)] = masks
+            return padded
+        if num_rows not in self._open_masks:
+            self._open_masks[num_rows] = self._put(np.full(shape, -1, np.int32))
+        return self._open_masks[num_rows]
+
+    def _zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
+        return self._put(np.zeros(shape, dtype))
+
+    def _put(self, values: np.ndarray) -> jax.Array:
+        array: jax.Array = jax.device_put(values, None if self._placement is None else self._placement.sharding())
+        return array
+
+
+def _asked_for(logprobs: Logprobs, batch: Batch) -> Logprobs | None:
+    return logprobs if batch.options is not None and batch.options.has_logprobs else None
 
 
 def _run_side_by_side(jobs: Mapping[str, Callable[[], Any]], progress: ReportProgress | None) -> None:
@@ -244,39 +291,56 @@ class Steps:
         return jitted.lower(self.params, cache, last_tokens, flat)
 
     def head(self, num_rows: int, *, is_extended: bool) -> jax.stages.Lowered:
-        """Of a row bucket, with all sampling options or only those that every step has."""
-        max_rows, model = self._geometry.max_rows, self._config
+        """Of a row bucket, with all sampling options or only those that every step has. With all, the sampling state
+        is donated.
+        """
+        function = _sample_extended_rows if is_extended else _sample_rows
         step = jax.jit(
-            partial(_sample_rows, self._rebuild, self._geometry, num_rows, self._placement),
+            partial(function, self._rebuild, self._geometry, num_rows, self._placement),
+            donate_argnames=("state",) if is_extended else None,
             out_shardings=self._sharding,
         )
-        return step.lower(
-            self.params,
-            self._shape(max_rows, model.hidden_size, dtype=model.dtype),
-            self._shape(max_rows, NUM_SAMPLING_WORDS),
-            self._shape(max_rows),
-            self._shape(self._geometry.extended_layout(num_rows).size) if is_extended else None,
-            self._shape(num_rows, self._geometry.mask_words) if is_extended else None,
-        )
+        model, max_rows = self._config, self._geometry.max_rows
+        rows = (self._shape(max_rows, model.hidden_size, dtype=model.dtype), self._shape(max_rows, NUM_SAMPLING_WORDS))
+        if not is_extended:
+            return step.lower(self.params, *rows)
+        masks = self._shape(num_rows, self._geometry.mask_words)
+        return step.lower(self.params, *rows, self._state(), self._options(num_rows), masks)
 
     def loop(self, num_rows: int, num_steps: int, cache: Cache) -> jax.stages.Lowered:
-        """Several decode steps of a row bucket; `cache` is donated."""
+        """Several decode steps of a row bucket; `cache` and the sampling state are donated."""
         step = partial(_decode, self._rebuild, self._attention, self._geometry, num_rows, num_steps, self._placement)
         shardings = None
         if self._sharding is not None:
-            shardings = (self._sharding, self._sharding, jax.tree.map(lambda array: array.sharding, cache))
-        return jax.jit(step, donate_argnames=("cache",), out_shardings=shardings).lower(
+            caches = jax.tree.map(lambda array: array.sharding, cache)
+            shardings = (self._sharding, self._sharding, self._sharding, caches, self._sharding)
+        return jax.jit(step, donate_argnames=("cache", "state"), out_shardings=shardings).lower(
             self.params,
             cache,
+            self._state(),
             self._shape(self._geometry.max_rows),
             self._shape(self._geometry.step_layout(num_rows).size),
             self._shape(self._geometry.stops_layout(num_rows).size),
+            self._options(num_rows),
         )
+
+    def fill(self) -> jax.stages.Lowered:
+        """Of one batch slot's sampling state, which is donated."""
+        state = self._state()
+        rows = [self._shape(array.shape[1], dtype=array.dtype) for array in (state.tokens, state.bias)]
+        step = jax.jit(filled, donate_argnames=("state",), out_shardings=self._sharding)
+        return step.lower(state, self._shape(), *rows)
+
+    def _state(self) -> SamplingState:
+        return sampling_state(self._geometry, lambda shape, dtype: self._shape(*shape, dtype=dtype))
+
+    def _options(self, num_rows: int) -> jax.ShapeDtypeStruct:
+        return self._shape(self._geometry.extended_layout(num_rows).size)
 
     def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         return compiled(lowered, self._device)
 
-    def _shape(self, *shape: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
+    def _shape(self, *shape: int, dtype: Any = "int32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding)  # type: ignore[no-untyped-call]
 
 
@@ -310,19 +374,30 @@ def _sample_rows(
     params: Params,
     rows: jax.Array,  # [max_rows, hidden]
     sampling: jax.Array,  # i32 [max_rows, words]
-    last_tokens: jax.Array,  # i32 [max_rows]
-    extended: jax.Array | None,  # i32, packed
-    masks: jax.Array | None,  # i32 [num_rows, mask_words]
-) -> tuple[jax.Array, Logprobs | None]:
+) -> jax.Array:
     """Samples the first `num_rows` rows. Tokens are i32 `[max_rows]`, so that the next step has one shape for all."""
     logits = gathered(rebuild(params).logits(rows[:num_rows]), placement)
-    is_sound = are_sound(logits)
-    if extended is not None and masks is not None:
-        logits = extend(logits, unpack_extended(geometry.extended_layout(num_rows), extended, last_tokens))
-        logits = jnp.where(bits_of(masks, geometry.vocab_size), logits, NEVER)
-    token_ids = sample(logits, unpack_sampling(sampling[:num_rows]), is_sound)
-    logprobs = None if extended is None else logprobs_of(logits, token_ids)
-    return jnp.pad(token_ids, (0, geometry.max_rows - num_rows)), logprobs
+    token_ids = sample(logits, unpack_sampling(sampling[:num_rows]), are_sound(logits))
+    return jnp.pad(token_ids, (0, geometry.max_rows - num_rows))
+
+
+def _sample_extended_rows(
+    rebuild: Rebuild,
+    geometry: Geometry,
+    num_rows: int,
+    placement: Placement | None,
+    params: Params,
+    rows: jax.Array,
+    sampling: jax.Array,
+    state: SamplingState,
+    options: jax.Array,  # i32, packed
+    masks: jax.Array,  # i32 [num_rows, mask_words]
+) -> tuple[jax.Array, Logprobs, SamplingState]:
+    """The same with all options."""
+    logits = gathered(rebuild(params).logits(rows[:num_rows]), placement)
+    extended = unpack_extended(geometry.extended_layout(num_rows), options)
+    token_ids, logprobs, state = sample_extended(logits, unpack_sampling(sampling[:num_rows]), extended, state, masks)
+    return jnp.pad(token_ids, (0, geometry.max_rows - num_rows)), logprobs, state
 
 
 def _decode(
@@ -334,9 +409,11 @@ def _decode(
     placement: Placement | None,
     params: Params,
     cache: Cache,
+    state: SamplingState,
     last_tokens: jax.Array,
     flat: jax.Array,
     stops: jax.Array,
-) -> tuple[jax.Array, jax.Array, Cache]:
-    model = rebuild(params)
-    return decode_loop(model, attention, geometry, num_rows, num_steps, placement, cache, last_tokens, flat, stops)
+    options: jax.Array,
+) -> tuple[jax.Array, Logprobs, jax.Array, Cache, SamplingState]:
+    loop = partial(decode_loop, rebuild(params), attention, geometry, num_rows, num_steps, placement)
+    return loop(cache, state, last_tokens, flat, stops, options)

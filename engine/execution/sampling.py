@@ -6,14 +6,12 @@ index) alone. So a row's token does not depend on what else is in the batch, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-
-from penstock.engine.request import MAX_LOGPROBS
 
 NOT_A_TOKEN = -1
 """Sampled where a logit is NaN or plus infinity: the model's numbers broke down for that row."""
@@ -23,8 +21,6 @@ NOTHING_LEFT = -2
 
 NEVER = -1e30
 """The logit of a token that may not be drawn: softmax gives it exactly 0, and it stays finite when shifted."""
-
-_LARGEST = 1e29  # penalties and biases do not get a logit beyond it, to either side: none comes near NEVER
 
 _ARGMAX_BLOCK = 64
 
@@ -40,36 +36,6 @@ class SamplingRows:
     top_k: jax.Array  # i32 [num_rows]; 0 keeps all
     seed: jax.Array  # u32 [num_rows, 2]
     output_index: jax.Array  # i32 [num_rows]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, slots=True)
-class ExtendedRows:
-    """What only some requests ask for; a step without such a request does not pay for it.
-
-    Lists are padded with an id past the vocabulary, whose updates are dropped.
-    """
-
-    history: jax.Array  # i32 [num_rows, max_len]: the row's tokens so far
-    num_prompt: jax.Array  # i32 [num_rows]
-    repetition_penalty: jax.Array  # f32 [num_rows]
-    presence_penalty: jax.Array  # f32 [num_rows]
-    frequency_penalty: jax.Array  # f32 [num_rows]
-    bias_ids: jax.Array  # i32 [num_rows, max_biased]
-    bias: jax.Array  # f32 [num_rows, max_biased]; NEVER for bad tokens
-    is_restricted: jax.Array  # i32 [num_rows]: whether only the ids with `is_allowed` may be drawn
-    is_allowed: jax.Array  # i32 [num_rows, max_biased]
-    blocked_ids: jax.Array  # i32 [num_rows, max_stop]: stop tokens while min_tokens is not reached
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, slots=True)
-class Logprobs:
-    """Of the distribution that was sampled from, after penalties and biases, before temperature and filters."""
-
-    sampled: jax.Array  # f32 [num_rows]
-    top_ids: jax.Array  # i32 [num_rows, MAX_LOGPROBS]
-    top: jax.Array  # f32 [num_rows, MAX_LOGPROBS]
 
 
 def are_sound(logits: jax.Array) -> jax.Array:
@@ -107,65 +73,6 @@ def _argmax_on_cpu(logits: jax.Array) -> jax.Array:
     best = jnp.argmax(jnp.max(blocks, axis=-1), axis=-1)
     within = jnp.argmax(jnp.take_along_axis(blocks, best[:, None, None], axis=1)[:, 0], axis=-1)
     return best * _ARGMAX_BLOCK + within
-
-
-def extend(logits: jax.Array, rows: ExtendedRows) -> jax.Array:
-    """Applies penalties, biases and restrictions to logits `[num_rows, vocab]`.
-
-    Repetition as in CTRL (Keskar et al., arXiv 1909.05858), over prompt and output; presence and frequency as in
-    OpenAI's API, over the output alone. What may not be drawn gets NEVER, whatever its bias; all else stays above it.
-    """
-    vocab = logits.shape[-1]
-    place = jnp.arange(rows.history.shape[1])[None]
-    output = jnp.where(place >= rows.num_prompt[:, None], rows.history, vocab)
-    allowed_ids = jnp.where(rows.is_allowed > 0, rows.bias_ids, vocab)
-    seen, counts, allowed, bias, blocked = _spread(
-        [
-            (rows.history, None),
-            (output, None),
-            (allowed_ids, None),
-            (rows.bias_ids, rows.bias),
-            (rows.blocked_ids, None),
-        ],
-        vocab,
-    )
-    penalty = rows.repetition_penalty[:, None]
-    is_allowed = (allowed > 0) | (rows.is_restricted[:, None] == 0)
-    may_be_drawn = is_allowed & (bias > NEVER / 2) & (blocked == 0) & (logits > -jnp.inf)
-    logits = jnp.where(seen > 0, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
-    logits = logits - rows.presence_penalty[:, None] * (counts > 0) - rows.frequency_penalty[:, None] * counts
-    return jnp.where(may_be_drawn, jnp.clip(logits + bias, -_LARGEST, _LARGEST), NEVER)
-
-
-def bits_of(words: jax.Array, count: int) -> jax.Array:
-    """The first `count` bits of i32 `[..., num_words]`, lowest first, bool `[..., count]`."""
-    bits = (words[..., None] >> jnp.arange(32, dtype=jnp.int32)) & 1
-    return bits.reshape(*words.shape[:-1], -1)[..., :count] > 0
-
-
-def _spread(lists: Sequence[tuple[jax.Array, jax.Array | None]], vocab: int) -> jax.Array:
-    """Sums of values by id, f32 `[len(lists), num_rows, vocab]`, from ids and values `[num_rows, any length]`.
-
-    A list without values counts its ids; an id that is no token is dropped: `vocab` is padding, and one in flight may
-    turn out to be NOT_A_TOKEN. All lists go through one scatter, because each takes the TPU's compiler many seconds.
-    """
-    num_rows = lists[0][0].shape[0]
-    size = len(lists) * num_rows * vocab
-    indices, values = [], []
-    for number, (ids, of_ids) in enumerate(lists):
-        start = (number * num_rows + jnp.arange(num_rows, dtype=jnp.int32))[:, None] * vocab
-        indices.append(jnp.where((ids >= 0) & (ids < vocab), start + ids, size).reshape(-1))
-        values.append((jnp.ones(ids.shape, jnp.float32) if of_ids is None else of_ids).reshape(-1))
-    flat = jnp.zeros(size, jnp.float32).at[jnp.concatenate(indices)].add(jnp.concatenate(values), mode="drop")
-    return flat.reshape(len(lists), num_rows, vocab)
-
-
-def logprobs_of(logits: jax.Array, token_ids: jax.Array) -> Logprobs:
-    """Log-probabilities of the drawn tokens and of the most likely ones."""
-    logprobs = jax.nn.log_softmax(logits, axis=-1)
-    sampled = jnp.take_along_axis(logprobs, token_ids[:, None], axis=-1)[:, 0]
-    top, top_ids = jax.lax.top_k(logprobs, min(MAX_LOGPROBS, logits.shape[-1]))
-    return Logprobs(sampled, top_ids.astype(jnp.int32), top)
 
 
 def _draw(logits: jax.Array, rows: SamplingRows, greedy: jax.Array) -> jax.Array:

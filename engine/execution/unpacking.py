@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from penstock.engine.attention import RaggedBatch
+from penstock.engine.execution.extended import ExtendedRows
 from penstock.engine.execution.geometry import Layout
-from penstock.engine.execution.sampling import ExtendedRows, SamplingRows
+from penstock.engine.execution.sampling import SamplingRows
 
 
 @jax.tree_util.register_dataclass
@@ -55,23 +56,19 @@ def unpack_sampling(words: jax.Array) -> SamplingRows:  # i32 [num_rows, words]
     )
 
 
-def unpack_extended(layout: Layout, flat: jax.Array, last_tokens: jax.Array) -> ExtendedRows:
-    """`last_tokens` holds the tokens in flight, which the host could not upload with the rest of the history."""
+def unpack_extended(layout: Layout, flat: jax.Array) -> ExtendedRows:
     parts = layout.unpack(flat)
     words = parts["words"]
-    in_flight = (parts["sources"][:, None] >= 0) & (jnp.arange(parts["history"].shape[1])[None] == words[:, 5:6])
-    history = jnp.where(in_flight, last_tokens[parts["sources"]][:, None], parts["history"])
     return ExtendedRows(
-        history=history,
-        num_prompt=words[:, 0],
-        repetition_penalty=_as_float(words[:, 1]),
-        presence_penalty=_as_float(words[:, 2]),
-        frequency_penalty=_as_float(words[:, 3]),
-        bias_ids=parts["bias_ids"],
-        bias=_as_float(parts["bias"]),
-        is_restricted=words[:, 4],
-        is_allowed=parts["is_allowed"],
-        blocked_ids=parts["blocked_ids"],
+        slot=words[:, 0],
+        is_adjusted=words[:, 1] > 0,
+        repetition_penalty=_as_float(words[:, 2]),
+        presence_penalty=_as_float(words[:, 3]),
+        frequency_penalty=_as_float(words[:, 4]),
+        min_tokens=words[:, 5],
+        target=words[:, 6],
+        scored=parts["scored"],
+        num_scored=parts["num_scored"][0],
     )
 
 

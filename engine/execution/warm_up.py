@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.options import Options, neutral_options
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import Runner
 from penstock.engine.execution.sampling import NOT_A_TOKEN
@@ -112,7 +113,7 @@ def _decode_batch(geometry: Geometry, num_rows: int, *, num_steps: int = 1, exte
     parts["cu_q_lens"][1:] = np.minimum(np.arange(1, num_rows + 1), num_seqs)
     parts["kv_lens"][:num_seqs], parts["num_seqs"][0] = 1, num_seqs
     parts["sampled_tokens"][:num_seqs] = np.arange(num_seqs)
-    options = geometry.extended_layout(num_rows).empty()[0] if extended else None
+    options = Options(neutral_options(geometry, num_rows)[0], (), True) if extended else None
     stops = None
     if num_steps > 1:
         stops, ends = geometry.stops_layout(num_rows).empty()

@@ -68,6 +68,7 @@ class PromptBudget:
     left_s: float  # for attention of prompts, and for a bucket's tokens
     num_tokens: int  # in the step so far
     num_prompt_tokens: int  # of those, prompt tokens
+    num_free_rows: int = 0  # of the head, for tokens of prompts that are scored
 
     def tokens(self, context: int) -> int | None:
         """How many tokens of a prompt may join of which `context` are computed already; None for no limit."""

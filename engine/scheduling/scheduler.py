@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ class Row(NamedTuple):
     num_known: int  # of those tokens, how many the host knows; a further one is in flight
     num_sampled: int  # 0 if the row does not reach the sequence's end, else 1, or up to the plan's steps
     output_index: int  # of the first token it samples, counted from the first generated one
+    num_scored: int = 0  # of its first tokens, so many have the log-probability of the one after them computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,19 @@ class StepPlan:
     def sampled(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.num_sampled)
 
+    def places(self) -> Iterator[tuple[Row, int]]:
+        """Its rows, each with the place of what it samples among the rows of the head. Those that score come before."""
+        place = 0
+        for row in self.rows:
+            place += row.num_scored
+            yield row, place
+            place += row.num_sampled > 0
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether what a row may draw depends on the tokens before, which the host has to see first."""
+        return any(row.num_sampled and row.sequence.is_constrained for row in self.rows)
+
 
 class SequenceFailed(Exception):
     """Planning failed at one sequence. All others are as they were: without it, the plan can be made."""
@@ -59,14 +74,26 @@ class Scheduler:
     sequences that decode, then hands what is left of its budget to prompts, in order of (priority, arrival). One that
     runs out of pages preempts the last in that order; a preempted sequence keeps its tokens and is recomputed later.
 
+    A prompt whose log-probabilities are wanted takes a row of the head for each of its tokens, of those rows that the
+    sequences of the step leave free.
+
     Sequences of a step that failed are suspects: each then runs alone until a step of its own has succeeded.
     """
 
-    def __init__(self, pool: PagePool, *, max_num_seqs: int, max_batch_tokens: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        *,
+        max_num_seqs: int,
+        max_batch_tokens: int,
+        max_model_len: int,
+        max_rows: int | None = None,  # of the head; None: one per sequence
+    ) -> None:
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_batch_tokens = max_batch_tokens
         self._max_model_len = max_model_len
+        self._max_rows = max_rows or max_num_seqs
         self._waiting: list[Sequence] = []  # ordered by rank
         self._running: list[Sequence] = []  # ordered by rank; exactly those that hold a batch slot
         self._suspects: set[Sequence] = set()
@@ -131,6 +158,8 @@ class Scheduler:
         if token_id is not None:
             sequence.token_ids.append(token_id)
             sequence.num_in_flight -= 1
+        if row.num_scored:
+            sequence.num_scored = max(sequence.num_scored, row.start + row.num_scored)
         self._clear(sequence)
         self._index_full_pages(sequence)
 
@@ -179,6 +208,7 @@ class Scheduler:
         decoding = [sequence for sequence in wanting if sequence.num_pending == 1]
         prefilling = [sequence for sequence in wanting if sequence.num_pending > 1]
         prompts = pace.prompt_budget((sequence.num_tokens for sequence in decoding), len(prefilling) + len(waiting))
+        prompts.num_free_rows = self._max_rows - len(wanting)  # one is for the token that each may sample
         chosen: dict[Sequence, int] = {}
         budget = self._max_batch_tokens
         for sequence in decoding + prefilling:
@@ -189,6 +219,9 @@ class Scheduler:
         for sequence in waiting:
             if not budget or len(self._running) >= self._max_num_seqs or sequence.num_in_flight:
                 break
+            if not prompts.num_free_rows:
+                break
+            prompts.num_free_rows -= 1
             try:
                 count = self._admit(sequence, budget, prompts)
             except Exception as error:
@@ -219,7 +252,7 @@ class Scheduler:
         if max_steps == 1 or self._waiting or self._suspects:
             return 1
         for sequence, count in chosen.items():
-            if count > 1 or sequence.num_pending > 1 or sequence.request.sampling.needs_extended_sampler:
+            if count > 1 or sequence.num_pending > 1 or sequence.is_constrained:
                 return 1
         needed = {s: self._pool.pages_for(s.num_computed + self._num_sampled(s, max_steps)) for s in chosen}
         if sum(count - len(s.pages) for s, count in needed.items()) > self._pool.num_available:
@@ -260,7 +293,9 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, budget: int, prompts: PromptBudget) -> int:
         """Starts a waiting sequence, unless pages or the budget are short; returns how many tokens it computes."""
-        cached, hashes = self._pool.find_prefix(sequence.token_ids, sequence.request.cache_salt)
+        # Hidden states of what is cached are gone, and with them what is still to be scored.
+        usable = sequence.token_ids[: sequence.num_scored + 1] if sequence.num_unscored else sequence.token_ids
+        cached, hashes = self._pool.find_prefix(usable, sequence.request.cache_salt)
         if not self._fits(sequence, cached) or prompts.tokens(len(cached) * self._pool.page_size) == 0:
             return 0
         self._start(sequence, cached, hashes)
@@ -326,6 +361,9 @@ def _chunk(sequence: Sequence, budget: int, prompts: PromptBudget) -> int:
     context = sequence.num_computed
     limit = prompts.tokens(context)
     count = min(sequence.num_pending, budget if limit is None else min(budget, limit))
+    if sequence.num_unscored:  # each of its tokens takes a row; one row it has anyway
+        count = min(count, prompts.num_free_rows + 1)
+        prompts.num_free_rows -= max(0, count - 1)
     prompts.take(count, context)
     return count
 
@@ -340,6 +378,7 @@ def _row(sequence: Sequence, num_tokens: int, num_sampled: int) -> Row:
         num_known=max(0, min(num_tokens, len(sequence.token_ids) - start)),
         num_sampled=num_sampled if reaches_end else 0,
         output_index=sequence.num_generated,
+        num_scored=max(0, min(num_tokens, sequence.num_prompt - 1 - start)) if sequence.num_unscored else 0,
     )
 
 

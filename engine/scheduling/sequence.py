@@ -24,12 +24,14 @@ class Sequence:
         "num_computed",
         "num_in_flight",
         "num_prompt",
+        "num_scored",
         "num_starts",
         "page_hashes",
         "pages",
         "rank",
         "request",
         "sampling_words",
+        "scores_prompt",
         "seed",
         "token_ids",
     )
@@ -46,6 +48,9 @@ class Sequence:
         generated = request.generated[index] if request.generated else ()
         self.token_ids: list[int] = [*request.prompt_token_ids, *generated]
         self.num_prompt = len(request.prompt_token_ids)
+        self.scores_prompt = _scores_prompt(request, index)
+        # Behind so many tokens the log-probability of the next one is known, or not wanted.
+        self.num_scored = 0 if self.scores_prompt else self.num_prompt - 1
         self.num_computed = 0
         self.num_in_flight = 0
         self.num_cached = 0  # prompt tokens that the prefix cache saved when the sequence first ran
@@ -57,6 +62,11 @@ class Sequence:
         self.sampling_words: tuple[int, ...] = ()  # what is uploaded of its sampling parameters, once it was packed
         self.is_suspect = False  # was in a step that failed, and has not run since
         self.is_finished = False
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar says what it may continue with: it samples one token a step, after the one before."""
+        return self.request.grammar is not None
 
     @property
     def num_tokens(self) -> int:
@@ -72,6 +82,17 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens whose keys and values are still to be computed."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def num_unscored(self) -> int:
+        """Tokens of the prompt whose log-probability is still to be computed."""
+        return self.num_prompt - 1 - self.num_scored
+
+
+def _scores_prompt(request: Request, index: int) -> bool:
+    """The first choice alone, and with its first token: where it has that from an earlier run, they are out."""
+    is_new = not (request.generated and request.generated[index])
+    return index == 0 and is_new and request.sampling.prompt_logprobs is not None
 
 
 def _seed(request: Request, index: int) -> int:

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.sandbox import Bounds, RequestEnded, Sandbox
 from penstock.engine.structured.compile_process import LIMITS
-from penstock.engine.structured.grammar import Grammar
+from penstock.engine.structured.grammar import Grammar, cleaned
 from penstock.engine.structured.vocabulary import Vocabulary, llguidance_tokenizer
 
 MAX_SOURCE_BYTES = 2**19
@@ -106,7 +106,7 @@ class _Tools:
 
 
 def _refusal(message: str) -> InvalidRequest:
-    return InvalidRequest(f"the grammar can't be used: {message.removesuffix('<non-verbose/>').strip()}")
+    return InvalidRequest(f"the grammar can't be used: {cleaned(message)}")
 
 
 class _Kept:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 
 from llguidance import LLMatcher
 
@@ -25,7 +25,7 @@ class Grammar:
     def __repr__(self) -> str:
         return f"Grammar({self.source[:40]!r}, {len(self.source)} characters)"
 
-    def matcher(self, bad_token_ids: Collection[int] = ()) -> Matcher:
+    def matcher(self, bad_token_ids: Iterable[int] = ()) -> Matcher:
         """For a new reply, in which `bad_token_ids` are never sampled."""
         can_end = not set(self._eos_token_ids).issubset(bad_token_ids)
         return Matcher(self._start.deep_copy(), can_end)
@@ -38,19 +38,18 @@ class Matcher:
     """
 
     def __init__(self, state: LLMatcher, can_end: bool) -> None:
-        self.state = state  # for a mask filler
+        self.state = state  # for who fills masks
+        self.num_tokens = 0  # that it has taken
         self._can_end = can_end
-        self._num_tokens = 0
 
-    def follow(self, token_ids: Sequence[int]) -> None:
-        """Takes the reply's tokens, all of them each time, of which most were there before. None of them ends it.
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Takes the reply's next tokens. None of them ends it.
 
         Raises:
             GrammarFailed: the grammar does not allow a token, or met a limit.
         """
-        new = token_ids[self._num_tokens :]
-        self._num_tokens = len(token_ids)
-        if new and not self.state.consume_tokens(list(new)):
+        self.num_tokens += len(token_ids)
+        if token_ids and not self.state.consume_tokens(list(token_ids)):
             raise self.failure()
 
     @property
@@ -58,11 +57,16 @@ class Matcher:
         """Whether nothing can follow, and no token says so: the vocabulary has none that ends a reply, or it is not
         to be sampled.
         """
-        return not self._can_end and self.state.is_stopped()
+        return not self._can_end and self.state.is_stopped() and not self.has_failed
 
     @property
     def has_failed(self) -> bool:
         return self.state.is_error()
 
     def failure(self) -> GrammarFailed:
-        return GrammarFailed(f"the reply's grammar failed: {self.state.get_error()}")
+        return GrammarFailed(f"the reply's grammar failed: {cleaned(self.state.get_error())}")
+
+
+def cleaned(message: str) -> str:
+    """What llguidance says, without its mark for details that are left out."""
+    return message.removesuffix("<non-verbose/>").strip()

@@ -16,6 +16,10 @@ BOUNDS = Bounds(cpu_s=2.0, max_bytes=2**28, max_bytes_per_byte=16, max_idle_byte
 _PROGRAM = Path(__file__).with_name("template_process.py")
 
 
+class RenderingEnded(InvalidRequest):
+    """A rendering used more than it may, or its process was killed: another time it may go better."""
+
+
 class ChatTemplate:
     """Renders one template in processes of its own. Any thread may use it."""
 
@@ -30,13 +34,14 @@ class ChatTemplate:
             now_s: what it takes for the present, in Unix time; None: the present.
 
         Raises:
-            InvalidRequest: the template refuses the variables, fails, or takes too much time, text or memory.
+            InvalidRequest: the template refuses the variables, fails, or makes too much text.
+            RenderingEnded: it takes too much time or memory.
             EngineError: no process for it runs here.
         """
         try:
             answer = self._sandbox.ask({"variables": variables, "now_s": time.time() if now_s is None else now_s})
         except RequestEnded as error:
-            raise InvalidRequest(f"the model's chat template failed: {error}") from None
+            raise RenderingEnded(f"the model's chat template failed: {error}") from None
         if "refused" in answer:
             raise InvalidRequest(f"the model's chat template refuses these messages: {answer['refused']}")
         if "failed" in answer:

@@ -35,6 +35,7 @@ class EncodedChat:
     text: str  # that the chat template made
     reply_format: str | None = None  # in which the model writes its answer; None: nothing is known of it
     reply_prefix: str = ""  # what `text` has of that answer already, such as `<think>`
+    has_reasoning: bool = False  # whether the template knows the reasoning of this format
 
 
 class ConversationTemplate:
@@ -63,20 +64,18 @@ class ConversationTemplate:
             raise InvalidRequest("messages is empty")
         if taken := sorted(self._special_tokens.keys() & chat.variables.keys()):
             raise InvalidRequest(f"chat_template_kwargs may not set {', '.join(taken)}, a special token of this model")
-        messages = [self._message(message) for message in shaped(chat.messages, self._needs)]
+        known = [self._with_role(message) for message in chat.messages]
+        messages = [_with_reasoning(message) for message in shaped(known, self._needs)]
         if not chat.continue_final_message:
             return self._rendered(messages, chat)
         said = _mark_end(messages, self.source)
         return _cut(self._rendered(messages, chat), said)
 
-    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Without what is null, and with reasoning under each name that templates read it by, as in transformers."""
-        made = {name: value for name, value in message.items() if value is not None}
-        if made["role"] == "developer" and not self._knows_developer:
-            made["role"] = "system"  # which is what OpenAI's API called it before
-        if "reasoning" in made:
-            made = {"thinking": made["reasoning"], **made, "reasoning_content": made["reasoning"]}
-        return made
+    def _with_role(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A developer is what OpenAI's API called the system before."""
+        if message["role"] != "developer" or self._knows_developer:
+            return message
+        return {**message, "role": "system"}
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], chat: Conversation) -> str:
         variables = {
@@ -88,6 +87,13 @@ class ConversationTemplate:
             "add_generation_prompt": chat.add_generation_prompt and not chat.continue_final_message,
         }
         return self._template.render(variables, now_s=chat.now_s)
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Under each name that templates read it by, as in transformers."""
+    if "reasoning" not in message:
+        return message
+    return {"thinking": message["reasoning"], **message, "reasoning_content": message["reasoning"]}
 
 
 def _mark_end(messages: list[dict[str, Any]], source: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from penstock.engine.text.stop import StopMatcher
 from penstock.engine.text.tokenizer import Tokenizer
@@ -15,15 +16,29 @@ class TextStream:
     wanted is decided by pushing them or not.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
-        """Raises InvalidRequest if a stop string is empty."""
-        self._detokenizer = tokenizer.detokenizer()
-        self._matcher = StopMatcher(stops) if stops else None
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        *,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        delimiters: Mapping[int, str] | None = None,
+    ) -> None:
+        """`delimiters` has the characters by which tokens that delimit parts of a reply are known in its text.
 
-    def push(self, token_id: int) -> tuple[str, bool]:
-        """The text that this token released, and whether a stop string is complete: then no text follows."""
-        text = self._detokenizer.push(token_id)
-        return (text, False) if self._matcher is None else self._matcher.push(text)
+        Raises:
+            InvalidRequest: a stop string is empty.
+        """
+        self._new_detokenizer = partial(tokenizer.detokenizer, skip_special_tokens=skip_special_tokens)
+        self._detokenizer = self._new_detokenizer()
+        self._delimiters = delimiters or {}
+        self._matcher = StopMatcher(stops, include=include_stop) if stops else None
+
+    def push(self, token_id: int) -> tuple[str, str | None]:
+        """The text that this token released, and the stop string that is complete: then no text follows."""
+        text = self._text_of(token_id)
+        return (text, None) if self._matcher is None else self._matcher.push(text)
 
     def finish(self) -> str:
         """The text still held back, for a sequence that ends without a stop string. Nothing may be pushed
@@ -32,14 +47,13 @@ class TextStream:
         text = self._detokenizer.flush()
         if self._matcher is None:
             return text
-        released, stopped = self._matcher.push(text)
-        return released if stopped else released + self._matcher.flush()
+        released, stop = self._matcher.push(text)
+        return released if stop else released + self._matcher.flush()
 
-    def replay(self, token_ids: Iterable[int]) -> bool:
-        """Brings a new stream to where it was after these tokens, whose text is out. Returns whether they stopped
-        it.
-        """
-        stopped = False
-        for token_id in token_ids:
-            _, stopped = self.push(token_id)
-        return stopped
+    def _text_of(self, token_id: int) -> str:
+        delimiter = self._delimiters.get(token_id)
+        if delimiter is None:
+            return self._detokenizer.push(token_id)
+        text = self._detokenizer.flush() + delimiter
+        self._detokenizer = self._new_detokenizer()  # no character goes across parts of a reply
+        return text

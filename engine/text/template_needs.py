@@ -1,12 +1,14 @@
 """What a chat template wants its input to look like, found out by trying: templates do not say.
 
-Three things differ between families. The arguments of a tool call are a mapping to most templates and JSON text to
-some. Ids of tool calls are nine letters and digits to Mistral's, which refuse others. Content is text to most, a list
-of parts to some, and to others either.
+Four things differ between families. The arguments of a tool call are a mapping to most templates and JSON text to some.
+Ids of tool calls are nine letters and digits to Mistral's, which refuse others. A message that only calls has no
+content to most, and an empty one to DeepSeek's. Content is text to most, a list of parts to some, and to others either,
+which may depend on whose it is.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +18,14 @@ from hashlib import blake2b
 from typing import Any, TypeAlias
 
 from penstock.engine.errors import InvalidRequest
+from penstock.engine.text.chat_template import RenderingEnded
 
 Message: TypeAlias = Mapping[str, Any]
 
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _LONG_ID = "call_0123456789abcdef01234567"
 _WORDS = ("penstock-a", "penstock-b")
+_AS_DATA = re.compile(rf"""['"]text['"]: *['"]{_WORDS[0]}""")  # parts that are written out, not read
 _ARGUMENTS = {"penstock": "probe"}
 _TOOL = {
     "type": "function",
@@ -31,21 +35,32 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {"penstock": {"type": "string", "description": "A word."}}},
     },
 }
+_QUESTION = {"role": "user", "content": "Hi."}
+_CALL = {
+    "role": "assistant",
+    "tool_calls": [
+        {"id": _LONG_ID, "type": "function", "function": {"name": "probe", "arguments": _ARGUMENTS}},
+    ],
+}
+_RESULT = {"role": "tool", "content": "1", "name": "probe", "tool_call_id": _LONG_ID}
 
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """What a template wants tool calls to look like."""
+    """What a template wants messages with tool calls to look like."""
 
-    has_text_arguments: bool = False
     has_short_ids: bool = False
+    has_text_arguments: bool = False
+    has_content: bool = False
 
 
-_SHAPES = [CallShape(text, short) for short in (False, True) for text in (False, True)]
+_SHAPES = [CallShape(*wants) for wants in itertools.product((False, True), repeat=3)]
 
 
 class TemplateNeeds:
     """Of one template; each is found out when it first matters, by rendering small conversations.
+
+    It is the same on every worker. A rendering that took too long tells nothing, and what it was for is refused.
 
     Args:
         render: of messages and tools. It raises InvalidRequest where the template does not take them.
@@ -53,51 +68,59 @@ class TemplateNeeds:
 
     def __init__(self, render: Callable[[Sequence[Message], Sequence[Message]], str]) -> None:
         self._render = render
+        self._reads_parts: dict[str, bool] = {}
+        self._reads_text: dict[str, bool] = {}
 
     @cached_property
     def calls(self) -> CallShape:
         """The first shape that the template takes; the plain one where it takes none."""
         return next((shape for shape in _SHAPES if self._takes(shape)), _SHAPES[0])
 
-    @cached_property
-    def reads_text(self) -> bool:
-        """Whether content may be text."""
-        return self._shows(_WORDS[0], _WORDS[:1]) or not self.reads_parts
+    def reads_text(self, role: str) -> bool:
+        """Whether content of this role may be text."""
+        if role not in self._reads_text:
+            self._reads_text[role] = self._shows(role, _WORDS[0], _WORDS[:1]) or not self.reads_parts(role)
+        return self._reads_text[role]
 
-    @cached_property
-    def reads_parts(self) -> bool:
-        """Whether content may be a list of parts."""
-        return self._shows([{"type": "text", "text": word} for word in _WORDS], _WORDS)
+    def reads_parts(self, role: str) -> bool:
+        """Whether content of this role may be a list of parts."""
+        if role not in self._reads_parts:
+            parts = [{"type": "text", "text": word} for word in _WORDS]
+            self._reads_parts[role] = self._shows(role, parts, _WORDS)
+        return self._reads_parts[role]
 
     def _takes(self, shape: CallShape) -> bool:
-        call = {
-            "id": _LONG_ID,
-            "type": "function",
-            "function": {"name": "probe", "arguments": _ARGUMENTS},
-        }
-        messages: list[Message] = [
-            {"role": "user", "content": _WORDS[0]},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "content": _WORDS[1], "name": "probe", "tool_call_id": _LONG_ID},
-        ]
-        text = self._try([with_calls(message, shape) for message in messages], [_TOOL])
+        messages = [with_calls(message, shape) for message in (_QUESTION, _CALL, _RESULT)]
+        text = self._try(messages, [_TOOL])
         return text is not None and repr(_ARGUMENTS) not in text
 
-    def _shows(self, content: object, words: Sequence[str]) -> bool:
-        text = self._try([{"role": "user", "content": content}], [])
-        return text is not None and all(word in text for word in words) and "'type'" not in text
+    def _shows(self, role: str, content: object, words: Sequence[str]) -> bool:
+        text = self._try(self._conversation(role, content), [])
+        return text is not None and all(word in text for word in words) and _AS_DATA.search(text) is None
+
+    def _conversation(self, role: str, content: object) -> list[Message]:
+        message = {"role": role, "content": content}
+        if role == "user":
+            return [message]
+        if role == "assistant":
+            return [_QUESTION, message, _QUESTION]
+        if role == "tool":
+            return [with_calls(known, self.calls) for known in (_QUESTION, _CALL, {**_RESULT, **message})]
+        return [message, _QUESTION]
 
     def _try(self, messages: Sequence[Message], tools: Sequence[Message]) -> str | None:
         try:
             return self._render(messages, tools)
+        except RenderingEnded:
+            raise
         except InvalidRequest:
             return None
 
 
 def shaped(messages: Sequence[Message], needs: TemplateNeeds) -> list[dict[str, Any]]:
-    """The messages as the template wants them."""
+    """The messages as the template wants them, without what is null."""
     made = [_with_content(message, needs) for message in messages]
-    if any("tool_calls" in message or "tool_call_id" in message for message in messages):
+    if any("tool_calls" in message or "tool_call_id" in message for message in made):
         made = [with_calls(message, needs.calls) for message in made]
     return made
 
@@ -107,6 +130,8 @@ def with_calls(message: Message, shape: CallShape) -> dict[str, Any]:
     made = dict(message)
     if "tool_calls" in made:
         made["tool_calls"] = [_call(call, shape) for call in made["tool_calls"]]
+        if shape.has_content:
+            made.setdefault("content", "")
     if "tool_call_id" in made and shape.has_short_ids:
         made["tool_call_id"] = short_id(made["tool_call_id"])
     return made
@@ -128,10 +153,11 @@ def _call(call: Message, shape: CallShape) -> dict[str, Any]:
 
 
 def _with_content(message: Message, needs: TemplateNeeds) -> dict[str, Any]:
-    made, content = dict(message), message.get("content")
+    made = {name: value for name, value in message.items() if value is not None}
+    content, role = made.get("content"), made["role"]
     if isinstance(content, str):
-        if not needs.reads_text:
+        if not needs.reads_text(role):
             made["content"] = [{"type": "text", "text": content}]
-    elif content is not None and not needs.reads_parts:
+    elif content is not None and not needs.reads_parts(role):
         made["content"] = "\n".join(part["text"] for part in content)
     return made

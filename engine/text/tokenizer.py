@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest, shown
 from penstock.engine.loading.files import check_files
 from penstock.engine.text.conversation import Conversation, ConversationTemplate, EncodedChat
-from penstock.engine.text.decoders import DecoderKind, decoder_kind
-from penstock.engine.text.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
-from penstock.engine.text.response.formats import AUTO, reply_prefix, resolve_format
-
-BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+from penstock.engine.text.decoders import decoder_kind
+from penstock.engine.text.detokenizer import Detokenizer
+from penstock.engine.text.response.formats import AUTO, reply_prefix, resolve_format, shows_reasoning
+from penstock.engine.text.spelling import Spelling, bytes_of
 
 
 class Tokenizer:
@@ -51,16 +49,19 @@ class Tokenizer:
         # `tokenizer(text)` would set these at every call, while other threads read them.
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._kind = decoder_kind(_decoder_of(self._backend))
+        kind = decoder_kind(_decoder_of(self._backend))
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         """One above the highest token id, added tokens included. A model's own vocabulary may be padded beyond it."""
-        added_tokens = self._backend.get_added_tokens_decoder()
-        self.special_tokens = {id_: token.content for id_, token in added_tokens.items() if token.special}
-        special = set(self.special_tokens.values())
-        ids = {id_ for added in (False, True) for id_ in self._backend.get_vocab(with_added_tokens=added).values()}
-        tokens = ((id_, self._backend.id_to_token(id_)) for id_ in sorted(ids))  # few, however high the highest is
-        self._visible = {id_: token for id_, token in tokens if token is not None and token not in special}
-        self._bytes = _bytes_of(self._visible, self._kind)
+        added = self._backend.get_added_tokens_decoder().items()
+        self.special_token_ids: Mapping[str, int] = {token.content: id_ for id_, token in added if token.special}
+        ids = {id_ for has in (False, True) for id_ in self._backend.get_vocab(with_added_tokens=has).values()}
+        found = ((id_, self._backend.id_to_token(id_)) for id_ in sorted(ids))  # few, however high the highest is
+        tokens = {id_: token for id_, token in found if token is not None}
+        token_bytes = bytes_of(tokens, kind)
+        ordinary = {id_: token for id_, token in tokens.items() if token not in self.special_token_ids}
+        ordinary_bytes = {id_: data for id_, data in token_bytes.items() if id_ in ordinary}
+        self._spelling = Spelling(self._backend, kind, ordinary, ordinary_bytes, skip_special=True)
+        self._full_spelling = Spelling(self._backend, kind, tokens, token_bytes, skip_special=False)
 
     @classmethod
     def from_dir(cls, directory: Path, chat_format: str = AUTO) -> Tokenizer:
@@ -108,11 +109,12 @@ class Tokenizer:
         name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
-        text = self._templates[name].render(chat)
-        token_ids, reply_format = self._encode(text, add_special_tokens=False), self._formats[name]
+        text, reply_format = self._templates[name].render(chat), self._formats[name]
+        token_ids = self._encode(text, add_special_tokens=False)
         if reply_format is None:
             return EncodedChat(token_ids, text)
-        return EncodedChat(token_ids, text, reply_format, reply_prefix(reply_format, text))
+        has_reasoning = shows_reasoning(reply_format, self._templates[name].source)
+        return EncodedChat(token_ids, text, reply_format, reply_prefix(reply_format, text), has_reasoning)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`. Special tokens, and ids that are in no vocabulary, have none.
@@ -120,26 +122,15 @@ class Tokenizer:
         It is what the vocabulary says: `clean_up_tokenization_spaces`, which closes up English punctuation and damages
         all other text, is not applied.
         """
-        return str(self._backend.decode(token_ids, skip_special_tokens=True))
+        return self._spelling.decode(token_ids)
 
-    def detokenizer(self) -> Detokenizer:
-        """One for a new sequence of tokens."""
-        return ByteDetokenizer(self._bytes) if self._kind is DecoderKind.BYTES else ContextDetokenizer(self)
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """One for a new sequence of tokens. Special tokens have no text, or that which they are spelled with."""
+        return (self._spelling if skip_special_tokens else self._full_spelling).detokenizer()
 
-    def is_visible(self, token_id: int) -> bool:
-        """Whether `decode` looks at this token at all."""
-        return token_id in self._visible
-
-    def byte_of(self, token_id: int) -> bytes | None:
-        """The byte that a token such as `<0xE4>` stands for; None for all others."""
-        return self._bytes.get(token_id)
-
-    def bytes_of(self, token_id: int) -> bytes:
-        """Of a visible token inside a text: at its beginning, some decoders drop a space."""
-        data = self._bytes.get(token_id)
-        if data is not None:
-            return data
-        return self.decode([token_id, token_id])[len(self.decode([token_id])) :].encode()
+    def spell(self, token_id: int) -> tuple[str, bytes]:
+        """Text and bytes of one token inside a text, as in `Spelling`, special tokens spelled out."""
+        return self._full_spelling.spell(token_id)
 
     def encode_part(self, text: str) -> list[int]:
         """Token ids of text inside a text: nothing is added."""
@@ -172,29 +163,3 @@ def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
         shell.decoder = backend.decoder
     decoder: dict[str, Any] | None = json.loads(shell.to_str())["decoder"]
     return decoder
-
-
-def _bytes_of(visible: Mapping[int, str], kind: DecoderKind) -> dict[int, bytes]:
-    """The tokens that are bytes rather than text: all, the byte tokens, or none, by kind of decoder."""
-    if kind is DecoderKind.BYTES:
-        byte_of = _byte_alphabet()
-        return {id_: _byte_level(token, byte_of) for id_, token in visible.items()}
-    if kind is DecoderKind.BYTE_RUNS:
-        matches = ((id_, BYTE_TOKEN.fullmatch(token)) for id_, token in visible.items())
-        return {id_: bytes.fromhex(match[1]) for id_, match in matches if match}
-    return {}
-
-
-def _byte_level(token: str, byte_of: Mapping[str, int]) -> bytes:
-    """A token that is not spelled in the byte alphabet throughout, such as an added one, stands for itself."""
-    try:
-        return bytes([byte_of[character] for character in token])
-    except KeyError:
-        return token.encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: a printable byte is its own character, the others are those from U+0100 on, in order."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + number): byte for number, byte in enumerate(rest)}

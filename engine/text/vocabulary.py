@@ -9,8 +9,8 @@ from penstock.engine.text.tokenizer import Tokenizer
 def vocabulary_of(tokenizer: Tokenizer, size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:
     """`size` is the model's: what is beyond it is never generated."""
     ends = tuple(id_ for id_ in eos_token_ids if id_ < size)
-    names = {id_: name for id_, name in tokenizer.special_tokens.items() if id_ < size}
+    names = {id_: name for name, id_ in tokenizer.special_token_ids.items() if id_ < size}
     names |= {id_: f"<eos {id_}>" for id_ in ends if id_ not in names}
-    ids = (id_ for id_ in range(min(size, tokenizer.vocab_size)) if id_ not in names and tokenizer.is_visible(id_))
-    token_bytes = {id_: tokenizer.bytes_of(id_) for id_ in ids}
+    ids = (id_ for id_ in range(min(size, tokenizer.vocab_size)) if id_ not in names)
+    token_bytes = {id_: data for id_ in ids if (data := tokenizer.spell(id_)[1])}
     return Vocabulary(size, token_bytes, names, ends, tokenizer.encode_part)

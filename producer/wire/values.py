@@ -101,7 +101,7 @@ def explain(error: Exception) -> str:
     for item in error.errors(include_url=False)[:5]:
         where = shown(".".join(map(str, item["loc"])))
         given = "" if item["type"] == "value_error" and not where else f", not {repr(item['input'])[:80]}"
-        parts.append(f"{where or 'request'}: {item['msg']}{given}")
+        parts.append(f"{where or 'request'}: {item['msg'].removeprefix('Value error, ')}{given}")
     return "; ".join(parts)
 
 

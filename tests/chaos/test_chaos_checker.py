@@ -69,6 +69,60 @@ def test_what_is_not_right_is_noticed(seen: list[Seen], expected: str) -> None:
     assert expected in faults(seen)
 
 
+CALLS = Truth((5, 6, 7, 8), "a", reasoning="bc", calls='c0 f {"x": 1}\nc1 g {}')
+
+
+def said(entry_id: str, offset: int, tokens: str, text: str = "", reasoning: str = "", calls: str = "") -> Seen:
+    told = chunk(entry_id, offset, tokens, text)
+    more = {"reasoning": reasoning, "tool_calls": calls}
+    return Seen(entry_id, {**told.fields, **{name: value for name, value in more.items() if value}}, 1.0)
+
+
+BEGIN = '[{"index":0,"id":"c0","name":"f","arguments":"{\\"x\\""}]'
+REST = '[{"index":0,"arguments":": 1}"},{"index":1,"id":"c1","name":"g","arguments":"{}"}]'
+CALLING = [OWN, said("1-1", 0, "5", "a", "b"), said("1-2", 1, "6", "", "c", BEGIN), own(2)]
+
+
+def call_faults(*rest: Seen, request: RequestPlan | None = None) -> list[str]:
+    record = Record(request or RequestPlan("r", "x", 4), entry_ids=["1-1"], seen=[*CALLING, *rest])
+    verdict = check(History(records={"r": record}), {"r": (CALLS,)}, recovery_limit_s=1.0)
+    return [problem.fault for problem in verdict.problems]
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        (REST, []),
+        (REST.replace(": 1}", " 1}"), ["wrong"]),  # a byte is lost
+        (REST.replace(": 1}", ":: 1}"), ["wrong"]),  # a byte comes twice
+        (REST.replace(": 1}", ":1 }"), ["wrong"]),  # two change places
+        (REST.replace("c1", "c2"), ["wrong"]),  # an id
+        (REST.replace('"g"', '"h"'), ["wrong"]),  # a name
+        (REST.replace('{"index":0', '{"index":1', 1), ["out of order"]),  # goes on with a call that has not begun
+        (BEGIN, ["out of order", "wrong"]),  # the call begins again
+        ("", ["wrong"]),
+    ],
+)
+def test_a_call_that_is_not_right_is_noticed(calls: str, expected: list[str]) -> None:
+    assert call_faults(said("2-1", 2, "7,8", calls=calls), end("2-2")) == expected
+
+
+def test_reasoning_that_is_not_right_is_noticed() -> None:
+    assert call_faults(said("2-1", 2, "7,8", reasoning="c", calls=REST), end("2-2")) == ["wrong"]
+
+
+def test_of_a_cancelled_call_the_beginning_must_be_right() -> None:
+    cancelled = RequestPlan("r", "x", 4, cancel_after=1)
+    assert call_faults(end("2-1", 2, "cancelled"), request=cancelled) == []
+    wrong = said("2-1", 2, "7", calls='[{"index":0,"arguments":":: "}]')
+    assert call_faults(wrong, end("2-2", 3, "cancelled"), request=cancelled) == ["wrong"]
+
+
+def test_what_stopped_a_reply_must_be_the_same() -> None:
+    stopped = Seen("2-2", {**end("2-2").fields, "stop_string": "END"}, 1.0)
+    assert faults([*GOOD[:-1], stopped]) == ["wrong"]
+
+
 def test_a_cancelled_reply_may_stop_anywhere_but_not_differ() -> None:
     cancelled = RequestPlan("r", "x", 4, cancel_after=1)
     assert faults([OWN, chunk("1-1", 0, "5,6", "ab"), end("1-2", 2, "cancelled")], cancelled) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ async def test_short_run(lasting_server: EmbeddedServer, tmp_path: Path) -> None
     done = sum(int(rows[name]) for name in ("kills", "zombies", "server restarts"))
     assert done + int(rows["missed faults"]) >= options.kills + options.zombies + options.restarts
     assert all(int(rows[name]) > 0 for name in ("resumed", "fenced writes", "absorbed retries", "dropped replies"))
+    assert any(map(went_on_inside_a_call, outcome.history.records.values()))
 
 
 @pytest.mark.skipif(not SERVERS, reason="no Redis server")
@@ -44,6 +46,19 @@ async def test_short_run_with_the_model(tmp_path: Path) -> None:
         outcome = await run_chaos(options, Site(server), model="demo", logs=tmp_path, progress=lambda *_: None)
     assert wrongs(outcome.verdict) == []
     assert any(map(went_on_beside_an_ended_choice, outcome.history.records.values()))
+
+
+def went_on_inside_a_call(record: Record) -> bool:
+    """Whether a worker took the request where the last thing said was a part of a call, and went on with that call."""
+    has_parts, was_taken = False, False
+    for entry in record.seen:
+        if entry.fields["type"] == "own":
+            was_taken = has_parts
+        deltas = json.loads(entry.fields.get("tool_calls", "[]"))
+        if was_taken and deltas and "id" not in deltas[0]:
+            return True
+        has_parts, was_taken = has_parts or bool(deltas), was_taken and not deltas
+    return False
 
 
 def went_on_beside_an_ended_choice(record: Record) -> bool:

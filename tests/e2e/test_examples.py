@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import pytest
 from fakes import ScriptedReply, ScriptedWorker, eventually
 
 from penstock.producer import keys
+from penstock.producer.wire import ChunkEntry, ToolCallDelta
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -54,6 +56,27 @@ async def refuse(reply: ScriptedReply) -> None:
     await reply.end("error", code="too_long", message="the prompt has 9 tokens")
 
 
+ARGUMENTS = '{"city": "M\u00fcnchen", "days": [1,\n 2]}'
+
+
+async def think_and_call(reply: ScriptedReply) -> None:
+    """Reasons, says something, and calls a tool with arguments that come in parts."""
+    await reply.own()
+    calls = [ToolCallDelta(index=0, id="call_1", name="weather", arguments=ARGUMENTS[:10])]
+    calls += [ToolCallDelta(index=0, arguments=ARGUMENTS[10:])]
+    for at, parts in enumerate(
+        [
+            {"reasoning": "Let me"},
+            {"reasoning": " see."},
+            {"text": "Well"},
+            *({"tool_calls": (call,)} for call in calls),
+        ]
+    ):
+        await reply.write(ChunkEntry.model_validate({"index": 0, "offset": at, "tokens": (at,), "text": "", **parts}))
+    reply.tokens[0] = 5
+    await reply.end("tool_calls")
+
+
 async def tell_a_story(reply: ScriptedReply) -> None:
     """Answers each prompt of the examples; the very long story goes on until it is cancelled."""
     request = reply.request
@@ -82,6 +105,28 @@ async def test_a_consumer_follows_a_reply_to_its_end(redis_url: str, command: li
     assert out == "".join(CHUNKS) + "\n"
     assert "length" in err
     assert worker.taken[0].prompt == "my prompt"
+
+
+@pytest.mark.parametrize("command", CONSUMERS)
+async def test_a_consumer_shows_reasoning_and_tool_calls(redis_url: str, command: list[str]) -> None:
+    messages = '[{"role": "user", "content": "Hi"}]'
+    async with ScriptedWorker(redis_url, think_and_call, queue="examples") as worker:
+        status, out, err = await run(
+            *command, messages, "max_tokens", "7", redis_url=redis_url, PENSTOCK_FIELD="messages"
+        )
+    assert status == 0, err
+    assert worker.taken[0].messages is not None
+    assert (worker.taken[0].messages[0].content, worker.taken[0].max_tokens) == ("Hi", 7)
+    assert "Let me see." in err
+    assert "tool_calls" in err
+    said, *calls = out.splitlines()
+    assert said == "Well"
+    if command[0] == "node":
+        assert "\n".join(calls) == f"weather({ARGUMENTS})"
+        return
+    parts = [part for line in calls for part in json.loads(line)]
+    assert (parts[0]["id"], parts[0]["name"]) == ("call_1", "weather")
+    assert "".join(part["arguments"] for part in parts) == ARGUMENTS
 
 
 @pytest.mark.parametrize("command", CONSUMERS)

@@ -18,6 +18,8 @@ from penstock.worker.local.worker_process import local_worker
 SMALL: dict[str, Any] = {"model": "demo", "max_num_seqs": 4, "max_batch_tokens": 64, "num_pages": 520}
 STORY = "Tell me a short story about a turtle."
 CHAT = (Message(role="user", content="How do you spell river?"),)
+BEGUN = (*CHAT, Message(role="assistant", content="It is spelled r-i"))
+TOOL = {"type": "function", "function": {"name": "spell", "parameters": {"type": "object"}}}
 
 
 def request(number: int, **fields: Any) -> GenerateRequest:
@@ -44,6 +46,12 @@ REQUESTS = [
             {"seed": 7, "logprobs": 3},
             {"seed": 8, "logit_bias": {30: 5.0}, "bad_token_ids": (261,), "stop_token_ids": (27,)},
             {"seed": 9, "allowed_token_ids": (20, 21, 22), "ignore_eos": True, "max_tokens": 12},
+            {"seed": 10, "regex": "(ab|cd){2,4}!", "temperature": 1.5, "n": 2},
+            {"seed": 11, "choice": ("yes", "no", "perhaps"), "echo": True},
+            {"seed": 12, "stop": ("e",), "include_stop_str_in_output": True, "skip_special_tokens": False},
+            {"prompt": None, "messages": CHAT, "seed": 13, "response_format": {"type": "json_object"}},
+            {"prompt": None, "messages": BEGUN, "seed": 14, "continue_final_message": True, "echo": True},
+            {"prompt": None, "messages": CHAT, "seed": 15, "tools": [TOOL], "reasoning_effort": "none"},
         ]
     )
 ]
@@ -54,6 +62,11 @@ REFUSED = [
     request(103, prompt=None, prompt_token_ids=(5, 10**6)),
     request(104, n=5),
     request(105, prompt=None, messages=(Message(role="tool", content="x"),)),
+    request(106, grammar="start: ("),
+    request(107, regex="(a"),
+    request(108, prompt=None, messages=CHAT, tools=[TOOL], tool_choice="required"),
+    request(109, prompt=None, messages=CHAT, chat_template_kwargs={"eos_token": "x"}),
+    request(110, regex="a+", min_tokens=5),
 ]
 
 

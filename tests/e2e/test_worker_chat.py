@@ -50,8 +50,7 @@ def chat(content: str) -> str:
 
 def process_of(text: Tokenizer) -> int:
     """The process that renders, while it has nothing to do."""
-    assert text._chat is not None
-    (process,) = text._chat._sandbox._idle
+    (process,) = text._templates["default"]._template._sandbox._idle
     return process._process.pid
 
 

@@ -22,10 +22,13 @@ from worker_harness import (
 )
 from worker_process import WorkerProcess
 
-from penstock.producer import keys
+from penstock.engine.request import Output
+from penstock.producer import AsyncClient, keys
 from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
-from penstock.worker.chaos.fake_words import word
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_speech, expected_text, expected_tokens
+from penstock.worker.chaos.fake_words import CALL, speech_of, word
+from penstock.worker.delivery.choices import ChoiceBuffer
+from penstock.worker.delivery.chunks import chunk_fields
 
 
 def is_chunk(entry: object) -> bool:
@@ -71,6 +74,38 @@ async def test_kill_in_mid_stream(redis_url: str, redis: RedisClient, tmp_path: 
             assert reply.text(index) == expected_text(f"p{i}", f"r{i}", 300, index)
             assert len(reply.tokens(index)) == 300
         assert await redis.hmget(keys.state("q", f"r{i}"), "crashes", "strikes") == ["1", "1"]
+
+
+async def test_a_call_goes_on_at_the_byte_where_its_worker_died(redis_url: str, redis: RedisClient) -> None:
+    """Whatever token was the last one published: in the reasoning, in arguments, between a call's name and them."""
+    prompt, num_tokens = CALL + "x", 40
+    whole = [expected_tokens(prompt.encode(), 2, index, num_tokens) for index in range(2)]
+    for num_published in range(num_tokens):
+        request_id = f"x{num_published}"
+        await send(redis, prompt=prompt, id=request_id, max_tokens=num_tokens, n=2, seed=2)
+        claim = await take_and_claim(redis, "dead", request_id)
+        for index, tokens in enumerate(whole):
+            buffer = ChoiceBuffer(index)
+            speech = speech_of(prompt.encode(), request_id, index, holds_back=False)
+            for token in tokens[: num_published - index]:
+                said = speech.push(token)
+                calls = said.tool_calls
+                buffer.add(Output("", index, 0, (token,), said.text, reasoning=said.reasoning, tool_calls=calls))
+            fields = chunk_fields(buffer, buffer.take(), num_choices=2)
+            entry = dict(zip(fields[::2], fields[1::2], strict=True))
+            await redis.xadd(keys.reply("q", request_id), entry, id=f"{claim.epoch}-{1 + index}")  # type: ignore[arg-type]
+    async with running_worker(redis_url, name="heir"), AsyncClient(redis_url, queue="q") as client:
+        replies = await asyncio.gather(*(client.handle(f"x{at}").result(timeout=WAIT_S) for at in range(num_tokens)))
+    for reply in replies:
+        for tokens, choice in zip(whole, reply.choices, strict=True):
+            expected = expected_speech(prompt, reply.request_id, tokens, choice.index)
+            assert choice.tokens == tuple(tokens)
+            assert (choice.text, choice.reasoning) == (expected.text, expected.reasoning)
+            assert len(choice.tool_calls) > 1
+            for at, call in enumerate(choice.tool_calls):
+                [begin, *_] = deltas = [delta for delta in expected.tool_calls if delta.index == at]
+                assert (call.id, call.name) == (begin.id, begin.name)
+                assert call.arguments == "".join(delta.arguments for delta in deltas)
 
 
 async def test_frozen_worker_wakes_up_to_find_itself_fenced(redis_url: str, redis: RedisClient, tmp_path: Path) -> None:

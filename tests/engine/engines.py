@@ -58,6 +58,7 @@ class Result:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
     error: str | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     num_cached: int = 0
@@ -68,7 +69,7 @@ class Result:
         self.token_ids += output.token_ids
         self.text += output.text
         self.logprobs += output.logprobs or ()
-        self.finish_reason, self.error = output.finish_reason, output.error
+        self.finish_reason, self.stop_reason, self.error = output.finish_reason, output.stop_reason, output.error
         self.num_cached = output.num_cached_tokens
 
 

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from engines import SMALL, VOCAB_SIZE, drive
 
 from penstock.engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
+from penstock.engine.execution.packing import Batch
+from penstock.engine.execution.runner import InFlight
 
 STEPS = 4
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.4, "logprobs": 2},
+    {"presence_penalty": 0.6, "frequency_penalty": 0.4, "min_tokens": 1},
+    {"logprobs": 5},
+    {"logit_bias": {7: 5.0, 11: -3.0}, "bad_token_ids": tuple(range(100, 140))},
+    {"allowed_token_ids": tuple(range(0, 260, 2)), "frequency_penalty": 0.1},
+]
+"""As repetition comes soon with greedy sampling, each changes tokens."""
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +44,7 @@ def traffic(count: int, seed: int) -> list[Request]:
                 max_tokens=int(rng.integers(1, 40)),
                 stop_token_ids=tuple(map(int, rng.integers(0, 250, 20))) if i % 3 == 0 else (),
                 stop=("a", "zz") if i % 4 == 0 else (),
-                logprobs=1 if i % 7 == 6 else None,
+                **OPTIONS[i % len(OPTIONS)],
             ),
             n=1 + (i % 5 == 4),
         )
@@ -50,6 +61,9 @@ def test_outputs_equal_those_of_single_steps(engine: Engine, looping_engine: Eng
     for key, result in results.items():
         assert result.token_ids == expected[key].token_ids
         assert (result.text, result.finish_reason) == (expected[key].text, expected[key].finish_reason)
+        for mine, theirs in zip(result.logprobs, expected[key].logprobs, strict=True):
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+            assert dict(mine.top) == pytest.approx(dict(theirs.top), abs=1e-4)
     after = looping_engine.stats()
     assert after.compiles_after_warmup_total == 0
     assert after.generated_tokens_total - before.generated_tokens_total == sum(
@@ -59,7 +73,8 @@ def test_outputs_equal_those_of_single_steps(engine: Engine, looping_engine: Eng
 
 def test_a_lone_request_takes_a_fraction_of_the_dispatches(looping_engine: Engine) -> None:
     before = looping_engine.stats().steps_total
-    drive(looping_engine, [Request("r", (1, 2, 3), SamplingParams(max_tokens=41, ignore_eos=True))])
+    params = SamplingParams(max_tokens=41, ignore_eos=True, repetition_penalty=1.1, logprobs=2)
+    drive(looping_engine, [Request("r", (1, 2, 3), params)])
     assert looping_engine.stats().steps_total - before <= 1 + 40 / STEPS + 1
 
 
@@ -99,10 +114,10 @@ def test_the_device_stops_early_when_every_row_has_ended(looping_engine: Engine)
     seen: list[np.ndarray] = []
     real = looping_engine._runner._run_loop
 
-    def watch(flat: np.ndarray, stops: np.ndarray, num_rows: int, num_steps: int) -> jax.Array:
-        tokens = real(flat, stops, num_rows, num_steps)
-        seen.append(np.asarray(tokens)[:, 0])
-        return tokens
+    def watch(batch: Batch, stops: np.ndarray) -> InFlight:
+        in_flight = real(batch, stops)
+        seen.append(np.asarray(in_flight._tokens)[:, 0])
+        return in_flight
 
     looping_engine._runner._run_loop = watch  # type: ignore[method-assign]
     try:

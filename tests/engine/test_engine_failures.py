@@ -39,8 +39,8 @@ class StumblingTokenizer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def detokenizer(self) -> Detokenizer:
-        return StumblingDetokenizer(self._real.detokenizer(), self._at)
+    def detokenizer(self, **options: Any) -> Detokenizer:
+        return StumblingDetokenizer(self._real.detokenizer(**options), self._at)
 
 
 class StumblingDetokenizer:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import SMALL, VOCAB_SIZE, Result, drive
+from engines import EOS, SMALL, VOCAB_SIZE, Result, drive
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -41,7 +41,7 @@ each_kind = pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 def same(one: Result, other: Result) -> None:
     assert one.token_ids == other.token_ids
     assert one.text == other.text
-    assert one.finish_reason == other.finish_reason
+    assert (one.finish_reason, one.stop_reason) == (other.finish_reason, other.stop_reason)
     mine, theirs = ([entry.logprob for entry in result.logprobs] for result in (one, other))
     np.testing.assert_allclose(mine, theirs, atol=1e-4)
 
@@ -139,6 +139,13 @@ ENDINGS = {
     "a stop string": SamplingParams(stop=("ab", "cad", "bb"), max_tokens=12),
     "a stop token": SamplingParams(stop_token_ids=LETTERS[4:], max_tokens=12),
     "a stop token, not too early": SamplingParams(stop_token_ids=LETTERS[4:], min_tokens=4, max_tokens=12),
+    "a stop string or token, included": SamplingParams(
+        stop=("ab", "cad", "bb", "de"),
+        stop_token_ids=LETTERS[4:],
+        max_tokens=12,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+    ),
     "the length": SamplingParams(max_tokens=3),
     "any of them": SamplingParams(stop=("dd", "abc"), stop_token_ids=LETTERS[4:], min_tokens=2, max_tokens=7),
 }
@@ -151,6 +158,7 @@ class Whole:
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)  # what each token released
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
 
 
 def whole(engine: Engine, request: Request) -> list[Whole]:
@@ -162,6 +170,7 @@ def whole(engine: Engine, request: Request) -> list[Whole]:
             choices[output.index].token_ids += output.token_ids
             choices[output.index].texts += [output.text] * len(output.token_ids)
             choices[output.index].finish_reason = output.finish_reason
+            choices[output.index].stop_reason = output.stop_reason
     return choices
 
 
@@ -179,8 +188,10 @@ def test_every_choice_resumed_from_any_of_its_tokens(
     params = replace(
         ending, seed=seed, temperature=temperature, allowed_token_ids=LETTERS, ignore_eos=True, **penalties
     )
-    request = Request("r", PROMPT, params, n=n)
+    request = Request("r", PROMPT, params, n=n, echo="é ab")
     choices = whole(engine, request)
+    assert all(choice.texts[0].startswith("é ab") for choice in choices)
+    assert all((choice.stop_reason is None) == (choice.finish_reason == "length") for choice in choices)
     counts = list(product(*(range(len(choice.token_ids) + 1) for choice in choices)))
     ends = tuple(len(choice.token_ids) for choice in choices)
     one_ended = [count for count in counts if sum(map(eq, count, ends)) == 1]
@@ -203,6 +214,7 @@ def test_every_choice_resumed_from_any_of_its_tokens(
                 assert rest.token_ids == choice.token_ids[done:]
                 assert "".join(choice.texts[:done]) + rest.text == "".join(choice.texts)
                 assert rest.finish_reason == choice.finish_reason
+                assert rest.stop_reason == choice.stop_reason
     assert engine._pool.num_available == engine._pool.num_pages - 1
 
 
@@ -236,6 +248,34 @@ def test_resumed_with_choices_that_have_ended(
         is_over = len(tokens) == 3 or reasons[index] == "stop"
         assert len(results["r", index].token_ids) == (0 if is_over else 3 - len(tokens))
     assert engine._pool.num_available == engine._pool.num_pages - 1
+
+
+@pytest.mark.parametrize("include", [False, True], ids=["without what stopped it", "with what stopped it"])
+def test_special_tokens_and_echo_after_a_preemption_at_every_step(engine: Engine, include: bool) -> None:
+    special = (EOS - 1, EOS)
+    params = SamplingParams(
+        temperature=5.0,
+        seed=4,
+        allowed_token_ids=(*LETTERS, *special),
+        min_tokens=6,
+        max_tokens=40,
+        skip_special_tokens=False,
+        include_stop_str_in_output=include,
+    )
+    request = Request("r", PROMPT, params, echo="the prompt: ")
+    expected = alone(engine, request)[0]
+    *generated, last = expected.token_ids
+    assert (expected.finish_reason, expected.stop_reason, last) == ("stop", EOS, EOS)
+    spelled_out = b"".join(engine.tokenizer.spell(token_id)[1] for token_id in generated).decode()
+    assert expected.text == "the prompt: " + spelled_out + "<|end|>" * include
+    assert "<|start|>" in spelled_out
+    for at in range(len(expected.token_ids)):
+
+        def preempt(step: int, at: int = at) -> None:
+            for sequence in engine._scheduler.running if step == at else ():
+                engine._scheduler._preempt(sequence)
+
+        same(drive(engine, [request], before_step=preempt)["r", 0], expected)
 
 
 def test_unseeded_requests_with_other_ids_differ(engine: Engine) -> None:

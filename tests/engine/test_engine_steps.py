@@ -149,6 +149,8 @@ def test_logprobs_are_those_of_the_distribution(engine: Engine) -> None:
     assert len(result.logprobs) == 4
     for token_id, entry in zip(result.token_ids, result.logprobs, strict=True):
         assert entry.token_id == entry.top[0].token_id == token_id
+        assert (entry.token_id, (entry.token, entry.bytes)) == (token_id, engine.tokenizer.spell(token_id))
+        assert all((top.token, top.bytes) == engine.tokenizer.spell(top.token_id) for top in entry.top)
         assert entry.top[0].logprob == pytest.approx(entry.logprob)
         values = [top.logprob for top in entry.top]
         assert values == sorted(values, reverse=True)

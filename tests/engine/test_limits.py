@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from penstock.engine import InvalidRequest, PromptTooLong, Request, SamplingParams
 from penstock.engine.limits import Limits
+from penstock.engine.request import MAX_PROMPT_LOGPROBS
 
 VOCAB, EOS = 272, 264
 LIMITS = Limits(vocab_size=VOCAB, max_model_len=96, max_num_seqs=4, eos_token_ids=(EOS,))
@@ -43,6 +45,16 @@ STOPPING: dict[str, Any] = {"stop_token_ids": (4, 5), "ignore_eos": True, "min_t
 def test_what_cannot_be_served_is_refused_by_name(request_: Request, names: str) -> None:
     with pytest.raises(InvalidRequest, match=names):
         LIMITS.check(request_)
+
+
+def test_log_probabilities_of_a_prompt_are_limited_in_all() -> None:
+    limits = replace(LIMITS, max_model_len=MAX_PROMPT_LOGPROBS)
+    longest = MAX_PROMPT_LOGPROBS // 6
+    limits.check(Request("r", (1,) * longest, SamplingParams(prompt_logprobs=5)))
+    too_many = f"prompt_logprobs 5 of a prompt of {longest + 1} tokens is {6 * longest + 6} .* at most 32768"
+    with pytest.raises(InvalidRequest, match=too_many):
+        limits.check(Request("r", (1,) * (longest + 1), SamplingParams(prompt_logprobs=5)))
+    limits.check(Request("r", (1,) * (longest + 1), SamplingParams(logprobs=5)))
 
 
 def test_a_prompt_leaves_one_token_for_an_answer_and_a_resumed_request_may_be_full() -> None:

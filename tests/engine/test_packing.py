@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from penstock.engine.execution.extended import NO_TARGET
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.packing import Batch, BatchBuilder
 from penstock.engine.execution.sampling import NEVER, NOT_A_TOKEN
+from penstock.engine.execution.sampling_state import GENERATED, IN_PROMPT, STOPS
 from penstock.engine.execution.unpacking import StepInputs, unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.scheduling.pace import Pace
@@ -48,7 +51,7 @@ def test_a_prompt_is_packed_with_its_positions_slots_and_pages() -> None:
     batch = builder.build(planned(by))
     inputs = inputs_of(batch)
     assert (batch.num_tokens, batch.num_rows, batch.num_steps) == (16, 16, 1)
-    assert (batch.extended, batch.stops) == (None, None)
+    assert (batch.options, batch.stops) == (None, None)
     np.testing.assert_array_equal(inputs.token_ids[:8], [1, 2, 3, 4, 5, 6, 7, 8])
     np.testing.assert_array_equal(inputs.positions[:8], [0, 1, 2, 3, 4, 0, 1, 2])
     np.testing.assert_array_equal(inputs.sources, [-1] * 16)
@@ -104,22 +107,63 @@ def test_sampling_parameters_arrive_to_the_bit() -> None:
 def test_extended_options_are_packed_for_the_rows_that_ask_and_neutral_for_the_others() -> None:
     by, builder = scheduler(), BatchBuilder(GEOMETRY, (EOS,))
     add(by, "plain", (9,))
-    asking = {"logit_bias": {3: 1.5}, "bad_token_ids": (4,), "min_tokens": 2, "stop_token_ids": (5,)}
-    add(by, "asking", (6, 7), 1, repetition_penalty=1.25, ignore_eos=False, **asking)
+    asking = add(by, "asking", (6, 7), 1, repetition_penalty=1.25, min_tokens=2, logprobs=3)
     batch = builder.build(planned(by))
-    assert batch.extended is not None
-    layout = GEOMETRY.extended_layout(batch.num_rows)
-    rows = unpack_extended(layout, jnp.asarray(batch.extended), jnp.zeros(16, jnp.int32))
-    np.testing.assert_array_equal(rows.repetition_penalty[:2], [1.0, 1.25])
-    np.testing.assert_array_equal(rows.history[0], [50] * 40)  # an id past the vocabulary
-    np.testing.assert_array_equal(rows.history[1, :3], [6, 7, 50])
-    np.testing.assert_array_equal(rows.bias_ids[1, :3], [3, 4, 50])
-    np.testing.assert_array_equal(rows.bias[1, :2], np.array([1.5, NEVER], np.float32))
-    np.testing.assert_array_equal(rows.blocked_ids[1, :3], [EOS, 5, 50])
-    batch = builder.build(planned(by))  # its first token is in flight
-    assert batch.extended is not None
-    rows = unpack_extended(layout, jnp.asarray(batch.extended), jnp.asarray([*range(20, 36)], jnp.int32))
-    np.testing.assert_array_equal(rows.history[1, :4], [6, 7, 21, 50])
+    assert batch.options is not None
+    rows = unpack_extended(GEOMETRY.extended_layout(batch.num_rows), jnp.asarray(batch.options.flat))
+    np.testing.assert_array_equal(rows.is_adjusted[:3], [False, True, False])
+    np.testing.assert_array_equal(rows.slot[:2], [0, asking.batch_slot])
+    np.testing.assert_array_equal(rows.repetition_penalty[:3], [1.0, 1.25, 1.0])
+    np.testing.assert_array_equal(rows.min_tokens[:2], [0, 2])
+    np.testing.assert_array_equal(rows.target, [NO_TARGET] * batch.num_rows)
+    assert (int(rows.num_scored), rows.scored[0], batch.options.has_logprobs) == (1, 1, True)
+
+
+def test_a_batch_slots_state_is_uploaded_once_after_each_start() -> None:
+    by, builder = scheduler(), BatchBuilder(GEOMETRY, (EOS,))
+    asking = {"logit_bias": {3: 1.5}, "bad_token_ids": (4,), "min_tokens": 3, "stop_token_ids": (5,)}
+    sequence = add(by, "a", (6, 7, 6), repetition_penalty=1.25, ignore_eos=False, **asking)
+    batch = builder.build(planned(by))
+    assert batch.options is not None
+    (fill,) = batch.options.fills
+    assert fill.slot == sequence.batch_slot
+    assert dict(enumerate(fill.tokens[:8])) == {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: STOPS, 6: IN_PROMPT, 7: IN_PROMPT}
+    assert fill.tokens[EOS] == STOPS
+    np.testing.assert_array_equal(fill.bias[:5], np.array([0, 0, 0, 1.5, NEVER], np.float32))
+    plan = planned(by)
+    later = builder.build(plan)
+    assert later.options is not None
+    assert later.options.fills == ()
+    by.commit(plan.rows[0], 6)
+    by.commit(plan.rows[0], 8)
+    by._preempt(sequence)
+    again = builder.build(planned(by))
+    assert again.options is not None
+    (fill,) = again.options.fills
+    assert (fill.tokens[6], fill.tokens[8]) == (IN_PROMPT + GENERATED, GENERATED)
+
+
+def test_what_min_tokens_asks_for_ends_with_them() -> None:
+    by, builder = scheduler(), BatchBuilder(GEOMETRY, (EOS,))
+    add(by, "a", (6, 7), min_tokens=2)
+    assert [builder.build(planned(by)).options is not None for _ in range(3)] == [True, True, False]
+
+
+def test_scored_tokens_have_rows_of_their_own_before_the_one_that_samples() -> None:
+    by, builder = scheduler(), BatchBuilder(GEOMETRY, (EOS,))
+    add(by, "plain", (9,))
+    add(by, "asking", (6, 7, 8), 1, repetition_penalty=2.0)
+    plan = planned(by)
+    plan = replace(plan, rows=(plan.rows[0], plan.rows[1]._replace(num_scored=2)))
+    batch = builder.build(plan)
+    assert (batch.num_sampled, batch.places) == (4, (0, 3))
+    np.testing.assert_array_equal(inputs_of(batch).sampled_tokens[:4], [0, 1, 2, 3])
+    assert batch.options is not None
+    rows = unpack_extended(GEOMETRY.extended_layout(batch.num_rows), jnp.asarray(batch.options.flat))
+    np.testing.assert_array_equal(rows.target[:4], [NO_TARGET, 7, 8, NO_TARGET])
+    np.testing.assert_array_equal(rows.is_adjusted[:4], [False, False, False, True])
+    np.testing.assert_array_equal(rows.scored[: int(rows.num_scored)], [1, 2])
+    np.testing.assert_array_equal(inputs_of(builder.build(planned(by))).sources[:2], [0, 3])
 
 
 def test_several_steps_carry_when_each_row_ends() -> None:

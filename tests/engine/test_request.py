@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.engine import InvalidRequest, Request, SamplingParams
-from penstock.engine.request import MAX_BIASED_TOKENS, MAX_LOGPROBS, MAX_STOP_TOKENS
+from penstock.engine.request import MAX_LOGPROBS, MAX_STOP_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,8 @@ from penstock.engine.request import MAX_BIASED_TOKENS, MAX_LOGPROBS, MAX_STOP_TO
         ({"stop": ("a", "")}, "stop must be strings that are not empty, not ('a', '')"),
         ({"stop_token_ids": (1,) * (MAX_STOP_TOKENS + 1)}, "stop_token_ids must be at most 32 ids, not 33"),
         ({"logprobs": MAX_LOGPROBS + 1}, "logprobs must be 0 to 20, not 21"),
-        ({"bad_token_ids": (1,) * MAX_BIASED_TOKENS, "logit_bias": {1: 1.0}}, "must be at most 1024 ids, not 1025"),
+        ({"prompt_logprobs": MAX_LOGPROBS + 1}, "prompt_logprobs must be 0 to 20, not 21"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs must be 0 to 20, not -1"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(value: dict[str, Any], names: str) -> None:
@@ -52,18 +53,17 @@ def test_a_bias_out_of_range_is_refused_by_name(bias: float) -> None:
         {"logit_bias": {3: 0.0}},
         {"allowed_token_ids": (1,)},
         {"bad_token_ids": (1,)},
-        {"min_tokens": 1},
-        {"logprobs": 0},
     ],
     ids=str,
 )
-def test_what_reads_more_than_the_last_logits_needs_the_extended_sampler(value: dict[str, Any]) -> None:
-    assert SamplingParams(**value).needs_extended_sampler
+def test_penalties_biases_and_restrictions_adjust_the_logits(value: dict[str, Any]) -> None:
+    assert SamplingParams(**value).adjusts_logits
 
 
-def test_plain_sampling_does_not_pay_for_the_extended_sampler() -> None:
+def test_filters_stops_and_log_probabilities_leave_the_logits_alone() -> None:
     plain = SamplingParams(temperature=0.3, top_k=5, top_p=0.5, min_p=0.1, seed=3, stop=("a",), stop_token_ids=(3,))
-    assert not plain.needs_extended_sampler
+    assert not plain.adjusts_logits
+    assert not SamplingParams(logprobs=3, min_tokens=2).adjusts_logits
 
 
 def test_a_sequence_is_ended_by_the_models_tokens_and_its_own_unless_it_ignores_the_models() -> None:

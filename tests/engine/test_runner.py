@@ -102,8 +102,8 @@ def test_log_probabilities_come_with_extended_sampling_alone(runner: Runner) -> 
     plan = steps.scheduler.plan(Pace())
     assert plan is not None
     in_flight = runner.dispatch(steps.builder.build(plan))
-    logprobs = in_flight.logprobs()
-    assert logprobs is not None
+    assert in_flight.logprobs() is not None
+    (logprobs,) = in_flight.logprobs() or ()
     assert in_flight.token_ids()[0][0] == logprobs.top_ids[0, 0]  # greedy
     np.testing.assert_allclose(logprobs.sampled[0], logprobs.top[0, 0], rtol=1e-5)
 
@@ -164,3 +164,26 @@ def test_a_row_whose_mask_is_empty_gives_no_token(runner: Runner) -> None:
     assert plan is not None
     started = runner.start(steps.builder.build(plan))
     assert runner.finish(started, only(1, r0=())).token_ids() == [[NOTHING_LEFT]]
+
+
+def test_tokens_of_a_prompt_are_scored_as_if_they_were_sampled(runner: Runner) -> None:
+    prompt = (5, 17, 3, 42)
+    steps = Steps(runner)
+    steps.add(*prompt, logprobs=3)
+    plan = steps.scheduler.plan(Pace())
+    assert plan is not None
+    in_flight = runner.dispatch(steps.builder.build(replace(plan, rows=(plan.rows[0]._replace(num_scored=3),))))
+    (scored,) = in_flight.logprobs() or ()
+    assert in_flight.token_ids()[0][:3] == list(prompt[1:])
+    for place in range(4):  # the last one samples
+        alone = Steps(runner)
+        alone.add(*prompt[: place + 1], logprobs=3)
+        plan = alone.scheduler.plan(Pace())
+        assert plan is not None
+        (expected,) = runner.dispatch(alone.builder.build(plan)).logprobs() or ()
+        np.testing.assert_array_equal(scored.top_ids[place, :3], expected.top_ids[0, :3])
+        np.testing.assert_allclose(scored.top[place], expected.top[0], atol=1e-4)
+        likely = dict(zip(scored.top_ids[place].tolist(), scored.top[place].tolist(), strict=True))
+        token_id = in_flight.token_ids()[0][place]
+        assert scored.sampled[place] == pytest.approx(likely.get(token_id, scored.sampled[place]), abs=1e-5)
+        assert scored.sampled[place] <= scored.top[place, 0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,28 +13,21 @@ import torch
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
-from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling import (
     NEVER,
     NOT_A_TOKEN,
     NOTHING_LEFT,
-    ExtendedRows,
     SamplingRows,
     _filter,
     _first_past,
     are_sound,
-    extend,
-    logprobs_of,
     sample,
 )
-from penstock.engine.execution.unpacking import unpack_extended
-from penstock.engine.request import MAX_LOGIT_BIAS
 
 VOCAB = 60
 
@@ -114,42 +106,8 @@ def test_a_filtered_token_is_never_drawn() -> None:
     assert set(drawn) == set(np.argsort(-scores[0])[:3])
 
 
-def test_penalties_are_those_of_transformers_and_openai() -> None:
-    scores, prompt, output = logits(3), [4, 5, 5], [6, 6, 7]
-    geometry = Geometry(max_num_seqs=4, max_batch_tokens=16, max_model_len=12, page_size=4, vocab_size=VOCAB)
-    layout = geometry.extended_layout(3)
-    flat, parts = layout.empty()
-    for name in ("history", "bias_ids", "blocked_ids"):
-        parts[name][:] = VOCAB
-    parts["sources"][:] = [-1, 2, -1]
-    as_words = np.array([1.5, 0.7, 0.3], np.float32).view(np.int32)
-    parts["words"][:] = (3, *as_words, 0, 5)
-    parts["history"][:, :6] = [*prompt, *output]
-    parts["history"][1, 5] = VOCAB  # still in flight, as the token at place 2 of the last step
-    parts["blocked_ids"][2, 0] = 9
-    unpacked = unpack_extended(layout, jnp.asarray(flat), jnp.asarray([0, 0, 7, 0], jnp.int32))
-    ours = np.array(extend(jnp.asarray(scores), unpacked))
-
-    history = torch.tensor([prompt + output] * 3)
-    expected = RepetitionPenaltyLogitsProcessor(1.5)(history, torch.tensor(scores)).numpy().copy()
-    expected[:, 6] -= 0.7 + 2 * 0.3
-    expected[:, 7] -= 0.7 + 0.3
-    assert ours[2, 9] == NEVER
-    ours[2, 9] = expected[2, 9]
-    np.testing.assert_allclose(ours, expected, atol=1e-5)
-
-
-def test_logprobs_are_normalised() -> None:
-    scores = logits(4)
-    result = logprobs_of(jnp.asarray(scores), jnp.asarray([0, 1, 2, 3], jnp.int32))
-    expected = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
-    np.testing.assert_allclose(result.sampled, expected[np.arange(4), np.arange(4)], atol=1e-5)
-    np.testing.assert_allclose(result.top[:, 0], expected.max(-1), atol=1e-5)
-
-
 # --- numbers at the edge ---
 
-adjust = jax.jit(extend)
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 1.0},
@@ -209,79 +167,6 @@ def test_the_strictest_values_leave_the_most_likely_token(values: dict[str, Any]
 def test_the_laxest_values_filter_nothing(values: dict[str, Any]) -> None:
     scores = logits(500)
     np.testing.assert_array_equal(draw(scores, rows(500, **values)), draw(scores, rows(500)))
-
-
-def extended_rows(count: int, **lists: Any) -> ExtendedRows:
-    """Neutral, but for what is given; lists of ids are those of every row."""
-    ids = {"history": [], "bias_ids": [], "blocked_ids": [], "bias": [], "is_allowed": []} | lists
-    width = max(1, *(len(values) for values in ids.values() if isinstance(values, list)))
-
-    def padded(name: str, padding: float, dtype: Any) -> jax.Array:
-        row = [*ids[name], *[padding] * (width - len(ids[name]))]
-        return jnp.broadcast_to(jnp.asarray(row, dtype), (count, width))
-
-    def each(value: float, dtype: Any = jnp.float32) -> jax.Array:
-        return jnp.full((count,), value, dtype)
-
-    return ExtendedRows(
-        history=padded("history", VOCAB, jnp.int32),
-        num_prompt=each(0, jnp.int32),
-        repetition_penalty=each(lists.get("repetition_penalty", 1.0)),
-        presence_penalty=each(0.0),
-        frequency_penalty=each(lists.get("frequency_penalty", 0.0)),
-        bias_ids=padded("bias_ids", VOCAB, jnp.int32),
-        bias=padded("bias", 0.0, jnp.float32),
-        is_restricted=each(bool(lists.get("is_allowed")), jnp.int32),
-        is_allowed=padded("is_allowed", 0, jnp.int32),
-        blocked_ids=padded("blocked_ids", VOCAB, jnp.int32),
-    )
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e20, 3e37])
-def test_no_bias_and_no_penalty_outbids_what_is_forbidden(scale: float) -> None:
-    most = MAX_LOGIT_BIAS
-    scores = np.abs(logits(200)) * np.float32(-scale)  # the tokens that are allowed are as unlikely as can be
-    scores[:, [3, 4, 5]] = scale
-    bad = extended_rows(200, bias_ids=[3, 4, 3], bias=[most, most, NEVER], blocked_ids=[4, 5], history=[6] * 9)
-    ours = np.asarray(adjust(scores, bad))
-    assert (ours[:, [3, 4, 5]] == NEVER).all()
-    assert (np.delete(ours, [3, 4, 5], axis=1) > NEVER).all()
-    restricted = extended_rows(
-        200,
-        bias_ids=[3, 8, 9],
-        bias=[most, -most, -most],
-        is_allowed=[0, 1, 1],
-        repetition_penalty=1e-40,
-        history=[8, 9],
-    )
-    for values in KINDS.values():
-        drawn = draw(adjust(scores, restricted), rows(200, **values))
-        assert set(np.asarray(drawn)) <= {8, 9}
-
-
-def test_where_all_is_forbidden_nothing_is_drawn() -> None:
-    blocked = extended_rows(3, bias_ids=[7], is_allowed=[1], blocked_ids=[7])
-    for values in KINDS.values():
-        drawn = np.asarray(draw(adjust(logits(3), blocked), rows(3, **values)))
-        assert (drawn == NOTHING_LEFT).all()
-
-
-def test_a_token_without_a_chance_is_not_drawn_for_being_the_only_one_allowed() -> None:
-    scores = logits(4)
-    scores[:, 7] = -np.inf
-    only = extended_rows(4, bias_ids=[7], bias=[0.0], is_allowed=[1])
-    assert (np.asarray(draw(adjust(scores, only), rows(4))) == NOTHING_LEFT).all()
-
-
-def test_a_row_that_broke_down_in_flight_changes_no_other() -> None:
-    """Its next step is dispatched before the host knows: the history then ends with what is no token."""
-    scores = logits(4)
-    penalised = extended_rows(4, history=[5, VOCAB], repetition_penalty=2.0, frequency_penalty=2.0)
-    expected = np.asarray(adjust(scores, penalised))
-    for no_token in (NOT_A_TOKEN, NOTHING_LEFT):
-        history = np.array(penalised.history)
-        history[1, 1] = no_token
-        np.testing.assert_array_equal(adjust(scores, replace(penalised, history=jnp.asarray(history))), expected)
 
 
 def test_no_rounding_of_the_sums_draws_a_token_without_weight() -> None:

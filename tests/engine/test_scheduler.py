@@ -19,13 +19,24 @@ class Harness:
     """Plays the engine's part: one step in flight, tokens by a rule, ends at max_tokens."""
 
     def __init__(
-        self, *, num_pages: int = 64, max_num_seqs: int = 4, max_batch_tokens: int = 16, max_model_len: int = 48
+        self,
+        *,
+        num_pages: int = 64,
+        max_num_seqs: int = 4,
+        max_batch_tokens: int = 16,
+        max_model_len: int = 48,
+        max_rows: int | None = None,
     ) -> None:
         self.pool = PagePool(num_pages, PAGE)
         self.max_model_len = min(max_model_len, (num_pages - 1) * PAGE)
         self.max_batch_tokens = max_batch_tokens
+        self.max_rows = max_rows or max_num_seqs
         self.scheduler = Scheduler(
-            self.pool, max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens, max_model_len=self.max_model_len
+            self.pool,
+            max_num_seqs=max_num_seqs,
+            max_batch_tokens=max_batch_tokens,
+            max_model_len=self.max_model_len,
+            max_rows=max_rows,
         )
         self.sequences: list[Sequence] = []
         self.in_flight: StepPlan | None = None
@@ -33,10 +44,19 @@ class Harness:
         self.num_generated = 0
         self.fails: Callable[[StepPlan], bool] = lambda plan: False
 
-    def add(self, num_prompt: int, max_tokens: int = 4, *, priority: int = 0, first_token: int = 0) -> Sequence:
+    def add(
+        self,
+        num_prompt: int,
+        max_tokens: int = 4,
+        *,
+        priority: int = 0,
+        first_token: int = 0,
+        prompt_logprobs: int | None = None,
+    ) -> Sequence:
         arrival = len(self.sequences)
         prompt = tuple(range(first_token, first_token + num_prompt))
-        request = Request(f"r{arrival}", prompt, SamplingParams(max_tokens=max_tokens), priority=priority)
+        params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
+        request = Request(f"r{arrival}", prompt, params, priority=priority)
         self.sequences.append(Sequence(request, 0, arrival))
         self.scheduler.add(self.sequences[-1])
         return self.sequences[-1]
@@ -56,7 +76,10 @@ class Harness:
         return plan
 
     def commit(self, row: Row) -> None:
+        if row.num_scored:  # nothing is left out
+            assert row.start <= row.sequence.num_scored
         self.scheduler.commit(row, 7 if row.num_sampled else None)
+        assert not (row.num_sampled and row.sequence.num_unscored)
         self.num_generated += bool(row.num_sampled)
         if row.num_sampled and self.is_full(row.sequence):
             self.finish(row.sequence)
@@ -80,7 +103,9 @@ class Harness:
         assert plan.num_tokens == sum(row.num_tokens for row in plan.rows)
         assert len({row.sequence for row in plan.rows}) == len(plan.rows)
         assert len({row.sequence.batch_slot for row in plan.rows}) == len(plan.rows)
+        assert sum(row.num_scored + bool(row.num_sampled) for row in plan.rows) <= self.max_rows
         for row in plan.rows:
+            assert 0 <= row.num_scored <= row.num_tokens - bool(row.num_sampled)
             assert row.num_tokens - row.num_known in (0, 1)
             assert row.sequence.pages
             assert not row.sequence.is_finished
@@ -205,24 +230,94 @@ def test_a_passing_failure_costs_nobody_a_token() -> None:
     assert [len(sequence.token_ids) for sequence in sequences] == [9] * 4
 
 
-Load = list[tuple[int, int, int, int]]
+def test_a_prompt_that_is_scored_takes_a_row_for_each_token_of_those_that_are_free() -> None:
+    harness = Harness(max_batch_tokens=64, max_rows=8)
+    scored = harness.add(20, prompt_logprobs=0)
+    plans = [harness.step() for _ in range(3)]
+    assert [(plan.rows[0].num_tokens, plan.rows[0].num_scored) for plan in plans if plan] == [(8, 8), (8, 8), (4, 3)]
+    harness.step()
+    assert (scored.num_unscored, len(scored.token_ids)) == (0, 21)
+
+
+def test_rows_are_kept_for_all_that_may_sample_beside_a_prompt_that_is_scored() -> None:
+    harness = Harness(max_batch_tokens=64, max_rows=8)
+    others = [harness.add(3, max_tokens=20, first_token=100 * i) for i in range(1, 3)]
+    harness.step()
+    scored = harness.add(20, prompt_logprobs=0)
+    third = harness.add(3, first_token=300)
+    plan = harness.step()
+    assert plan is not None
+    assert {row.sequence: row.num_tokens for row in plan.rows} == {others[0]: 1, others[1]: 1, scored: 6}
+    plan = harness.step()
+    assert plan is not None
+    assert {row.sequence: row.num_tokens for row in plan.rows} == {others[0]: 1, others[1]: 1, scored: 6}
+    assert third.batch_slot == -1  # no row is left for it, until the prompt before it is computed
+    harness.run()
+    assert len(third.token_ids) == 7
+
+
+def test_a_prompt_that_is_scored_takes_from_the_cache_only_what_it_scored_before() -> None:
+    harness = Harness(max_rows=8)
+    harness.add(24)
+    harness.run()
+    scored = harness.add(24, prompt_logprobs=0)
+
+    def chunk() -> tuple[int, int, int]:
+        plan = harness.step()
+        assert plan is not None
+        return plan.rows[0].start, plan.rows[0].num_tokens, plan.rows[0].num_scored
+
+    assert [chunk(), chunk()] == [(0, 8, 8), (8, 8, 8)]
+    harness.scheduler._preempt(scored)  # with the second of these chunks in flight
+    assert [chunk(), chunk()] == [(8, 8, 8), (16, 8, 7)]
+    harness.scheduler._preempt(scored)
+    assert harness.step() is None  # waits for the token in flight
+    assert scored.num_unscored == 0
+    assert chunk() == (24, 1, 0)
+
+
+Load = list[tuple[int, int, int, int, int | None]]
 
 LOADS = st.lists(
-    st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(-1, 1), st.integers(0, 1)), min_size=1, max_size=12
+    st.tuples(
+        st.integers(1, 30),
+        st.integers(1, 20),
+        st.integers(-1, 1),
+        st.integers(0, 1),
+        st.sampled_from([None, None, 0]),
+    ),
+    min_size=1,
+    max_size=12,
 )
 
 
 @settings(max_examples=150, deadline=None)
-@given(load=LOADS, num_pages=st.integers(9, 24), budget=st.sampled_from([4, 8, 16]), data=st.data())
+@given(
+    load=LOADS,
+    num_pages=st.integers(9, 24),
+    budget=st.sampled_from([4, 8, 16]),
+    max_rows=st.sampled_from([4, 5, 16]),
+    data=st.data(),
+)
 def test_everything_finishes_whatever_is_submitted_and_cancelled(
-    load: Load, num_pages: int, budget: int, data: st.DataObject
+    load: Load, num_pages: int, budget: int, max_rows: int, data: st.DataObject
 ) -> None:
     harness = Harness(
-        num_pages=num_pages, max_batch_tokens=budget, max_num_seqs=4, max_model_len=(num_pages - 1) * PAGE
+        num_pages=num_pages,
+        max_batch_tokens=budget,
+        max_num_seqs=4,
+        max_model_len=(num_pages - 1) * PAGE,
+        max_rows=max_rows,
     )
     cancelled: set[Sequence] = set()
-    for num_prompt, max_tokens, priority, family in load:
-        harness.add(min(num_prompt, harness.max_model_len - 1), max_tokens, priority=priority, first_token=100 * family)
+    for num_prompt, max_tokens, priority, family, prompt_logprobs in load:
+        harness.add(
+            min(num_prompt, harness.max_model_len - 1),
+            max_tokens,
+            priority=priority,
+            first_token=100 * family,
+            prompt_logprobs=prompt_logprobs,
+        )
         for _ in range(data.draw(st.integers(0, 4))):
             harness.step()
         unfinished = [s for s in harness.sequences if not s.is_finished]
@@ -233,6 +328,7 @@ def test_everything_finishes_whatever_is_submitted_and_cancelled(
     harness.run()
     for sequence in set(harness.sequences) - cancelled:
         assert harness.is_full(sequence)
+        assert sequence.num_unscored == 0
         assert sequence.token_ids[: sequence.num_prompt] == list(sequence.request.prompt_token_ids)
     assert harness.pool.num_available == num_pages - 1
     # No thrash: a preempted sequence returns only when the others could grow by several pages each.
@@ -255,7 +351,7 @@ def test_no_sequence_starves_while_newer_ones_keep_coming(load: Load) -> None:
     harness = Harness(num_pages=16, max_num_seqs=2, max_model_len=60)
     first = harness.add(30, 20)
     for i in range(200):
-        num_prompt, max_tokens, _, _ = load[i % len(load)]
+        num_prompt, max_tokens, *_ = load[i % len(load)]
         harness.add(num_prompt, max_tokens, first_token=100 * i)
         harness.step()
         if first.is_finished:

@@ -10,11 +10,12 @@ import pytest
 from tokenizers_for_tests import byte_level
 
 from penstock.engine.errors import ConfigError, InvalidRequest
+from penstock.engine.text.chat_template import RenderingEnded
 from penstock.engine.text.conversation import Conversation, EncodedChat
-from penstock.engine.text.template_needs import short_id
+from penstock.engine.text.template_needs import CallShape, TemplateNeeds, short_id
 from penstock.engine.text.tokenizer import Tokenizer
 
-TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
+TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parents[1] / "chat_templates").glob("*.jinja")}
 FORMATS = {
     "hermes": "hermes",
     "llama3": "llama3_json",
@@ -78,12 +79,12 @@ def theirs(family: str, messages: list[dict[str, Any]], **more: Any) -> str:
 
 
 def as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """With arguments as a template wants them that puts them in as they are."""
+    """As a template wants a message that puts content and arguments in as they are."""
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps(ARGUMENTS, ensure_ascii=False)}}
         for call in message.get("tool_calls", ())
     ]
-    return {**message, "tool_calls": calls} if calls else message
+    return {**message, "content": message["content"] or "", "tool_calls": calls} if calls else message
 
 
 def native(family: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -217,6 +218,20 @@ def test_text_is_a_part_where_a_template_reads_parts_alone() -> None:
     )
 
 
+ONLY_THE_USERS = (
+    "{% for m in messages %}{% if m.role == 'user' and m.content is not string %}"
+    "{% for part in m.content %}{{ part.text }}{% endfor %}{% else %}{{ m.content }}{% endif %}|{% endfor %}"
+)
+
+
+def test_what_content_may_be_depends_on_whose_it_is() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    roles = ("system", "user", "assistant", "tool")
+    messages = [{"role": role, "content": parts} for role in roles]
+    text = Tokenizer(byte_level(chat_template=ONLY_THE_USERS)).encode_chat(Conversation(messages)).text
+    assert text == "one\ntwo|onetwo|one\ntwo|one\ntwo|"
+
+
 def test_with_tools_the_template_for_them_is_used() -> None:
     templates = {"default": "plain", "tool_use": "<tool_call>{{ tools | length }}"}
     tokenizer = Tokenizer(byte_level(chat_template=templates))
@@ -233,6 +248,23 @@ def test_a_template_in_a_file_of_its_own_is_found(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_dir(tmp_path)
     assert tokenizer.encode_chat(Conversation([QUESTION])).text == "d"
     assert tokenizer.encode_chat(Conversation([QUESTION], TOOLS)).text == "t"
+
+
+def test_what_a_slow_moment_hid_is_found_out_the_next_time() -> None:
+    answers: list[str | InvalidRequest] = [RenderingEnded("no answer within 30 s"), InvalidRequest("no"), "one two"]
+
+    def render(messages: Any, tools: Any) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, InvalidRequest):
+            raise answer
+        return answer
+
+    needs = TemplateNeeds(render)
+    with pytest.raises(RenderingEnded, match="no answer"):
+        _ = needs.calls
+    assert needs.calls == CallShape(has_content=True)
+    assert answers == []
+    assert needs.calls == CallShape(has_content=True)  # is remembered
 
 
 def test_no_messages_are_refused() -> None:

@@ -22,9 +22,9 @@ OTHERS = {
 ALL = {"byte-level": BYTE_LEVEL, "llama2": LLAMA2, **OTHERS}
 
 
-def pieces(tokenizer: Tokenizer, ids: list[int] | tuple[int, ...]) -> list[str]:
+def pieces(tokenizer: Tokenizer, ids: list[int] | tuple[int, ...], *, skip_special_tokens: bool = True) -> list[str]:
     """What each push released, and the flush."""
-    detokenizer = tokenizer.detokenizer()
+    detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
     return [*[detokenizer.push(id_) for id_ in ids], detokenizer.flush()]
 
 
@@ -40,6 +40,8 @@ def test_joined_text_is_the_decode_of_all_ids(name: str, data: st.DataObject) ->
     one_of_the_last = st.integers(max(tokenizer.vocab_size - 14, 0), tokenizer.vocab_size - 1)  # longer than one byte
     ids = data.draw(st.lists(any_id | one_of_the_last, max_size=40))
     assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
+    spelled = tokenizer._backend.decode(ids, skip_special_tokens=False)
+    assert "".join(pieces(tokenizer, ids, skip_special_tokens=False)) == spelled
 
 
 @pytest.mark.parametrize("name", ["byte-level", "llama2"])
@@ -58,7 +60,7 @@ def test_byte_runs_broken_in_every_way(ids: list[int]) -> None:
 def test_every_short_byte_string_is_replaced_as_the_library_does() -> None:
     """One byte of each class that UTF-8 tells apart, in every order."""
     classes = (0x41, 0x80, 0x90, 0xA0, 0xBF, 0xC1, 0xC3, 0xE0, 0xE1, 0xED, 0xF0, 0xF1, 0xF4, 0xF5)
-    id_of = {BYTE_LEVEL.byte_of(id_): id_ for id_ in range(256)}
+    id_of = {BYTE_LEVEL.spell(id_)[1]: id_ for id_ in range(256)}
     for length in range(1, 5):
         for combination in itertools.product(classes, repeat=length):
             ids = [id_of[bytes([byte])] for byte in combination]
@@ -67,7 +69,7 @@ def test_every_short_byte_string_is_replaced_as_the_library_does() -> None:
 
 @given(data=st.binary(max_size=30))
 def test_byte_level_holds_back_three_bytes_at_most(data: bytes) -> None:
-    id_of = {BYTE_LEVEL.byte_of(id_): id_ for id_ in range(256)}
+    id_of = {BYTE_LEVEL.spell(id_)[1]: id_ for id_ in range(256)}
     detokenizer = BYTE_LEVEL.detokenizer()
     released = ""
     for end, byte in enumerate(data, start=1):

@@ -11,21 +11,32 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=5)
 CHUNKS = st.lists(st.text("abc", max_size=5), max_size=12)
 
 
-def naive(text: str, stops: list[str]) -> tuple[str, bool]:
+def naive(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
     for end in range(1, len(text) + 1):
-        lengths = [len(stop) for stop in stops if text[:end].endswith(stop)]
-        if lengths:
-            return text[: end - max(lengths)], True
-    return text, False
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            stop = max(found, key=len)
+            return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+@given(stops=STOPS, chunks=CHUNKS, include=st.booleans())
+def test_equals_a_naive_search_of_the_whole_text(stops: list[str], chunks: list[str], include: bool) -> None:
+    matcher = StopMatcher(stops, include=include)
+    pushed = [matcher.push(chunk) for chunk in chunks]
+    released = "".join(text for text, _ in pushed)
+    stop = pushed[-1][1] if pushed else None
+    assert (released + matcher.flush(), stop) == naive("".join(chunks), stops, include)
 
 
 @given(stops=STOPS, chunks=CHUNKS)
-def test_equals_a_naive_search_of_the_whole_text(stops: list[str], chunks: list[str]) -> None:
-    matcher = StopMatcher(stops)
-    pushed = [matcher.push(chunk) for chunk in chunks]
-    released = "".join(text for text, _ in pushed)
-    stopped = bool(pushed) and pushed[-1][1]
-    assert (released + matcher.flush(), stopped) == naive("".join(chunks), stops)
+def test_nothing_is_held_back_of_stop_strings_that_are_included(stops: list[str], chunks: list[str]) -> None:
+    matcher = StopMatcher(stops, include=True)
+    for chunk in chunks:
+        text, stop = matcher.push(chunk)
+        if stop:
+            break
+        assert text == chunk
 
 
 @given(stops=STOPS, chunks=CHUNKS)
@@ -33,8 +44,8 @@ def test_holds_back_only_the_beginning_of_a_stop_string(stops: list[str], chunks
     matcher = StopMatcher(stops)
     seen = released = ""
     for chunk in chunks:
-        text, stopped = matcher.push(chunk)
-        if stopped:
+        text, stop = matcher.push(chunk)
+        if stop:
             break
         seen, released = seen + chunk, released + text
         starts = {stop[:length] for stop in stops for length in range(len(stop))}
@@ -44,19 +55,19 @@ def test_holds_back_only_the_beginning_of_a_stop_string(stops: list[str], chunks
 
 def test_nothing_follows_a_stop() -> None:
     matcher = StopMatcher(["\n\n", "END"])
-    assert matcher.push("one\n") == ("one", False)
-    assert matcher.push("two E") == ("\ntwo ", False)
-    assert matcher.push("ND three") == ("", True)
-    assert matcher.push("four") == ("", True)
+    assert matcher.push("one\n") == ("one", None)
+    assert matcher.push("two E") == ("\ntwo ", None)
+    assert matcher.push("ND three") == ("", "END")
+    assert matcher.push("four") == ("", "END")
     assert matcher.flush() == ""
 
 
 def test_of_stops_that_end_together_the_longest_is_cut() -> None:
-    assert StopMatcher(["c", "abc", "bc"]).push("xabcd") == ("x", True)
+    assert StopMatcher(["c", "abc", "bc"]).push("xabcd") == ("x", "abc")
 
 
 def test_a_stop_inside_a_longer_one_ends_first() -> None:
-    assert StopMatcher(["abcd", "b"]).push("abcd") == ("a", True)
+    assert StopMatcher(["abcd", "b"]).push("abcd") == ("a", "b")
 
 
 def test_an_empty_stop_is_refused() -> None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.producer.errors import ReplyCorrupt, RequestFailed, RequestRefused
 from penstock.producer.reading.assembly import Assembler
-from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, TokenLogprob
+from penstock.producer.reply import Chunk, ToolCall
+from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, TokenLogprob, ToolCallDelta
 
 
 def chunk(offset: int, text: str, *, tokens: int | None = None, index: int = 0) -> ChunkEntry:
@@ -85,6 +86,92 @@ def test_the_end_of_a_choice_is_told_once() -> None:
     assert [item and (item.text, item.finish_reason) for item in chunks] == [("ab", None), ("", "stop"), None]
 
 
+def call(index: int, arguments: str, id_: str | None = None) -> ToolCallDelta:
+    return ToolCallDelta(index=index, arguments=arguments, id=id_, name=None if id_ is None else f"name of {id_}")
+
+
+def with_calls(entry: ChunkEntry, *calls: ToolCallDelta, reasoning: str = "") -> ChunkEntry:
+    return entry.model_copy(update={"tool_calls": calls, "reasoning": reasoning})
+
+
+def test_reasoning_and_calls_add_up_apart_from_the_text() -> None:
+    assembler = Assembler("r")
+    entries = [
+        with_calls(chunk(0, "", tokens=2), reasoning="hm"),
+        with_calls(chunk(2, "a"), call(0, '{"x"', "c0"), reasoning="."),
+        with_calls(chunk(3, "", tokens=1), call(0, ": 1}"), call(1, "{}", "c1")),
+    ]
+    chunks = [assembler.feed(f"1-{number}", entry) for number, entry in enumerate(entries)]
+    assert [item and (item.reasoning, item.tool_calls) for item in chunks] == [
+        (entry.reasoning, entry.tool_calls) for entry in entries
+    ]
+    assembler.feed("1-4", EndEntry(finish_reason="tool_calls", completion_tokens=4, stop_token_id=9))
+    reply = assembler.reply
+    assert reply is not None
+    assert (reply.text, reply.reasoning, reply.finish_reason) == ("a", "hm.", "tool_calls")
+    assert reply.tool_calls == (ToolCall("c0", "name of c0", '{"x": 1}'), ToolCall("c1", "name of c1", "{}"))
+    assert reply.choices[0].stop_reason == 9
+
+
+def test_of_arguments_that_were_read_none_comes_again() -> None:
+    assembler = Assembler("r")
+    assembler.feed("1-1", with_calls(chunk(0, "", tokens=1), call(0, '{"a', "c0"), reasoning="x"))
+    assembler.feed("1-2", with_calls(chunk(1, "", tokens=1), call(0, "b"), call(0, "c")))
+    again = with_calls(chunk(0, "", tokens=3), call(0, '{"abcd"', "c0"), call(1, "{", "c1"), reasoning="xy")
+    new = assembler.feed("2-1", again)
+    assert new is not None
+    assert (new.offset, new.tokens, new.reasoning) == (2, (2,), "y")
+    assert new.tool_calls == (call(0, 'd"'), call(1, "{", "c1"))
+
+
+@pytest.mark.parametrize(
+    ("calls", "told"),
+    [
+        ([call(0, "{")], "continues call 0, 0 calls came before"),
+        ([call(1, "{", "c1")], "begins call 1, 0 calls came before"),
+        ([call(0, "{", "c0"), call(0, "{", "c0")], "begins call 0, 1 calls came before"),
+        ([call(0, "{", "c0"), call(1, "}")], "continues call 1, 1 calls came before"),
+    ],
+)
+def test_a_call_without_its_beginning_is_never_hidden(calls: list[ToolCallDelta], told: str) -> None:
+    with pytest.raises(ReplyCorrupt, match=f"entry 1-0: choice 0 {told}"):
+        feed(Assembler("r"), with_calls(chunk(0, "a"), *calls))
+
+
+def test_of_several_choices_each_last_chunk_says_what_stopped_it() -> None:
+    assembler = Assembler("r")
+    for index, stop in enumerate(({"stop_string": "END"}, {"stop_token_id": 0}, {})):
+        last = chunk(0, "a", index=index).model_copy(update={"finish_reason": "stop", **stop})
+        item = assembler.feed(f"1-{index}", last)
+        assert item is not None
+        assert item.stop_reason == next(iter(stop.values()), None)
+    assembler.feed("1-3", EndEntry(finish_reason="stop", finish_reasons=("stop",) * 3, completion_tokens=3))
+    assert assembler.reply is not None
+    assert [choice.stop_reason for choice in assembler.reply.choices] == ["END", 0, None]
+
+
+def test_nothing_follows_the_last_chunk_of_a_choice() -> None:
+    """Text that was held back comes without tokens, so that its place alone does not tell that it was read."""
+    assembler = Assembler("r")
+    last = chunk(2, "!", tokens=0).model_copy(update={"finish_reason": "error"})
+    assert [item and item.text for item in (assembler.feed("1-1", chunk(0, "ab")), assembler.feed("1-2", last))] == [
+        "ab",
+        "!",
+    ]
+    assert assembler.feed("2-1", last) is None
+
+
+def test_the_prompt_s_logprobs_come_once() -> None:
+    logprobs = (None, TokenLogprob(id=7, token="x", bytes=b"x", logprob=-1.0, top=()))
+    assembler = Assembler("r")
+    first = chunk(0, "a").model_copy(update={"prompt_logprobs": logprobs})
+    items = [assembler.feed("1-1", first), assembler.feed("1-2", chunk(1, "b")), assembler.feed("2-1", first)]
+    assert [item and item.prompt_logprobs for item in items] == [logprobs, None, None]
+    assembler.feed("2-2", EndEntry(finish_reason="stop", completion_tokens=2))
+    assert assembler.reply is not None
+    assert assembler.reply.prompt_logprobs == logprobs
+
+
 @pytest.mark.parametrize("reason", ["cancelled", "expired"])
 def test_a_reply_that_was_stopped_is_a_reply(reason: str) -> None:
     assembler = Assembler("r")
@@ -103,22 +190,75 @@ def test_errors_are_told_apart_by_their_code() -> None:
     assert failed.value.reply.text == "ab"
 
 
-@given(st.data())
-def test_whatever_is_repeated_after_a_failover_each_token_comes_once(data: st.DataObject) -> None:
-    """Writers take over at the end of some earlier chunk and cut what follows as they like; texts lag behind tokens."""
-    num_tokens = data.draw(st.integers(1, 8))
-    ends = [0] * (num_tokens + 1)  # characters known after so many tokens
-    for place in range(1, num_tokens + 1):
-        ends[place] = ends[place - 1] + data.draw(st.integers(0, 3))
-    text = "".join(chr(ord("a") + place % 26) for place in range(ends[-1]))
+class Story:
+    """What each token of a choice says: some characters of text or reasoning, or of a call's arguments."""
 
-    assembler, got, at = Assembler("r"), [], 0
+    def __init__(self, parts: list[tuple[str, str]]) -> None:
+        self.parts = parts
+
+    def chunk(self, start: int, stop: int) -> ChunkEntry:
+        """Tokens [start, stop), as a worker says it that knows the ones before."""
+        num_calls = sum(what == "begin" for what, _ in self.parts[:start])
+        said: dict[str, str] = {"text": "", "reasoning": ""}
+        deltas: list[ToolCallDelta] = []
+        for what, part in self.parts[start:stop]:
+            if what in said:
+                said[what] += part
+                continue
+            num_calls += what == "begin"
+            id_ = f"c{num_calls - 1}" if what == "begin" else None
+            if id_ is None and deltas and deltas[-1].index == num_calls - 1:
+                deltas[-1] = deltas[-1].model_copy(update={"arguments": deltas[-1].arguments + part})
+            else:
+                deltas.append(call(num_calls - 1, part, id_))
+        text, reasoning = said["text"], said["reasoning"]
+        return with_calls(chunk(start, text, tokens=stop - start), *deltas, reasoning=reasoning)
+
+    def whole(self) -> tuple[str, str, list[tuple[str, str]]]:
+        calls: list[list[str]] = []
+        for what, part in self.parts:
+            if what == "begin":
+                calls.append([])
+            if what in ("begin", "call"):
+                calls[-1].append(part)
+        joined = {kind: "".join(part for what, part in self.parts if what == kind) for kind in ("text", "reasoning")}
+        named = [(f"c{at}", "".join(parts)) for at, parts in enumerate(calls)]
+        return joined["text"], joined["reasoning"], named
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> Story:
+    parts: list[tuple[str, str]] = []
+    for _ in range(draw(st.integers(1, 10))):
+        has_call = any(what == "begin" for what, _ in parts)
+        what = draw(st.sampled_from(["text", "reasoning", "begin", *(["call"] if has_call else [])]))
+        parts.append((what, draw(st.text("abcdefgh", max_size=3))))
+    return Story(parts)
+
+
+@given(story=stories(), data=st.data())
+def test_whatever_is_repeated_after_a_failover_each_token_comes_once(story: Story, data: st.DataObject) -> None:
+    """Writers take over at the end of some earlier chunk and cut what follows as they like; texts lag behind tokens."""
+    num_tokens = len(story.parts)
+    assembler, at = Assembler("r"), 0
+    got: list[Chunk] = []
     written = {0}
     while at < num_tokens:
         to = data.draw(st.integers(at + 1, num_tokens))
-        got += feed(assembler, chunk(at, text[ends[at] : ends[to]], tokens=to - at))
+        item = assembler.feed("1-1", story.chunk(at, to))
+        got += [] if item is None else [item]
         at = data.draw(st.sampled_from([*sorted(written), to])) if to < num_tokens else to
         written = {place for place in {*written, to} if place <= at}  # what the server still had
-    assert "".join(item[1] for item in got) == text
-    assert [token for item in got for token in item[2]] == list(range(num_tokens))
-    assert [item[0] for item in got] == [item[2][0] for item in got]
+    text, reasoning, calls = story.whole()
+    assert [token for item in got for token in item.tokens] == list(range(num_tokens))
+    assert [item.offset for item in got] == [item.tokens[0] for item in got]
+    assert "".join(item.text for item in got) == text
+    assert "".join(item.reasoning for item in got) == reasoning
+    assembler.feed("1-1", EndEntry(finish_reason="length", completion_tokens=num_tokens))
+    assert assembler.reply is not None
+    assert (assembler.reply.text, assembler.reply.reasoning) == (text, reasoning)
+    assert [(each.id, each.arguments) for each in assembler.reply.tool_calls] == calls
+    deltas = [delta for item in got for delta in item.tool_calls]
+    assert [delta.id for delta in deltas if delta.id is not None] == [id_ for id_, _ in calls]
+    for index, (_, arguments) in enumerate(calls):
+        assert "".join(delta.arguments for delta in deltas if delta.index == index) == arguments

@@ -17,6 +17,7 @@ from penstock.producer.wire import (
     OwnEntry,
     ReplyEntry,
     TokenLogprob,
+    ToolCallDelta,
     TopLogprob,
     WireError,
     decode_reply,
@@ -124,7 +125,9 @@ one_logprob = {"id": counts, "token": text, "bytes": st.binary(max_size=4), "log
 logprobs = st.builds(
     TokenLogprob, **one_logprob, top=st.lists(st.builds(TopLogprob, **one_logprob), max_size=2).map(tuple)
 )
-reasons = st.sampled_from(["stop", "length", "cancelled", "expired", "error"])
+deltas = st.builds(ToolCallDelta, index=counts, id=optional(text), name=optional(text), arguments=text)
+stopped = {"stop_string": optional(text), "stop_token_id": optional(counts)}
+reasons = st.sampled_from(["stop", "tool_calls", "length", "cancelled", "expired", "error"])
 replies: st.SearchStrategy[ReplyEntry] = st.one_of(
     st.builds(OwnEntry, worker=text, epoch=counts),
     st.builds(
@@ -133,8 +136,12 @@ replies: st.SearchStrategy[ReplyEntry] = st.one_of(
         offset=counts,
         text=text,
         tokens=token_ids,
+        reasoning=text,
+        tool_calls=st.lists(deltas, max_size=2).map(tuple),
         logprobs=optional(st.lists(logprobs, max_size=2).map(tuple)),
+        prompt_logprobs=optional(st.lists(optional(logprobs), max_size=2).map(tuple)),
         finish_reason=optional(reasons),
+        **stopped,
     ),
     st.builds(
         EndEntry,
@@ -148,6 +155,7 @@ replies: st.SearchStrategy[ReplyEntry] = st.one_of(
         total_ms=optional(counts),
         code=optional(text),
         message=optional(text),
+        **stopped,
     ),
 )
 
@@ -240,8 +248,20 @@ def test_a_hostile_entry_is_a_request_or_a_refusal_that_can_be_answered(fields: 
         assert parse(encoded(request.to_entry())) == request
 
 
+def logprob_fields(data: str) -> dict[str, str]:
+    """A chunk whose token claims to have these bytes."""
+    logprob = f'[{{"id": 1, "token": "a", "bytes": {data}, "logprob": 0, "top": []}}]'
+    return {"type": "chunk", "index": "0", "offset": "0", "text": "", "tokens": "1", "logprobs": logprob}
+
+
 @given(st.dictionaries(st.sampled_from(["type", *ChunkEntry.model_fields, *EndEntry.model_fields]), text, max_size=5))
 @example({"type": "chunk", "index": "0", "offset": "0", "text": "", "tokens": "1", "logprobs": "[" * 50_000})
+@example({"type": "chunk", "index": "0", "offset": "0", "text": "", "tokens": "1", "tool_calls": '[{"index": -1}]'})
+@example(logprob_fields("[null]"))
+@example(logprob_fields("[256]"))
+@example(logprob_fields("[1e999]"))
+@example(logprob_fields(f"[{10**30}]"))
+@example(logprob_fields('"text"'))
 def test_a_hostile_reply_entry_is_refused(fields: dict[str, str]) -> None:
     try:
         entry = decode_reply(fields)
@@ -273,7 +293,7 @@ def test_the_body_limit_counts_names_and_values() -> None:
         ({"prompt": "x", "stop": "[1"}, "stop"),
         ({"prompt": "x", "messages": "[]"}, "exactly one of prompt, messages, prompt_token_ids"),
         ({"max_tokens": "5"}, "exactly one of"),
-        ({"prompt": "x", "traceparent": "00-\x1b[2J"}, r"traceparent: Value error, must be a W3C traceparent, such as"),
+        ({"prompt": "x", "traceparent": "00-\x1b[2J"}, r"traceparent: must be a W3C traceparent, such as"),
         ({"prompt": "x", "traceparent": "00-\x1b[2J"}, r", not '00-\x1b[2J'"),
         ({"request": "{}", "prompt": "x"}, "beside `request` only `id` may stand, not prompt"),
         ({"request": '"text"'}, "holds str, not an object"),

@@ -13,6 +13,8 @@ from pydantic.fields import FieldInfo
 
 from penstock.producer import keys
 from penstock.producer.wire import REFUSED_CODES, VERSION, ChunkEntry, EndEntry, FinishReason, GenerateRequest, OwnEntry
+from penstock.producer.wire.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Message
+from penstock.producer.wire.values import MAX_NESTING
 
 TEXT = (Path(__file__).parents[2] / "docs" / "wire.md").read_text()
 
@@ -56,6 +58,23 @@ def test_ranges_and_defaults_are_right(name: str) -> None:
         assert default in ("none", "model", "drawn from the id")
     else:
         assert default == (f"{value:g}" if isinstance(value, float) else str(value).lower())
+
+
+def test_every_field_of_a_message_is_there() -> None:
+    cells = "".join(
+        line.split(" | ")[0] for line in TEXT.split("| message | values | meaning |")[1].split("\n\n")[0].splitlines()
+    )
+    assert set(re.findall(r"`([a-z_]+)`", cells)) == {*Message.model_fields, *Message.other_names}
+    assert all(f"`{name}" in TEXT for name in (*GenerateRequest.other_names, "top_logprobs"))
+
+
+def test_the_limits_of_chats_are_there() -> None:
+    assert f"at most {MAX_MESSAGES} messages" in REQUEST_ROWS["messages"][0]
+    assert f"at most {MAX_TOOLS} functions" in REQUEST_ROWS["tools"][0]
+    fields = rows("| message | values | meaning |")
+    assert f"at most {MAX_PARTS} " in fields["content"][0]
+    assert f"at most {MAX_CALLS} " in fields["tool_calls"][0]
+    assert f"nested at most {MAX_NESTING} deep" in " ".join(TEXT.split())
 
 
 @pytest.mark.parametrize("entry", [OwnEntry, ChunkEntry, EndEntry])

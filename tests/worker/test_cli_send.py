@@ -11,6 +11,7 @@ from patience import WAIT_S
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.wire import ChunkEntry, ToolCallDelta
 
 
 async def test_streams_the_answer_and_ends_the_line(redis_url: str) -> None:
@@ -48,6 +49,55 @@ async def test_every_option_reaches_the_request(redis_url: str) -> None:
     request = worker.taken[0]
     assert {name: getattr(request, name) for name in given} == given
     assert (request.stop, request.ignore_eos) == (("a", "b"), True)
+
+
+async def think_and_call(reply: ScriptedReply) -> None:
+    """In chunks that part words, reasoning and arguments."""
+    deltas = [(0, "call_1", "add", '{"a'), (0, None, None, '": 1}'), (1, "call_2", "now", "{}")]
+    parts = [ToolCallDelta(index=index, id=id_, name=name, arguments=text) for index, id_, name, text in deltas]
+    await reply.own()
+    for index in range(reply.request.n):
+        for at, (reasoning, text, calls) in enumerate(
+            [("I th", "", ()), ("ink", "", ()), (".", "So", ()), ("", ":", (parts[0],)), ("", "", tuple(parts[1:]))]
+        ):
+            chunk = ChunkEntry(index=index, offset=at, tokens=(at,), text=text, reasoning=reasoning, tool_calls=calls)
+            await reply.write(chunk)
+        reply.tokens[index] = 5
+    await reply.end("tool_calls")
+
+
+async def test_reasoning_goes_to_stderr_and_tool_calls_have_lines_of_their_own(redis_url: str) -> None:
+    async with ScriptedWorker(redis_url, think_and_call):
+        streamed = await penstock("send", "hi", REDIS_URL=redis_url)
+        whole = await penstock("send", "hi", "--no-stream", REDIS_URL=redis_url)
+        several = await penstock("send", "hi", "--n", "2", REDIS_URL=redis_url)
+    for outcome in (streamed, whole):
+        assert (outcome.status, outcome.out) == (0, 'So:\nadd({"a": 1})\nnow({})\n')
+        assert outcome.err == "I think.\n"
+    lines = ["So:", 'add({"a": 1})', "now({})"]
+    assert several.out.splitlines() == [f"[{index}] {line}" for index in range(2) for line in lines]
+    assert several.err.splitlines() == ["[0] I think.", "[1] I think."]
+
+
+async def test_an_answer_without_anything_is_an_empty_line(redis_url: str) -> None:
+    async def say_nothing(reply: ScriptedReply) -> None:
+        await reply.own()
+        await reply.end()
+
+    async with ScriptedWorker(redis_url, say_nothing):
+        outcome = await penstock("send", "hi", REDIS_URL=redis_url)
+    assert (outcome.status, outcome.out, outcome.err) == (0, "\n", "")
+
+
+async def test_json_lines_have_reasoning_and_calls(redis_url: str) -> None:
+    async with ScriptedWorker(redis_url, think_and_call):
+        outcome = await penstock("send", "--json", "hi", REDIS_URL=redis_url)
+    *chunks, end = map(json.loads, outcome.out.splitlines())
+    assert [chunk["reasoning"] for chunk in chunks] == ["I th", "ink", ".", "", ""]
+    assert chunks[3]["tool_calls"] == [{"index": 0, "id": "call_1", "name": "add", "arguments": '{"a'}]
+    [choice] = end["choices"]
+    assert (choice["reasoning"], choice["finish_reason"]) == ("I think.", "tool_calls")
+    assert choice["tool_calls"][1] == {"id": "call_2", "name": "now", "arguments": "{}"}
 
 
 async def test_json_lines(redis_url: str) -> None:

@@ -28,7 +28,15 @@ from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.producer import BulkProgress, GenerateRequest, Message, ReplyTimeout, RequestFailed, RequestRefused
 from penstock.producer.request import Prompt
 from penstock.worker import llm as module
-from penstock.worker.chaos.fake_engine import POISON, FakeEngine, FakeText, expected_text, expected_tokens
+from penstock.worker.chaos.fake_engine import (
+    POISON,
+    FakeEngine,
+    FakeText,
+    expected_speech,
+    expected_text,
+    expected_tokens,
+)
+from penstock.worker.chaos.fake_words import CALL
 from penstock.worker.errors import EngineFailed
 from penstock.worker.llm import AHEAD, LLM, EngineOptions, engine_config
 from penstock.worker.settings import load_settings
@@ -289,6 +297,40 @@ def test_tokens_wait_for_their_text() -> None:
     assert stream.reply is not None
     assert stream.reply.choices[0].logprobs is not None
     assert [logprob.id for logprob in stream.reply.choices[0].logprobs] == list(stream.reply.tokens)
+
+
+def test_reasoning_and_tool_calls_come_apart_from_the_text(llm: LLM) -> None:
+    prompt = CALL + "x"
+    tokens = expected_tokens(prompt.encode(), 1, 0, 60)
+    said = expected_speech(prompt, "mine", tokens, 0)
+    stream = llm.stream(prompt, id="mine", seed=1, max_tokens=60)
+    chunks = list(stream)
+    reply = stream.reply
+    assert reply is not None
+    for answer in (reply, llm.generate(prompt, id="mine", seed=1, max_tokens=60)):
+        assert (answer.text, answer.reasoning) == (said.text, said.reasoning)
+        assert len(answer.tool_calls) > 1
+        for index, call in enumerate(answer.tool_calls):
+            [begin, *_] = deltas = [delta for delta in said.tool_calls if delta.index == index]
+            assert (call.id, call.name) == (begin.id, begin.name)
+            assert call.arguments == "".join(delta.arguments for delta in deltas)
+    assert all(chunk.text or chunk.reasoning or chunk.tool_calls for chunk in chunks)
+    assert "".join(chunk.reasoning for chunk in chunks) == said.reasoning
+    assert reply.message["tool_calls"][0]["function"]["name"] == reply.tool_calls[0].name
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_stopped_a_choice_is_told(llm: LLM, n: int) -> None:
+    """A token that ends a call or the text: the reason says whether there was a call."""
+    called, said = (
+        llm.generate(prompt, seed=1, max_tokens=60, n=n, stop_token_ids=expected_tokens(prompt.encode(), 1, 0, 60)[-1:])
+        for prompt in (CALL + "x", "x")
+    )
+    assert (called.finish_reason if n == 1 else called.choices[0].finish_reason) == "tool_calls"
+    assert called.choices[0].stop_reason == called.tokens[-1]
+    assert (said.choices[0].finish_reason, said.choices[0].stop_reason) == ("stop", said.tokens[-1])
+    if n == 2:
+        assert (said.choices[1].finish_reason, said.choices[1].stop_reason) == ("length", None)
 
 
 @pytest.mark.parametrize("leave", ["break", "close", "with"])

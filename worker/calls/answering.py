@@ -13,7 +13,7 @@ from penstock.producer.wire import Call, GenerateRequest, WireError, parse_call
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import check_limits, to_engine_request
 from penstock.worker.delivery.entries import QueueEntry
-from penstock.worker.delivery.preparation import Preparer, TextEncoder
+from penstock.worker.delivery.preparation import Preparer
 from penstock.worker.delivery.threads import Threads
 
 _log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ class Answerer:
         def work() -> Answer:
             return self._answers.to(call, _sent_s(entry.id))
 
-        if call.request.messages is not None:
+        if call.request.messages is not None or call.name == "validate":  # which may compile a grammar
             return await self._threads.run_chat(work)
         return await self._threads.run(work, entry.fields)
 
@@ -63,7 +63,6 @@ class Answers:
     Args:
         config: the worker's limits.
         preparer: of requests.
-        text: what turns tokens into text.
         vocab_size: token ids are below it.
         defaults: of the model.
         check: raises RequestError for what the engine can never serve.
@@ -73,14 +72,12 @@ class Answers:
         self,
         config: WorkerConfig,
         preparer: Preparer,
-        text: TextEncoder,
         vocab_size: int,
         defaults: GenerationDefaults,
         check: Callable[[Request], None],
     ) -> None:
         self._config = config
         self._preparer = preparer
-        self._text = text
         self._vocab_size = vocab_size
         self._defaults = defaults
         self._check = check
@@ -108,7 +105,7 @@ class Answers:
             if token_id >= self._vocab_size:
                 last = self._vocab_size - 1
                 raise InvalidRequest(f"prompt_token_ids holds {token_id}, the vocabulary ends at {last}")
-        return self._text.decode(token_ids)
+        return self._preparer.text.decode(token_ids)
 
     def _validate(self, asked: GenerateRequest, now_s: float | None) -> tuple[int, ...]:
         check_limits(asked, self._config)

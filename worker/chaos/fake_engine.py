@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from types import MappingProxyType
 
 from penstock.engine.errors import InvalidRequest, PromptTooLong
 from penstock.engine.generation_defaults import GenerationDefaults
@@ -47,6 +48,7 @@ class FakeText:
     """A byte tokenizer."""
 
     vocab_size = 256
+    special_token_ids: Mapping[str, int] = MappingProxyType({})
 
     def encode(self, text: str) -> Sequence[int]:
         return tuple(text.encode())

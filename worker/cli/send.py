@@ -13,6 +13,7 @@ from pydantic_core import to_jsonable_python
 
 from penstock.producer import AsyncClient, Chunk, Reply
 from penstock.producer.request import Prompt, Sampling
+from penstock.worker.cli.answer import AnswerWriter
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.options import gathers, option, takes_settings
 from penstock.worker.cli.waiting import shown_wait
@@ -80,7 +81,8 @@ def send(
 ) -> None:
     """Send a prompt and print the answer.
 
-    A request to a queue without workers waits for one. Ctrl-C cancels it.
+    Text and tool calls go to stdout, reasoning to stderr. A request to a queue without workers waits for one. Ctrl-C
+    cancels it.
 
     Exit status: 0 the answer is complete; 1 it failed, was cancelled or expired; 130 interrupted.
     """
@@ -117,10 +119,11 @@ def _prompt(text: str, system: str | None, plain: bool) -> Prompt:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Printer:
-    """Writes an answer to stdout: text or JSON lines, as it comes or at its end."""
+    """Writes an answer: for people or as JSON lines, as it comes or at its end."""
 
     as_json: bool
     stream: bool
+    writer: AnswerWriter = dataclasses.field(default_factory=AnswerWriter)
 
     def chunk(self, chunk: Chunk) -> None:
         if not self.stream:
@@ -128,16 +131,18 @@ class _Printer:
         if self.as_json:
             typer.echo(_json_line("chunk", chunk))
         else:
-            typer.echo(chunk.text, nl=False)
+            self.writer.add(chunk)
 
     def end(self, reply: Reply) -> None:
         if self.as_json:
             typer.echo(_json_line("end", reply))
         elif self.stream:
-            typer.echo()
+            self.writer.end()
         else:
             for choice in reply.choices:
-                typer.echo(choice.text if len(reply.choices) == 1 else f"[{choice.index}] {choice.text}")
+                writer = AnswerWriter("" if len(reply.choices) == 1 else f"[{choice.index}] ")
+                writer.add_whole(choice)
+                writer.end()
 
 
 def _json_line(kind: str, value: Chunk | Reply) -> str:

@@ -72,8 +72,16 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
         engine.warm_up(report)
     garbage.settle()
     tokenizer = engine.tokenizer
-    identity = identify(directory, tokenizer.templates)
-    return Model(engine, tokenizer, engine.defaults, model, engine.describe(), identity, tokenizer.chat_format)
+    return Model(
+        engine,
+        tokenizer,
+        engine.defaults,
+        model,
+        engine.describe(),
+        engine.grammars,
+        identify(directory, tokenizer.templates),
+        tokenizer.chat_format,
+    )
 
 
 async def _run(service: WorkerService) -> None:

@@ -71,6 +71,7 @@ def to_engine_request(
         generated=generated,
         response=preparation.response,
         echo=preparation.echo,
+        grammar=preparation.grammar,
     )
 
 

@@ -48,7 +48,7 @@ def chunk_entry(choice: ChoiceBuffer, pending: Pending, *, num_choices: int) -> 
         values["logprobs"] = [_logprob_fields(logprob) for logprob in pending.logprobs]
     if pending.prompt_logprobs is not None:
         values["prompt_logprobs"] = _prompt_fields(pending.prompt_logprobs)
-    if num_choices > 1:
+    if num_choices > 1 and choice.finish_reason is not None:
         values |= {"finish_reason": choice.finish_reason, **stop_fields(choice)}
     return ChunkEntry.model_validate(values)
 

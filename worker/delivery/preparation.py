@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.engine.errors import PromptTooLong
-from penstock.engine.request import ResponseSpec, Tool
+from penstock.engine.errors import InvalidRequest, PromptTooLong
+from penstock.engine.request import ResponseSpec
 from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.producer.redis.connection import Fields
 from penstock.producer.wire import GenerateRequest, Message
 from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.constraints import callable_tools, grammar_source
 from penstock.worker.delivery.threads import Threads
+
+if TYPE_CHECKING:
+    from penstock.engine.structured import Grammar
 
 # What OpenAI's API calls no reasoning is a variable of its own to the templates that know it, by either name.
 _NO_THINKING = {"enable_thinking": False, "thinking": False}
@@ -39,6 +42,21 @@ class TextEncoder(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens; special ones have none."""
 
+    @property
+    def special_token_ids(self) -> Mapping[str, int]:
+        """The tokens that are no text, and their ids."""
+
+
+class Grammars(Protocol):
+    """What compiles grammars; `engine.structured.GrammarCompiler` is one. Called from several threads."""
+
+    def compile(self, source: str) -> Grammar:
+        """Blocks for as long as a grammar may take.
+
+        Raises:
+            InvalidRequest: the source is none, or over a limit.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
@@ -47,45 +65,78 @@ class Preparation:
     prompt_token_ids: tuple[int, ...]
     response: ResponseSpec | None = None
     echo: str = ""
+    grammar_source: str | None = None
+    grammar: Grammar | None = None  # compiled from the source
 
 
 class Preparer:
     """Prepares requests for one engine. Any thread may use it."""
 
-    def __init__(self, text: TextEncoder, config: WorkerConfig) -> None:
-        self._text = text
+    def __init__(self, text: TextEncoder, config: WorkerConfig, grammars: Grammars | None = None) -> None:
+        """Without `grammars`, requests that need one are refused."""
+        self.text = text
         self._config = config
+        self._grammars = grammars
 
     def prepare(self, asked: GenerateRequest, now_s: float | None = None) -> Preparation:
-        """May block for as long as a chat template takes.
+        """As `read`, then `compile`."""
+        return self.compile(self.read(asked, now_s))
+
+    def read(self, asked: GenerateRequest, now_s: float | None = None) -> Preparation:
+        """All but the grammar. May block for as long as a chat template takes.
 
         Args:
             asked: what is to be prepared.
             now_s: when it was enqueued, in Unix time: what a chat template takes for the present, whoever renders it.
 
         Raises:
-            InvalidRequest: the chat template refuses the messages.
+            InvalidRequest: the chat template refuses the messages, or no reply can be what is asked for.
             PromptTooLong: over max_prompt_tokens.
         """
         preparation = self.encode(asked, now_s)
-        self._check_length(preparation)
-        return preparation
-
-    def encode(self, asked: GenerateRequest, now_s: float | None = None) -> Preparation:
-        """As `prepare`, of a prompt of any length."""
-        if asked.messages is not None:
-            chat = self._text.encode_chat(conversation(asked, asked.messages, now_s))
-            return Preparation(chat.token_ids, _response(asked, chat), _last_words(asked))
-        if asked.prompt_token_ids is not None:
-            text = self._text.decode(asked.prompt_token_ids) if asked.echo else ""
-            return Preparation(asked.prompt_token_ids, echo=text)
-        prompt = asked.prompt or ""
-        return Preparation(tuple(self._text.encode(prompt)), echo=prompt if asked.echo else "")
-
-    def _check_length(self, preparation: Preparation) -> None:
         limit, num_tokens = self._config.max_prompt_tokens, len(preparation.prompt_token_ids)
         if limit is not None and num_tokens > limit:
             raise PromptTooLong(f"the prompt has {num_tokens} tokens, the limit max_prompt_tokens is {limit}")
+        return preparation
+
+    def encode(self, asked: GenerateRequest, now_s: float | None = None) -> Preparation:
+        """As `read`, of a prompt of any length."""
+        return self._read_prompt(asked) if asked.messages is None else self._read_chat(asked, now_s)
+
+    def compile(self, preparation: Preparation) -> Preparation:
+        """With its grammar, if it has one. May block for as long as that takes to compile.
+
+        Raises:
+            InvalidRequest: the grammar is malformed or over a limit.
+        """
+        if preparation.grammar_source is None:
+            return preparation
+        if self._grammars is None:
+            raise InvalidRequest("this engine can't constrain replies")
+        return replace(preparation, grammar=self._grammars.compile(preparation.grammar_source))
+
+    def _read_chat(self, asked: GenerateRequest, now_s: float | None) -> Preparation:
+        chat = self.text.encode_chat(conversation(asked, now_s))
+        response = None
+        if chat.reply_format is not None:
+            response = ResponseSpec(chat.reply_format, chat.reply_prefix, callable_tools(asked))
+        source = self._grammar_source(asked, response, has_reasoning=chat.has_reasoning)
+        return Preparation(chat.token_ids, response, _last_words(asked), source)
+
+    def _read_prompt(self, asked: GenerateRequest) -> Preparation:
+        if asked.prompt_token_ids is not None:
+            token_ids = asked.prompt_token_ids
+            text = self.text.decode(token_ids) if asked.echo else ""
+        else:
+            text = asked.prompt or ""
+            token_ids = tuple(self.text.encode(text))
+        source = self._grammar_source(asked, None, has_reasoning=False)
+        return Preparation(token_ids, None, text if asked.echo else "", source)
+
+    def _grammar_source(
+        self, asked: GenerateRequest, response: ResponseSpec | None, *, has_reasoning: bool
+    ) -> str | None:
+        return grammar_source(asked, response, self.text.special_token_ids, has_reasoning=has_reasoning)
 
 
 async def prepare(
@@ -93,39 +144,25 @@ async def prepare(
 ) -> Preparation:
     """As `Preparer.prepare`, off the event loop; `fields` are those of the queue entry."""
 
-    def work() -> Preparation:
-        return preparer.prepare(asked, now_s)
+    def read() -> Preparation:
+        return preparer.read(asked, now_s)
 
-    return await (threads.run(work, fields) if asked.messages is None else threads.run_chat(work))
+    preparation = await (threads.run(read, fields) if asked.messages is None else threads.run_chat(read))
+    if preparation.grammar_source is None:
+        return preparation
+    return await threads.run_grammar(lambda: preparer.compile(preparation))
 
 
-def conversation(asked: GenerateRequest, messages: Sequence[Message], now_s: float | None) -> Conversation:
-    """The chat of a request."""
+def conversation(asked: GenerateRequest, now_s: float | None) -> Conversation:
+    """The chat of a request that has messages."""
     add_prompt = asked.add_generation_prompt
     return Conversation(
-        [_message(message) for message in messages],
+        [_message(message) for message in asked.messages or ()],
         asked.tools,
         _variables(asked),
         add_generation_prompt=not asked.continue_final_message if add_prompt is None else add_prompt,
         continue_final_message=asked.continue_final_message,
         now_s=now_s,
-    )
-
-
-def _response(asked: GenerateRequest, chat: EncodedChat) -> ResponseSpec | None:
-    if chat.reply_format is None:
-        return None
-    return ResponseSpec(chat.reply_format, chat.reply_prefix, callable_tools(asked))
-
-
-def callable_tools(asked: GenerateRequest) -> tuple[Tool, ...]:
-    """The tools that an answer may call."""
-    chosen = asked.chosen_tools()
-    functions = [tool["function"] for tool in asked.tools]
-    return tuple(
-        Tool(function["name"], json.dumps(function.get("parameters") or {}), function.get("strict") is True)
-        for function in functions
-        if chosen is None or function["name"] in chosen
     )
 
 

@@ -1,4 +1,4 @@
-"""Threads for what would hold the event loop up: reading and tokenizing what clients sent."""
+"""Threads for what would hold the event loop up: reading, tokenizing and compiling what clients sent."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ _T = TypeVar("_T")
 
 TOKENIZER_THREADS = 2
 CHAT_THREADS = 2  # a chat template renders in as many processes at once
+GRAMMAR_THREADS = 2  # grammars are tried in as many processes at once
 SMALL_BYTES = 4096  # an entry of this size is read and tokenized sooner than a thread has taken it on
 
 
 class Threads:
-    """Chats have threads of their own: a template may take long, and prompts do not wait for it."""
+    """Chats and grammars have threads of their own: they may take long, and prompts do not wait for them."""
 
     def __init__(self) -> None:
         self._prompts = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="penstock-tokenizer")
         self._chats = ThreadPoolExecutor(CHAT_THREADS, thread_name_prefix="penstock-chat")
+        self._grammars = ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="penstock-grammar")
 
     def close(self) -> None:
-        for threads in (self._prompts, self._chats):
+        for threads in (self._prompts, self._chats, self._grammars):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, function: Callable[[], _T], fields: Fields) -> _T:
@@ -36,3 +38,7 @@ class Threads:
     async def run_chat(self, function: Callable[[], _T]) -> _T:
         """Always in a thread: a small chat may make much text."""
         return await asyncio.get_running_loop().run_in_executor(self._chats, function)
+
+    async def run_grammar(self, function: Callable[[], _T]) -> _T:
+        """Always in a thread: a small grammar may take long to compile."""
+        return await asyncio.get_running_loop().run_in_executor(self._grammars, function)

@@ -26,26 +26,26 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import to_engine_request
 from penstock.worker.delivery.choices import ChoiceBuffer, outcome_of
 from penstock.worker.delivery.chunks import chunk_entry, stop_fields
-from penstock.worker.delivery.preparation import Preparation, Preparer, TextEncoder
+from penstock.worker.delivery.preparation import Preparation, Preparer
 from penstock.worker.errors import EngineFailed
 
 ENCODER_THREADS = 4  # a chat template renders in two processes at once; plain prompts need not wait for those
 HAND_OVER_S = 0.02  # outputs wait so long for each other: less than a reader sees, more than a step of a small model
 
 # A worker's limits are for strangers.
-_NO_LIMITS = WorkerConfig(max_n=sys.maxsize, max_stop_strings=sys.maxsize, max_stop_chars=sys.maxsize)
+NO_LIMITS = WorkerConfig(max_n=sys.maxsize, max_stop_strings=sys.maxsize, max_stop_chars=sys.maxsize)
 
 
 class InProcessEngine:
     """Runs requests on one engine. Belongs to the event loop that `start` ran on."""
 
-    def __init__(self, engine: StepEngine, text: TextEncoder, defaults: GenerationDefaults) -> None:
+    def __init__(self, engine: StepEngine, preparer: Preparer, defaults: GenerationDefaults) -> None:
         self.max_num_seqs = engine.max_num_seqs
         self._driver = EngineDriver(engine)
         self._driver.set_patience(HAND_OVER_S)
-        self._preparer = Preparer(text, _NO_LIMITS)
+        self._preparer = preparer
         self._defaults = defaults
-        self._answers = Answers(_NO_LIMITS, self._preparer, text, text.vocab_size, defaults, self._driver.check)
+        self._answers = Answers(NO_LIMITS, preparer, preparer.text.vocab_size, defaults, self._driver.check)
         self._threads = ThreadPoolExecutor(ENCODER_THREADS, thread_name_prefix="penstock-tokenizer")
         self._runs: set[_Run] = set()
         self._left: dict[str, _Run] = {}  # by id: nobody follows them any more, and the engine is about to end them

@@ -210,6 +210,12 @@ def reply_prefix(format_name: str, prompt: str) -> str:
     return "" if format_.turn.end and format_.turn.end in prefix else prefix
 
 
+def shows_reasoning(format_name: str, template: str) -> bool:
+    """Whether a chat template of this format knows a tag of its reasoning: not all models that write it do reason."""
+    reasoning = FORMATS[format_name].reasoning
+    return reasoning is not None and any(tag.strip() in template for tag in (reasoning.begin, reasoning.end))
+
+
 def _open_reasoning(format_: Format, prompt: str) -> str:
     """The tag at the very end of a prompt that has none of the anchors."""
     begin = format_.reasoning.begin.strip() if format_.reasoning else ""

@@ -62,6 +62,11 @@ class Calls:
     quote: str = ""
     group_mark: str = ""  # may stand before `group_begin`; then calls are looked for anywhere
 
+    @property
+    def is_grouped(self) -> bool:
+        """Whether behind a call another one may follow without what a first one begins with."""
+        return bool(self.group_end or self.separator.strip() or not self.begin)
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:

@@ -28,7 +28,7 @@ def make(text: FakeText | None = None, **config: int) -> Answerer:
     limits, text = WorkerConfig(**config), text or FakeText()  # type: ignore[arg-type]
     engine = FakeEngine(max_model_len=10)
     defaults = GenerationDefaults(eos_token_ids=())
-    return Answerer(limits.max_body_bytes, Answers(limits, Preparer(text, limits), text, 256, defaults, engine.check))
+    return Answerer(limits.max_body_bytes, Answers(limits, Preparer(text, limits), 256, defaults, engine.check))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import structlog
 from redis import exceptions
 
-from penstock.engine.request import Output
+from penstock.engine.request import Output, ToolCallDelta
 from penstock.producer.wire import GenerateRequest, WireError
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.choices import ChoiceBuffer
@@ -87,6 +88,35 @@ class Pace:
     is_stretched: bool = False
 
 
+@dataclass(frozen=True)
+class Said:
+    """Text, reasoning, and the arguments of the only tool call."""
+
+    text: str = ""
+    reasoning: str = ""
+    arguments: str = ""
+
+
+def said_by(token: int) -> Output:
+    """A token by itself: it says its own number, as text, as reasoning or as an argument."""
+    match token % 3:
+        case 0:
+            return Output("", 0, 0, (token,), f" {token}")
+        case 1:
+            return Output("", 0, 0, (token,), "", reasoning=f" {token}")
+        case _:
+            return Output("", 0, 0, (token,), "", tool_calls=(ToolCallDelta(0, f" {token}"),))
+
+
+def said_by_all(tokens: list[str]) -> Said:
+    outputs = [said_by(int(token)) for token in tokens]
+    return Said(
+        "".join(output.text for output in outputs),
+        "".join(output.reasoning for output in outputs),
+        "".join(delta.arguments for output in outputs for delta in output.tool_calls),
+    )
+
+
 @dataclass
 class Reply:
     """A request's keys on the server."""
@@ -143,6 +173,16 @@ class Reply:
                 assert int(fields["offset"]) == len(found), "a gap, or a token twice"
                 found += fields["tokens"].split(",") if fields["tokens"] else []
         return found
+
+    def said(self, index: int) -> Said:
+        """As readers put it together."""
+        chunks = [fields for _, fields in self.entries if fields["type"] == "chunk" and int(fields["index"]) == index]
+        deltas = [delta for fields in chunks for delta in json.loads(fields.get("tool_calls", "[]"))]
+        return Said(
+            "".join(fields["text"] for fields in chunks),
+            "".join(fields.get("reasoning", "") for fields in chunks),
+            "".join(delta["arguments"] for delta in deltas),
+        )
 
     @property
     def num_ends(self) -> int:
@@ -207,7 +247,9 @@ class Bench:
     def push(self, live: LiveRequest, token: int, *, index: int = 0, reason: Any = None) -> None:
         buffer = live.choices[index]
         offset = buffer.num_published + len(buffer.pending.token_ids)
-        self.outbox.push(live, Output(live.id, index, offset, (token,), f" {token}", finish_reason=reason))
+        self.outbox.push(
+            live, replace(said_by(token), request_id=live.id, index=index, offset=offset, finish_reason=reason)
+        )
 
     def collect(self) -> list[Write]:
         return self.outbox.collect(self.now_s)

@@ -46,6 +46,18 @@ def test_an_end_says_when_what_happened(clock: FixedClock) -> None:
     assert (end.prompt_tokens, end.completion_tokens) == (7, 3)
 
 
+@pytest.mark.parametrize("stop", ["END", 7, None])
+def test_an_end_says_what_stopped_the_only_choice(clock: FixedClock, stop: str | int | None) -> None:
+    live, several = make_live(), make_live(n=2)
+    live.add(Output("r", 0, 0, (1,), "a", finish_reason="stop", stop_reason=stop))
+    end = end_entry(live)
+    assert end.stop_reason == stop
+    assert (end.stop_string, end.stop_token_id) == (("END", None) if stop == "END" else (None, stop))
+    for index in range(2):
+        several.add(Output("r", index, 0, (1,), "a", finish_reason="stop", stop_reason=stop))
+    assert end_entry(several).stop_reason is None  # the last chunk of each says it
+
+
 def test_of_what_was_resumed_nobody_knows_when_the_first_token_came(clock: FixedClock) -> None:
     live = make_live()
     live.resume([ChoiceBuffer(0, num_published=4)])

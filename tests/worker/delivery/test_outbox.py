@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from delivery_lab import FULL, INTERVAL_S, LOST, NOW_S, WRONG_TYPE, Bench, Reply
+from delivery_lab import FULL, INTERVAL_S, LOST, NOW_S, WRONG_TYPE, Bench, Reply, said_by_all
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -332,6 +332,7 @@ class OutboxMachine(RuleBasedStateMachine):
             for index in range(len(live.choices)):
                 found = reply.tokens(index)
                 assert found == self.generated[name][index][: len(found)]
+                assert reply.said(index) == said_by_all(found)
             assert reply.num_ends <= 1
             assert [id_ for id_, _ in reply.entries] == sorted({id_ for id_, _ in reply.entries})
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from penstock.engine.errors import InvalidRequest, PromptTooLong
+from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.producer.wire import GenerateRequest
 from penstock.worker.chaos.fake_engine import FakeText
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.preparation import Preparation, Preparer
+from penstock.worker.delivery.preparation import Preparation, Preparer, prepare
+from penstock.worker.delivery.threads import Threads
 
 CHAT = ({"role": "user", "content": "a"},)
 
@@ -132,3 +137,75 @@ def test_an_echo_is_the_prompt_as_text_and_of_a_chat_what_the_assistant_began() 
     begun = {"role": "assistant", "content": [{"type": "text", "text": "It"}, {"type": "text", "text": "is"}]}
     asked = GenerateRequest(messages=(*CHAT, begun), echo=True, continue_final_message=True)
     assert Preparer(Listener(), WorkerConfig()).prepare(asked).echo == "It\nis"
+
+
+CALLER = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+class Hermes(FakeText):
+    """A model that reasons and calls tools."""
+
+    special_token_ids: Mapping[str, int] = MappingProxyType({"<think>": 7, "</think>": 8, "<tool_call>": 9})
+
+    def encode_chat(self, chat: Conversation) -> EncodedChat:
+        return EncodedChat((1, 2), "x<think>", "hermes", "<think>", has_reasoning=True)
+
+
+class Compiler:
+    """Compiles every source to itself."""
+
+    def __init__(self) -> None:
+        self.sources: list[str] = []
+
+    def compile(self, source: str) -> Any:
+        self.sources.append(source)
+        return f"compiled {len(self.sources)}"
+
+
+def test_how_a_reply_is_read_follows_from_the_template_and_the_tools() -> None:
+    preparer = Preparer(Hermes(), WorkerConfig())
+    plain = preparer.prepare(GenerateRequest(messages=CHAT))
+    assert plain == Preparation((1, 2), ResponseSpec("hermes", "<think>"))
+    tools = (Tool("f", '{"type": "object"}'),)
+    assert preparer.prepare(GenerateRequest(messages=CHAT, tools=[CALLER])).response == (
+        ResponseSpec("hermes", "<think>", tools)
+    )
+    without = preparer.prepare(GenerateRequest(messages=CHAT, tools=[CALLER], tool_choice="none"))
+    assert without.response == ResponseSpec("hermes", "<think>")
+    assert preparer.prepare(GenerateRequest(prompt="ab")).response is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "x", "regex": "a+"},
+        {"prompt_token_ids": (1,), "response_format": {"type": "json_object"}},
+        {"messages": CHAT, "choice": ["a", "b"]},
+        {"messages": CHAT, "tools": [CALLER], "tool_choice": "required"},
+    ],
+)
+def test_what_constrains_a_reply_is_compiled(fields: dict[str, Any]) -> None:
+    compiler = Compiler()
+    preparation = Preparer(Hermes(), WorkerConfig(), compiler).prepare(GenerateRequest(**fields))
+    assert preparation.grammar_source in compiler.sources
+    assert preparation.grammar == "compiled 1"
+    with pytest.raises(InvalidRequest, match="this engine can't constrain replies"):
+        Preparer(Hermes(), WorkerConfig()).prepare(GenerateRequest(**fields))
+
+
+async def test_off_the_event_loop_a_grammar_waits_for_no_chat_and_no_chat_for_a_grammar() -> None:
+    threads = Threads()
+    begun: list[str] = []
+
+    class Noting(Compiler):
+        def compile(self, source: str) -> Any:
+            begun.append(threading.current_thread().name)
+            return super().compile(source)
+
+    preparer = Preparer(Hermes(), WorkerConfig(), Noting())
+    request = GenerateRequest(messages=CHAT, choice=["a"])
+    try:
+        assert (await prepare(preparer, threads, request, {}, 0.0)).grammar == "compiled 1"
+    finally:
+        threads.close()
+    assert begun[0].startswith("penstock-grammar")

@@ -130,12 +130,6 @@ def test_outputs_wait_in_order_each_with_its_choice() -> None:
     assert (live.prompt_tokens, live.cached_tokens) == (4, 2)
 
 
-def test_a_choice_whose_last_chunk_is_published_takes_no_more() -> None:
-    choice = ChoiceBuffer(0, num_published=2, finish_reason="stop", is_closed=True)
-    choice.add(Output("r", 0, 2, (3,), "c", finish_reason="cancelled"))
-    assert (choice.pending.token_ids, choice.pending.text) == ([], [])
-
-
 @pytest.mark.parametrize(
     ("reasons", "whole"),
     [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from delivery_lab import make_live
 
-from penstock.engine.request import Output
+from penstock.engine.request import Output, ToolCallDelta
 from penstock.worker.delivery.requests import LiveRequest
 from penstock.worker.delivery.schedule import FlushSchedule
 
@@ -48,6 +48,23 @@ def test_a_first_text_is_due_at_once(schedule: FlushSchedule) -> None:
     assert schedule.take(NOW_S) == [live]
     assert schedule.is_empty
     assert schedule.due_s() is None
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        Output("r", 0, 0, (1,), "", reasoning="a"),
+        Output("r", 0, 0, (1,), "", tool_calls=(ToolCallDelta(0, "", "call_1", "f"),)),
+    ],
+)
+def test_first_reasoning_and_a_first_tool_call_are_due_at_once_too(schedule: FlushSchedule, first: Output) -> None:
+    live = make_live()
+    live.add(Output("r", 0, 0, (7,), ""))
+    schedule.add(live)
+    assert schedule.is_empty
+    live.add(first)
+    schedule.add(live)
+    assert schedule.due_s() == 0.0
 
 
 def test_what_follows_waits_for_the_next_flush(schedule: FlushSchedule) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 from delivery_lab import make_live
-from hypothesis import given
-from hypothesis import strategies as st
 
-from penstock.engine.request import Output, TokenLogprob, TopLogprob
-from penstock.producer.wire import ChunkEntry, decode_reply, encode_reply
-from penstock.producer.wire import TokenLogprob as WireLogprob
-from penstock.producer.wire import TopLogprob as WireTop
+from penstock.engine.request import Output, ToolCallDelta
+from penstock.producer.wire import decode_reply
 from penstock.worker.delivery import writes
 from penstock.worker.delivery.ending import end_entry
 from penstock.worker.delivery.writes import ChunkWrite, EndCheck, ProbeWrite
@@ -28,44 +23,10 @@ def take_one(text: str = "a") -> ChunkWrite:
     return writes.take_chunk(live, live.choices[0])
 
 
-def logprob_of(token: int, logprob: float) -> TokenLogprob:
-    return TokenLogprob(token, "é", b"\xc3\xa9", logprob, (TopLogprob(token + 1, "\ufffd", b"\xc3", logprob - 1),))
-
-
-def wire_logprob_of(token: int, logprob: float) -> WireLogprob:
-    top = WireTop(id=token + 1, token="\ufffd", bytes=b"\xc3", logprob=max(logprob - 1, -9999.0))
-    return WireLogprob(id=token, token="é", bytes=b"\xc3\xa9", logprob=max(logprob, -9999.0), top=(top,))
-
-
-@given(
-    tokens=st.lists(st.integers(0, 10**6), max_size=5),
-    text=st.text(st.characters(exclude_categories=("Cs",))),
-    offset=st.integers(0, 10**6),
-    logprob=st.none() | st.floats(-100, 0.0) | st.just(-math.inf),
-    several=st.booleans(),
-)
-def test_chunks_are_written_as_the_schema_would_write_them(
-    tokens: list[int], text: str, offset: int, logprob: float | None, several: bool
-) -> None:
-    live = make_live(n=2 if several else 1)
-    choice = live.choices[0]
-    choice.num_published = offset
-    logprobs = None if logprob is None else tuple(logprob_of(token, logprob) for token in tokens)
-    live.add(Output("r", 0, offset, tuple(tokens), text, logprobs, finish_reason="stop" if several else None))
-    write = writes.take_chunk(live, choice)
-    fields = [str(part) for part in write.command[4:]]
-    entry = ChunkEntry(
-        index=0,
-        offset=offset,
-        text=text,
-        tokens=tuple(tokens),
-        logprobs=tuple(wire_logprob_of(token, logprob) for token in tokens) if logprob is not None and tokens else None,
-        finish_reason="stop" if several else None,
-    )
-    written = dict(zip(fields[::2], fields[1::2], strict=True))
-    assert decode_reply(written) == entry
-    assert written == encode_reply(entry)
+def test_a_chunk_is_appended_under_its_own_id() -> None:
+    write = take_one()
     assert write.command[:4] == ("XADD", "penstock:q:{r}:reply", "NOMKSTREAM", "5-1")
+    assert write.command[4:8] == ("type", "chunk", "index", "0")
 
 
 def test_a_chunk_put_back_is_taken_again_in_order_under_a_new_id() -> None:
@@ -84,6 +45,8 @@ def test_a_chunk_put_back_is_taken_again_in_order_under_a_new_id() -> None:
     [
         (Output("r", 0, 0, (1,), ""), 1, True),
         (Output("r", 0, 0, (), "a"), 1, True),
+        (Output("r", 0, 0, (), "", reasoning="a"), 1, True),
+        (Output("r", 0, 0, (), "", tool_calls=(ToolCallDelta(0, "}"),)), 1, True),
         (Output("r", 0, 0, (), ""), 1, False),
         (Output("r", 0, 0, (), "", finish_reason="stop"), 1, False),  # the end says it
         (Output("r", 0, 0, (), "", finish_reason="stop"), 2, True),

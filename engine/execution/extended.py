@@ -1,0 +1,86 @@
+"""Sampling with all options: penalties, biases, restrictions, masks and log-probabilities.
+
+What no row of a step asks for, the step skips.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from penstock.engine.execution.logprobs import Logprobs, logprobs_of
+from penstock.engine.execution.sampling import NEVER, SamplingRows, are_sound, sample
+from penstock.engine.execution.sampling_state import GENERATED, IN_PROMPT, STOPS, SamplingState, counted
+
+NO_TARGET = -1
+
+_LARGEST = 1e29  # penalties and biases do not get a logit beyond it, to either side: none comes near NEVER
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class ExtendedRows:
+    """What only some requests ask for, of each row; what their tokens and lists say is in the slot's state."""
+
+    slot: jax.Array  # i32 [num_rows]
+    is_adjusted: jax.Array  # bool [num_rows]: whether the rest, but for the target, means anything
+    repetition_penalty: jax.Array  # f32 [num_rows]
+    presence_penalty: jax.Array  # f32 [num_rows]
+    frequency_penalty: jax.Array  # f32 [num_rows]
+    min_tokens: jax.Array  # i32 [num_rows]: before that output index, no token that stops
+    target: jax.Array  # i32 [num_rows]: the token to score, by a row that samples none; else NO_TARGET
+    scored: jax.Array  # i32 [num_rows]: the rows that want log-probabilities, `num_scored` of them
+    num_scored: jax.Array  # i32 []
+
+    @property
+    def is_penalised(self) -> jax.Array:
+        """Whether what a row samples changes what it samples next."""
+        has_penalty = self.repetition_penalty != 1.0
+        has_penalty |= (self.presence_penalty != 0.0) | (self.frequency_penalty != 0.0)
+        return self.is_adjusted & has_penalty
+
+
+def sample_extended(
+    logits: jax.Array,  # f32 [num_rows, vocab]
+    sampling: SamplingRows,
+    rows: ExtendedRows,
+    state: SamplingState,
+    masks: jax.Array | None = None,  # i32 [num_rows, mask_words]: which tokens may be drawn; -1 for all
+) -> tuple[jax.Array, Logprobs, SamplingState]:
+    """Draws one token per row, i32 `[num_rows]`, and counts it. A row with a target gives that."""
+    is_sound = are_sound(logits)
+    logits = jax.lax.cond(
+        jnp.any(rows.is_adjusted), adjust, lambda logits, *_: logits, logits, rows, state, sampling.output_index
+    )
+    if masks is not None:
+        logits = jax.lax.cond(jnp.any(masks != -1), masked, lambda logits, _: logits, logits, masks)
+    token_ids = sample(logits, sampling, is_sound)
+    token_ids = jnp.where((rows.target >= 0) & is_sound, rows.target, token_ids)
+    logprobs = logprobs_of(logits, token_ids, rows.scored, rows.num_scored)
+    return token_ids, logprobs, counted(state, rows.slot, token_ids, rows.is_penalised)
+
+
+def adjust(logits: jax.Array, rows: ExtendedRows, state: SamplingState, output_index: jax.Array) -> jax.Array:
+    """Applies penalties, biases and restrictions to logits `[num_rows, vocab]`, in one pass over them.
+
+    Repetition as in CTRL (Keskar et al., arXiv 1909.05858), over prompt and output; presence and frequency as in
+    OpenAI's API, over the output alone. What may not be drawn gets NEVER, whatever its bias; all else stays above it.
+    """
+    tokens, bias = state.tokens[rows.slot].astype(jnp.int32), state.bias[rows.slot]
+    counts = tokens // GENERATED
+    is_seen = (counts > 0) | (tokens & IN_PROMPT > 0)
+    is_blocked = (tokens & STOPS > 0) & (output_index < rows.min_tokens)[:, None]
+    may_be_drawn = (bias > NEVER / 2) & ~is_blocked & (logits > -jnp.inf)
+    penalty = rows.repetition_penalty[:, None]
+    adjusted = jnp.where(is_seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+    adjusted = adjusted - rows.presence_penalty[:, None] * (counts > 0) - rows.frequency_penalty[:, None] * counts
+    adjusted = jnp.where(may_be_drawn, jnp.clip(adjusted + bias, -_LARGEST, _LARGEST), NEVER)
+    return jnp.where(rows.is_adjusted[:, None], adjusted, logits)
+
+
+def masked(logits: jax.Array, masks: jax.Array) -> jax.Array:
+    """Gives NEVER to tokens whose bit in i32 `masks` `[num_rows, mask_words]` is 0: bit b of word w is 32 * w + b."""
+    bits = (masks[..., None] >> jnp.arange(32, dtype=jnp.int32)) & 1
+    return jnp.where(bits.reshape(len(masks), -1)[:, : logits.shape[-1]] > 0, logits, NEVER)

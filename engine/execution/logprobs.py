@@ -1,0 +1,74 @@
+"""Log-probabilities of the distribution that was sampled from, after penalties and biases, before any filter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from penstock.engine.request import MAX_LOGPROBS
+
+_BLOCK = 128
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of rows of a step; zeros for those that did not ask."""
+
+    sampled: jax.Array  # f32 [num_rows]
+    top_ids: jax.Array  # i32 [num_rows, MAX_LOGPROBS], most likely first
+    top: jax.Array  # f32 [num_rows, MAX_LOGPROBS]
+
+
+def no_logprobs(*shape: int) -> Logprobs:
+    """Zeros for rows of these dimensions; the last is the vocabulary."""
+    rows, width = shape[:-1], min(MAX_LOGPROBS, shape[-1])
+    return Logprobs(jnp.zeros(rows), jnp.zeros((*rows, width), jnp.int32), jnp.zeros((*rows, width)))
+
+
+def logprobs_of(logits: jax.Array, token_ids: jax.Array, scored: jax.Array, num_scored: jax.Array) -> Logprobs:
+    """Of the drawn tokens and the most likely ones, for the rows at the first `num_scored` places of `scored`."""
+    inputs = (logits, token_ids, scored, num_scored)
+    found: Logprobs = jax.lax.platform_dependent(*inputs, cuda=_of_all_if_any, default=_one_by_one)
+    return found
+
+
+def _one_by_one(logits: jax.Array, token_ids: jax.Array, scored: jax.Array, num_scored: jax.Array) -> Logprobs:
+    def add(place: jax.Array, found: Logprobs) -> Logprobs:
+        row = scored[place]
+        of_row = _of_row(logits[row], token_ids[row])
+        added: Logprobs = jax.tree.map(lambda rows, one: rows.at[row].set(one), found, of_row)
+        return added
+
+    found: Logprobs = jax.lax.fori_loop(0, num_scored, add, no_logprobs(*logits.shape))
+    return found
+
+
+def _of_all_if_any(logits: jax.Array, token_ids: jax.Array, scored: jax.Array, num_scored: jax.Array) -> Logprobs:
+    """A CUDA graph takes in branches, but no loops."""
+    nothing = no_logprobs(*logits.shape)
+    found: Logprobs = jax.lax.cond(num_scored > 0, jax.vmap(_of_row), lambda *_: nothing, logits, token_ids)
+    return found
+
+
+def _of_row(logits: jax.Array, token_id: jax.Array) -> Logprobs:  # f32 [vocab], i32 []
+    total = jax.nn.logsumexp(logits)
+    top, top_ids = _top(logits, min(MAX_LOGPROBS, logits.shape[0]))
+    return Logprobs(logits[token_id] - total, top_ids, top - total)
+
+
+def _top(logits: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The largest of a row, in order, and where they are; of equal ones the first.
+
+    They are in the blocks with the largest maxima, which are found much sooner. Blocks are kept in order, for equals.
+    """
+    blocks = jnp.pad(logits, (0, -len(logits) % _BLOCK), constant_values=-jnp.inf).reshape(-1, _BLOCK)
+    if len(blocks) <= count:
+        top, top_ids = jax.lax.top_k(logits, count)
+        return top, top_ids
+    _, chosen = jax.lax.top_k(jnp.max(blocks, axis=1), count)
+    chosen = jnp.sort(chosen)
+    top, places = jax.lax.top_k(blocks[chosen].reshape(-1), count)
+    return top, chosen[places // _BLOCK] * _BLOCK + places % _BLOCK

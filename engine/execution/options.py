@@ -1,0 +1,117 @@
+"""Packs what only some rows of a step ask for, and follows which batch slot's sampling state is whose."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence as Rows
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.engine.execution.extended import NO_TARGET
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.sampling_state import SlotFill, slot_fill
+from penstock.engine.scheduling.scheduler import Row, StepPlan
+from penstock.engine.scheduling.sequence import Sequence
+
+
+class HeadRow(NamedTuple):
+    """A row of the head: it samples after a token of the step, or scores the one that is known to follow."""
+
+    row: Row
+    token: int  # its place among the step's tokens
+    target: int  # the token to score, else NO_TARGET
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether penalties, biases or restrictions change its logits. They say nothing about a prompt."""
+        params = self.row.sequence.request.sampling
+        adjusts = params.adjusts_logits or self.row.output_index < params.min_tokens
+        return adjusts and self.target == NO_TARGET
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether it wants log-probabilities."""
+        return self.target != NO_TARGET or self.row.sequence.request.sampling.logprobs is not None
+
+
+def head_rows(plan: StepPlan) -> list[HeadRow]:
+    """In the order of the plan's rows; of each the tokens it scores first."""
+    found: list[HeadRow] = []
+    end = 0
+    for row in plan.rows:
+        start, end = end, end + row.num_tokens
+        for place in range(row.num_scored):
+            found.append(HeadRow(row, start + place, row.sequence.token_ids[row.start + place + 1]))
+        if row.num_sampled:
+            found.append(HeadRow(row, end - 1, NO_TARGET))
+    return found
+
+
+class Options(NamedTuple):
+    """The extended options of a step."""
+
+    flat: np.ndarray
+    fills: tuple[SlotFill, ...]  # of batch slots whose holder is new
+    has_logprobs: bool
+
+
+class OptionsBuilder:
+    """Plans must come in the order in which they are dispatched."""
+
+    def __init__(self, geometry: Geometry, eos_token_ids: tuple[int, ...]) -> None:
+        self._geometry = geometry
+        self._eos_token_ids = eos_token_ids
+        self._holders: list[tuple[Sequence, int] | None] = [None] * geometry.max_num_seqs
+        self._words: list[tuple[int, ...]] = [_NEUTRAL_WORDS] * geometry.max_num_seqs
+
+    def build(self, rows: Rows[HeadRow]) -> Options | None:
+        """None where no row asks for any."""
+        if not any(row.is_adjusted or row.is_scored for row in rows):
+            return None
+        flat, parts = neutral_options(self._geometry, self._geometry.row_bucket(len(rows), extended=True))
+        fills = [fill for row in rows if row.is_adjusted and (fill := self._follow(row.row.sequence)) is not None]
+        parts["words"][: len(rows)] = [self._words_of(row) for row in rows]
+        scored = [place for place, row in enumerate(rows) if row.is_scored]
+        parts["scored"][: len(scored)] = scored
+        parts["num_scored"][0] = len(scored)
+        return Options(flat, tuple(fills), bool(scored))
+
+    def _follow(self, sequence: Sequence) -> SlotFill | None:
+        """The state of a sequence that samples for the first time since it started; later the device keeps it."""
+        slot, holder = sequence.batch_slot, (sequence, sequence.num_starts)
+        if self._holders[slot] == holder:
+            return None
+        self._holders[slot] = holder
+        params = sequence.request.sampling
+        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        self._words[slot] = (slot, 1, *map(as_word, penalties), params.min_tokens)
+        return slot_fill(
+            self._geometry,
+            slot,
+            prompt=sequence.token_ids[: sequence.num_prompt],
+            generated=sequence.token_ids[sequence.num_prompt :],
+            stops=params.stop_ids(self._eos_token_ids),
+            bias=params.logit_bias,
+            allowed=params.allowed_token_ids,
+            bad=params.bad_token_ids,
+        )
+
+    def _words_of(self, row: HeadRow) -> tuple[int, ...]:
+        words = self._words[row.row.sequence.batch_slot] if row.is_adjusted else _NEUTRAL_WORDS
+        return (*words, row.target)
+
+
+def neutral_options(geometry: Geometry, num_rows: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The options of rows that ask for none, and views of their parts."""
+    flat, parts = geometry.extended_layout(num_rows).empty()
+    parts["words"][:] = (*_NEUTRAL_WORDS, NO_TARGET)
+    return flat, parts
+
+
+def as_word(value: float) -> int:
+    """The bits of an f32, as the i32 that travels."""
+    return int(struct.unpack("i", struct.pack("f", value))[0])
+
+
+_NEUTRAL_WORDS = (0, 0, as_word(1.0), as_word(0.0), as_word(0.0), 0)

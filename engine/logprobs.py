@@ -1,0 +1,42 @@
+"""Log-probabilities as values, made of what a step found on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.engine.execution.logprobs import Logprobs
+from penstock.engine.request import Request, TokenLogprob, TopLogprob
+
+LOWEST = -1e30
+"""In place of minus infinity, that of a token which the model gives no chance: JSON has no infinity."""
+
+Spell = Callable[[int], tuple[str, bytes]]
+
+
+class PromptLogprobs:
+    """Those of one prompt, collected while its chunks are computed."""
+
+    def __init__(self, request: Request, spell: Spell) -> None:
+        self._token_ids = request.prompt_token_ids
+        self._num_top = request.sampling.prompt_logprobs or 0
+        self._spell = spell
+        self._values: list[TokenLogprob | None] = [None]  # nothing comes before the first token
+
+    def take(self, found: Logprobs, place: int, start: int, count: int) -> None:
+        """What the `count` rows from `place` on say about the tokens behind those from `start` on.
+
+        Chunks overlap where a prompt was preempted and is computed again.
+        """
+        for offset in range(len(self._values) - start - 1, count):
+            token_id = self._token_ids[start + offset + 1]
+            self._values.append(logprob_at(found, place + offset, token_id, self._num_top, self._spell))
+
+    def all(self) -> tuple[TokenLogprob | None, ...]:
+        return tuple(self._values)
+
+
+def logprob_at(found: Logprobs, place: int, token_id: int, count: int, spell: Spell) -> TokenLogprob:
+    """Of the row at `place` in a step's results, which is that of `token_id`, and of its `count` most likely tokens."""
+    ids, values = found.top_ids[place, :count].tolist(), found.top[place, :count].tolist()
+    top = tuple(TopLogprob(id_, *spell(id_), max(value, LOWEST)) for id_, value in zip(ids, values, strict=True))
+    return TokenLogprob(token_id, *spell(token_id), max(float(found.sampled[place]), LOWEST), top)

@@ -1,0 +1,73 @@
+"""From sampled tokens to the parts of a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.engine.request import Request
+from penstock.engine.text.response.delta import Delta
+from penstock.engine.text.response.parser import ReplyParser
+from penstock.engine.text.response.replies import ReplyFormats
+from penstock.engine.text.stream import TextStream
+from penstock.engine.text.tokenizer import Tokenizer
+
+
+class ReplyStream:
+    """The reply of one choice: its text, and where there is a parser, reasoning and tool calls apart from it.
+
+    A function of the token ids alone, which are pushed one by one whatever steps they come from. Stop strings are
+    looked for in the text as the model wrote it, tags and reasoning included.
+    """
+
+    def __init__(self, text: TextStream, parser: ReplyParser | None = None) -> None:
+        self._text = text
+        self._parser = parser
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a tool call is complete."""
+        return self._parser is not None and self._parser.has_calls
+
+    def push(self, token_id: int) -> tuple[Delta, str | None]:
+        """What this token released, and the stop string that is complete: then nothing follows."""
+        text, stop = self._text.push(token_id)
+        if self._parser is None:
+            return Delta(text), stop
+        return (self._parser.push(text) if stop is None else self._parser.finish(text)), stop
+
+    def finish(self) -> Delta:
+        """What is still held back, of a reply that ends without a stop string. Nothing may be pushed afterwards."""
+        text = self._text.finish()
+        return Delta(text) if self._parser is None else self._parser.finish(text)
+
+    def replay(self, token_ids: Iterable[int]) -> str | None:
+        """Brings a new stream to where it was after these tokens, whose parts are out. Returns the stop string that
+        they complete, if one.
+        """
+        stop = None
+        for token_id in token_ids:
+            _, stop = self.push(token_id)
+        return stop
+
+
+class ReplyStreams:
+    """Makes the streams of one model. One thread at a time uses this."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._formats = ReplyFormats(tokenizer.special_token_ids)
+
+    def stream(self, request: Request, choice: int) -> ReplyStream:
+        """One for a new reply. Raises InvalidRequest if its format is unknown or a stop string is empty."""
+        params, spec = request.sampling, request.response
+        text = TextStream(
+            self._tokenizer,
+            params.stop,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            delimiters={} if spec is None else self._formats.dialect(spec.format).special,
+        )
+        if spec is None:
+            return ReplyStream(text)
+        shows_special = not params.skip_special_tokens
+        return ReplyStream(text, self._formats.parser(spec, request.id, choice, shows_special=shows_special))

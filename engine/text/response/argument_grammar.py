@@ -1,0 +1,158 @@
+"""The part of a reply's grammar that is one call: a tool's name and its arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from penstock.engine.errors import InvalidRequest
+from penstock.engine.request import Tool
+from penstock.engine.text.response.bare_text import OTHER_VALUES, bare_text
+from penstock.engine.text.response.lark import GrammarWriter, either, literal, sequence, without
+from penstock.engine.text.response.schemas import Schema, json_schema, parsed_schema
+from penstock.engine.text.response.syntax import Arguments, Format
+from penstock.engine.text.response.value_grammar import ValueGrammar
+
+_PYTHON_WORDS: Mapping[str, str] = MappingProxyType({"true": "True", "false": "False", "null": "None"})
+_PLAIN_KEY = re.compile(r"[^\s<>{}()\[\]\"'=,;:|]+")
+_NEW_KEY = "/[a-zA-Z_][a-zA-Z0-9_]{0,40}/"
+# What an object of arguments may say beside its properties.
+_UNDERSTOOD = frozenset(
+    ("$schema", "$id", "$defs", "definitions", "$comment", "title", "description", "default", "examples", "type",
+     "properties", "required", "additionalProperties")
+)  # fmt: skip
+
+
+def call_body(writer: GrammarWriter, format_: Format, tool: Tool) -> str:
+    """A call of `tool`, without what stands around every call.
+
+    Raises:
+        InvalidRequest: its parameters are no schema, or a strict one that the format has no syntax for.
+    """
+    schema = _parameters(tool)
+    syntax = format_.calls
+    if syntax.arguments is Arguments.OBJECT:
+        head = f'{{"name": {json.dumps(tool.name)}, "{syntax.arguments_key}": '
+        return sequence([literal(head), _object(writer, tool, schema), literal("}")])
+    name = sequence([literal(tool.name), writer.spell(format_.pieces(syntax.after_name))])
+    if syntax.arguments is Arguments.JSON:
+        return sequence([name, _object(writer, tool, schema)])
+    return sequence([name, _Members(writer, format_, tool, schema).all()])
+
+
+def _object(writer: GrammarWriter, tool: Tool, schema: Schema) -> str:
+    return writer.json(json_schema(schema, strict=tool.strict, lenient=not tool.strict))
+
+
+def _parameters(tool: Tool) -> Schema:
+    """The schema of the arguments: an object whatever it says, and without any where it says nothing."""
+    schema = parsed_schema(tool.parameters, _of(tool))
+    return {"type": "object"} | (schema or {"properties": {}, "additionalProperties": False})
+
+
+def _of(tool: Tool) -> str:
+    return f"the parameters of the tool {tool.name!r}"
+
+
+class _Members:
+    """Writes the arguments of one tool, one by one, in the order of its schema."""
+
+    def __init__(self, writer: GrammarWriter, format_: Format, tool: Tool, schema: Schema) -> None:
+        self._writer = writer
+        self._format = format_
+        self._syntax = format_.calls
+        self._tool = tool
+        is_python = self._syntax.arguments is Arguments.PYTHON
+        self._values = ValueGrammar(
+            writer,
+            schema,
+            _PYTHON_WORDS if is_python else {},
+            self._text,
+            self._value,
+            reads_json=self._syntax.parameter is None,
+            strict=tool.strict,
+            of=_of(tool),
+        )
+        self._schema = self._checked(self._values.resolved(schema))
+
+    def all(self) -> str:
+        members, required = self._members()
+        if self._syntax.parameter is not None:
+            return sequence(member if name in required else f"({member})?" for name, member in members.items())
+        opener, closer = "()" if self._syntax.arguments is Arguments.PYTHON else "{}"
+        separator = literal(", " if self._syntax.arguments is Arguments.PYTHON else ",")
+        inner = self._separated([(member, name in required) for name, member in members.items()], separator)
+        return sequence([literal(opener), inner, literal(closer)])
+
+    def _checked(self, schema: Schema) -> Schema:
+        beyond = sorted(schema.keys() - _UNDERSTOOD)
+        if beyond and self._tool.strict:
+            raise InvalidRequest(f"{_of(self._tool)}: {beyond[0]!r:.80} can't be held to in this model's format")
+        return schema
+
+    def _members(self) -> tuple[dict[str, str], frozenset[str]]:
+        """The arguments there are by name, and which of them there must be."""
+        properties = self._schema.get("properties")
+        required = [name for name in self._schema.get("required") or () if isinstance(name, str)]
+        known = dict(properties) if isinstance(properties, dict) else {}
+        schemas = known | {name: {} for name in required if name not in known}
+        members = {name: self._member(self._key(name), schema) for name, schema in schemas.items()}
+        rest = self._schema.get("additionalProperties", True)
+        if not members and rest is not False:
+            members["*"] = self._member(_NEW_KEY, rest)
+        return members, frozenset(required)
+
+    def _key(self, name: str) -> str:
+        if not _PLAIN_KEY.fullmatch(name):
+            raise InvalidRequest(f"{_of(self._tool)}: {name!r:.80} can't be an argument in this model's format")
+        return literal(name)
+
+    def _member(self, key: str, schema: object) -> str:
+        parameter, value = self._syntax.parameter, self._values.value(schema)
+        if parameter is None:
+            equals = literal("=" if self._syntax.arguments is Arguments.PYTHON else ":")
+            return sequence([key, equals, value])
+        return sequence([self._spell(parameter.before_key), key, self._spell(parameter.before_value), value])
+
+    def _value(self, other: str) -> str:
+        """One that is no string."""
+        return sequence([other, self._spell(self._syntax.parameter.end)]) if self._syntax.parameter else other
+
+    def _text(self, schema: Schema, is_mixed: bool) -> str:
+        """A string: bare up to the next tag, between quotes of the format, or as JSON, which Python reads too."""
+        parameter, quote = self._syntax.parameter, self._syntax.quote
+        if parameter is None and not quote:
+            return self._writer.json(json_schema(schema, strict=self._tool.strict, lenient=not self._tool.strict))
+        text = bare_text(schema, strict=self._tool.strict, of=_of(self._tool))
+        if parameter is None:
+            return sequence([self._spell(quote), self._writer.until(quote, text)])
+        unlike = f" & ~({OTHER_VALUES})" if is_mixed else ""
+        end = parameter.end.strip()
+        return self._ended(f"({text}) & {without(end)}{unlike}", self._format.pieces(parameter.end))
+
+    def _ended(self, text: str, pieces: Sequence[str]) -> str:
+        """`text` up to where it ends, with what stands behind it."""
+        first, *rest = pieces
+        if first != first.rstrip() and not rest:  # white space behind a tag of plain text
+            return sequence([self._writer.until(first.rstrip(), text), literal(first[len(first.rstrip()) :])])
+        return sequence([self._writer.until(first, text), self._writer.spell(rest)])
+
+    def _separated(self, members: Sequence[tuple[str, bool]], separator: str) -> str:
+        """Members in order, those that are not required left out or not."""
+        tail = ""
+        for member, is_required in reversed(members[1:]):
+            part = sequence([separator, member])
+            tail = self._writer.rule(sequence([part if is_required else f"({part})?", tail]))
+        if not members:
+            return ""
+        first, is_required = members[0]
+        whole = sequence([first, tail])
+        if is_required:
+            return whole
+        without_first = self._separated(members[1:], separator)
+        return either([whole, without_first]) if without_first else f"({whole})?"
+
+    def _spell(self, syntax: str) -> str:
+        return self._writer.spell(self._format.pieces(syntax))

@@ -1,0 +1,89 @@
+"""The part of a reply's grammar that is tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.engine.request import Tool
+from penstock.engine.text.response.argument_grammar import call_body
+from penstock.engine.text.response.lark import ANY, GrammarWriter, either, literal, sequence, without
+from penstock.engine.text.response.rules import CallRule
+from penstock.engine.text.response.syntax import Arguments, Format
+
+
+class CallGrammar:
+    """Writes the calls of one reply."""
+
+    def __init__(self, writer: GrammarWriter, format_: Format, tools: Sequence[Tool], rule: CallRule) -> None:
+        self._writer = writer
+        self._format = format_
+        self._syntax = format_.calls
+        self._is_single = rule.at_most_one or bool(format_.next_part)  # with parts, a call ends the turn
+        opening = format_.pieces(self._syntax.group_begin or self._syntax.begin)
+        self._trigger = opening[0] if opening and opening[0] in format_.delimiters else ""
+        self._behind_trigger = opening[1:]
+        self._body = writer.rule(either(call_body(writer, format_, tool) for tool in tools))
+
+    @property
+    def is_anywhere(self) -> bool:
+        """Whether calls may stand behind text, even if that is white space."""
+        return bool(self._trigger)
+
+    def run(self) -> str:
+        """One call or several."""
+        mark = f"({self._spell(self._syntax.group_mark)})?" if self._syntax.group_mark else ""
+        return sequence([mark, self._unmarked_run()])
+
+    def marked_run(self) -> str:
+        """Calls where text may stand too that looks like them: those with a mark."""
+        return sequence([self._spell(self._syntax.group_mark), self._unmarked_run()])
+
+    def within_text(self, unlike: str) -> str:
+        """Text and calls, or text alone. `unlike`: what the text may not look like at its beginning."""
+        return self._anywhere(unlike) if self._trigger else self._at_beginning()
+
+    def _anywhere(self, unlike: str) -> str:
+        """Text up to a delimiter, which can only begin a call."""
+        first = _unlike(unlike) if unlike else ANY
+        calls = [self._writer.until(self._trigger, first), self._behind()]
+        has_end = bool(self._syntax.end or self._syntax.group_end)  # else nothing says where text goes on
+        if not self._is_single:
+            again = self._writer.until(self._trigger) if has_end else self._spell(self._trigger)
+            calls.append(f"({sequence([again, self._behind()])})*")
+        if has_end:
+            calls.append(self._writer.terminal(without(self._trigger) if self._is_single else ANY))
+        return either([self._writer.terminal(first), sequence(calls)])
+
+    def _behind(self) -> str:
+        """From behind the trigger to the end of a call, or of a group of calls."""
+        behind = self._writer.spell(self._behind_trigger)
+        if self._syntax.group_begin:
+            return sequence([behind, self._list(), self._spell(self._syntax.group_end)])
+        return sequence([behind, self._body, self._end()])
+
+    def _at_beginning(self) -> str:
+        """Calls in place of text, or behind a mark in it."""
+        opening = self._syntax.group_begin or ("{" if self._syntax.arguments is Arguments.OBJECT else "")
+        text = _unlike(opening)
+        marked = sequence([self._writer.until(self._syntax.group_mark, text), self._unmarked_run()])
+        return either([self._writer.terminal(text), self._unmarked_run(), marked])
+
+    def _unmarked_run(self) -> str:
+        return sequence([self._spell(self._syntax.group_begin), self._list(), self._spell(self._syntax.group_end)])
+
+    def _list(self) -> str:
+        call = sequence([self._spell(self._syntax.begin), self._body, self._end()])
+        more = sequence([self._spell(self._syntax.separator), call])
+        return call if self._is_single else f"{call} ({more})*"
+
+    def _end(self) -> str:
+        """A delimiter that ends the turn may be a token that ends the reply: then it is not part of it."""
+        end = self._spell(self._syntax.end)
+        return f"({end})?" if end and self._format.next_part else end
+
+    def _spell(self, syntax: str) -> str:
+        return self._writer.spell(self._format.pieces(syntax))
+
+
+def _unlike(beginning: str) -> str:
+    return rf"{ANY} & ~(/\s*/ {literal(beginning)} {ANY})"

@@ -1,0 +1,197 @@
+"""Tool calls, read as they arrive in the syntax of one format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.engine.request import Tool
+from penstock.engine.text.response.casting import Schema
+from penstock.engine.text.response.delta import DELIMITER, Collector
+from penstock.engine.text.response.json_text import read_text, read_value, to_json
+from penstock.engine.text.response.literals import read_key, read_literal
+from penstock.engine.text.response.source import Malformed, Reading, Source
+from penstock.engine.text.response.syntax import Arguments, Calls, Parameter
+
+MAX_KEY_CHARS = 1024
+
+_ARGUMENTS_KEYS = ("arguments", "parameters")  # models mix them up
+
+
+class CallReader:
+    """Reads calls from a source into a collector.
+
+    A call begins for the collector once it is certain to be one, which its name alone does not make it. Malformed is
+    raised at the first character that is none of it; what has been collected by then stays.
+    """
+
+    def __init__(self, calls: Calls, tools: Sequence[Tool], collector: Collector) -> None:
+        self._calls = calls
+        self._tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
+        self._schemas: dict[str, Schema] = {}
+        self._collector = collector
+
+    def read(self, source: Source, *, is_marked: bool) -> Reading[None]:
+        """A group of calls or, where there are no groups, one. Unmarked ones must be of tools that there are."""
+        calls = self._calls
+        if calls.group_mark:
+            yield from source.accept(calls.group_mark)
+        yield from source.expect(calls.group_begin)
+        yield from self._call(source, is_marked)
+        while calls.is_grouped:
+            if calls.group_end and (yield from source.accept(calls.group_end)):
+                return
+            if calls.separator.strip() and not (yield from source.accept(calls.separator)):
+                return
+            yield from self._call(source, is_marked)
+
+    def read_arguments(self, source: Source, name: str) -> Reading[None]:
+        """The JSON object that is the arguments of a call, and what ends the call."""
+        yield from self._json(source, name)
+        yield from self._end(source)
+
+    def _json(self, source: Source, name: str) -> Reading[None]:
+        if (yield from source.skip_space()) != "{":
+            raise Malformed
+        self._begin(source, name)
+        yield from read_value(source, lambda text: self._arguments(source, text))
+        self._collector.end_call()
+
+    def _end(self, source: Source) -> Reading[None]:
+        """What ends a call, as far as the model writes it."""
+        for word in self._calls.end.split():
+            if not (yield from source.accept(word)):
+                return
+
+    def _call(self, source: Source, is_marked: bool) -> Reading[None]:
+        yield from source.expect(self._calls.begin)
+        if self._calls.arguments is Arguments.OBJECT:
+            yield from self._object(source, is_marked)
+        else:
+            name = yield from source.name()
+            self._check(name, is_marked)
+            yield from self._named(source, name)
+        source.settle()
+
+    def _named(self, source: Source, name: str) -> Reading[None]:
+        calls = self._calls
+        if calls.arguments is Arguments.JSON:
+            yield from source.accept(calls.after_name)
+            yield from self.read_arguments(source, name)
+        elif calls.parameter is not None:
+            yield from source.expect(calls.after_name)
+            yield from self._parameters(source, name, calls.parameter)
+        elif calls.arguments is Arguments.PYTHON:
+            yield from self._literals(source, name, ("(", "=", ")"))
+        else:
+            yield from self._literals(source, name, ("{", ":", "}"))
+
+    def _object(self, source: Source, is_marked: bool) -> Reading[None]:
+        """{"name": NAME, "arguments": {...}}, in any order and among other keys; arguments may be missing."""
+        name = ""
+        held: list[str] | None = None  # arguments that come before the name
+        has_begun = False
+        yield from source.expect("{")
+        while True:
+            key = yield from self._key(source)
+            if key == "name" and not name:
+                name = yield from read_text(source)
+                self._check(name, is_marked)
+            elif key in _ARGUMENTS_KEYS and name and not has_begun:
+                yield from self._json(source, name)
+                has_begun = True
+            elif key in _ARGUMENTS_KEYS and held is None and not has_begun:
+                held = yield from self._held_arguments(source)
+            else:
+                yield from read_value(source, lambda text: None)
+            if has_begun and (yield from source.skip_space()) not in ",}":
+                break  # all that matters is there
+            if (yield from source.expect(",", "}")):
+                break
+        if not has_begun:
+            self._whole(source, name, held or (["{}"] if is_marked else []))
+        yield from self._end(source)
+
+    def _key(self, source: Source) -> Reading[str]:
+        yield from source.skip_space()
+        key = yield from read_text(source)
+        yield from source.expect(":")
+        yield from source.skip_space()
+        return key
+
+    def _held_arguments(self, source: Source) -> Reading[list[str]]:
+        if (yield from source.peek()) != "{":
+            raise Malformed
+        held: list[str] = []
+        yield from read_value(source, held.append)
+        return held
+
+    def _whole(self, source: Source, name: str, arguments: list[str]) -> None:
+        if not name or not arguments:
+            raise Malformed
+        self._begin(source, name)
+        self._arguments(source, "".join(arguments))
+        self._collector.end_call()
+
+    def _parameters(self, source: Source, name: str, parameter: Parameter) -> Reading[None]:
+        count = 0
+        while not (yield from source.expect(parameter.before_key, self._calls.end.split()[0])):
+            key = yield from source.until(parameter.before_value.split()[0], MAX_KEY_CHARS)
+            yield from source.expect(parameter.before_value.strip())
+            value = DELIMITER.sub("", (yield from self._value(source, parameter)))
+            key = DELIMITER.sub("", key).strip()
+            self._argument(source, name, count, key, self._schema(name).cast(key, value))
+            count += 1
+        self._close(source, name, count)
+        for word in self._calls.end.split()[1:]:
+            yield from source.accept(word)
+
+    def _value(self, source: Source, parameter: Parameter) -> Reading[str]:
+        """The text of a value, without the line breaks of the syntax around it."""
+        if parameter.before_value.endswith("\n") and (yield from source.peek()) == "\n":
+            source.place += 1
+        value = yield from source.until(parameter.end.strip())
+        yield from source.expect(parameter.end.strip())
+        return value.removesuffix("\n") if parameter.end.startswith("\n") else value
+
+    def _literals(self, source: Source, name: str, signs: tuple[str, str, str]) -> Reading[None]:
+        """Arguments between the first and the last of `signs`, with the one between them behind each key."""
+        opener, equals, closer = signs
+        quote = self._calls.quote
+        count = 0
+        yield from source.expect(opener)
+        while not (yield from source.accept(closer)):
+            key = yield from (read_key(source, quote) if quote else source.name())
+            yield from source.expect(equals)
+            self._argument(source, name, count, key, (yield from read_literal(source, quote)))
+            count += 1
+            yield from source.accept(",")
+        self._close(source, name, count)
+        yield from self._end(source)
+
+    def _argument(self, source: Source, name: str, place: int, key: str, value: object) -> None:
+        if place == 0:
+            self._begin(source, name)
+        self._arguments(source, f"{', ' if place else '{'}{to_json(key)}: {to_json(value)}")
+
+    def _close(self, source: Source, name: str, count: int) -> None:
+        if count == 0:
+            self._begin(source, name)
+        self._arguments(source, "}" if count else "{}")
+        self._collector.end_call()
+
+    def _begin(self, source: Source, name: str) -> None:
+        self._collector.begin_call(name)
+        source.settle()
+
+    def _arguments(self, source: Source, text: str) -> None:
+        self._collector.arguments(text)
+        source.settle()
+
+    def _check(self, name: str, is_marked: bool) -> None:
+        if not name or not (is_marked or name in self._tools):
+            raise Malformed
+
+    def _schema(self, name: str) -> Schema:
+        if name not in self._schemas:
+            self._schemas[name] = Schema(self._tools[name].parameters if name in self._tools else "{}")
+        return self._schemas[name]

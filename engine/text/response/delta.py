@@ -1,0 +1,111 @@
+"""What a token released of a reply, and where its parts are collected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from penstock.engine.request import ToolCallDelta
+
+DELIMITER = re.compile("[\ud800-\udfff]")  # a special token in text; no valid text has these characters
+
+
+class Delta(NamedTuple):
+    text: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+NOTHING = Delta("")
+
+
+def joined(first: Delta, second: Delta) -> Delta:
+    """What two pushes released, as if of one."""
+    if second == NOTHING:
+        return first
+    calls = list(first.tool_calls)
+    for call in second.tool_calls:
+        add_call(calls, call)
+    return Delta(first.text + second.text, first.reasoning + second.reasoning, tuple(calls))
+
+
+def add_call(calls: list[ToolCallDelta], delta: ToolCallDelta) -> None:
+    """Appends the next part of a call: those of one call become one."""
+    if calls and calls[-1].index == delta.index:
+        begun = calls.pop()
+        delta = ToolCallDelta(delta.index, begun.arguments + delta.arguments, begun.id, begun.name)
+    calls.append(delta)
+
+
+class Collector:
+    """The parts of one reply, as they become certain.
+
+    White space between parts belongs to none of them: it is held back until more of the same part follows.
+    """
+
+    def __init__(self, call_id: Callable[[int], str], spelled: Mapping[str, str]) -> None:
+        """`call_id` names the call at an index; `spelled` has the text of delimiters that are to be shown."""
+        self.num_calls = 0
+        self.num_complete = 0
+        self._call_id = call_id
+        self._spelled = spelled
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCallDelta] = []
+        self._space = ""  # the white space that the part ends with so far
+        self._is_behind_border = False  # and nothing but white space since
+
+    def text(self, text: str, *, is_last_part: bool = False) -> None:
+        self._text.append(self._trimmed(text))
+        if is_last_part:
+            self.last_space(is_reasoning=False)
+
+    def reasoning(self, text: str) -> None:
+        self._reasoning.append(self._trimmed(text))
+
+    def border(self) -> None:
+        """One part has ended, and another may begin."""
+        self._space = ""
+        self._is_behind_border = True
+
+    def begin_call(self, name: str) -> None:
+        self.border()
+        index = self.num_calls
+        self._calls.append(ToolCallDelta(index, "", self._call_id(index), name))
+        self.num_calls += 1
+
+    def arguments(self, text: str) -> None:
+        add_call(self._calls, ToolCallDelta(self.num_calls - 1, text))
+
+    def end_call(self) -> None:
+        self.num_complete += 1
+
+    def forget(self) -> None:
+        """Drops what was collected and held back: it is the prompt's."""
+        self.take()
+        self._space = ""
+
+    def last_space(self, *, is_reasoning: bool) -> None:
+        """Nothing follows: the white space that was held back belongs to the last part."""
+        (self._reasoning if is_reasoning else self._text).append(self._space)
+        self._space = ""
+
+    def take(self) -> Delta:
+        """What was collected since the last time."""
+        delta = Delta("".join(self._text), "".join(self._reasoning), tuple(self._calls))
+        self._text, self._reasoning, self._calls = [], [], []
+        return delta
+
+    def _trimmed(self, text: str) -> str:
+        if DELIMITER.search(text):
+            text = DELIMITER.sub(lambda match: self._spelled.get(match[0], ""), text)
+        if self._is_behind_border:
+            text = text.lstrip()
+            if not text:
+                return ""
+            self._is_behind_border = False
+        text = self._space + text
+        trimmed = text.rstrip()
+        self._space = text[len(trimmed) :]
+        return trimmed

@@ -1,0 +1,54 @@
+"""A format as one tokenizer has it: its special tokens are single characters, which no text can contain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TypeVar
+
+from penstock.engine.text.response.syntax import Format
+
+T = TypeVar("T")
+
+FIRST_DELIMITER = 0xD800  # the first lone surrogate
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    format: Format  # its syntax is written with the characters of `special`
+    special: Mapping[int, str]  # token id -> its character
+    spelled: Mapping[str, str]  # character -> how the token is spelled
+
+    def written(self, text: str) -> str:
+        """`text` in which special tokens are spelled out, with their characters."""
+        return _written(text, {spelled: character for character, spelled in self.spelled.items()})
+
+
+def dialect(format_: Format, special_token_ids: Mapping[str, int]) -> Dialect:
+    """`special_token_ids` has all special tokens of the tokenizer. Other delimiters are text like any other."""
+    delimiters = [delimiter for delimiter in format_.delimiters if delimiter in special_token_ids]
+    character = {delimiter: chr(FIRST_DELIMITER + number) for number, delimiter in enumerate(delimiters)}
+    return Dialect(
+        _rewritten(format_, character),
+        {special_token_ids[delimiter]: character[delimiter] for delimiter in delimiters},
+        {character[delimiter]: delimiter for delimiter in delimiters},
+    )
+
+
+def _rewritten(value: T, character: Mapping[str, str]) -> T:
+    """A part of a format, with all of its syntax rewritten."""
+    if isinstance(value, str):
+        return _written(value, character)  # type: ignore[return-value]
+    if isinstance(value, tuple):
+        return tuple(_rewritten(item, character) for item in value)  # type: ignore[return-value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{field.name: _rewritten(getattr(value, field.name), character) for field in fields(value)}
+        )
+    return value
+
+
+def _written(text: str, character: Mapping[str, str]) -> str:
+    for delimiter in sorted(character, key=len, reverse=True):
+        text = text.replace(delimiter, character[delimiter])
+    return text

@@ -1,0 +1,120 @@
+"""JSON read as it arrives: its text is handed on as soon as it is sure to be valid."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from penstock.engine.text.response.delta import DELIMITER
+from penstock.engine.text.response.source import Malformed, Reading, Source
+
+Emit = Callable[[str], object]
+
+_SPACE = " \t\n\r"
+_PLAIN = re.compile('[^"\\\\\x00-\x1f\ud800-\udfff]+')
+_SCALAR = re.compile(r"[-+.\w]*", re.ASCII)
+_IS_SCALAR = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?|true|false|null")
+_ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})')
+
+
+def to_json(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return json.dumps(value) if DELIMITER.search(text) else text
+
+
+def read_value(source: Source, emit: Emit) -> Reading[None]:
+    """One JSON value. A control character within a string, which JSON does not allow, is emitted as its escape."""
+    closers: list[str] = []
+    while True:
+        yield from _space(source, emit)
+        opener = yield from source.peek()
+        if opener in "{[":
+            emit(source.take(1))
+            closer = "}" if opener == "{" else "]"
+            yield from _space(source, emit)
+            if (yield from source.peek()) != closer:
+                closers.append(closer)
+                if opener == "{":
+                    yield from _key(source, emit)
+                continue
+            emit(source.take(1))
+        elif opener == '"':
+            yield from read_string(source, emit)
+        else:
+            yield from _scalar(source, emit)
+        if not (yield from _next_value(source, emit, closers)):
+            return
+
+
+def read_string(source: Source, emit: Emit) -> Reading[None]:
+    if (yield from source.peek()) != '"':
+        raise Malformed
+    emit(source.take(1))
+    while True:
+        if plain := _PLAIN.match(source.text, source.place):
+            emit(source.take(len(plain[0])))
+        character = yield from source.peek()
+        if character == '"':
+            emit(source.take(1))
+            return
+        if character == "\\":
+            yield from _escape(source, emit)
+        elif character < " ":
+            emit(json.dumps(source.take(1))[1:-1])
+        elif DELIMITER.match(character):
+            raise Malformed
+
+
+def read_text(source: Source) -> Reading[str]:
+    """What the string that is next stands for."""
+    parts: list[str] = []
+    yield from read_string(source, parts.append)
+    return str(json.loads("".join(parts)))
+
+
+def _next_value(source: Source, emit: Emit, closers: list[str]) -> Reading[bool]:
+    """Reads on behind a value, up to the next one; returns whether there is one."""
+    while closers:
+        yield from _space(source, emit)
+        character = yield from source.peek()
+        if character not in (",", closers[-1]):
+            raise Malformed
+        emit(source.take(1))
+        if character == ",":
+            if closers[-1] == "}":
+                yield from _key(source, emit)
+            return True
+        closers.pop()
+    return False
+
+
+def _key(source: Source, emit: Emit) -> Reading[None]:
+    yield from _space(source, emit)
+    yield from read_string(source, emit)
+    yield from _space(source, emit)
+    if (yield from source.peek()) != ":":
+        raise Malformed
+    emit(source.take(1))
+
+
+def _space(source: Source, emit: Emit) -> Reading[None]:
+    while (yield from source.peek()) in _SPACE:
+        emit(source.take(1))
+
+
+def _scalar(source: Source, emit: Emit) -> Reading[None]:
+    """A number or a word: known to be one only where it ends."""
+    text = yield from source.run(_SCALAR)
+    if not _IS_SCALAR.fullmatch(text):
+        raise Malformed
+    emit(source.take(len(text)))
+
+
+def _escape(source: Source, emit: Emit) -> Reading[None]:
+    while not (match := _ESCAPE.match(source.text, source.place)):
+        seen = source.text[source.place : source.place + 6]
+        if not re.fullmatch(r"\\(u[0-9a-fA-F]{0,3})?", seen):
+            raise Malformed
+        yield from source.more()
+    emit(source.take(len(match[0])))

@@ -1,0 +1,99 @@
+"""Writing a grammar in llguidance's dialect of Lark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from llguidance import regex_to_lark
+
+ANY = "/(?s:.*)/"  # text of any kind and length; special tokens are no text
+
+
+class GrammarWriter:
+    """Collects rules. An expression is text in Lark's syntax; the name of a rule is one."""
+
+    def __init__(self, special_ids: Mapping[str, int]) -> None:
+        """`special_ids`: tokens that are no text, by how they are spelled."""
+        self._special_ids = special_ids
+        self._rules: dict[str, str] = {}  # head to body
+        self._names: dict[str, str] = {}  # body to name
+        self._grammars: list[dict[str, str]] = []
+        self._num_open = 0
+
+    def rule(self, body: str) -> str:
+        return self._named("r", "", body)
+
+    def lazy(self, body: str) -> str:
+        """A rule that ends as soon as it matches; its body is one lexeme."""
+        return self._named("l", "[lazy]", body)
+
+    def terminal(self, body: str) -> str:
+        """One lexeme."""
+        return self._named("T", "", body)
+
+    def open_rule(self) -> str:
+        """The name of a rule that `close_rule` gives its body, which may have that name in it."""
+        self._num_open += 1
+        return f"o{self._num_open}"
+
+    def close_rule(self, name: str, body: str) -> None:
+        self._rules[name] = body
+
+    def json(self, schema: Mapping[str, object]) -> str:
+        return self.rule(f"%json {json.dumps(schema)}")
+
+    def lark(self, grammar: str) -> str:
+        """A grammar of somebody else's, with names of its own."""
+        name = f"g{len(self._grammars)}"
+        self._grammars.append({"name": name, "lark_grammar": grammar})
+        return f"@{name}"
+
+    def spell(self, pieces: Iterable[str]) -> str:
+        """Text whose pieces are special tokens or ordinary."""
+        return sequence(
+            f"<[{self._special_ids[piece]}]>" if piece in self._special_ids else literal(piece) for piece in pieces
+        )
+
+    def until(self, piece: str, text: str = ANY) -> str:
+        """`text` up to the first `piece`, which ends it."""
+        if piece in self._special_ids:
+            return sequence([self.terminal(text), self.spell([piece])])
+        return self.lazy(f"{self.terminal(text)} {literal(piece)}")
+
+    def source(self, start: str) -> str:
+        """The whole, for llguidance: Lark text, or JSON if there are grammars of somebody else's."""
+        lines = [f"start: {start}", *(f"{head}: {body}" for head, body in self._rules.items())]
+        main = "\n".join(lines) + "\n"
+        if not self._grammars:
+            return main
+        return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, *self._grammars]})
+
+    def _named(self, kind: str, options: str, body: str) -> str:
+        key = kind + body
+        if key not in self._names:
+            self._names[key] = f"{kind}{len(self._names)}"
+            self._rules[self._names[key] + options] = body
+        return self._names[key]
+
+
+def literal(text: str) -> str:
+    return json.dumps(text) if text else ""
+
+
+def regex(pattern: str) -> str:
+    """A pattern as users write it. Matches all of what is there."""
+    return f"/{regex_to_lark(pattern, '')}/"
+
+
+def without(part: str) -> str:
+    """Text in which `part` does not occur."""
+    return f"{ANY} & ~({ANY} {literal(part)} {ANY})"
+
+
+def sequence(parts: Iterable[str]) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def either(alternatives: Iterable[str]) -> str:
+    return f"({' | '.join(alternatives)})"

@@ -1,0 +1,140 @@
+"""Values that are not written as JSON: Python's, and those with bare keys and quotes of their own."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from penstock.engine.text.response.delta import DELIMITER
+from penstock.engine.text.response.json_text import read_text
+from penstock.engine.text.response.source import Malformed, Reading, Source
+
+MAX_DEPTH = 64
+
+_CLOSERS = {"[": "]", "(": ")"}
+_WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
+_WORD = re.compile("[^,:\\[\\](){}\"'\ud800-\udfff]*")
+_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^xuU])", re.DOTALL)
+_MAX_ESCAPE_CHARS = 10
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""} | {
+    character: character for character in "\\'\""
+}
+
+
+def read_literal(source: Source, quote: str = "", depth: int = 0) -> Reading[object]:
+    """One value. With a `quote` strings stand between two of these, and words are strings; else it is Python's."""
+    if depth > MAX_DEPTH:
+        raise Malformed
+    character = yield from source.skip_space()
+    if character == "{":
+        return (yield from _mapping(source, quote, depth))
+    if character in _CLOSERS:
+        return (yield from _list(source, quote, depth))
+    if (yield from _is_string(source, quote)):
+        return (yield from _string(source, quote))
+    return _scalar((yield from _word(source)), are_words_text=bool(quote))
+
+
+def read_key(source: Source, quote: str) -> Reading[str]:
+    """The key of a mapping; Python's are strings, others may be bare."""
+    yield from source.skip_space()
+    if (yield from _is_string(source, quote)):
+        return (yield from _string(source, quote))
+    if not quote:
+        raise Malformed
+    return (yield from _word(source))
+
+
+def _mapping(source: Source, quote: str, depth: int) -> Reading[dict[str, object]]:
+    source.place += 1
+    found: dict[str, object] = {}
+    while not (yield from source.accept("}")):
+        key = yield from read_key(source, quote)
+        yield from source.expect(":")
+        found[key] = yield from read_literal(source, quote, depth + 1)
+        yield from source.accept(",")
+    return found
+
+
+def _list(source: Source, quote: str, depth: int) -> Reading[list[object]]:
+    closer = _CLOSERS[source.take(1)]
+    found: list[object] = []
+    while not (yield from source.accept(closer)):
+        found.append((yield from read_literal(source, quote, depth + 1)))
+        yield from source.accept(",")
+    return found
+
+
+def _is_string(source: Source, quote: str) -> Reading[bool]:
+    character = yield from source.peek()
+    if not quote:
+        return character in "'\""
+    return character == '"' or (yield from source.sees(quote))
+
+
+def _string(source: Source, quote: str) -> Reading[str]:
+    character = yield from source.peek()
+    if not quote:
+        return (yield from _python_string(source))
+    if character == '"' and not quote.startswith('"'):
+        return (yield from read_text(source))
+    yield from source.expect(quote)
+    text = yield from source.until(quote)
+    yield from source.expect(quote)
+    return DELIMITER.sub("", text)
+
+
+def _python_string(source: Source) -> Reading[str]:
+    end = source.take(1)
+    parts: list[str] = []
+    while (character := (yield from source.peek())) != end:
+        if DELIMITER.match(character):
+            raise Malformed
+        parts.append((yield from _escaped(source)) if character == "\\" else source.take(1))
+    source.place += 1
+    return "".join(parts)
+
+
+def _escaped(source: Source) -> Reading[str]:
+    while not (match := _ESCAPED.match(source.text, source.place)):
+        if len(source.text) - source.place >= _MAX_ESCAPE_CHARS:
+            raise Malformed
+        yield from source.more()
+    code = match[1]
+    source.place = match.end()
+    if code[0] in "xuU" and len(code) > 1:
+        return _character(int(code[1:], 16))
+    return _ESCAPES.get(code, match[0])
+
+
+def _character(code: int) -> str:
+    try:
+        return chr(code)
+    except (ValueError, OverflowError):
+        raise Malformed from None
+
+
+def _word(source: Source) -> Reading[str]:
+    word = yield from source.run(_WORD)
+    return source.take(len(word)).strip()
+
+
+def _scalar(word: str, *, are_words_text: bool) -> object:
+    if word in _WORDS:
+        return _WORDS[word]
+    if _NUMBER.fullmatch(word):
+        return _number(word)
+    if not are_words_text or not word:
+        raise Malformed
+    return word
+
+
+def _number(word: str) -> object:
+    try:
+        return int(word)
+    except ValueError:
+        number = float(word)
+    if not math.isfinite(number):
+        raise Malformed
+    return number

@@ -1,0 +1,52 @@
+"""Replies that are a row of messages, each with a header that says what it is: gpt-oss's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from penstock.engine.text.response.source import Reading, Source
+from penstock.engine.text.response.syntax import Format
+
+MAX_HEADER_CHARS = 512
+
+_RECIPIENT = re.compile("to=([^\\s\ud800-\udfff<]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    is_reasoning: bool
+    recipient: str  # the function that is called; empty: none
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """The delimiters around messages, taken from a format that has `text_begin`."""
+
+    begins: tuple[str, ...]  # of a header
+    end_of_header: str
+    ends: tuple[str, ...]  # of a message
+    reasoning_channel: str
+    function: str  # what the recipient of a call begins with
+
+
+def framing(format_: Format) -> Framing | None:
+    if not format_.text_begin or format_.reasoning is None:
+        return None
+    channel, _, end_of_header = format_.pieces(format_.text_begin)
+    return Framing(
+        begins=(format_.pieces(format_.next_part)[0], channel),
+        end_of_header=end_of_header,
+        ends=(format_.text_end, format_.calls.end, format_.turn.end),
+        reasoning_channel=format_.pieces(format_.reasoning.begin)[1],
+        function=format_.calls.begin.rpartition("to=")[2],
+    )
+
+
+def read_header(source: Source, frame: Framing) -> Reading[Header]:
+    """Raises Malformed if no header ends within its longest length."""
+    text = yield from source.until(frame.end_of_header, MAX_HEADER_CHARS)
+    yield from source.expect(frame.end_of_header)
+    recipient = _RECIPIENT.search(text)
+    function = recipient[1] if recipient else ""
+    return Header(frame.reasoning_channel in text, function.removeprefix(frame.function))

@@ -1,0 +1,99 @@
+"""Which tags count in which part of a reply, as templates of transformers' `ResponseParser`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
+
+from penstock.engine.text.response.delta import DELIMITER
+from penstock.engine.text.response.messages import Framing, framing
+from penstock.engine.text.response.syntax import Format, Reasoning
+
+_Tags = dict[str, tuple[str, ...]]  # by what they begin
+
+PART = "part"  # the field of what a part consists of; the others are named for what their tags begin
+TEXT, REASONING, CALLS, UNMARKED_CALLS, HEADER = "text", "reasoning", "calls", "unmarked_calls", "header"
+AT_START = "_at_start"  # behind the name of a field
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One kind of part, and the tags that end it."""
+
+    is_reasoning: bool = False
+    template: ResponseTemplate | None = None  # None: nothing ends it
+    first: re.Pattern[str] | None = None  # what all its tags begin with; None: they may begin with anything
+
+    def first_place(self, text: str) -> int:
+        """Where in `text` a tag might begin; -1: nowhere."""
+        if self.template is None:
+            return -1
+        if self.first is None:
+            return 0
+        match = self.first.search(text)
+        return match.start() if match else -1
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    start: Mode  # of a reply; its first text ends it
+    text: Mode
+    reasoning: Mode
+    frame: Framing | None
+
+
+def modes(format_: Format, *, has_tools: bool) -> Modes:
+    """`format_` is written as its tokenizer has it, see `dialect`."""
+    frame = framing(format_)
+    if frame is not None:
+        tags = {HEADER: frame.begins, TEXT: frame.ends}
+        return Modes(_mode(tags, {HEADER: "to="}), _mode(tags), _mode(tags, is_reasoning=True), frame)
+    anywhere, at_start, ends = _reasoning_tags(format_.reasoning)
+    if has_tools:
+        anywhere |= _call_tags(format_)
+        at_start |= _unmarked_calls(format_)
+    return Modes(_mode(anywhere, at_start), _mode(anywhere), _mode(ends, is_reasoning=True), None)
+
+
+def _reasoning_tags(reasoning: Reasoning | None) -> tuple[_Tags, dict[str, str], _Tags]:
+    """What counts anywhere in text, at its start, and in reasoning. Ordinary text begins it at the start alone."""
+    if reasoning is None:
+        return {}, {}, {}
+    begin = reasoning.begin.strip()
+    ends: _Tags = {TEXT: (reasoning.end.strip(),)}
+    return ({REASONING: (begin,)}, {}, ends) if DELIMITER.match(begin) else ({}, {REASONING: begin}, ends)
+
+
+def _call_tags(format_: Format) -> _Tags:
+    calls = format_.calls
+    tags = (calls.group_mark, *format_.pieces(calls.group_begin or calls.begin)[:1])
+    marked = tuple(tag for tag in tags if tag in format_.delimiters)
+    return {CALLS: marked} if marked else {}
+
+
+def _unmarked_calls(format_: Format) -> dict[str, str]:
+    calls = format_.calls
+    opener = calls.group_begin or calls.begin or "{"
+    return {} if format_.pieces(opener)[0] in format_.delimiters else {UNMARKED_CALLS: opener}
+
+
+def _mode(tags: _Tags, at_start: Mapping[str, str] | None = None, *, is_reasoning: bool = False) -> Mode:
+    fields: dict[str, Any] = {PART: {}}
+    for name, literals in tags.items():
+        fields[name] = {"open": list(literals)}
+    for name, tag in (at_start or {}).items():
+        fields[name + AT_START] = {"open_pattern": rf"\A\s*{re.escape(tag)}"}
+    if len(fields) == 1:
+        return Mode(is_reasoning)
+    template = load_response_template({"start_anchor": "-", "fields": fields})
+    return Mode(is_reasoning, template, None if at_start else _first_of(tags))
+
+
+def _first_of(tags: _Tags) -> re.Pattern[str]:
+    return re.compile(
+        "[" + re.escape("".join(sorted({tag[0] for literals in tags.values() for tag in literals}))) + "]"
+    )

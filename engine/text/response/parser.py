@@ -1,0 +1,160 @@
+"""A reply, taken apart as it arrives: text, reasoning and tool calls.
+
+`ResponseParser` of transformers finds the tags, and holds back what could still become one. Each kind of part has a
+template of its own, as other tags count there. What is behind the tag of a call is read by readings of our own: they
+hand on arguments before these are complete, and what turns out to be no call becomes text again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from transformers.utils.chat_parsing import ResponseParser
+
+from penstock.engine.request import ResponseSpec
+from penstock.engine.text.response.calls import CallReader
+from penstock.engine.text.response.delta import Collector, Delta
+from penstock.engine.text.response.dialect import Dialect
+from penstock.engine.text.response.messages import Framing, read_header
+from penstock.engine.text.response.modes import AT_START, CALLS, HEADER, PART, REASONING, UNMARKED_CALLS, Mode, Modes
+from penstock.engine.text.response.source import Malformed, Reading, Source
+
+
+class ReplyParser:
+    """The parts of one growing reply.
+
+    All pushes and the end joined are the reply, however its text was cut. What has come out after some text is a
+    function of that text and of how it was cut; so it is fed token by token, always.
+    """
+
+    def __init__(
+        self, dialect: Dialect, modes: Modes, spec: ResponseSpec, call_id: Callable[[int], str], *, shows_special: bool
+    ) -> None:
+        self._collector = Collector(call_id, dialect.spelled if shows_special else {})
+        self._calls = CallReader(dialect.format.calls, spec.tools, self._collector)
+        self._has_tools = bool(spec.tools)
+        self._modes = modes
+        self._mode = modes.start
+        self._scanner: ResponseParser | None = None  # while something is held back that could become a tag
+        self._held = ""  # what the scanner has not handed on
+        self._reading: Reading[Mode] | None = None  # of what is behind a tag
+        self._source = Source("")
+        self._tag = ""
+        self._num_calls = 0  # when the reading began
+        if spec.prefix:
+            self._run(dialect.written(spec.prefix))
+            self._scanner = None
+            self._collector.forget()
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call is complete."""
+        return self._collector.num_complete > 0
+
+    def push(self, text: str) -> Delta:
+        """What this text released."""
+        self._run(text)
+        return self._collector.take()
+
+    def finish(self, text: str = "") -> Delta:
+        """What the last text released, and all that was held back. Nothing may be pushed afterwards."""
+        self._run(text, is_last=True)
+        self._collector.last_space(is_reasoning=self._mode.is_reasoning)
+        return self._collector.take()
+
+    def _run(self, text: str, *, is_last: bool = False) -> None:
+        rest: str | None = text
+        while rest is not None:
+            reading = self._reading
+            rest = self._scan(rest, is_last) if reading is None else self._read(reading, rest, is_last)
+
+    def _scan(self, text: str, is_last: bool) -> str | None:
+        """Looks for a tag; returns what is to be looked at next, None if nothing is."""
+        scanner = self._scanner
+        if scanner is None:
+            template, start = self._mode.template, self._mode.first_place(text)
+            if template is None or start < 0 or not text:
+                self._emit(text)
+                return None
+            self._emit(text[:start])
+            text = text[start:]
+            self._scanner = scanner = ResponseParser(template, prefix="")
+            self._held = ""
+        self._held += text
+        events = scanner.feed(text)
+        if is_last:
+            events += scanner.finalize()[1]
+        tag, rest = "", ""
+        for event in events:
+            if event["type"] == "region_open" and event["field"] != PART:
+                tag = event["field"]
+            elif event["type"] == "region_chunk" and tag:
+                rest += event["text"]
+            elif event["type"] == "region_chunk":
+                self._held = self._held[len(event["text"]) :]
+                self._emit(event["text"])
+        if tag:
+            self._scanner = None
+            return self._enter(tag.removesuffix(AT_START), rest)
+        if is_last or not self._held:
+            self._scanner = None
+        return None
+
+    def _enter(self, begun: str, rest: str) -> str:
+        """A tag was found; `rest` is behind it."""
+        if begun in (CALLS, UNMARKED_CALLS, HEADER):
+            self._tag = self._held.removesuffix(rest) if rest else self._held
+            self._source = Source(self._tag)
+            self._num_calls = self._collector.num_calls
+            frame = self._modes.frame
+            self._reading = self._read_calls(begun == CALLS) if frame is None else self._read_message(frame)
+        else:
+            self._mode = self._modes.reasoning if begun == REASONING else self._modes.text
+            self._collector.border()
+        return rest
+
+    def _read(self, reading: Reading[Mode], text: str, is_last: bool) -> str | None:
+        """Reads on behind a tag; returns the text behind what it began, None if that has not ended."""
+        self._source.push(text)
+        if is_last:
+            self._source.end()
+        try:
+            next(reading)
+        except StopIteration as end:
+            self._mode, rest = end.value, self._source.rest()
+            self._collector.border()
+        except Malformed:
+            self._mode, rest = self._modes.text, self._given_back(is_last)
+        else:
+            return None
+        self._reading = None
+        return rest
+
+    def _given_back(self, is_last: bool) -> str:
+        """What is to be looked at again. A call that has begun keeps what it has; one that is cut off ends there."""
+        if self._collector.num_calls > self._num_calls:
+            self._collector.border()
+            return "" if is_last else self._source.unsettled()
+        self._collector.text(self._tag)
+        return self._source.text[len(self._tag) :]
+
+    def _read_calls(self, is_marked: bool) -> Reading[Mode]:
+        yield from self._calls.read(self._source, is_marked=is_marked)
+        return self._modes.text
+
+    def _read_message(self, frame: Framing) -> Reading[Mode]:
+        header = yield from read_header(self._source, frame)
+        if header.recipient and self._has_tools:
+            yield from self._calls.read_arguments(self._source, header.recipient)
+            return self._modes.text
+        return self._modes.reasoning if header.is_reasoning else self._modes.text
+
+    def _emit(self, text: str) -> None:
+        if not text:
+            return
+        if self._mode.is_reasoning:
+            self._collector.reasoning(text)
+            return
+        if self._mode is self._modes.start:
+            self._mode = self._modes.text
+        self._collector.text(text, is_last_part=self._mode.template is None)

@@ -1,0 +1,48 @@
+"""The formats of one tokenizer, made ready to read replies."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+
+from penstock.engine.errors import InvalidRequest
+from penstock.engine.request import ResponseSpec
+from penstock.engine.text.response.dialect import Dialect, dialect
+from penstock.engine.text.response.formats import FORMATS
+from penstock.engine.text.response.modes import Modes, modes
+from penstock.engine.text.response.parser import ReplyParser
+
+_ID_BYTES = 12
+
+
+class ReplyFormats:
+    """Formats are made ready when they are first asked for. One thread at a time uses this."""
+
+    def __init__(self, special_token_ids: Mapping[str, int]) -> None:
+        self._special_token_ids = special_token_ids
+        self._dialects: dict[str, Dialect] = {}
+        self._modes: dict[tuple[str, bool], Modes] = {}
+
+    def dialect(self, name: str) -> Dialect:
+        """Raises InvalidRequest if there is no such format."""
+        if name not in FORMATS:
+            raise InvalidRequest(f"the format of a reply must be one of {', '.join(FORMATS)}, not {name!r}")
+        if name not in self._dialects:
+            self._dialects[name] = dialect(FORMATS[name], self._special_token_ids)
+        return self._dialects[name]
+
+    def parser(self, spec: ResponseSpec, request_id: str, choice: int, *, shows_special: bool = False) -> ReplyParser:
+        """One for a new reply. `shows_special`: special tokens that are not part of the syntax are in its text."""
+        spoken = self.dialect(spec.format)
+        key = (spec.format, bool(spec.tools))
+        if key not in self._modes:
+            self._modes[key] = modes(spoken.format, has_tools=bool(spec.tools))
+        name = partial(call_id, request_id, choice)
+        return ReplyParser(spoken, self._modes[key], spec, name, shows_special=shows_special)
+
+
+def call_id(request_id: str, choice: int, place: int) -> str:
+    """The id of a tool call; the same wherever and however often the request runs."""
+    text = f"{request_id}/{choice}/{place}".encode()
+    return f"call_{hashlib.blake2b(text, digest_size=_ID_BYTES).hexdigest()}"

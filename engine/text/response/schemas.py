@@ -1,0 +1,144 @@
+"""JSON schemas as llguidance takes them: what it gets wrong narrowed, what it need not know taken away."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from penstock.engine.errors import InvalidRequest
+
+Schema = dict[str, Any]
+
+# After a bracket, a colon or a comma, and before one: a few spaces, or a new line and its indentation. Not more, since
+# a model may never stop.
+WHITE_SPACE = r" {1,2}|\n[ \t]{0,24}"
+
+# Those of JSON Schema's drafts. Any other is a comment, by the standard.
+FORMATS = frozenset(
+    ("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uuid",
+     "uri", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer", "relative-json-pointer", "regex")
+)  # fmt: skip
+_ESCAPES = 'nrbtf\\"'  # without \uXXXX: that spells control characters only, which patterns disagree about
+_CONTROL_ESCAPE = re.compile(r"\\u00[01]")
+LEAP_YEAR = "[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00"
+_REAL_DAY = f"(?:[0-9]{{4}}-(?:0[13-9]|1[0-2])-|[0-9]{{4}}-02-(?:[01][0-9]|2[0-8])|(?:{LEAP_YEAR})-02-29)"
+_REAL_DATE = ("^0*[1-9]", f"^{_REAL_DAY}")  # nor the year 0, which few calendars have
+_NO_LEAP_SECOND = "^[^:]*:[^:]*:[0-5]"
+# llguidance lets through what validators refuse: 29 February in any year, the year 0, leap seconds at any minute.
+_NARROWER: dict[str, tuple[str, ...]] = {
+    "date": _REAL_DATE,
+    "date-time": (*_REAL_DATE, _NO_LEAP_SECOND),
+    "time": (_NO_LEAP_SECOND,),
+}
+_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
+
+_IN_ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames",
+    "unevaluatedProperties", "unevaluatedItems")  # fmt: skip
+_IN_LIST = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_IN_MAP = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_APPLICATORS = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties"))
+
+
+def parsed_schema(text: str, what: str) -> Schema:
+    """The object that `text` spells.
+
+    Raises:
+        InvalidRequest: it spells none; `what` says whose it is.
+    """
+    try:
+        schema = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{what} is not a JSON schema: {error}") from None
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{what} must be a JSON schema, an object, not {text!r:.80}")
+    return schema
+
+
+def json_schema(schema: Schema, *, strict: bool = False, lenient: bool = False) -> Schema:
+    """What follows it follows `schema` too, in a form that ends: white space is bounded.
+
+    Args:
+        schema: as the user gave it. It is not changed.
+        strict: objects have no other properties than those listed, where they don't say whether they may.
+        lenient: what llguidance can't do is left out, rather than refused.
+    """
+    edit = _combined(_without_comments, _narrowed, _closed if strict else None, _loosened if lenient else None)
+    made = _edited(schema, edit)
+    options: Schema = {"whitespace_pattern": WHITE_SPACE}
+    if not _CONTROL_ESCAPE.search(json.dumps(made)):
+        options["json_allowed_escapes"] = _ESCAPES
+    if lenient:
+        options["lenient"] = True
+    return made | {"x-guidance": options}
+
+
+Edit = Callable[[Schema], Schema]
+
+
+def _combined(*edits: Edit | None) -> Edit:
+    def edit(schema: Schema) -> Schema:
+        for one in edits:
+            schema = one(schema) if one is not None else schema
+        return schema
+
+    return edit
+
+
+def _edited(schema: Any, edit: Edit) -> Any:
+    """`schema` with every schema in it edited; values that only look like one, as in `enum`, are left alone."""
+    if not isinstance(schema, dict):
+        return schema
+    made: Schema = {}
+    for key, value in schema.items():
+        if key in _IN_LIST and isinstance(value, list):
+            made[key] = [_edited(each, edit) for each in value]
+        elif key in _IN_MAP and isinstance(value, dict):
+            made[key] = {name: _edited(each, edit) for name, each in value.items()}
+        elif key in _IN_ONE:
+            made[key] = _edited(value, edit)
+        else:
+            made[key] = value
+    return edit(made)
+
+
+def _without_comments(schema: Schema) -> Schema:
+    kept = {key: value for key, value in schema.items() if key != "x-guidance"}  # llguidance's options are ours to set
+    if kept.get("uniqueItems") is False:
+        del kept["uniqueItems"]
+    if isinstance(kept.get("format"), str) and kept["format"] not in FORMATS:
+        del kept["format"]
+    return kept
+
+
+def _narrowed(schema: Schema) -> Schema:
+    format_ = schema.get("format")
+    patterns = _NARROWER.get(format_, ()) if isinstance(format_, str) else ()
+    if not patterns or not isinstance(schema.get("allOf", []), list):
+        return schema
+    return schema | {"allOf": [*schema.get("allOf", []), *({"pattern": pattern} for pattern in patterns)]}
+
+
+def _closed(schema: Schema) -> Schema:
+    """An object whose properties are said in several places can't be closed in one of them."""
+    is_plain = "properties" in schema and _APPLICATORS.isdisjoint(schema)
+    return schema | {"additionalProperties": False} if is_plain and "additionalProperties" not in schema else schema
+
+
+def _loosened(schema: Schema) -> Schema:
+    """Without what fails even where llguidance is told to be lenient."""
+    reference, pattern = schema.get("$ref"), schema.get("pattern")
+    patterns = schema.get("patternProperties")
+    if isinstance(reference, str) and not reference.startswith("#"):
+        schema = {key: value for key, value in schema.items() if key != "$ref"}
+    if isinstance(pattern, str) and _LOOK_AROUND.search(pattern):
+        schema = {key: value for key, value in schema.items() if key != "pattern"}
+    if isinstance(patterns, dict) and (len(patterns) > 1 or any(map(_LOOK_AROUND.search, patterns))):
+        left_out = ("patternProperties", "additionalProperties")
+        schema = {key: value for key, value in schema.items() if key not in left_out}
+    return schema
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,163 @@
+"""Text that arrives bit by bit, read by generators that wait for more of it.
+
+A reading is a generator: it yields where the text at hand ends, and goes on when there is more. So what it has done
+after some text is the same however that text was cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from functools import lru_cache
+from typing import TypeVar
+
+T = TypeVar("T")
+Reading = Generator[None, None, T]
+
+MAX_NAME_CHARS = 256
+
+_NAME = re.compile("[^\\s<>{}()\\[\\]\"'=,;\ud800-\udfff]*")
+_WORD = re.compile("(\\s*)([\ud800-\udfff]|[^\\s\ud800-\udfff]+)")
+
+
+class Malformed(Exception):
+    """The text is not what is being read, or it ends too early."""
+
+
+class Source:
+    """A text and the place up to which it has been read."""
+
+    __slots__ = ("_has_ended", "_settled", "place", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.place = 0
+        self._settled = 0  # the text before will not be read again
+        self._has_ended = False
+
+    def push(self, text: str) -> None:
+        self.text += text
+
+    def end(self) -> None:
+        """No more text comes: who waits for it raises Malformed."""
+        self._has_ended = True
+
+    def settle(self) -> None:
+        """What has been read so far will not be read again, as anything else."""
+        self._settled = self.place
+
+    def rest(self) -> str:
+        return self.text[self.place :]
+
+    def unsettled(self) -> str:
+        return self.text[self._settled :]
+
+    def more(self) -> Reading[None]:
+        """Waits for more text."""
+        if self._has_ended:
+            self.place = len(self.text)
+            raise Malformed
+        if self._settled:
+            self.text = self.text[self._settled :]
+            self.place -= self._settled
+            self._settled = 0
+        yield
+
+    def take(self, count: int) -> str:
+        start = self.place
+        self.place += count
+        return self.text[start : self.place]
+
+    def peek(self) -> Reading[str]:
+        """The next character."""
+        while self.place == len(self.text):
+            yield from self.more()
+        return self.text[self.place]
+
+    def skip_space(self) -> Reading[str]:
+        """The next character that is not white space."""
+        while (character := (yield from self.peek())).isspace():
+            self.place += 1
+        return character
+
+    def expect(self, *syntaxes: str) -> Reading[int]:
+        """Reads one of `syntaxes`, with any white space before it and where it has some; returns which one."""
+        while True:
+            ends = [self._match(syntax) for syntax in syntaxes]
+            for index, end in enumerate(ends):
+                if end is not None and end >= 0:
+                    self.place = end
+                    return index
+            if None not in ends:
+                raise Malformed
+            yield from self.more()
+
+    def sees(self, syntax: str) -> Reading[bool]:
+        """Whether `syntax` is next."""
+        while (end := self._match(syntax)) is None:
+            yield from self.more()
+        return end >= 0
+
+    def accept(self, syntax: str) -> Reading[bool]:
+        """Reads `syntax` if it is next."""
+        try:
+            yield from self.expect(syntax)
+        except Malformed:
+            return False
+        return True
+
+    def until(self, word: str, max_chars: int | None = None) -> Reading[str]:
+        """The text up to `word`, which is left to be read. Raises Malformed if it is longer than `max_chars`."""
+        seen = self.place
+        while (end := self.text.find(word, seen)) < 0:
+            first = self.place
+            seen = max(first, len(self.text) - len(word) + 1)  # before, `word` does not begin
+            _check_length(seen - first, max_chars)
+            yield from self.more()
+            seen += self.place - first
+        _check_length(end - self.place, max_chars)
+        return self.take(end - self.place)
+
+    def run(self, pattern: re.Pattern[str], max_chars: int | None = None) -> Reading[str]:
+        """The longest text here that `pattern` matches, which is left to be read; it ends where other text follows."""
+        while (match := pattern.match(self.text, self.place)) is None or match.end() == len(self.text):
+            _check_length(len(self.text) - self.place, max_chars)
+            yield from self.more()
+        _check_length(len(match[0]), max_chars)
+        return match[0]
+
+    def name(self) -> Reading[str]:
+        """The name of a function, or of one of its arguments."""
+        yield from self.skip_space()
+        name = yield from self.run(_NAME, MAX_NAME_CHARS)
+        if not name:
+            raise Malformed
+        return self.take(len(name))
+
+    def _match(self, syntax: str) -> int | None:
+        """Where `syntax` ends if it is next; None: more text is needed to say; -1: it is not next."""
+        place = self.place
+        for may_have_space, word in _words(syntax):
+            while may_have_space and self.text[place : place + 1].isspace():
+                place += 1
+            if not self.text.startswith(word, place):
+                return None if word.startswith(self.text[place:]) else -1
+            place += len(word)
+        return place
+
+
+def _check_length(count: int, max_chars: int | None) -> None:
+    if max_chars is not None and count > max_chars:
+        raise Malformed
+
+
+@lru_cache(maxsize=256)
+def _words(syntax: str) -> tuple[tuple[bool, str], ...]:
+    """The words of `syntax`, and whether white space may stand before each: it may around a special token."""
+    words: list[tuple[bool, str]] = []
+    is_behind_token = True
+    for space, word in _WORD.findall(syntax):
+        is_token = "\ud800" <= word <= "\udfff"
+        words.append((bool(space) or is_token or is_behind_token, word))
+        is_behind_token = is_token
+    return tuple(words)

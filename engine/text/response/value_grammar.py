@@ -1,0 +1,122 @@
+"""Arguments that are not written as one JSON object: each value by itself, strings in the way of the format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from penstock.engine.errors import InvalidRequest
+from penstock.engine.text.response.lark import GrammarWriter, either, literal
+from penstock.engine.text.response.schemas import Schema, json_schema
+
+_NUMBERS = {
+    "integer": "/-?(0|[1-9][0-9]{0,17})/",
+    "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?/",  # none that is infinite
+}
+_MAX_REFERENCES = 16
+_NOTES = frozenset(("title", "description", "default", "examples", "deprecated", "$comment", "format", "nullable"))
+
+
+class ValueGrammar:
+    """Writes the values of one tool's arguments."""
+
+    def __init__(
+        self,
+        writer: GrammarWriter,
+        root: Schema,
+        words: Mapping[str, str],
+        text: Callable[[Schema, bool], str],
+        other: Callable[[str], str],
+        *,
+        reads_json: bool,
+        strict: bool,
+        of: str,
+    ) -> None:
+        """
+        Args:
+            writer: of the whole grammar.
+            root: the schema of the arguments.
+            words: how the format spells true, false and null, where that is not JSON's way.
+            text: writes a string that follows a schema; True: it must not read like a value that is no string.
+            other: makes a value of the expression of anything else.
+            reads_json: whether a string may be written as JSON too.
+            strict: what can't be held to is refused.
+            of: whose schema it is, for messages.
+        """
+        self._writer = writer
+        self._root = root
+        self._words = words
+        self._text = text
+        self._other = other
+        self._reads_json = reads_json
+        self._strict = strict
+        self._of = of
+
+    def value(self, schema: object) -> str:
+        """What follows `schema`."""
+        alternatives = self._alternatives(schema, _MAX_REFERENCES)
+        is_mixed = not all(map(_is_text, alternatives))
+        return either(
+            self._text({"type": "string"} | each, is_mixed)
+            if _is_text(each) or self._is_unclear(each)
+            else self._other(self._one_of_others(each))
+            for each in alternatives
+        )
+
+    def resolved(self, schema: object) -> Schema:
+        """The schema behind references."""
+        for _ in range(_MAX_REFERENCES):
+            if not isinstance(schema, dict):
+                return {}
+            if not isinstance(schema.get("$ref"), str):
+                return schema
+            schema = self._at(schema["$ref"])
+        raise InvalidRequest(f"{self._of}: its references go in circles")
+
+    def _at(self, reference: str) -> object:
+        place: object = self._root
+        for step in reference.removeprefix("#").split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            place = place.get(key) if isinstance(place, dict) else None
+        if not reference.startswith("#") or place is None:
+            raise InvalidRequest(f"{self._of}: {reference!r:.80} is not in it")
+        return place
+
+    def _alternatives(self, schema: object, depth: int) -> list[Schema]:
+        """What a value may be, one kind at a time."""
+        schema = self.resolved(schema)
+        union = schema.get("anyOf")
+        if isinstance(schema.get("type"), list):
+            return [schema | {"type": type_} for type_ in schema["type"]]
+        if isinstance(schema.get("enum"), list):
+            return [{"const": value} for value in schema["enum"]]
+        if isinstance(union, list) and depth and _NOTES.issuperset(schema.keys() - {"anyOf"}):
+            return [each for branch in union for each in self._alternatives(branch, depth - 1)]
+        return [schema]
+
+    def _is_unclear(self, schema: Schema) -> bool:
+        """Whether it may be a string, and that is not said: then a reader can't tell."""
+        if self._reads_json or "const" in schema or isinstance(schema.get("type"), str):
+            return False
+        if self._strict and not _NOTES.issuperset(schema):
+            raise InvalidRequest(f"{self._of}: an argument needs a type in this model's format: {schema!r:.120}")
+        return True
+
+    def _one_of_others(self, schema: Schema) -> str:
+        """A value that is no string. Where a bare string may stand too, only lexemes of the same grammar can."""
+        kind = schema.get("type")
+        if "const" in schema and not isinstance(schema["const"], dict | list):
+            word = json.dumps(schema["const"])
+            return literal(self._words.get(word, word))
+        if kind == "null":
+            return literal(self._words.get("null", "null"))
+        if kind == "boolean":
+            return either(literal(self._words.get(word, word)) for word in ("true", "false"))
+        if kind in _NUMBERS and _NOTES.issuperset(schema.keys() - {"type"}):
+            return _NUMBERS[kind]
+        shared = {key: self._root[key] for key in ("$schema", "$defs", "definitions") if key in self._root}
+        return self._writer.json(json_schema(shared | schema, strict=self._strict, lenient=not self._strict))
+
+
+def _is_text(schema: Schema) -> bool:
+    return isinstance(schema["const"], str) if "const" in schema else schema.get("type") == "string"

@@ -1,0 +1,91 @@
+"""What each token of a vocabulary stands for: text, or bytes of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import tokenizers
+
+from penstock.engine.text.decoders import DecoderKind
+from penstock.engine.text.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+_NUM_REMEMBERED = 2**14  # spellings that take the library's decoder to find out
+
+
+class Spelling:
+    """A vocabulary in which special tokens are either text like all others, or have none. Any thread may use it."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        kind: DecoderKind,
+        tokens: Mapping[int, str],
+        token_bytes: Mapping[int, bytes],
+        *,
+        skip_special: bool,
+    ) -> None:
+        """`tokens`, and `token_bytes` as `bytes_of` gives them, lack the ids that have no text."""
+        self._backend = backend
+        self._kind = kind
+        self._tokens = tokens
+        self._bytes = token_bytes
+        self._skip_special = skip_special
+        self._remembered = lru_cache(_NUM_REMEMBERED)(self._decoded)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._backend.decode(token_ids, skip_special_tokens=self._skip_special))
+
+    def is_visible(self, token_id: int) -> bool:
+        """Whether `decode` looks at this token at all."""
+        return token_id in self._tokens
+
+    def byte_of(self, token_id: int) -> bytes | None:
+        """The bytes that a token stands for, of those that stand for bytes rather than text."""
+        return self._bytes.get(token_id)
+
+    def detokenizer(self) -> Detokenizer:
+        return ByteDetokenizer(self._bytes) if self._kind is DecoderKind.BYTES else ContextDetokenizer(self)
+
+    def spell(self, token_id: int) -> tuple[str, bytes]:
+        """The text of one token inside a text, a leading space included, and the bytes that it adds.
+
+        The bytes of a text's tokens, joined, are the text; the text of a token that is part of a character is U+FFFD.
+        """
+        data = self._bytes.get(token_id)
+        if data is not None:
+            return data.decode(errors="replace"), data
+        text = self._remembered(token_id) if self.is_visible(token_id) else ""
+        return text, text.encode()
+
+    def _decoded(self, token_id: int) -> str:
+        return self.decode([token_id, token_id])[len(self.decode([token_id])) :]
+
+
+def bytes_of(tokens: Mapping[int, str], kind: DecoderKind) -> dict[int, bytes]:
+    """The tokens that are bytes rather than text: all, the byte tokens, or none, by kind of decoder."""
+    if kind is DecoderKind.BYTES:
+        byte_of = _byte_alphabet()
+        return {id_: _byte_level(token, byte_of) for id_, token in tokens.items()}
+    if kind is DecoderKind.BYTE_RUNS:
+        matches = ((id_, BYTE_TOKEN.fullmatch(token)) for id_, token in tokens.items())
+        return {id_: bytes.fromhex(match[1]) for id_, match in matches if match}
+    return {}
+
+
+def _byte_level(token: str, byte_of: Mapping[str, int]) -> bytes:
+    """A token that is not spelled in the byte alphabet throughout, such as an added one, stands for itself."""
+    try:
+        return bytes([byte_of[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: a printable byte is its own character, the others are those from U+0100 on, in order."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + number): byte for number, byte in enumerate(rest)}

@@ -1,0 +1,133 @@
+"""Replies as models write them: any message in any format, and what comes out of reading it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from penstock.engine.request import ResponseSpec, Tool
+from penstock.engine.text.response.delta import DELIMITER, Delta
+from penstock.engine.text.response.formats import FORMATS
+from penstock.engine.text.response.parser import ReplyParser
+from penstock.engine.text.response.replies import ReplyFormats
+from penstock.engine.text.response.syntax import Arguments, Calls, Format
+
+TOOLS = (
+    Tool(
+        "get_weather",
+        json.dumps(
+            {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "more": {"type": "object"}},
+            }
+        ),
+    ),
+    Tool("search"),
+)
+
+
+@dataclass
+class Message:
+    """A whole reply. Of each call the name, and the text of its arguments."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+
+    def take(self, delta: Delta) -> None:
+        assert not DELIMITER.search(delta.text + delta.reasoning + "".join(call.arguments for call in delta.tool_calls))
+        self.text += delta.text
+        self.reasoning += delta.reasoning
+        for call in delta.tool_calls:
+            if call.index == len(self.calls):
+                assert call.name
+                assert call.id
+                self.calls.append((call.name, call.arguments))
+                continue
+            assert call.id is None
+            assert call.name is None
+            assert call.index == len(self.calls) - 1
+            name, arguments = self.calls[-1]
+            self.calls[-1] = (name, arguments + call.arguments)
+
+
+def formats(name: str, *, special: bool) -> ReplyFormats:
+    """Of a tokenizer that has all delimiters of a format as special tokens, or as ordinary text."""
+    return ReplyFormats({tag: place for place, tag in enumerate(FORMATS[name].delimiters)} if special else {})
+
+
+def parser(
+    name: str, *, special: bool = False, prefix: str = "", tools: tuple[Tool, ...] = TOOLS, shows: bool = False
+) -> ReplyParser:
+    spec = ResponseSpec(name, prefix=prefix, tools=tools)
+    return formats(name, special=special).parser(spec, "r", 0, shows_special=shows)
+
+
+def as_written(name: str, text: str, *, special: bool) -> str:
+    """`text` as a stream gives it to a parser, from tokens that are the delimiters spelled out in it."""
+    return formats(name, special=special).dialect(name).written(text)
+
+
+def read(reading: ReplyParser, chunks: Iterable[str]) -> Message:
+    message = Message()
+    for chunk in chunks:
+        message.take(reading.push(chunk))
+    message.take(reading.finish())
+    return message
+
+
+def write(name: str, message: Message, *, call_arguments: list[dict[str, object]] | None = None) -> str:
+    """`message` in the format's own syntax, as its chat template would write it."""
+    format_ = FORMATS[name]
+    parts: list[str] = []
+    if message.reasoning and format_.reasoning is not None:
+        parts.append(format_.reasoning.begin + message.reasoning + format_.reasoning.end)
+    if message.text:
+        end = format_.text_end if message.calls else ""
+        parts.append(format_.text_begin + message.text + end)
+    written = [
+        _call(format_.calls, call, arguments)
+        for (call, _), arguments in zip(message.calls, call_arguments or [], strict=True)
+    ]
+    if written:
+        calls = format_.calls
+        joined = (calls.separator if calls.is_grouped or calls.separator else "").join(written)
+        parts.append(calls.group_mark + calls.group_begin + joined + calls.group_end)
+    return _joined(format_, parts)
+
+
+def _joined(format_: Format, parts: list[str]) -> str:
+    if format_.next_part:
+        return format_.next_part.join(parts)
+    return "".join(parts)
+
+
+def _call(calls: Calls, name: str, arguments: dict[str, object]) -> str:
+    return calls.begin + _body(calls, name, arguments) + calls.end
+
+
+def _body(calls: Calls, name: str, arguments: dict[str, object]) -> str:
+    if calls.arguments is Arguments.OBJECT:
+        return json.dumps({"name": name, calls.arguments_key: arguments}, ensure_ascii=False)
+    if calls.arguments is Arguments.JSON:
+        return name + calls.after_name + json.dumps(arguments, ensure_ascii=False)
+    if calls.arguments is Arguments.PYTHON:
+        return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+    if calls.arguments is Arguments.BARE_KEYS:
+        return name + _bare(arguments, calls.quote)
+    assert calls.parameter is not None
+    before_key, before_value, end = calls.parameter.before_key, calls.parameter.before_value, calls.parameter.end
+    parameters = (
+        before_key + key + before_value + (value if isinstance(value, str) else json.dumps(value)) + end
+        for key, value in arguments.items()
+    )
+    return name + calls.after_name + "".join(parameters)
+
+
+def _bare(value: object, quote: str) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_bare(item, quote)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(_bare(item, quote) for item in value) + "]"
+    return quote + value + quote if isinstance(value, str) else json.dumps(value)

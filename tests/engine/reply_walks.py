@@ -1,0 +1,145 @@
+"""Replies that a grammar allows, drawn at random, and how they are read: without a model."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from penstock.engine.request import ResponseSpec
+from penstock.engine.structured.compile_process import LIMITS
+from penstock.engine.structured.vocabulary import llguidance_tokenizer
+from penstock.engine.text.response.formats import FORMATS
+from penstock.engine.text.response.replies import ReplyFormats
+from penstock.engine.text.tokenizer import Tokenizer
+from penstock.engine.text.vocabulary import vocabulary_of
+
+EOS = "<|im_end|>"
+# Qwen's are ordinary tokens: part of the vocabulary, and text.
+ORDINARY = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+)
+_TEXTS = (
+    '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3, "unit": null, "on": true}}',
+    "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>",
+    '[get_weather(city="Paris", days=3, on=True)] ["a", "b"], {"x": 1.5}\n\n```json\n```',
+    "Let me look at the weather in Paris, I think that it is to rain on 2024-05-17T12:30:00Z.",
+)
+
+
+class Vocabulary:
+    """A tokenizer with the delimiters of all formats, as grammars and as replies see it."""
+
+    def __init__(self) -> None:
+        self.tokenizer = Tokenizer(_trained())
+        self.special_ids = {text: id_ for id_, text in self.tokenizer.special_tokens.items()}
+        eos = self.special_ids[EOS]
+        vocabulary = vocabulary_of(self.tokenizer, self.tokenizer.vocab_size, (eos,))
+        self.for_grammars = llguidance_tokenizer(vocabulary)
+        self.replies = ReplyFormats(self.special_ids)
+        closing = ('"', "}", "]", "<", "\n", ",", ":", ")")
+        self._closing = {
+            id_ for id_, data in vocabulary.token_bytes.items() if data.decode(errors="replace") in closing
+        }
+        self._closing |= set(vocabulary.names)
+
+    def matcher(self, source: str) -> LLMatcher:
+        return LLMatcher(self.for_grammars, source, log_level=0, limits=LIMITS)
+
+    def accepts(self, source: str, text: str) -> bool:
+        """Whether `text` is a whole reply; special tokens that are spelled in it are those tokens."""
+        matcher = self.matcher(source)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = self.tokenizer.encode(text)
+        return matcher.try_consume_tokens(list(ids)) == len(ids) and matcher.is_accepting()
+
+    def walk(self, source: str, rng: random.Random, max_tokens: int = 300) -> Walk:
+        """Each token is drawn evenly from the allowed ones, with a bias to those that bring a reply to its end."""
+        matcher = self.matcher(source)
+        assert not matcher.is_error(), matcher.get_error()
+        ids: list[int] = []
+        while len(ids) < max_tokens and not matcher.is_stopped():
+            allowed = _allowed(matcher)
+            assert allowed, f"nothing may follow {self.tokenizer.decode(ids)!r}"
+            if rng.random() < 0.4:
+                allowed = [id_ for id_ in allowed if id_ in self._closing] or allowed
+            id_ = rng.choice(allowed)
+            if id_ == self.special_ids[EOS]:
+                return Walk(tuple(ids), is_whole=True)
+            assert matcher.consume_token(id_), matcher.get_error()
+            ids.append(id_)
+        assert not matcher.is_error(), matcher.get_error()
+        return Walk(tuple(ids), is_whole=matcher.is_stopped())
+
+    def read(self, spec: ResponseSpec, ids: Sequence[int]) -> Reply:
+        """What the parser of replies makes of them, token by token."""
+        special = self.replies.dialect(spec.format).special
+        parser, detokenizer = self.replies.parser(spec, "request", 0), self.tokenizer.detokenizer()
+        reply = Reply()
+        for id_ in ids:
+            reply.add(parser.push(detokenizer.flush() + special[id_] if id_ in special else detokenizer.push(id_)))
+        reply.add(parser.finish(detokenizer.flush()))
+        return reply
+
+
+@dataclass(frozen=True)
+class Walk:
+    ids: tuple[int, ...]
+    is_whole: bool  # not cut off
+
+
+@dataclass
+class Reply:
+    text: str = ""
+    reasoning: str = ""
+    calls: list[list[str]] = field(default_factory=list)  # name and arguments of each
+
+    def add(self, delta: Any) -> None:
+        self.text += delta.text
+        self.reasoning += delta.reasoning
+        for call in delta.tool_calls:
+            if call.name is not None:
+                self.calls.append([call.name, ""])
+            self.calls[call.index][1] += call.arguments
+
+    def arguments(self) -> list[tuple[str, Any]]:
+        return [(name, json.loads(arguments)) for name, arguments in self.calls]
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    return Vocabulary()
+
+
+def _trained() -> PreTrainedTokenizerFast:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(_TEXTS * 4, trainer)
+    delimiters = {delimiter for format_ in FORMATS.values() for delimiter in format_.delimiters}
+    backend.add_special_tokens([EOS, *sorted(delimiters.difference(ORDINARY))])
+    backend.add_tokens(list(ORDINARY))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS)
+
+
+def _allowed(matcher: LLMatcher) -> list[int]:
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    return np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()

@@ -1,0 +1,392 @@
+"""Replies that a grammar constrains: always in the grammar, and the same whatever happens beside them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jsonschema
+import numpy as np
+import pytest
+from engines import EOS, SMALL, Result, Results, drive, write_model
+
+from penstock.engine import Engine, InvalidRequest, Request, SamplingParams
+from penstock.engine.execution.masks import MaskBuilder
+from penstock.engine.execution.packing import Batch
+from penstock.engine.execution.runner import InFlight, Started
+from penstock.engine.scheduling.scheduler import Row, StepPlan
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.structured import GrammarFailed, Matcher
+
+PROMPT = tuple(range(40, 60))
+HOT = SamplingParams(temperature=1.5, seed=7, max_tokens=60)
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}, "of": {"enum": ["é", "yy"]}, "on": {"type": "boolean"}},
+    "required": ["n", "of", "on"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+SOURCES = {
+    "a schema": "start: %json " + json.dumps(SCHEMA),
+    "Lark": 'start: "[" word ("," word)* "]"\nword: /[a-zé]{2,4}/',
+    "a token that is named": 'start: /[0-9]+/ <|start|> "the end" | <|start|> /.{3}/ <|start|>',
+    "JSON of llguidance": json.dumps({"grammars": [{"lark_grammar": "start: /(ab|ba|é){6,9}/"}]}),
+}
+each_source = pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+
+
+def request_of(engine: Engine, source: str, name: str = "r", params: SamplingParams = HOT, n: int = 1) -> Request:
+    return Request(name, PROMPT, params, n=n, grammar=engine.grammars.compile(source))
+
+
+def alone(engine: Engine, request: Request) -> list[Result]:
+    results = drive(engine, [request])
+    engine._pool.forget_contents()
+    return [results[request.id, index] for index in range(request.n)]
+
+
+def neighbours(engine: Engine) -> list[Request]:
+    plain = [
+        Request(f"n{i}", tuple(range(i, 3 * i + 2)), SamplingParams(temperature=i % 2 * 1.0, max_tokens=5 + i))
+        for i in range(4)
+    ]
+    held = [replace(request_of(engine, source), id=source) for source in SOURCES.values()]
+    return [*plain, *held, replace(plain[3], id="counts", sampling=replace(HOT, frequency_penalty=0.5, logprobs=2))]
+
+
+def same(one: Result, other: Result) -> None:
+    assert (one.token_ids, one.text, one.finish_reason) == (other.token_ids, other.text, other.finish_reason)
+
+
+# --- what is said follows the grammar ---
+
+
+def test_replies_are_valid_and_end_where_the_grammar_does(engine: Engine) -> None:
+    requests = [request_of(engine, SOURCES["a schema"], f"r{i}", replace(HOT, seed=i)) for i in range(12)]
+    results = drive(engine, requests)
+    ended = [result for result in results.values() if result.finish_reason == "stop"]
+    assert len(ended) >= 6
+    assert {result.finish_reason for result in results.values()} <= {"stop", "length"}
+    for result in ended:
+        jsonschema.validate(json.loads(result.text), SCHEMA)
+        assert result.token_ids[-1] == EOS
+
+
+def test_a_reply_that_a_limit_cuts_off_is_not_repaired(engine: Engine) -> None:
+    whole = alone(engine, request_of(engine, SOURCES["a schema"]))[0]
+    cut = alone(engine, request_of(engine, SOURCES["a schema"], params=replace(HOT, max_tokens=5)))[0]
+    assert (cut.finish_reason, cut.token_ids) == ("length", whole.token_ids[:5])
+    assert whole.text.startswith(cut.text)
+
+
+def test_choices_of_one_request_differ_and_each_follows(engine: Engine) -> None:
+    results = alone(engine, request_of(engine, SOURCES["Lark"], n=3))
+    assert len({tuple(result.token_ids) for result in results}) == 3
+    for result in results:
+        assert re.fullmatch(r"\[[a-zé]{2,4}(,[a-zé]{2,4})*\]?|\[.*", result.text)
+        assert result.finish_reason == "length" or re.fullmatch(r"\[[a-zé]{2,4}(,[a-zé]{2,4})*\]", result.text)
+
+
+def test_special_tokens_come_only_where_the_grammar_names_them(engine: Engine) -> None:
+    start = engine.tokenizer.encode("<|start|>")[0]
+    for seed in range(8):
+        spelled = alone(engine, request_of(engine, "start: /(.|\\n)*/", params=replace(HOT, seed=seed)))[0]
+        assert start not in spelled.token_ids
+        named = alone(engine, request_of(engine, SOURCES["a token that is named"], params=replace(HOT, seed=seed)))[0]
+        assert start in named.token_ids or named.finish_reason == "length"
+
+
+def test_the_name_of_a_special_token_as_text_is_text(engine: Engine) -> None:
+    result = alone(engine, request_of(engine, 'start: "a <|end|> b <|start|>"'))[0]
+    assert (result.text, result.finish_reason) == ("a <|end|> b <|start|>", "stop")
+    assert EOS not in result.token_ids[:-1]
+
+
+# --- the same, whatever happens beside it ---
+
+
+@each_source
+def test_in_company(engine: Engine, source: str) -> None:
+    request = request_of(engine, source, n=2)
+    expected = alone(engine, request)
+    plain = {r.id: alone(engine, r)[0] for r in neighbours(engine)}
+    results = drive(engine, [*neighbours(engine)[:2], request, *neighbours(engine)[2:]])
+    for index in range(2):
+        same(results["r", index], expected[index])
+    for name, result in plain.items():
+        same(results[name, 0], result)
+
+
+@each_source
+def test_preempted_at_every_step(engine: Engine, source: str) -> None:
+    request = request_of(engine, source)
+    expected = alone(engine, request)[0]
+    for at in range(len(expected.token_ids) + 3):
+
+        def preempt(step: int, at: int = at) -> None:
+            for sequence in engine._scheduler.running if step == at else ():
+                engine._scheduler._preempt(sequence)
+
+        engine._pool.forget_contents()
+        same(drive(engine, [request], before_step=preempt)["r", 0], expected)
+
+
+@each_source
+def test_resumed_from_every_token(engine: Engine, source: str) -> None:
+    request = request_of(engine, source)
+    expected = alone(engine, request)[0]
+    for count in range(len(expected.token_ids) + 1):
+        rest = drive(engine, [replace(request, generated=(tuple(expected.token_ids[:count]),))])["r", 0]
+        assert rest.token_ids == expected.token_ids[count:]
+        assert expected.text.endswith(rest.text)
+        assert rest.finish_reason == expected.finish_reason
+
+
+class Faults:
+    """Stands before a runner, and fails one of its calls."""
+
+    def __init__(self, engine: Engine, patch: pytest.MonkeyPatch, at: str, number: int) -> None:
+        self._at, self._number = at, number
+        self.has_failed = False
+        self._start, self._finish, self._dispatch = (
+            engine._runner.start,
+            engine._runner.finish,
+            engine._runner.dispatch,
+        )
+        for name in ("start", "finish", "dispatch"):
+            patch.setattr(engine._runner, name, getattr(self, name))
+
+    def start(self, batch: Batch) -> Started:
+        self._count("start")
+        return self._start(batch)
+
+    def finish(self, started: Started, masks: np.ndarray | None = None) -> InFlight:
+        self._count("finish")
+        return self._watched(self._finish(started, masks))
+
+    def dispatch(self, batch: Batch) -> InFlight:
+        return self._watched(self._dispatch(batch))
+
+    def _watched(self, in_flight: InFlight) -> InFlight:
+        read = in_flight.token_ids
+
+        def token_ids() -> list[list[int]]:
+            self._count("read")
+            return read()
+
+        in_flight.token_ids = token_ids  # type: ignore[method-assign]
+        return in_flight
+
+    def _count(self, call: str) -> None:
+        self._number -= call == self._at
+        if call == self._at and self._number < 0 and not self.has_failed:
+            self.has_failed = True
+            raise jax.errors.JaxRuntimeError("INTERNAL: sabotage")
+
+
+@pytest.mark.parametrize("at", ["start", "finish", "read"])
+@pytest.mark.parametrize("number", range(12))
+def test_after_a_failure_of_the_device(engine: Engine, monkeypatch: pytest.MonkeyPatch, at: str, number: int) -> None:
+    held = replace(request_of(engine, SOURCES["a schema"], n=2), prompt_token_ids=(1, 2, 3))
+    requests = [held, *neighbours(engine)[1:3]]  # all in the first step: a row that fails alone is given up
+    expected = drive(engine, requests)
+    engine._pool.forget_contents()
+    faults = Faults(engine, monkeypatch, at, number)
+    results = drive(engine, requests)
+    assert faults.has_failed
+    for key, result in expected.items():
+        same(results[key], result)
+
+
+def test_with_several_steps_in_a_dispatch_for_others(tiny_model: Path) -> None:
+    """They have them while no row is constrained, and the same tokens before and after."""
+    engine = Engine.from_checkpoint(tiny_model, replace(SMALL, decode_steps=4))
+    plain = [Request(f"p{i}", (i, 5), replace(HOT, max_tokens=40, ignore_eos=True)) for i in range(2)]
+    held = request_of(engine, SOURCES["JSON of llguidance"])
+    expected = drive(engine, plain) | drive(engine, [held])
+    for delay in range(5):
+        engine._pool.forget_contents()
+
+        def add(step: int, delay: int = delay) -> None:
+            if step == delay:
+                engine.add(held)
+
+        results: Results = {key: Result() for key in expected}
+        for request in plain:
+            engine.add(request)
+        for step in range(200):
+            add(step)
+            for output in engine.step():
+                results[output.request_id, output.index].take(output, 0)
+        for key, result in expected.items():
+            same(results[key], result)
+
+
+def test_nothing_compiles_after_warm_up(engine: Engine) -> None:
+    before = engine.stats().compiles_after_warmup_total
+    drive(engine, [*neighbours(engine), request_of(engine, SOURCES["Lark"], n=4)])
+    assert engine.stats().compiles_after_warmup_total == before
+
+
+# --- the order of a step ---
+
+
+def order_of(engine: Engine, patch: pytest.MonkeyPatch, request: Request) -> list[str]:
+    events: list[str] = []
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            events.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in ("start", "finish"):
+        patch.setattr(engine._runner, name, noted(name, getattr(engine._runner, name)))
+    patch.setattr(InFlight, "token_ids", noted("read", InFlight.token_ids))
+    patch.setattr(engine, "_advance", noted("text", engine._advance))
+    drive(engine, [request])
+    patch.undo()
+    return events
+
+
+def test_masks_need_the_tokens_before_and_texts_come_after(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = order_of(engine, monkeypatch, replace(request_of(engine, 'start: "abcd"'), prompt_token_ids=(1,)))
+    assert held[:8] == ["start", "finish", "start", "read", "finish", "text", "start", "read"]
+    plain = Request("r", (1,), SamplingParams(max_tokens=3, ignore_eos=True))
+    assert order_of(engine, monkeypatch, plain)[:6] == ["start", "finish", "start", "finish", "read", "text"]
+
+
+def plan_of(sequence: Sequence, num_in_flight: int) -> StepPlan:
+    num_known = len(sequence.token_ids)
+    row = Row(sequence, num_known - 1 + num_in_flight, 1, 1 - num_in_flight, 1, num_known - sequence.num_prompt)
+    return StepPlan((row,), 1)
+
+
+@pytest.mark.parametrize("last", [EOS, 5, -1])
+def test_a_row_that_has_just_ended_has_all_bits(engine: Engine, last: int) -> None:
+    """Its head runs all the same, and with no bit set it would report that no token is left."""
+    request = request_of(engine, 'start: "ab"', params=replace(HOT, stop_token_ids=(5,)))
+    sequence = Sequence(request, 0, 0)
+    masks = MaskBuilder(272, (EOS,))
+    (first,) = masks.build(plan_of(sequence, 0), {})
+    assert 0 < sum(word.bit_count() for word in first.view(np.uint32).tolist()) < 272
+    (second,) = masks.build(plan_of(sequence, 1), {sequence: last})
+    assert second.tolist() == [-1] * 9
+    assert masks.take_ended() == []
+
+
+# --- ends ---
+
+
+def test_a_complete_grammar_ends_without_a_token_where_none_says_so(tmp_path: Path) -> None:
+    engine = Engine.from_checkpoint(write_model(tmp_path, eos_token_id=None), SMALL)
+    assert engine.defaults.eos_token_ids == ()
+    request = request_of(engine, 'start: "abc" /[0-9]{3}/')
+    expected = alone(engine, request)[0]
+    assert re.fullmatch("abc[0-9]{3}", expected.text)
+    assert expected.finish_reason == "stop"
+    for count in range(len(expected.token_ids) + 1):
+        rest = drive(engine, [replace(request, generated=(tuple(expected.token_ids[:count]),))])["r", 0]
+        assert (rest.token_ids, rest.finish_reason) == (expected.token_ids[count:], "stop")
+    open_ended = alone(engine, request_of(engine, "start: /[a-c]*/"))[0]
+    assert (open_ended.finish_reason, len(open_ended.token_ids)) == ("length", 60)
+
+
+def test_a_complete_grammar_ends_without_a_token_that_is_forbidden(engine: Engine) -> None:
+    params = replace(HOT, bad_token_ids=(EOS,))
+    result = alone(engine, request_of(engine, 'start: "abc"', params=params))[0]
+    assert (result.text, result.finish_reason) == ("abc", "stop")
+    assert EOS not in result.token_ids
+
+
+def test_stops_biases_and_bad_tokens_hold_within_a_grammar(engine: Engine) -> None:
+    letters = {letter: engine.tokenizer.encode(letter)[0] for letter in "abc"}
+    source = "start: /[a-c]{40}/"
+    stopped = alone(engine, request_of(engine, source, params=replace(HOT, stop=("ab",))))[0]
+    assert stopped.finish_reason == "stop"
+    assert "ab" not in stopped.text
+    by_token = alone(engine, request_of(engine, source, params=replace(HOT, stop_token_ids=(letters["b"],))))[0]
+    assert (by_token.finish_reason, by_token.token_ids[-1]) == ("stop", letters["b"])
+    without = alone(engine, request_of(engine, source, params=replace(HOT, bad_token_ids=(letters["a"],))))[0]
+    assert set(without.text) == {"b", "c"}
+    biased = alone(engine, request_of(engine, source, params=replace(HOT, logit_bias={letters["c"]: 100.0})))[0]
+    assert set(biased.text) == {"c"}
+    penalised = alone(engine, request_of(engine, source, params=replace(HOT, frequency_penalty=2.0)))[0]
+    assert set(penalised.text) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"min_tokens": 3}, r"min_tokens \(3\) contradicts the grammar"),
+        ({"ignore_eos": True}, r"ignore_eos \(True\) contradicts the grammar"),
+        ({"allowed_token_ids": (5, 6)}, r"allowed_token_ids \(2 ids\) contradicts the grammar"),
+    ],
+)
+def test_what_contradicts_a_grammar_is_refused_by_name(engine: Engine, params: dict[str, Any], message: str) -> None:
+    request = request_of(engine, 'start: "a"', params=replace(HOT, **params))
+    with pytest.raises(InvalidRequest, match=message):
+        engine.add(request)
+    drive(engine, [replace(request, grammar=None, sampling=replace(request.sampling, max_tokens=4))])
+
+
+# --- what fails ends alone ---
+
+
+def failing(patch: pytest.MonkeyPatch, method: str, at: int) -> None:
+    real = Matcher.advance
+
+    def advance(self: Matcher, token_ids: list[int]) -> None:
+        real(self, token_ids)
+        if self.num_tokens >= at and not self._can_end:  # the bad one, by its bad token
+            if method == "advance":
+                raise GrammarFailed("the reply's grammar failed: sabotage")
+            self.state.consume_token(0)  # as a limit that is met in a mask: it is in its error state from here on
+
+    patch.setattr(Matcher, "advance", advance)
+
+
+@pytest.mark.parametrize("method", ["advance", "fill"])
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_a_matcher_that_fails_ends_its_row_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str, at: int
+) -> None:
+    others = [request_of(engine, SOURCES["Lark"], n=2), *neighbours(engine)[:2]]
+    expected = drive(engine, others)
+    bad = request_of(engine, 'start: "abcdefghijk"', "bad", replace(HOT, bad_token_ids=(EOS,)))
+    unharmed = alone(engine, bad)[0]
+    failing(monkeypatch, method, at)
+    results = drive(engine, [*others, bad])
+    for key, result in expected.items():
+        same(results[key], result)
+    assert results["bad", 0].finish_reason == "error"
+    assert "the reply's grammar failed" in (results["bad", 0].error or "")
+    assert results["bad", 0].token_ids == unharmed.token_ids[:at]
+    assert unharmed.text.startswith(results["bad", 0].text)
+    assert not engine._masks._matchers
+
+
+def test_tokens_of_an_earlier_run_that_the_grammar_does_not_have(engine: Engine) -> None:
+    request = replace(request_of(engine, 'start: "ab"'), generated=((200, 201),))
+    result = drive(engine, [request])["r", 0]
+    assert (result.finish_reason, result.token_ids) == ("error", [])
+    assert "doesn't satisfy the grammar" in (result.error or "")
+
+
+def test_a_sampled_token_is_known_to_the_matcher_before_it_is_text(engine: Engine) -> None:
+    """An abort between two steps leaves nothing of a matcher behind."""
+    engine.add(request_of(engine, SOURCES["Lark"], n=2))
+    for _ in range(6):
+        engine.step()
+    assert len(engine._masks._matchers) == 2
+    engine.abort("r")
+    while engine.has_work():
+        engine.step()
+    assert not engine._masks._matchers

@@ -1,0 +1,69 @@
+"""What a request says of the form of its reply, as the grammar that the reply must follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from penstock.engine.request import ResponseSpec, Tool
+from penstock.engine.text.response.grammar import reply_grammar
+from penstock.engine.text.response.rules import CallRule, ChoiceText, JsonText, LarkText, RegexText, TextRule
+from penstock.producer.wire import GenerateRequest, NamedTool, ResponseFormat
+
+
+def grammar_source(
+    asked: GenerateRequest, response: ResponseSpec | None, special_ids: Mapping[str, int], *, has_reasoning: bool
+) -> str | None:
+    """The source for a `GrammarCompiler`; None: nothing constrains the reply.
+
+    Args:
+        asked: the request.
+        response: how its reply is read.
+        special_ids: of the tokenizer's special tokens.
+        has_reasoning: whether the model reasons at all.
+
+    Raises:
+        InvalidRequest: no reply can be what is asked for.
+    """
+    return reply_grammar(
+        response, text=text_rule(asked), calls=call_rule(asked), has_reasoning=has_reasoning, special_ids=special_ids
+    )
+
+
+def text_rule(asked: GenerateRequest) -> TextRule | None:
+    """What the text must be."""
+    if asked.regex is not None:
+        return RegexText(asked.regex)
+    if asked.choice:
+        return ChoiceText(asked.choice)
+    if asked.grammar is not None:
+        return LarkText(asked.grammar)
+    return None if asked.response_format is None else _json_rule(asked.response_format)
+
+
+def call_rule(asked: GenerateRequest) -> CallRule:
+    """Which calls there may be."""
+    is_named = isinstance(asked.tool_choice, NamedTool)
+    return CallRule(
+        required=asked.is_tool_required,
+        at_most_one=is_named or not asked.parallel_tool_calls,
+        restricted=asked.chosen_tools() is not None,
+    )
+
+
+def callable_tools(asked: GenerateRequest) -> tuple[Tool, ...]:
+    """The tools that a reply may call."""
+    chosen = asked.chosen_tools()
+    functions = [tool["function"] for tool in asked.tools]
+    return tuple(
+        Tool(function["name"], json.dumps(function.get("parameters") or {}), function.get("strict") is True)
+        for function in functions
+        if chosen is None or function["name"] in chosen
+    )
+
+
+def _json_rule(asked: ResponseFormat) -> TextRule | None:
+    if asked.type == "json_object":
+        return JsonText()
+    schema = asked.json_schema
+    return None if schema is None else JsonText(json.dumps(schema.schema_), strict=schema.strict is True)
