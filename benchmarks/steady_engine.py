@@ -81,6 +81,7 @@ class SteadyText:
     """One token per character."""
 
     special_token_ids: Mapping[str, int] = MappingProxyType({})
+    vocab_size = 1 << 20
 
     def encode(self, text: str) -> Sequence[int]:
         return tuple(range(len(text)))
