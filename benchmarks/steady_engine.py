@@ -80,8 +80,8 @@ class _Row:
 class SteadyText:
     """One token per character."""
 
-    special_token_ids: Mapping[str, int] = MappingProxyType({})
     vocab_size = 1 << 20
+    special_token_ids: Mapping[str, int] = MappingProxyType({})
 
     def encode(self, text: str) -> Sequence[int]:
         return tuple(range(len(text)))

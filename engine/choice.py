@@ -75,7 +75,7 @@ class Choice:
         return self._stream.finish(), self._stop(None)
 
     def _stop(self, stop_reason: str | int | None) -> Ending:
-        return Ending("tool_calls" if self._stream.has_calls else "stop", stop_reason)
+        return Ending("tool_calls" if self._stream.calls_tools else "stop", stop_reason)
 
     def finish(self) -> Delta:
         """What was held back, of a choice that ends for a reason that is not in its tokens."""

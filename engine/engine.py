@@ -12,10 +12,11 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
 from penstock.engine.execution.compilation import keep_compilations
+from penstock.engine.execution.dispatched import Dispatched, StepFailed
 from penstock.engine.execution.logprobs import Logprobs
 from penstock.engine.execution.masks import MaskBuilder
 from penstock.engine.execution.packing import BatchBuilder
-from penstock.engine.execution.runner import InFlight, Runner
+from penstock.engine.execution.runner import Runner
 from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT
 from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
@@ -40,42 +41,6 @@ _NO_TOKEN = {
     NOT_A_TOKEN: "the model's logits are not finite",
     NOTHING_LEFT: "no token is left to sample: the request forbids each one that the model gives a chance",
 }
-
-
-class _StepFailed(Exception):
-    """A step raised, when it was dispatched or when its results were read; the cause is what it raised."""
-
-    def __init__(self, plan: StepPlan) -> None:
-        super().__init__(f"a step of {len(plan.rows)} sequences")
-        self.plan = plan
-
-
-class _Dispatched:
-    """A step on its way. However often its results are read, they are the same, and one that failed stays failed."""
-
-    def __init__(self, plan: StepPlan, in_flight: InFlight) -> None:
-        self.plan = plan
-        self._in_flight = in_flight
-        self._results: tuple[list[list[int]], list[Logprobs] | None] | Exception | None = None
-
-    def results(self) -> tuple[list[list[int]], list[Logprobs] | None]:
-        """Waits for the step: its tokens and log-probabilities, as `InFlight` has them."""
-        if self._results is None:
-            try:
-                self._results = self._in_flight.token_ids(), self._in_flight.logprobs()
-            except Exception as error:
-                self._results = error
-        if isinstance(self._results, Exception):
-            raise _StepFailed(self.plan) from self._results
-        return self._results
-
-    def newest(self) -> dict[Sequence, int]:
-        """The token of each sequence that a grammar constrains. A step with one that samples is no loop of steps."""
-        token_ids, _ = self.results()
-        rows = self.plan.places()
-        return {
-            row.sequence: token_ids[0][place] for row, place in rows if row.num_sampled and row.sequence.is_constrained
-        }
 
 
 class Engine:
@@ -132,7 +97,7 @@ class Engine:
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
         self._arrivals = itertools.count()
         self._early_outputs: list[Output] = []  # ends that no step produced
-        self._in_flight: _Dispatched | None = None
+        self._in_flight: Dispatched | None = None
         self._totals = dict.fromkeys(("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "faults"), 0)
 
     @classmethod
@@ -241,7 +206,7 @@ class Engine:
                 self._in_flight = self._dispatch(plan, last)
             finally:  # also where the next cannot be dispatched
                 outputs += self._commit(last)
-        except _StepFailed as failure:
+        except StepFailed as failure:
             outputs += self._recover(failure, lost=plan)
         return outputs + self._end_by_grammar()
 
@@ -265,23 +230,23 @@ class Engine:
                 error = failure.__cause__ if isinstance(failure.__cause__, Exception) else failure
                 self._early_outputs.append(self._fail(failure.sequence, error))
 
-    def _dispatch(self, plan: StepPlan | None, last: _Dispatched | None) -> _Dispatched | None:
+    def _dispatch(self, plan: StepPlan | None, last: Dispatched | None) -> Dispatched | None:
         if plan is None:
             return None
         self._totals["steps"] += 1
         try:
             batch = self._builder.build(plan)
             if not plan.is_constrained:
-                return _Dispatched(plan, self._runner.dispatch(batch))
+                return Dispatched(plan, self._runner.dispatch(batch))
             started = self._runner.start(batch)
             newest = {} if last is None else last.newest()
-            return _Dispatched(plan, self._runner.finish(started, self._masks.build(plan, newest)))
-        except _StepFailed:  # the last one: this one has no head, and never will
+            return Dispatched(plan, self._runner.finish(started, self._masks.build(plan, newest)))
+        except StepFailed:  # the last one: this one has no head, and never will
             raise
         except Exception as error:
-            raise _StepFailed(plan) from error
+            raise StepFailed(plan) from error
 
-    def _commit(self, last: _Dispatched | None) -> list[Output]:
+    def _commit(self, last: Dispatched | None) -> list[Output]:
         """Waits for a step. Where it failed, the next one, which it feeds, is lost too and not to blame."""
         if last is None:
             return []
@@ -383,7 +348,7 @@ class Engine:
         self._totals["cached_tokens"] += sequence.num_cached
         return output_of(sequence, delta, token_ids, logprob, ending)
 
-    def _recover(self, failure: _StepFailed, lost: StepPlan | None) -> list[Output]:
+    def _recover(self, failure: StepFailed, lost: StepPlan | None) -> list[Output]:
         """After a step that failed: all sequences are recomputed; one that failed alone is given up.
 
         `lost` is the step dispatched last, whose results will not come.

@@ -209,8 +209,8 @@ class WorkerService:
         driver = EngineDriver(model.engine)
         await driver.start()
         self._redis, self._driver = redis, driver
-        card = make_card(model.name, self.config, model.info, model.identity, model.chat_format)
         preparer = Preparer(model.text, self.config, model.grammars)
+        card = make_card(model.name, self.config, model.info, model.identity, model.chat_format)
         self._session = Session(
             redis, blocking, self.config, card, driver, preparer, model.defaults, self.metrics, self.readiness
         )

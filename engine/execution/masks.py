@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from llguidance import LLExecutor
 
-from penstock.engine.scheduling.scheduler import Row, StepPlan
+from penstock.engine.scheduling.scheduler import StepPlan
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.structured import GrammarFailed, Matcher
 
@@ -23,7 +23,8 @@ class MaskBuilder:
     def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._num_words = _words(vocab_size)
         # Where no token ends a reply, llguidance has one more than the vocabulary, which does.
-        self._num_filled = _words(vocab_size if eos_token_ids else vocab_size + 1)
+        has_end = any(id_ < vocab_size for id_ in eos_token_ids)
+        self._num_filled = _words(vocab_size if has_end else vocab_size + 1)
         self._eos_token_ids = eos_token_ids
         self._matchers: dict[Sequence, Matcher] = {}
         self._ended: list[tuple[Sequence, GrammarFailed | None]] = []
@@ -34,19 +35,18 @@ class MaskBuilder:
         `newest` has the token of each sequence that the host has read, and has not committed yet. One that ended with
         it, or ends here (`take_ended`), has all bits set: what it draws is discarded.
         """
-        sampled = plan.sampled
+        sampled = [row.sequence for row in plan.sampled]
         masks = np.full((len(sampled), self._num_filled), -1, np.int32)
-        filled = [
-            (place, row.sequence, matcher)
-            for place, row in enumerate(sampled)
-            if row.sequence.is_constrained and (matcher := self._advanced(row, newest)) is not None
+        matchers = [
+            (matcher, place)
+            for place, sequence in enumerate(sampled)
+            if sequence.is_constrained and (matcher := self._behind(sequence, newest)) is not None
         ]
-        if filled:
-            self._fill(masks, [(matcher, place) for place, _, matcher in filled])
-        for place, sequence, matcher in filled:
+        if matchers:
+            self._fill(masks, matchers)
+        for matcher, place in matchers:
             if matcher.has_failed:
-                self._ended.append((sequence, matcher.failure()))
-                masks[place] = -1
+                self._fill_again(masks, place, sampled[place], newest)
         return np.ascontiguousarray(masks[:, : self._num_words])
 
     def take_ended(self) -> list[tuple[Sequence, GrammarFailed | None]]:
@@ -59,36 +59,57 @@ class MaskBuilder:
     def forget(self, sequence: Sequence) -> None:
         self._matchers.pop(sequence, None)
 
-    def _advanced(self, row: Row, newest: Mapping[Sequence, int]) -> Matcher | None:
-        """A row's matcher, behind all tokens of its sequence; None if nothing follows them."""
-        sequence = row.sequence
-        matcher = self._matcher(sequence)
+    def _behind(self, sequence: Sequence, newest: Mapping[Sequence, int]) -> Matcher | None:
+        """A sequence's matcher, behind all of its tokens; None if nothing follows them."""
+        try:
+            return self._advanced(sequence, newest)
+        except GrammarFailed as failure:
+            return self._renewed(sequence, newest, failure)
+
+    def _advanced(self, sequence: Sequence, newest: Mapping[Sequence, int]) -> Matcher | None:
+        matcher = self._matchers.get(sequence) or self._new_matcher(sequence)
         new = sequence.token_ids[sequence.num_prompt + matcher.num_tokens :]
         if sequence in newest:
             new.append(newest[sequence])
         if new and (new[-1] < 0 or new[-1] in sequence.request.sampling.stop_ids(self._eos_token_ids)):
             return None
-        try:
-            matcher.advance(new)
-        except GrammarFailed as error:
-            self._ended.append((sequence, error))
-            return None
+        matcher.advance(new)
         if matcher.is_complete:
             self._ended.append((sequence, None))
             return None
         return matcher
 
-    def _matcher(self, sequence: Sequence) -> Matcher:
-        matcher = self._matchers.get(sequence)
-        if matcher is None:
-            grammar, sampling = sequence.request.grammar, sequence.request.sampling
-            assert grammar is not None  # noqa: S101  a constrained sequence
-            matcher = self._matchers[sequence] = grammar.matcher(sampling.bad_token_ids)
+    def _renewed(self, sequence: Sequence, newest: Mapping[Sequence, int], failure: GrammarFailed) -> Matcher | None:
+        """Another matcher for a sequence whose own has failed; None if it ends with that."""
+        grammar = sequence.request.grammar
+        if grammar is not None and grammar.renew(self._matchers[sequence]):
+            self._new_matcher(sequence)
+            try:
+                return self._advanced(sequence, newest)
+            except GrammarFailed as error:
+                failure = error
+        self._ended.append((sequence, failure))
+        return None
+
+    def _new_matcher(self, sequence: Sequence) -> Matcher:
+        grammar = sequence.request.grammar
+        assert grammar is not None  # noqa: S101  a constrained sequence
+        matcher = self._matchers[sequence] = grammar.matcher(sequence.request.sampling.bad_token_ids)
         return matcher
 
     def _fill(self, masks: np.ndarray, matchers: list[tuple[Matcher, int]]) -> None:
         states = [(matcher.state, place) for matcher, place in matchers]
         self._executor.unsafe_compute_mask_ptr(states, masks.ctypes.data, masks.strides[0], len(masks))
+
+    def _fill_again(self, masks: np.ndarray, place: int, sequence: Sequence, newest: Mapping[Sequence, int]) -> None:
+        """The mask of a row whose matcher failed at it."""
+        matcher = self._renewed(sequence, newest, self._matchers[sequence].failure())
+        if matcher is not None:
+            self._fill(masks, [(matcher, place)])
+            if not matcher.has_failed:
+                return
+            self._ended.append((sequence, matcher.failure()))
+        masks[place] = -1
 
     @cached_property
     def _executor(self) -> LLExecutor:

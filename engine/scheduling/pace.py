@@ -56,8 +56,9 @@ class Pace:
             return PromptBudget(None, 0.0, 0, 0)
         num_pairs = sum(lengths)
         usual_s = self.times.decoding_s(len(lengths), num_pairs)
-        taken_s = self.times.sampling_s(len(lengths)) + num_pairs * self.times.pair_s
-        return PromptBudget(self.times, usual_s * self.max_slowdown * num_prompts - taken_s, len(lengths), 0)
+        sampling_s = self.times.sampling_s(len(lengths))
+        left_s = usual_s * self.max_slowdown * num_prompts - sampling_s - num_pairs * self.times.pair_s
+        return PromptBudget(self.times, left_s, len(lengths), 0, sampling_s)
 
 
 @dataclass(slots=True)
@@ -68,16 +69,22 @@ class PromptBudget:
     left_s: float  # for attention of prompts, and for a bucket's tokens
     num_tokens: int  # in the step so far
     num_prompt_tokens: int  # of those, prompt tokens
+    sampling_s: float = 0.0  # what the rows of sequences that decode take, which is not in `left_s` any more
     num_free_rows: int = 0  # of the head, for tokens of prompts that are scored
 
-    def tokens(self, context: int) -> int | None:
-        """How many tokens of a prompt may join of which `context` are computed already; None for no limit."""
+    def tokens(self, context: int, *, are_scored: bool = False) -> int | None:
+        """How many tokens of a prompt may join of which `context` are computed already; None for no limit.
+
+        Where they are scored, each takes a row of the head.
+        """
         if self.times is None:
             return None
         count = MIN_CHUNK - self.num_prompt_tokens
         pair_s = context * self.times.pair_s
         for bucket, bucket_s in sorted(self.times.prompt_s.items()):
             free_s = self.left_s - bucket_s
+            if are_scored:
+                free_s -= self.times.sampling_s(bucket) - self.sampling_s
             if bucket > self.num_tokens and free_s >= 0:
                 count = max(count, min(bucket - self.num_tokens, int(free_s / pair_s) if pair_s else bucket))
         return max(0, count)

@@ -359,7 +359,7 @@ class Scheduler:
 def _chunk(sequence: Sequence, budget: int, prompts: PromptBudget) -> int:
     """How many of a prompt's tokens the step takes; 0 if the budget is spent."""
     context = sequence.num_computed
-    limit = prompts.tokens(context)
+    limit = prompts.tokens(context, are_scored=sequence.num_unscored > 0)
     count = min(sequence.num_pending, budget if limit is None else min(budget, limit))
     if sequence.num_unscored:  # each of its tokens takes a row; one row it has anyway
         count = min(count, prompts.num_free_rows + 1)

@@ -17,7 +17,7 @@ from penstock.engine.structured.grammar import Grammar, cleaned
 from penstock.engine.structured.vocabulary import Vocabulary, llguidance_tokenizer
 
 MAX_SOURCE_BYTES = 2**19
-MAX_KEPT = 512  # grammars, refused ones included
+MAX_KEPT = 128  # grammars, refused ones included
 MAX_KEPT_BYTES = 2**24  # of their sources
 # A grammar is compiled twice, once there and once here: within a second, as half of it is there.
 BOUNDS = Bounds(cpu_s=0.5, max_bytes=2**29, max_bytes_per_byte=0, max_idle_bytes=2**28)
@@ -79,8 +79,7 @@ class _Tools:
     """What compiles grammars for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._has_end = bool(vocabulary.eos_token_ids)
-        self._vocabulary = vocabulary
+        self._eos_token_ids = vocabulary.eos_token_ids
         self._tokenizer: LLTokenizer = llguidance_tokenizer(vocabulary)
         setup = {
             "size": vocabulary.size,
@@ -97,12 +96,15 @@ class _Tools:
             raise InvalidRequest(f"the grammar can't be used: {error}") from None
         if "text" not in answer:
             raise _refusal(answer.get("refused") or answer["failed"])
+        return Grammar(source, lambda: self._matcher(source), self._eos_token_ids)
+
+    def _matcher(self, source: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # so that the first step of a reply finds most of it done
         if matcher.is_error():
             raise _refusal(matcher.get_error())
-        return Grammar(source, matcher, self._vocabulary.eos_token_ids)
+        return matcher
 
 
 def _refusal(message: str) -> InvalidRequest:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from llguidance import LLMatcher
 
 from penstock.engine.errors import EngineError
+
+RENEWABLE_S = 0.01  # what the engine's thread may spend on compiling
 
 
 class GrammarFailed(EngineError):
@@ -14,13 +17,21 @@ class GrammarFailed(EngineError):
 
 
 class Grammar:
-    """What a reply must follow. Any thread may use it."""
+    """What a reply must follow.
 
-    def __init__(self, source: str, start: LLMatcher, eos_token_ids: tuple[int, ...]) -> None:
-        """`start` has seen no token, and is not used otherwise."""
+    Its replies share a lexer, which grows with what they say, and once it is too large fails for all of them. So the
+    engine renews it then: whether a reply fails follows from its own tokens, unless compiling takes too long.
+    """
+
+    def __init__(self, source: str, compiled: Callable[[], LLMatcher], eos_token_ids: tuple[int, ...]) -> None:
+        """`compiled` gives a new matcher, that has seen no token, with a lexer of its own."""
         self.source = source
-        self._start = start
+        self._compiled = compiled
         self._eos_token_ids = eos_token_ids
+        started_s = time.thread_time()
+        self._start = compiled()
+        self._is_renewable = time.thread_time() - started_s < RENEWABLE_S
+        self._num_renewals = 0
 
     def __repr__(self) -> str:
         return f"Grammar({self.source[:40]!r}, {len(self.source)} characters)"
@@ -28,18 +39,30 @@ class Grammar:
     def matcher(self, bad_token_ids: Iterable[int] = ()) -> Matcher:
         """For a new reply, in which `bad_token_ids` are never sampled."""
         can_end = not set(self._eos_token_ids).issubset(bad_token_ids)
-        return Matcher(self._start.deep_copy(), can_end)
+        return Matcher(self._start.deep_copy(), can_end, self._num_renewals)
+
+    def renew(self, failed: Matcher) -> bool:
+        """Whether a new matcher may go on where `failed` did not: its lexer had grown too large, and is not used
+        any more.
+        """
+        if not (self._is_renewable and failed.is_lexer_full):
+            return False
+        if failed.num_renewals == self._num_renewals:  # else it was renewed for another reply already
+            self._num_renewals += 1
+            self._start = self._compiled()
+        return True
 
 
 class Matcher:
     """Where one reply is in its grammar: a function of its tokens alone. One thread at a time uses it.
 
-    Once it has failed it fails for ever: whoever holds it ends the reply.
+    Once it has failed it fails for ever.
     """
 
-    def __init__(self, state: LLMatcher, can_end: bool) -> None:
+    def __init__(self, state: LLMatcher, can_end: bool, num_renewals: int = 0) -> None:
         self.state = state  # for who fills masks
         self.num_tokens = 0  # that it has taken
+        self.num_renewals = num_renewals  # of its grammar, at the time
         self._can_end = can_end
 
     def advance(self, token_ids: Sequence[int]) -> None:
@@ -62,6 +85,11 @@ class Matcher:
     @property
     def has_failed(self) -> bool:
         return self.state.is_error()
+
+    @property
+    def is_lexer_full(self) -> bool:
+        """Whether it failed for what all replies of the grammar have in common."""
+        return "lexer error" in self.state.get_error()
 
     def failure(self) -> GrammarFailed:
         return GrammarFailed(f"the reply's grammar failed: {cleaned(self.state.get_error())}")

@@ -24,9 +24,9 @@ class ReplyStream:
         self._parser = parser
 
     @property
-    def has_calls(self) -> bool:
+    def calls_tools(self) -> bool:
         """Whether a tool call is complete."""
-        return self._parser is not None and self._parser.has_calls
+        return self._parser is not None and self._parser.calls_tools
 
     def push(self, token_id: int) -> tuple[Delta, str | None]:
         """What this token released, and the stop string that is complete: then nothing follows."""

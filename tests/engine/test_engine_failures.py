@@ -15,6 +15,7 @@ from penstock.engine import Engine, EngineDriver, Output, Request, SamplingParam
 from penstock.engine.execution import packing as packing_module
 from penstock.engine.scheduling.scheduler import Row
 from penstock.engine.text.detokenizer import Detokenizer
+from penstock.engine.text.reply import ReplyStreams
 from penstock.engine.text.tokenizer import Tokenizer
 
 POISON = 200
@@ -61,7 +62,7 @@ class StumblingDetokenizer:
 
 
 def stumble_in_text(engine: Engine, patch: pytest.MonkeyPatch, at: str = "push") -> None:
-    patch.setattr(engine, "tokenizer", StumblingTokenizer(engine.tokenizer, at))
+    patch.setattr(engine, "_replies", ReplyStreams(StumblingTokenizer(engine.tokenizer, at)))  # type: ignore[arg-type]
 
 
 def stumble_at_the_end_of_text(engine: Engine, patch: pytest.MonkeyPatch) -> None:

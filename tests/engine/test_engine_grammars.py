@@ -14,6 +14,7 @@ import jsonschema
 import numpy as np
 import pytest
 from engines import EOS, SMALL, Result, Results, drive, write_model
+from llguidance import LLParserLimits
 
 from penstock.engine import Engine, InvalidRequest, Request, SamplingParams
 from penstock.engine.execution.masks import MaskBuilder
@@ -21,7 +22,9 @@ from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight, Started
 from penstock.engine.scheduling.scheduler import Row, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.structured import GrammarFailed, Matcher
+from penstock.engine.structured import GrammarCompiler, GrammarFailed, Matcher
+from penstock.engine.structured import compiler as compiler_module
+from penstock.engine.text.vocabulary import vocabulary_of
 
 PROMPT = tuple(range(40, 60))
 HOT = SamplingParams(temperature=1.5, seed=7, max_tokens=60)
@@ -191,7 +194,7 @@ class Faults:
 
 
 @pytest.mark.parametrize("at", ["start", "finish", "read"])
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", [0, 1, 2, 5, 11])
 def test_after_a_failure_of_the_device(engine: Engine, monkeypatch: pytest.MonkeyPatch, at: str, number: int) -> None:
     held = replace(request_of(engine, SOURCES["a schema"], n=2), prompt_token_ids=(1, 2, 3))
     requests = [held, *neighbours(engine)[1:3]]  # all in the first step: a row that fails alone is given up
@@ -280,6 +283,18 @@ def test_a_row_that_has_just_ended_has_all_bits(engine: Engine, last: int) -> No
     (second,) = masks.build(plan_of(sequence, 1), {sequence: last})
     assert second.tolist() == [-1] * 9
     assert masks.take_ended() == []
+
+
+@pytest.mark.parametrize("eos", [(EOS,), (), (999,)])
+@pytest.mark.parametrize("size", [256, 257, 287, 288])
+def test_masks_are_as_wide_as_the_vocabulary(engine: Engine, size: int, eos: tuple[int, ...]) -> None:
+    compiler = GrammarCompiler(lambda: vocabulary_of(engine.tokenizer, size, eos))
+    sequence = Sequence(Request("r", (1,), grammar=compiler.compile("start: /a*/")), 0, 0)
+    masks = MaskBuilder(size, eos).build(plan_of(sequence, 0), {})
+    assert masks.shape == (1, -(-size // 32))
+    assert masks.flags.c_contiguous
+    bits = np.unpackbits(masks.view(np.uint8), bitorder="little")
+    assert {int(id_) for id_ in np.nonzero(bits)[0] if id_ < size} == {64, *(id_ for id_ in eos if id_ < size)}
 
 
 # --- ends ---
@@ -390,3 +405,36 @@ def test_a_sampled_token_is_known_to_the_matcher_before_it_is_text(engine: Engin
     while engine.has_work():
         engine.step()
     assert not engine._masks._matchers
+
+
+GROWING = "start: /[abc]*a[abc]{18}/ | /[abc]*b[abc]{17}/"  # its lexer has a state for nearly every token
+
+
+def test_a_lexer_that_is_full_is_renewed_for_the_replies_that_share_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = replace(HOT, max_tokens=70)
+    expected = alone(engine, request_of(engine, GROWING, params=params, n=4))
+    limits = LLParserLimits(max_lexer_states=300, verbose_errors=False)
+    monkeypatch.setattr(compiler_module, "LIMITS", limits)
+    monkeypatch.setattr(engine.grammars, "_kept", compiler_module._Kept())
+    request = request_of(engine, GROWING, params=params, n=4)
+    results = [drive(engine, [replace(request, id=f"r{i}")])[f"r{i}", 0] for i in range(4)]
+    assert request.grammar is not None
+    assert request.grammar._num_renewals > 0
+    for result in results:
+        same(result, expected[0])
+    for index, result in enumerate(alone(engine, request)):
+        same(result, expected[index])
+
+
+def test_a_reply_that_fills_a_lexer_by_itself_ends_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = neighbours(engine)
+    expected = drive(engine, others)
+    monkeypatch.setattr(compiler_module, "LIMITS", LLParserLimits(max_lexer_states=60, verbose_errors=False))
+    monkeypatch.setattr(engine.grammars, "_kept", compiler_module._Kept())
+    bad = request_of(engine, GROWING, "bad")
+    results = drive(engine, [*others, bad])
+    assert "too many states" in (results["bad", 0].error or "")
+    for key, result in expected.items():
+        same(results[key], result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from engines import SMALL, VOCAB_SIZE, drive
 from penstock.engine import Engine, Output, Request, SamplingParams, TokenLogprob
 from penstock.engine.execution.runner import InFlight
 from penstock.engine.execution.sampling import NOT_A_TOKEN
+from penstock.engine.scheduling.pace import Pace
 
 TOP = 3
 PARAMS = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, prompt_logprobs=TOP)
@@ -117,9 +119,8 @@ def test_a_prompt_that_others_have_in_the_cache_is_computed(engine: Engine, refe
     assert cached == {("r", 0): 0, ("r", 1): 36, ("s", 0): 36}
 
 
-@pytest.mark.parametrize("decode_steps", [1, 4])
-def test_beside_others_with_fewer_rows_than_tokens(tiny_model: Path, reference: Any, decode_steps: int) -> None:
-    config = replace(SMALL, max_num_seqs=16, max_batch_tokens=64, num_pages=200, decode_steps=decode_steps)
+def test_beside_others_with_fewer_rows_than_tokens(tiny_model: Path, reference: Any) -> None:
+    config = replace(SMALL, max_num_seqs=16, max_batch_tokens=64, num_pages=200, decode_steps=4)
     engine = Engine.from_checkpoint(tiny_model, config)
     engine.warm_up()
     plain = [Request(f"p{i}", some_prompt(9 + i, seed=i), replace(PLAIN, max_tokens=20)) for i in range(6)]
@@ -198,6 +199,29 @@ def test_a_resumed_choice_does_not_repeat_them(engine: Engine, reference: Any) -
                 assert all(output.prompt_logprobs is None for output in outputs)
             else:
                 check(of_prompt(outputs), PROMPT, reference(PROMPT), engine)
+
+
+@pytest.mark.parametrize("is_paced", [False, True])
+def test_beside_and_in_a_reply_that_a_grammar_constrains(
+    engine: Engine, reference: Any, monkeypatch: pytest.MonkeyPatch, is_paced: bool
+) -> None:
+    """Rows that score stand between those whose tokens the matchers follow and whose masks they fill."""
+    if not is_paced:
+        monkeypatch.setattr(engine, "_pace", Pace())
+    grammar = engine.grammars.compile(r"start: /(ab|ba|é){6,9}/")
+    params = SamplingParams(temperature=1.5, seed=7, max_tokens=30)
+    held = Request("held", some_prompt(5), params, grammar=grammar)
+    expected = drive(engine, [held])["held", 0]
+    assert expected.finish_reason == "stop"
+    both = Request("both", PROMPT, replace(params, prompt_logprobs=TOP), n=2, grammar=grammar)
+    outputs = run(engine, held, both, Request("r", PROMPT[::-1], PARAMS))
+    check(of_prompt(outputs, "both"), PROMPT, reference(PROMPT), engine)
+    check(of_prompt(outputs, "r"), PROMPT[::-1], reference(PROMPT[::-1]), engine)
+    texts = {(output.request_id, output.index): "" for output in outputs}
+    for output in outputs:
+        texts[output.request_id, output.index] += output.text
+    assert texts["held", 0] == expected.text
+    assert all(re.fullmatch("(ab|ba|é){6,9}", texts["both", index]) for index in range(2))
 
 
 def test_a_request_that_ends_before_its_first_token_has_none(engine: Engine) -> None:

@@ -27,6 +27,14 @@ def test_a_prompt_may_slow_a_step_down_by_the_factor_and_no_more() -> None:
     assert allowed(PACED, [10] * 64) == 64
 
 
+def test_a_prompt_that_is_scored_pays_for_rows_too() -> None:
+    # 8 decode in 18 ms: 34.2 - 2 = 32.2 ms are 32 tokens, of which 24 are free. Sampling 32 takes 2 ms more.
+    pace = replace(PACED, max_slowdown=1.9)
+    prompts = pace.prompt_budget([10] * 8, 1)
+    assert (prompts.tokens(0), prompts.tokens(0, are_scored=True)) == (24, MIN_CHUNK)
+    assert Pace().prompt_budget([10] * 8, 1).tokens(0, are_scored=True) is None
+
+
 def test_where_nothing_decodes_or_nothing_was_measured_there_is_no_limit() -> None:
     assert allowed(PACED, []) is None
     assert allowed(Pace(), [10] * 16) is None

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from penstock.engine.errors import ConfigError
@@ -25,6 +28,11 @@ TEMPLATES = {
     "gemma": "<|tool_call>call:{{ name }}",
     "function_gemma": "<start_function_call>call:{{ name }}",
 }
+
+
+def test_every_format_is_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(FORMATS)
 
 
 def test_every_format_has_a_template_here() -> None:

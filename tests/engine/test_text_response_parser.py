@@ -100,7 +100,7 @@ def test_what_a_model_writes_is_read_wherever_it_is_cut(name: str, special: bool
     assert (found.text, found.reasoning) == (message.text, message.reasoning)
     assert [called for called, _ in found.calls] == [called for called, _ in message.calls]
     assert [json.loads(text) for _, text in found.calls] == arguments
-    assert reading.has_calls == bool(arguments)
+    assert reading.calls_tools == bool(arguments)
 
 
 @each_format
@@ -240,6 +240,11 @@ def test_only_what_could_become_a_tag_is_held_back() -> None:
     assert [reading.push(text).text for text in ("a", "<", "b", "<tool_", "x", "<tool_call>", "{", "no")] == [
         "a", "", "<b", "", "<tool_x", "", "", "<tool_call>{no",
     ]  # fmt: skip
+
+
+def test_an_answer_in_json_is_streamed_where_calls_are_json_too() -> None:
+    reading = parser("llama3_json")
+    assert [reading.push(text).text for text in ('{"', "title", '":', ' "', "a")] == ["", "", "", '{"title": "', "a"]
 
 
 def test_white_space_between_parts_belongs_to_none() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from pathlib import Path
 
 import pytest
 from cli_process import Terminal, finish, penstock, start
@@ -98,6 +99,24 @@ async def test_json_lines_have_reasoning_and_calls(redis_url: str) -> None:
     [choice] = end["choices"]
     assert (choice["reasoning"], choice["finish_reason"]) == ("I think.", "tool_calls")
     assert choice["tool_calls"][1] == {"id": "call_2", "name": "now", "arguments": "{}"}
+
+
+async def test_a_chat_with_tools_comes_from_options_and_files(redis_url: str, tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}]
+    (tmp_path / "tools.json").write_text(json.dumps(tools))
+    flags = ["--tools", f"@{tmp_path / 'tools.json'}", "--tool-choice", "required", "--reasoning-effort", "low"]
+    async with ScriptedWorker(redis_url) as worker:
+        called = await penstock("send", "hi", *flags, REDIS_URL=redis_url)
+        matched = await penstock("send", "--plain", "hi", "--regex", "[@a]+", REDIS_URL=redis_url)
+        formed = await penstock("send", "hi", "--response-format", '{"type": "json_object"}', REDIS_URL=redis_url)
+        missing = await penstock("send", "hi", "--grammar", "@no/such.lark", REDIS_URL=redis_url)
+    assert [outcome.status for outcome in (called, matched, formed, missing)] == [0, 0, 0, 2]
+    first, second, third = worker.taken
+    assert (first.tools, first.tool_choice, first.reasoning_effort) == (tuple(tools), "required", "low")
+    assert second.regex == "[@a]+"
+    assert third.response_format is not None
+    assert third.response_format.type == "json_object"
+    assert "--grammar: no/such.lark cannot be read" in missing.err
 
 
 async def test_json_lines(redis_url: str) -> None:

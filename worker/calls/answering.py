@@ -49,8 +49,10 @@ class Answerer:
         def work() -> Answer:
             return self._answers.to(call, _sent_s(entry.id))
 
-        if call.request.messages is not None or call.name == "validate":  # which may compile a grammar
+        if call.request.messages is not None:
             return await self._threads.run_chat(work)
+        if call.name == "validate":  # which may compile a grammar
+            return await self._threads.run_grammar(work)
         return await self._threads.run(work, entry.fields)
 
     def _parse(self, entry: QueueEntry) -> Call:

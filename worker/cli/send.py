@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -37,6 +38,15 @@ _HELP = {
     "id": "Request id, instead of a random one.",
 }
 
+_CHAT = {
+    "tools": ("JSON|@FILE", "Functions that the model may call, as in OpenAI's API."),
+    "tool_choice": ("TEXT|JSON", "none, auto, required, or which of the tools."),
+    "response_format": ("JSON|@FILE", "A JSON schema that the answer follows, as in OpenAI's API."),
+    "regex": ("TEXT", "A regular expression that the answer matches."),
+    "grammar": ("TEXT|@FILE", "A grammar that the answer follows, in Lark's notation."),
+    "reasoning_effort": ("TEXT", "none, low, medium, high, or what else the model knows."),
+}
+
 _SAMPLING = [
     *(
         option(
@@ -52,14 +62,32 @@ _SAMPLING = [
         metavar="TEXT",
         rich_help_panel="Request",
     ),
+    *(
+        option(name, str, flag(name), help=text, metavar=metavar, rich_help_panel="Answer")
+        for name, (metavar, text) in _CHAT.items()
+    ),
     option(
         "ignore_eos", bool, "--ignore-eos", help="Generate past the end-of-sequence token.", rich_help_panel="Request"
     ),
 ]
 
 
+def _read_files(given: dict[str, Any]) -> dict[str, Any]:
+    """The options, with the text of a file where one is named."""
+    return {name: _text_of(name, value) if name in _CHAT else value for name, value in given.items()}
+
+
+def _text_of(name: str, value: str) -> str:
+    if not value.startswith("@") or "@FILE" not in _CHAT[name][0]:
+        return value
+    try:
+        return Path(value[1:]).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{value[1:]} cannot be read: {error}", param_hint=flag(name)) from error
+
+
 @takes_settings(["redis_url", "queue"])
-@gathers("sampling", _SAMPLING, lambda given: given)
+@gathers("sampling", _SAMPLING, _read_files)
 def send(
     *,
     settings: Settings,

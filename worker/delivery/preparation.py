@@ -126,12 +126,16 @@ class Preparer:
     def _read_prompt(self, asked: GenerateRequest) -> Preparation:
         if asked.prompt_token_ids is not None:
             token_ids = asked.prompt_token_ids
-            text = self.text.decode(token_ids) if asked.echo else ""
+            text = self._decode(token_ids) if asked.echo else ""
         else:
             text = asked.prompt or ""
             token_ids = tuple(self.text.encode(text))
         source = self._grammar_source(asked, None, has_reasoning=False)
         return Preparation(token_ids, None, text if asked.echo else "", source)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        """A model's vocabulary may be padded beyond the tokenizer's. The engine refuses what is beyond that."""
+        return self.text.decode([id_ for id_ in token_ids if id_ < self.text.vocab_size])
 
     def _grammar_source(
         self, asked: GenerateRequest, response: ResponseSpec | None, *, has_reasoning: bool

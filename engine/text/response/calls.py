@@ -15,6 +15,7 @@ from penstock.engine.text.response.syntax import Arguments, Calls, Parameter
 MAX_KEY_CHARS = 1024
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")  # models mix them up
+_FIRST_KEYS = ("name", "type")  # of a call without a tag
 
 
 class CallReader:
@@ -93,6 +94,8 @@ class CallReader:
         yield from source.expect("{")
         while True:
             key = yield from self._key(source)
+            if not (is_marked or name or key in _FIRST_KEYS):
+                raise Malformed  # an answer in JSON
             if key == "name" and not name:
                 name = yield from read_text(source)
                 self._check(name, is_marked)

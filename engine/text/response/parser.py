@@ -47,7 +47,7 @@ class ReplyParser:
             self._collector.forget()
 
     @property
-    def has_calls(self) -> bool:
+    def calls_tools(self) -> bool:
         """Whether a call is complete."""
         return self._collector.num_complete > 0
 

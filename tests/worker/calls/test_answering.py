@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 
 import pytest
 
+from penstock.engine.errors import InvalidRequest
 from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.structured import Grammar
 from penstock.producer.wire import entry_size
 from penstock.worker.calls.answering import Answerer, Answers
 from penstock.worker.chaos.fake_engine import FakeEngine, FakeText
@@ -98,3 +101,20 @@ async def test_a_text_encoder_that_breaks_fails_its_call_alone() -> None:
     assert answer == {"code": "internal_error", "message": "the worker failed to answer; its log says why"}
     assert await answerer.answer(entry("count_tokens", prompt="x")) == {"prompt_tokens": "1"}
     answerer.close()
+
+
+async def test_a_grammar_is_compiled_off_the_event_loop_and_refused_by_its_own_words() -> None:
+    class Compiler:
+        def compile(self, source: str) -> Grammar:
+            raise InvalidRequest(f"no grammar in {threading.current_thread().name}")
+
+    limits, defaults = WorkerConfig(), GenerationDefaults(eos_token_ids=())
+    preparer = Preparer(FakeText(), limits, Compiler())
+    made = Answerer(limits.max_body_bytes, Answers(limits, preparer, 256, defaults, FakeEngine().check))
+    try:
+        answer = await made.answer(entry("validate", prompt="x", regex="a+"))
+        assert answer["code"] == "invalid_request"
+        assert answer["message"].startswith("no grammar in penstock-grammar")
+        assert await made.answer(entry("count_tokens", prompt="x", regex="a+")) == {"prompt_tokens": "1"}
+    finally:
+        made.close()

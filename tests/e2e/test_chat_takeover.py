@@ -1,0 +1,149 @@
+"""Chats with tools, reasoning and grammars whose worker died after any chunk: no byte is lost, doubled or different."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_harness import eventually, is_queue_empty, read_reply, take_and_claim
+
+from penstock.engine import Engine, EngineConfig, Output, ToolCallDelta
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.text.response.replies import call_id
+from penstock.producer import GenerateRequest, Reply, keys
+from penstock.producer.reading.assembly import Assembler
+from penstock.producer.redis.connection import RedisClient
+from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.admission import to_engine_request
+from penstock.worker.delivery.choices import ChoiceBuffer
+from penstock.worker.delivery.chunks import chunk_fields
+from penstock.worker.delivery.preparation import Preparer
+from penstock.worker.local.worker_process import local_worker
+
+TEMPLATE = Path(__file__).parents[1] / "chat_templates" / "hermes.jinja"
+SIZES: dict[str, Any] = {"max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 1030, "decode_steps": 1}
+ARGUMENTS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "maximum": 99}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": ARGUMENTS, "strict": True}}
+BASE: dict[str, Any] = {
+    "messages": ({"role": "user", "content": "Is it noon?"},),
+    "n": 2,
+    "temperature": 1.5,
+    "max_tokens": 32,
+    "seed": 4,
+    "chat_template_kwargs": {"enable_thinking": False},
+}
+ASKED: dict[str, dict[str, Any]] = {
+    "call": {"tools": (WEATHER,), "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 99},
+    "calls": {"tools": (WEATHER,), "tool_choice": "required"},
+    "free": {"tools": (WEATHER,), "repetition_penalty": 1.2, "frequency_penalty": 0.3, "stop": ("th",), "logprobs": 2},
+    "reasoning": {"chat_template_kwargs": {"enable_thinking": True}, "presence_penalty": 0.5},
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": ARGUMENTS}}},
+    "choice": {"choice": ("noon", "night", "no one knows"), "prompt_logprobs": 1, "include_stop_str_in_output": True},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("chat") / "model"
+    shutil.copytree(MODEL_DIR, directory)
+    shutil.copy(TEMPLATE, directory / "chat_template.jinja")
+    return directory
+
+
+def request(kind: str, cut: int) -> GenerateRequest:
+    return GenerateRequest.model_validate({**BASE, **ASKED[kind], "id": f"{kind}-{cut}"})
+
+
+def generate(engine: Engine, asked: GenerateRequest) -> list[Output]:
+    """What each step gave, undisturbed."""
+    preparation = Preparer(engine.tokenizer, WorkerConfig(), engine.grammars).prepare(asked)
+    engine.add(to_engine_request(asked, preparation, engine.defaults))
+    outputs = []
+    while engine.has_work():
+        outputs += engine.step()
+    return outputs
+
+
+async def leave(redis: RedisClient, kind: str, outputs: list[Output], cut: int) -> None:
+    """A request whose worker died after it had published its first `cut` outputs, each as a chunk of its own."""
+    asked = request(kind, cut)
+    await redis.xadd(keys.requests("q"), asked.to_entry())
+    claim = await take_and_claim(redis, "victim", str(asked.id))
+    choices = [ChoiceBuffer(index) for index in range(asked.n)]
+    for number, output in enumerate(outputs[:cut], start=1):
+        choice = choices[output.index]
+        calls = [rename(delta, str(asked.id), output.index) for delta in output.tool_calls]
+        choice.add(replace(output, tool_calls=tuple(calls)))
+        fields = chunk_fields(choice, choice.take(), num_choices=asked.n)
+        choice.num_published += len(output.token_ids)
+        await redis.execute_command("XADD", keys.reply("q", str(asked.id)), f"{claim.epoch}-{number}", *fields)
+
+
+def rename(delta: ToolCallDelta, request_id: str, index: int) -> ToolCallDelta:
+    return delta if delta.id is None else replace(delta, id=call_id(request_id, index, delta.index))
+
+
+async def assembled(redis: RedisClient, request_id: str) -> Reply:
+    """As the client library reads it."""
+    assembler = Assembler(request_id)
+    reply = await read_reply(redis, request_id)
+    for entry_id, entry in zip(reply.ids, reply.entries, strict=True):
+        assembler.feed(entry_id, entry)
+    assert assembler.reply is not None
+    return assembler.reply
+
+
+def told(reply: Reply) -> list[tuple[Any, ...]]:
+    """All that does not depend on the request's id or on rounding."""
+    return [
+        (
+            choice.index,
+            choice.text,
+            choice.reasoning,
+            [(call.name, call.arguments) for call in choice.tool_calls],
+            choice.tokens,
+            choice.finish_reason,
+            choice.stop_reason,
+            [(logprob.id, logprob.token, logprob.bytes) for logprob in choice.logprobs or ()],
+        )
+        for choice in reply.choices
+    ]
+
+
+async def test_the_reply_is_the_undisturbed_one_wherever_its_worker_died(
+    redis_url: str, redis: RedisClient, model: Path, compile_cache: Path
+) -> None:
+    engine = Engine.from_checkpoint(model, EngineConfig(**SIZES, compile_cache_dir=compile_cache))
+    outputs = {kind: generate(engine, request(kind, 0)) for kind in ASKED}
+    cuts = [(kind, cut) for kind in ASKED for cut in range(len(outputs[kind]) + 1)]
+    for kind, cut in cuts:
+        await leave(redis, kind, outputs[kind], cut)
+    settings = {**SIZES, "model": model, "queue": "q", "compile_cache_dir": compile_cache, "health_port": None}
+    async with local_worker(redis_url, {**settings, "log_level": "warning"}):
+        replies = {(kind, cut): await assembled(redis, f"{kind}-{cut}") for kind, cut in cuts}
+        await eventually(lambda: is_queue_empty(redis))
+    for (kind, cut), reply in replies.items():
+        assert told(reply) == told(replies[kind, 0]), (kind, cut)
+        for choice in reply.choices:
+            numbers = range(len(choice.tool_calls))
+            assert [call.id for call in choice.tool_calls] == [
+                call_id(f"{kind}-{cut}", choice.index, number) for number in numbers
+            ]
+    for kind in ASKED:
+        texts = ["".join(output.text for output in outputs[kind] if output.index == index) for index in range(2)]
+        assert texts == [choice.text for choice in replies[kind, 0].choices]
+    assert {choice.finish_reason for reply in replies.values() for choice in reply.choices} == {
+        "tool_calls",
+        "stop",
+        "length",
+    }
+    assert replies["reasoning", 0].reasoning
+    assert all(choice.tool_calls for choice in replies["call", 0].choices)
