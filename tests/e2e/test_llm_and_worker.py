@@ -52,6 +52,7 @@ REQUESTS = [
             {"prompt": None, "messages": CHAT, "seed": 13, "response_format": {"type": "json_object"}},
             {"prompt": None, "messages": BEGUN, "seed": 14, "continue_final_message": True, "echo": True},
             {"prompt": None, "messages": CHAT, "seed": 15, "tools": [TOOL], "reasoning_effort": "none"},
+            {"seed": 16, "prompt_logprobs": 2, "n": 2, "max_tokens": 5, "repetition_penalty": 1.2},
         ]
     )
 ]
@@ -88,6 +89,10 @@ def logprobs_of(reply: Reply) -> list[float]:
     return [logprob.logprob for choice in reply.choices for logprob in choice.logprobs or ()]
 
 
+def prompt_logprobs_of(reply: Reply) -> list[float | None]:
+    return [entry and entry.logprob for entry in reply.prompt_logprobs or ()]
+
+
 async def test_text_in_and_out_are_those_of_a_worker(redis_url: str, llm: LLM, compile_cache: Path) -> None:
     results = llm.generate([*REQUESTS, *REFUSED])
     ours = {result.index: result for result in results}
@@ -101,10 +106,14 @@ async def test_text_in_and_out_are_those_of_a_worker(redis_url: str, llm: LLM, c
                 assert mine.reply is not None, mine.error
                 assert told(mine.reply) == told(theirs.reply)
                 assert logprobs_of(mine.reply) == pytest.approx(logprobs_of(theirs.reply), abs=1e-3)
+                of_prompt = prompt_logprobs_of(theirs.reply)
+                assert prompt_logprobs_of(mine.reply) == pytest.approx(of_prompt, abs=1e-3)
+                assert len(of_prompt) in (0, theirs.reply.usage.prompt_tokens)
         await calls_are_those_of_the_worker(client, llm)
     assert ours == {}
     assert {result.error is None for result in results[: len(REQUESTS)]} == {True}
     assert {len(logprobs_of(result.reply)) for result in results if result.reply is not None} == {0, 40}
+    assert [bool(result.reply and result.reply.prompt_logprobs) for result in results].count(True) == 1
     assert {type(result.error) for result in results[len(REQUESTS) :]} == {RequestRefused}
 
 

@@ -27,11 +27,24 @@ class BrokenText(FakeText):
         raise RuntimeError("broken")
 
 
-def make(text: FakeText | None = None, **config: int) -> Answerer:
+class Refusing:
+    """A compiler that takes no grammar."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def compile(self, source: str) -> Grammar:
+        self.num_asked += 1
+        raise InvalidRequest(f"the grammar can't be used: {source[:5]}")
+
+
+def make(text: FakeText | None = None, grammars: Refusing | None = None, **config: int) -> Answerer:
     limits, text = WorkerConfig(**config), text or FakeText()  # type: ignore[arg-type]
     engine = FakeEngine(max_model_len=10)
     defaults = GenerationDefaults(eos_token_ids=())
-    return Answerer(limits.max_body_bytes, Answers(limits, Preparer(text, limits), 256, defaults, engine.check))
+    return Answerer(
+        limits.max_body_bytes, Answers(limits, Preparer(text, limits, grammars), 256, defaults, engine.check)
+    )
 
 
 @pytest.fixture
@@ -92,6 +105,17 @@ async def test_what_the_engine_refuses_is_refused() -> None:
     answerer = make()
     answer = await answerer.answer(entry("validate", prompt="x" * 11))
     assert answer == {"code": "too_long", "message": "the prompt has 11 tokens, at most 10"}
+    answerer.close()
+
+
+async def test_a_grammar_is_compiled_where_a_request_is_validated_and_nowhere_else() -> None:
+    grammars = Refusing()
+    answerer = make(grammars=grammars)
+    assert await answerer.answer(entry("count_tokens", prompt="x", regex="a+")) == {"prompt_tokens": "1"}
+    assert grammars.num_asked == 0
+    answer = await answerer.answer(entry("validate", prompt="x", regex="a+"))
+    assert (answer["code"], grammars.num_asked) == ("invalid_request", 1)
+    assert answer["message"].startswith("the grammar can't be used")
     answerer.close()
 
 
