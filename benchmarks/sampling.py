@@ -175,10 +175,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--decode-steps", type=int, default=1)
+    parser.add_argument("--all", action="store_true", help="also batches that have no bar")
     arguments = parser.parse_args()
+    batches = {name: one for name, one in VARIANTS.items() if arguments.all or one.bar or name == PLAIN}
     machine = describe_machine()
     engine, warm_up_s = loaded_engine(arguments, decode_steps=arguments.decode_steps)
-    rows = measure(engine, VARIANTS, arguments.sequences, arguments.tokens, arguments.rounds)
+    rows = measure(engine, batches, arguments.sequences, arguments.tokens, arguments.rounds)
     compiles = engine.stats().compiles_after_warmup_total
     title = (
         f"{arguments.model} {arguments.dtype}, {arguments.sequences} sequences, {arguments.decode_steps} step(s) a "
