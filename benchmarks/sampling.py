@@ -4,11 +4,12 @@
 
 All sequences decode, one token each per step. Each round times every variant, each time in another order; a ratio is
 that of a round's rates, and the median of the rounds counts. The device's idle time is what lies between the end of a
-step's work and the dispatch of the next one.
+step's work and the dispatch of the next one, and between the two halves of a step whose masks the host fills.
 """
 
 from __future__ import annotations
 
+import json
 import queue
 import statistics
 import threading
@@ -19,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from rich.console import Console
 
 from benchmarks.engine import engine_arguments, loaded_engine
 from benchmarks.tables import table_of
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.execution.packing import Batch
-from penstock.engine.execution.runner import InFlight
+from penstock.engine.execution.runner import InFlight, Runner, Started
 from penstock.worker.bench.machine import describe_machine
 from penstock.worker.bench.report import append_result
 
@@ -33,8 +35,25 @@ RESULTS = Path(__file__).parent / "results"
 PLAIN = "plain"
 NUM_PROMPT = 16
 
-MakeRequest = Callable[[Request, int], Request]
+MakeRequest = Callable[[Engine, Request, int], Request]
 """From the plain request of a place in the batch."""
+
+SCHEMA = {  # of replies that are longer than they can be here
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "count": {"type": "integer"},
+            "kind": {"enum": ["red", "green", "blue"]},
+            "on": {"type": "string", "format": "date"},
+        },
+        "required": ["name", "count", "kind", "on"],
+        "additionalProperties": False,
+    },
+    "x-guidance": {"whitespace_flexible": False},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +65,7 @@ class Variant:
 
 
 def _with(rows: range | None = None, **params: Any) -> MakeRequest:
-    def make(request: Request, place: int) -> Request:
+    def make(_: Engine, request: Request, place: int) -> Request:
         if rows is not None and place not in rows:
             return request
         return replace(request, sampling=replace(request.sampling, **params))
@@ -54,8 +73,18 @@ def _with(rows: range | None = None, **params: Any) -> MakeRequest:
     return make
 
 
+def _constrained(rows: range | None = None) -> MakeRequest:
+    def make(engine: Engine, request: Request, place: int) -> Request:
+        if rows is not None and place not in rows:
+            return request
+        grammar = engine.grammars.compile(f"start: %json {json.dumps(SCHEMA)}")
+        return replace(request, sampling=replace(request.sampling, ignore_eos=False), grammar=grammar)
+
+    return make
+
+
 VARIANTS: dict[str, Variant] = {
-    PLAIN: Variant(lambda request, _: request),
+    PLAIN: Variant(lambda _, request, __: request),
     "repetition penalty 1.05, all rows": Variant(_with(repetition_penalty=1.05), 0.95),
     "logprobs 5, one row": Variant(_with(range(1), logprobs=5), 0.97),
     "repetition penalty 1.05, one row": Variant(_with(range(1), repetition_penalty=1.05)),
@@ -63,30 +92,52 @@ VARIANTS: dict[str, Variant] = {
     "logit_bias and 4,000 allowed tokens, all rows": Variant(
         _with(logit_bias={5: 1.0, 6: -1.0}, allowed_token_ids=tuple(range(1, 8001, 2)))
     ),
+    "a schema, one row": Variant(_constrained(range(1)), 0.97),
+    "a schema, all rows": Variant(_constrained(), 0.9),
 }
 
 
 @dataclass
 class IdleWatch:
-    """Stands before a runner's dispatch, and notes how long the device had nothing to do before each."""
+    """Stands before a runner, and notes how long the device had nothing to do before each of its dispatches."""
 
-    dispatch: Callable[[Batch], InFlight]
-    idle_s: list[float] = field(default_factory=list)
+    runner: Runner
+    idle_s: list[float] = field(default_factory=list)  # of each step
     _ready_s: queue.SimpleQueue[float] = field(default_factory=queue.SimpleQueue)
     _pending: queue.SimpleQueue[jax.Array | None] = field(default_factory=queue.SimpleQueue)
     _num_pending: int = 0
 
     def __post_init__(self) -> None:
         threading.Thread(target=self._watch, daemon=True).start()
+        self._dispatch, self._start, self._finish = self.runner.dispatch, self.runner.start, self.runner.finish
+        for name in ("dispatch", "start", "finish"):
+            setattr(self.runner, name, getattr(self, name))
 
-    def __call__(self, batch: Batch) -> InFlight:
-        in_flight = self.dispatch(batch)
+    def dispatch(self, batch: Batch) -> InFlight:
+        if batch.stops is None:
+            return self.finish(self.start(batch))
+        in_flight = self._dispatch(batch)
+        self.idle_s.append(self._idle_s_before(in_flight._tokens))  # noqa: SLF001
+        return in_flight
+
+    def start(self, batch: Batch) -> Started:
+        started = self._start(batch)
+        self.idle_s.append(self._idle_s_before(started.rows))
+        return started
+
+    def finish(self, started: Started, masks: np.ndarray | None = None) -> InFlight:
+        in_flight = self._finish(started, masks)
+        self.idle_s[-1] += self._idle_s_before(in_flight._tokens)  # noqa: SLF001
+        return in_flight
+
+    def _idle_s_before(self, result: jax.Array | None) -> float:
+        """The device's idle time before the dispatch that `result` came of a moment ago."""
         now_s = time.perf_counter()
         ready_s = self._latest_ready()
-        self.idle_s.append(0.0 if ready_s is None else now_s - ready_s)
-        self._num_pending += 1
-        self._pending.put(in_flight._tokens)  # noqa: SLF001
-        return in_flight
+        if result is not None:
+            self._num_pending += 1
+            self._pending.put(result)
+        return 0.0 if ready_s is None else now_s - ready_s
 
     def _latest_ready(self) -> float | None:
         """When the device finished the last step it was given; None if it still works on it."""
@@ -106,13 +157,15 @@ class IdleWatch:
 
     def stop(self) -> None:
         self._pending.put(None)
+        for name in ("dispatch", "start", "finish"):
+            delattr(self.runner, name)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     tokens_per_s: float
     cpu_ms: float  # of all threads, per token: what hardly moves when others use the machine
-    idle_ms: float  # per dispatch
+    idle_ms: float  # per step, or dispatch of several
 
 
 def decode(engine: Engine, make: MakeRequest, num_seqs: int, num_tokens: int) -> Timing:
@@ -120,16 +173,14 @@ def decode(engine: Engine, make: MakeRequest, num_seqs: int, num_tokens: int) ->
     for place in range(num_seqs):
         prompt = tuple(range(100 + place, 100 + place + NUM_PROMPT))
         params = SamplingParams(temperature=0.0, max_tokens=num_tokens + 40, ignore_eos=True)
-        engine.add(make(Request(f"r{place}", prompt, params), place))
+        engine.add(make(engine, Request(f"r{place}", prompt, params), place))
     while len({output.request_id for output in engine.step()}) < num_seqs:
         pass
-    watch = IdleWatch(engine._runner.dispatch)  # noqa: SLF001
-    engine._runner.dispatch = watch  # type: ignore[method-assign,assignment]  # noqa: SLF001
+    watch = IdleWatch(engine._runner)  # noqa: SLF001
     before, start, cpu_start = engine.stats().generated_tokens_total, time.perf_counter(), time.process_time()
     while (generated := engine.stats().generated_tokens_total - before) < num_seqs * num_tokens:
         engine.step()
     seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
-    engine._runner.dispatch = watch.dispatch  # type: ignore[method-assign,assignment]  # noqa: SLF001
     watch.stop()
     for place in range(num_seqs):
         engine.abort(f"r{place}")
