@@ -19,7 +19,7 @@ from penstock.engine.request import ResponseSpec
 from penstock.engine.structured.compile_process import LIMITS
 from penstock.engine.structured.vocabulary import llguidance_tokenizer
 from penstock.engine.text.response.formats import FORMATS
-from penstock.engine.text.response.replies import ReplyFormats
+from penstock.engine.text.response.reading.replies import ReplyFormats
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.engine.text.vocabulary import vocabulary_of
 

@@ -16,7 +16,7 @@ from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import Request, ResponseSpec, SamplingParams, ToolCallDelta
 from penstock.engine.text.reply import ReplyStream, ReplyStreams
 from penstock.engine.text.response.formats import FORMATS
-from penstock.engine.text.response.replies import call_id
+from penstock.engine.text.response.reading.replies import call_id
 from penstock.engine.text.tokenizer import Tokenizer
 
 

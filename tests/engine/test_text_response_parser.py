@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reply_texts import TOOLS, Message, as_written, parser, read, write
 
-from penstock.engine.text.response.delta import DELIMITER, Delta
 from penstock.engine.text.response.formats import FORMATS
+from penstock.engine.text.response.reading.delta import DELIMITER, Delta
 
 NAMES = list(FORMATS)
 each_format = pytest.mark.parametrize("name", NAMES)
