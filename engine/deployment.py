@@ -99,6 +99,7 @@ class Deployment:
             attention=self.attention.name,
             matmul=self.matmul,
             fallback=self.fallback,
+            vocab_size=self.model.vocab_size,
         )
 
     @property

@@ -113,6 +113,10 @@ class EngineDriver:
             return 0
         return max(0, self._engine.max_num_seqs - sum(active.num_unfinished for active in self._active.values()))
 
+    def check(self, request: Request) -> None:
+        """Raises RequestError if the engine can never serve `request`. Any thread may call this."""
+        self._engine.check(request)
+
     def submit(self, request: Request, sink: Sink) -> None:
         """Hands `request` to the engine; `sink` is called with its outputs.
 

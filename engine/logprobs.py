@@ -7,9 +7,6 @@ from collections.abc import Callable
 from penstock.engine.execution.logprobs import Logprobs
 from penstock.engine.request import Request, TokenLogprob, TopLogprob
 
-LOWEST = -1e30
-"""In place of minus infinity, that of a token which the model gives no chance: JSON has no infinity."""
-
 Spell = Callable[[int], tuple[str, bytes]]
 
 
@@ -38,5 +35,5 @@ class PromptLogprobs:
 def logprob_at(found: Logprobs, place: int, token_id: int, count: int, spell: Spell) -> TokenLogprob:
     """Of the row at `place` in a step's results, which is that of `token_id`, and of its `count` most likely tokens."""
     ids, values = found.top_ids[place, :count].tolist(), found.top[place, :count].tolist()
-    top = tuple(TopLogprob(id_, *spell(id_), max(value, LOWEST)) for id_, value in zip(ids, values, strict=True))
-    return TokenLogprob(token_id, *spell(token_id), max(float(found.sampled[place]), LOWEST), top)
+    top = tuple(TopLogprob(id_, *spell(id_), value) for id_, value in zip(ids, values, strict=True))
+    return TokenLogprob(token_id, *spell(token_id), float(found.sampled[place]), top)

@@ -140,7 +140,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """The log-probability of one token at a place. `token` and `bytes` are what this token alone stands for."""
+    """The log-probability of one token at a place. `token` and `bytes` are what it stands for inside a text."""
 
     token_id: int
     token: str  # a special token is spelled; what is no whole character has U+FFFD

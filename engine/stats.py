@@ -25,6 +25,7 @@ class EngineInfo:
     attention: str  # as the setting `attention` names it; never auto
     matmul: str  # as the setting `matmul` names it; never auto
     fallback: str | None  # why a CPU does without the C++ kernels that `auto` asks for; None where it does not
+    vocab_size: int  # token ids are below it
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from penstock.producer.blocking.client import BlockingHandle, BlockingReplyStrea
 from penstock.producer.bulk import BulkResult
 from penstock.producer.errors import (
     BadAddress,
+    CallFailed,
+    CallTimedOut,
     ConnectionLost,
     NotDurable,
     PenstockError,
@@ -27,7 +29,15 @@ from penstock.producer.queue_status import QueueStatus
 from penstock.producer.reply import Choice, Chunk, Reply, Timings, ToolCall, Usage
 from penstock.producer.request import Prompt, Sampling
 from penstock.producer.transport import State
-from penstock.producer.wire import FinishReason, GenerateRequest, Message, TokenLogprob, ToolCallDelta, TopLogprob
+from penstock.producer.wire import (
+    FinishReason,
+    GenerateRequest,
+    Message,
+    ModelCard,
+    TokenLogprob,
+    ToolCallDelta,
+    TopLogprob,
+)
 
 __all__ = [
     "AsyncClient",
@@ -36,6 +46,8 @@ __all__ = [
     "BlockingReplyStream",
     "BulkProgress",
     "BulkResult",
+    "CallFailed",
+    "CallTimedOut",
     "Choice",
     "Chunk",
     "Client",
@@ -44,6 +56,7 @@ __all__ = [
     "GenerateRequest",
     "Handle",
     "Message",
+    "ModelCard",
     "NotDurable",
     "PenstockError",
     "ProgressCallback",

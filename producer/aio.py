@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
 from penstock.producer.bulk import BulkResult, run_bulk
+from penstock.producer.calls import DEFAULT_TIMEOUT_S
 from penstock.producer.handle import Handle, ReplyStream, send_and_follow
 from penstock.producer.progress import ProgressCallback
 from penstock.producer.queue_status import QueueStatus
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling, build_request
 from penstock.producer.transport import Transport, check_name
+from penstock.producer.wire import AnswerEntry, CallName, ModelCard
 
 DEFAULT_URL = "redis://localhost:6379"
 
@@ -163,6 +165,92 @@ class AsyncClient:
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
         return await self._transport.status()
+
+    async def count_tokens(
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,  # noqa: ASYNC109  the name callers expect
+        **sampling: Unpack[Sampling],
+    ) -> int:
+        """How many tokens a prompt has for the queue's model, a chat in its template; also of one that is too long.
+
+        A worker tells, beside what it generates: one that is full answers too.
+
+        Raises:
+            RequestRefused: the request can't be read, or the chat template refuses it.
+            CallTimedOut: no worker answered within `timeout` seconds.
+            CallFailed: a worker broke over it.
+            QueueFull: too many calls wait.
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        answer = await self._call("count_tokens", prompt, sampling, timeout)
+        return answer.prompt_tokens or 0
+
+    async def tokenize(
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,  # noqa: ASYNC109
+        **sampling: Unpack[Sampling],
+    ) -> tuple[int, ...]:
+        """The tokens of a prompt, with those that the model's tokenizer or template adds. Raises as `count_tokens`."""
+        answer = await self._call("tokenize", prompt, sampling, timeout)
+        return answer.tokens or ()
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,  # noqa: ASYNC109
+    ) -> str:
+        """The text of tokens; special ones have none. Raises as `count_tokens`."""
+        if not token_ids:
+            return ""
+        answer = await self._call("detokenize", tuple(token_ids), {}, timeout)
+        return answer.text or ""
+
+    async def validate(
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,  # noqa: ASYNC109
+        **sampling: Unpack[Sampling],
+    ) -> int:
+        """Whether a worker would take this request: it does all that comes before generating, and says what is wrong.
+
+        Returns:
+            The number of tokens of the prompt.
+
+        Raises:
+            RequestRefused: it would be refused, with this reason.
+            As `count_tokens`, else.
+        """
+        answer = await self._call("validate", prompt, sampling, timeout)
+        return answer.prompt_tokens or 0
+
+    async def model_card(self, *, queue: str | None = None) -> ModelCard | None:
+        """What the workers of a queue serve, this client's own by default; None: nobody serves it.
+
+        Raises:
+            ConnectionLost, ServerRefused: Redis is away or says no.
+            ValueError: the queue could not be one.
+        """
+        if queue is not None:
+            check_name("queue", queue)
+        return await self._transport.card(queue or self._transport.queue)
+
+    async def queues(self) -> tuple[str, ...]:
+        """The queues that are served now, by name. One whose workers all died counts until their heartbeats lapse.
+
+        Raises:
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        return await self._transport.queues()
+
+    async def _call(self, name: CallName, prompt: Prompt, sampling: Sampling, timeout_s: float) -> AnswerEntry:
+        request = build_request(prompt, sampling, fresh_id=self._transport.new_id())
+        return await self._transport.caller.call(name, request.to_entry(), timeout_s=timeout_s)
 
     async def close(self) -> None:
         """Closes all connections. What `stream`, `generate` and `map` still had in flight is cancelled."""

@@ -4,10 +4,12 @@
     ├── BadAddress          (also ValueError)       the Redis URL can't be used
     ├── ConnectionLost      (also ConnectionError)  Redis can't be reached, or stayed away for too long
     ├── ServerRefused                               Redis answered with an error: no permission, out of memory
-    ├── QueueFull                                   not enqueued: the queue holds its limit
+    ├── QueueFull                                   not enqueued: the queue holds its limit, of requests or of calls
     ├── NotDurable                                  enqueued, but Redis did not confirm that it is on disk
     ├── RequestRefused                              the request itself is wrong or over a limit; nothing was generated
     ├── RequestFailed                               generation ended in an error; holds what was generated before it
+    ├── CallFailed                                  a worker could not answer a call, for no fault of the request
+    ├── CallTimedOut        (also TimeoutError)     no worker answered a call within the time the caller gave
     ├── ReplyTimeout        (also TimeoutError)     the reply did not end within the time the caller gave
     ├── UnknownRequest      (also LookupError)      nobody has sent a request with this id to the queue
     ├── ReplyGone                                   the reply expired, or the cursor names an entry that is not in it
@@ -42,10 +44,10 @@ class ServerRefused(PenstockError):
 
 
 class QueueFull(PenstockError):
-    """Not enqueued: the queue holds `length` requests, waiting and running, of at most `limit`."""
+    """Not enqueued: the queue holds `length` requests, waiting and running, of at most `limit`; or so many calls."""
 
-    def __init__(self, queue: str, length: int, limit: int) -> None:
-        super().__init__(f"queue {queue!r} is full: it holds {length} requests, the limit is {limit}")
+    def __init__(self, queue: str, length: int, limit: int, what: str = "requests") -> None:
+        super().__init__(f"queue {queue!r} is full: it holds {length} {what}, the limit is {limit}")
         self.queue = queue
         self.length = length
         self.limit = limit
@@ -78,6 +80,28 @@ class RequestFailed(PenstockError):
         self.code = code
         self.message = message
         self.reply = reply
+
+
+class CallFailed(PenstockError):
+    """The worker that took a call broke over it; its log says why."""
+
+    def __init__(self, call: str, code: str, message: str) -> None:
+        super().__init__(f"{call} failed, {code}: {message}")
+        self.call = call
+        self.code = code
+        self.message = message
+
+
+class CallTimedOut(PenstockError, TimeoutError):
+    """Nobody answered, and nobody will: a call is dropped once its time is over."""
+
+    def __init__(self, call: str, queue: str, timeout_s: float, *, is_served: bool) -> None:
+        why = "" if is_served else f"; no worker serves queue {queue!r}"
+        super().__init__(f"no answer to {call} within {timeout_s:g} s{why}")
+        self.call = call
+        self.queue = queue
+        self.timeout_s = timeout_s
+        self.is_served = is_served
 
 
 class ReplyTimeout(PenstockError, TimeoutError):

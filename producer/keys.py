@@ -1,12 +1,13 @@
 """Every Redis key Penstock uses, and nothing else.
 
 The braces are Redis Cluster hash tags: all keys of one queue share a slot, all keys of one request share another.
-A script may touch keys of one of the two, never of both. A request's id belongs to its queue: two queues may hand out
-the same one (entry ids do not differ between streams), and the requests have nothing to do with each other.
+A script may touch keys of one of the two, never of both; `queues` belongs to no queue and stands alone. A request's id
+belongs to its queue: two queues may hand out the same one (entry ids do not differ between streams), and the requests
+have nothing to do with each other.
 """
 
 GROUP = "workers"
-"""The consumer group on every request stream."""
+"""The consumer group on every request stream, and on every stream of calls."""
 
 UNOWNED = "unowned"
 """The consumer that holds entries handed back or taken from a dead worker, until a worker with capacity takes them."""
@@ -50,6 +51,26 @@ def heartbeat(queue: str, worker: str) -> str:
 def serving(queue: str) -> str:
     """Exists while a worker serves `queue`: a sorted set of such workers by when their heartbeats lapse."""
     return f"penstock:{{{queue}}}:serving"
+
+
+def card(queue: str) -> str:
+    """The hash that says what the workers of `queue` serve. Gone with the last of them."""
+    return f"penstock:{{{queue}}}:card"
+
+
+def queues() -> str:
+    """A sorted set of the queues that are served, by when the last heartbeat lapses; in a slot of its own."""
+    return "penstock:queues"
+
+
+def calls(queue: str) -> str:
+    """The stream that calls (`count_tokens`, ...) wait in, which workers answer beside what they generate."""
+    return f"penstock:{{{queue}}}:calls"
+
+
+def answers(queue: str, mailbox: str) -> str:
+    """The stream that answers to calls come in for whoever named `mailbox`. Expires by itself."""
+    return f"penstock:{{{queue}}}:answers:{mailbox}"
 
 
 def starting(queue: str, worker: str) -> str:

@@ -1,10 +1,11 @@
-"""Whether any worker serves a queue, and how many requests are in it."""
+"""Whether any worker serves a queue, what it serves, and how many requests are in it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from redis import exceptions
@@ -12,7 +13,9 @@ from redis import exceptions
 from penstock.producer import keys
 from penstock.producer.redis.connection import UNREACHABLE
 from penstock.producer.redis.enqueue import Execute
+from penstock.producer.redis.streams import pairs
 from penstock.producer.tasks import end_tasks
+from penstock.producer.wire import ModelCard, decode_card
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,27 @@ async def query_status(execute: Execute, queue: str) -> QueueStatus:
         execute("EXISTS", keys.serving(queue)), execute("XLEN", keys.requests(queue))
     )
     return QueueStatus(bool(is_served), int(num_requests))
+
+
+async def query_card(execute: Execute, queue: str) -> ModelCard | None:
+    """What the workers of `queue` serve; None: there are none.
+
+    Raises:
+        RedisError, OSError: the server can't be reached, or refuses.
+        ValueError: something else is there.
+    """
+    answer = await execute("HGETALL", keys.card(queue))
+    fields = answer if isinstance(answer, Mapping) else pairs(answer)  # as one command and as one of a pipeline
+    return decode_card(fields) if fields else None
+
+
+async def query_queues(execute: Execute) -> tuple[str, ...]:
+    """The queues that are served, by name.
+
+    Raises:
+        RedisError, OSError: the server can't be reached, or refuses.
+    """
+    return tuple(sorted(name.decode() for name in await execute("ZRANGE", keys.queues(), 0, -1)))
 
 
 class ServedWatch:

@@ -12,9 +12,10 @@ from typing import Any, Literal
 from redis import exceptions
 
 from penstock.producer import keys
+from penstock.producer.calls import Caller
 from penstock.producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused, UnknownRequest
 from penstock.producer.ids import new_id, random_slot
-from penstock.producer.queue_status import QueueStatus, ServedWatch, query_status
+from penstock.producer.queue_status import QueueStatus, ServedWatch, query_card, query_queues, query_status
 from penstock.producer.reading.reader import ENDED, ReplyReader, decode_fields, find_gone, position
 from penstock.producer.redis import durable
 from penstock.producer.redis.address import parse_url
@@ -23,7 +24,7 @@ from penstock.producer.redis.enqueue import Full, enqueue
 from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.redis.streams import read_newest, read_range
 from penstock.producer.tasks import end_tasks
-from penstock.producer.wire import ID_PATTERN, GenerateRequest, ReplyEntry
+from penstock.producer.wire import ID_PATTERN, GenerateRequest, ModelCard, ReplyEntry
 
 State = Literal["unknown", "queued", "running", "lost", "finished"]
 """The state of a request. A request that a draining worker handed back is `queued` again. `lost`: its worker is gone,
@@ -62,6 +63,7 @@ class Transport:
         self._commands = connect(self.address, decode=False, retries=COMMAND_RETRIES, name="penstock-client")
         self._batcher = Batcher(self._commands, retries=COMMAND_RETRIES)
         self.reader = ReplyReader(self.address, self._commands, self._batcher, give_up_after_s=reconnect_timeout_s)
+        self.caller = Caller(self.address, self._batcher.execute, queue)
         self._served = ServedWatch(self._batcher.execute, queue)
         self._slot = random_slot() if self.address.kind == "cluster" else None
         self._setup = asyncio.Lock()
@@ -112,6 +114,23 @@ class Transport:
         """How the queue stands now."""
         with redis_errors(self.address):
             return await query_status(self._batcher.execute, self.queue)
+
+    async def card(self, queue: str) -> ModelCard | None:
+        """What the workers of `queue` serve; None: nobody does.
+
+        Raises:
+            ServerRefused: something else is there.
+        """
+        try:
+            with redis_errors(self.address):
+                return await query_card(self._batcher.execute, queue)
+        except ValueError as error:
+            raise ServerRefused(f"queue {queue!r}: {error}") from error
+
+    async def queues(self) -> tuple[str, ...]:
+        """Those that are served."""
+        with redis_errors(self.address):
+            return await query_queues(self._batcher.execute)
 
     async def cancel(self, queue: str, request_id: str) -> None:
         async with self._redis() as redis:
@@ -207,6 +226,7 @@ class Transport:
             await asyncio.wait(cancels, timeout=CLOSE_TIMEOUT_S)
             await end_tasks(cancels)
         await self.reader.close()
+        await self.caller.close()
         await self._served.close()
         await self._batcher.close()
         await self._commands.aclose()

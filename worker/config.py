@@ -39,6 +39,7 @@ class WorkerConfig:
     max_flush_interval_ms: int = 200  # what that is stretched to while the engine is short of processors
     cancel_poll_ms: int = 200
     drain_timeout_s: float = 30.0
+    allow_other_fleet: bool = False  # whether to join workers that have another tokenizer, template or vocabulary
     max_attempts: int = 3  # workers that a request may take down in a row without getting any further
 
     reply_ttl_s: float = 86_400.0  # of a reply that is being written, from its last refresh

@@ -7,6 +7,7 @@ WorkerError            base; `exit_status` is what `penstock worker` exits with
 ├── RedisRefused                          5  Redis answers, but refuses what a worker must do (no permission)
 ├── DrainIncomplete                       6  the grace period ended and requests could not be handed back
 ├── TaskFailed                            7  a part of the service ended with an unexpected error
+├── OtherFleet                            8  the queue's workers have another tokenizer, chat template or vocabulary
 └── Aborted                             130  told to stop twice
 
 After a drain `WorkerService.run` returns, and the exit status is 0. Whatever the status, no request is lost: what was
@@ -16,6 +17,13 @@ not finished or handed back is taken over by other workers once this one's heart
 from __future__ import annotations
 
 from typing import ClassVar
+
+_CARD_WORDS = {
+    "tokenizer": "the tokenizer",
+    "template": "the chat template",
+    "chat_format": "the chat format",
+    "vocab_size": "a vocabulary of size",
+}
 
 
 class WorkerError(Exception):
@@ -66,6 +74,21 @@ class TaskFailed(WorkerError):
     """A task of the service ended, though it should run as long as the service does. Its cause is chained."""
 
     exit_status = 7
+
+
+class OtherFleet(WorkerError):
+    """The workers of the queue turn the same text into other tokens: this one does not join them.
+
+    A reply that is taken over goes on from its token ids, so they must mean the same to whoever takes it over.
+    """
+
+    exit_status = 8
+
+    def __init__(self, queue: str, by: str, field: str, theirs: str, own: str) -> None:
+        super().__init__(
+            f"the workers of queue {queue!r} have {_CARD_WORDS.get(field, field)} {theirs or '(none)'} (so says {by}), "
+            f"this one has {own or '(none)'}; serve another queue, drain those first, or set allow_other_fleet"
+        )
 
 
 class Aborted(WorkerError):

@@ -28,9 +28,10 @@ from penstock.producer.ids import new_id
 from penstock.producer.progress import ProgressCallback
 from penstock.producer.reply import Chunk, Reply
 from penstock.producer.request import Prompt, Sampling, build_request
-from penstock.producer.wire import GenerateRequest, Message
+from penstock.producer.wire import AnswerEntry, Call, GenerateRequest, Message
 from penstock.worker.delivery.preparation import Grammars, Preparer, TextEncoder
 from penstock.worker.errors import EngineFailed
+from penstock.worker.local.asking import Asking
 from penstock.worker.local.in_process import NO_LIMITS, InProcessEngine
 from penstock.worker.progress import BYTES, Progress
 from penstock.worker.settings import DEMO_MODEL, Settings
@@ -75,7 +76,7 @@ class EngineOptions(TypedDict, total=False):
     compile_cache_dir: Path | str | None
 
 
-class LLM:
+class LLM(Asking):
     """A model with an engine of its own. Arguments, replies and errors are those of `penstock.Client`.
 
     Use it in a `with` block, or `close` it. Any number of threads may share one; what they ask for runs together.
@@ -286,6 +287,10 @@ class LLM:
 
         limit = AHEAD * local.max_num_seqs if max_in_flight is None else max_in_flight
         return run_bulk(generate, prompts, sampling, max_in_flight=limit, ordered=ordered, progress=progress)
+
+    def _ask(self, call: Call) -> AnswerEntry:
+        with _told_of_closing():
+            return self._loop.call(self._open().ask(call))
 
     def _open(self) -> InProcessEngine:
         if self._local is None:

@@ -14,6 +14,7 @@ from penstock.engine.stats import EngineStats
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 _SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+CALL_OUTCOMES = ("answered", "invalid_request", "too_large", "too_long", "internal_error")
 DROP_REASONS = ("fenced", "gone", "unwritable", "rolled_back")
 
 
@@ -43,6 +44,10 @@ class Metrics:
         self.tokens = self._counter("published_tokens", "Tokens written to reply streams before the end came.")
         self.publish_failures = self._counter("publish_failures", "Flushes that Redis did not take and that were kept.")
         self.absorbed_retries = self._counter("absorbed_retries", "Chunks sent again that had arrived before.")
+
+        self.calls = self._counter("calls", "Calls answered, by outcome: answered, or an error's code.", "outcome")
+        for outcome in CALL_OUTCOMES:
+            self.calls.labels(outcome=outcome)
 
         self.queue_seconds = self._histogram("queue_wait_seconds", "From the enqueue to the first claim.")
         self.first_token_seconds = self._histogram(

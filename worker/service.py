@@ -15,11 +15,13 @@ from prometheus_client import generate_latest
 
 from penstock.engine.driver import EngineDriver, StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.loading.identity import Identity
 from penstock.engine.stats import EngineInfo
 from penstock.producer import keys
 from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
 from penstock.producer.tasks import end_tasks
+from penstock.worker.card import make_card
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.preparation import Grammars, Preparer, TextEncoder
 from penstock.worker.errors import Aborted, EngineFailed, WorkerError
@@ -56,6 +58,8 @@ class Model:
     name: str = ""
     info: EngineInfo | None = None  # None: nothing is known of the engine, as of a fake
     grammars: Grammars | None = None  # None: replies can't be constrained
+    identity: Identity | None = None  # None: there is no checkpoint
+    chat_format: str | None = None  # how answers in chats are read; None: as plain text
 
 
 class WorkerService:
@@ -206,8 +210,9 @@ class WorkerService:
         await driver.start()
         self._redis, self._driver = redis, driver
         preparer = Preparer(model.text, self.config, model.grammars)
+        card = make_card(model.name, self.config, model.info, model.identity, model.chat_format)
         self._session = Session(
-            redis, blocking, self.config, driver, preparer, model.defaults, self.metrics, self.readiness
+            redis, blocking, self.config, card, driver, preparer, model.defaults, self.metrics, self.readiness
         )
         try:
             await self._session.run(self._stop)

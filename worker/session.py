@@ -16,6 +16,9 @@ from penstock.engine.driver import EngineDriver
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.tasks import end_tasks
+from penstock.producer.wire import ModelCard
+from penstock.worker.calls.answering import Answerer, Answers
+from penstock.worker.calls.server import CallServer
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.cancel import CancelWatch
 from penstock.worker.delivery.claiming import Claimer
@@ -50,6 +53,7 @@ class Session:
         redis: RedisClient,
         blocking: RedisClient,
         config: WorkerConfig,
+        card: ModelCard,
         driver: EngineDriver,
         preparer: Preparer,
         defaults: GenerationDefaults,
@@ -68,7 +72,7 @@ class Session:
         )
         self._outbox = Outbox(config, self.requests, coalescing, has_nodes=isinstance(redis, RedisCluster))
         self._publisher = Publisher(redis, self._outbox, coalescing, metrics, readiness)
-        self._heartbeat = Heartbeat(redis, config, instance, readiness)
+        self._heartbeat = Heartbeat(redis, config, instance, readiness, card)
         self._threads = Threads()
         self._claimer = Claimer(redis, config, instance, self._threads, self._outbox, metrics)
         restorer = Restorer(redis, config, self._threads, preparer, defaults, self._outbox)
@@ -81,6 +85,12 @@ class Session:
             self._heartbeat,
             readiness,
         )
+        vocab_size = max(
+            preparer.text.vocab_size, card.vocab_size or 0
+        )  # a model's may be padded beyond its tokenizer's
+        answers = Answers(config, preparer, vocab_size, defaults, driver.check)
+        answerer = Answerer(config.max_body_bytes, answers)
+        self._calls = CallServer(redis, blocking, config, answerer, metrics, readiness)
         self._reclaimer = Reclaimer(redis, config, metrics, readiness)
         self._cancel = CancelWatch(redis, self._outbox, driver, readiness, poll_s=config.cancel_poll_ms / 1000)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -104,6 +114,7 @@ class Session:
                 (self._heartbeat.run(), "heartbeat"),
                 (self._reclaimer.run(), "reclaimer"),
                 (self._cancel.run(), "cancel"),
+                (self._calls.run(), "calls"),
                 (self._driver.wait_ended(), "engine"),
             ):
                 self._start(work, name)
@@ -112,8 +123,8 @@ class Session:
             _log.info("joined", queue=self._config.queue, worker=self._config.name)
             await self._while_working(self._until_told(stop))
             await self._drain(intake)
-            if self._heartbeat.name_taken is not None:
-                raise self._heartbeat.name_taken
+            if self._heartbeat.must_end is not None:
+                raise self._heartbeat.must_end
         finally:
             await self._leave()
 
@@ -137,6 +148,7 @@ class Session:
         give_up_s = time.monotonic() + self._config.drain_timeout_s
         self._heartbeat.set_serving(False)
         self._intake.stop()
+        self._calls.stop()
         await self._while_working(asyncio.wait({intake}))
         try:
             async with asyncio.timeout(max(0.0, give_up_s - time.monotonic())):
@@ -218,7 +230,7 @@ class Session:
         self.has_engine_ended = any(task.get_name() == "engine" for task in ended)
         for task in ended:
             self._tasks.discard(task)
-            _raise_end(task, is_expected=task.get_name() == "intake" and self._intake.is_stopping)
+            _raise_end(task, is_expected=task.get_name() in ("intake", "calls") and self._intake.is_stopping)
 
     async def _leave(self) -> None:
         """Ends all tasks, then the heartbeat, so that others need not wait for it to expire."""

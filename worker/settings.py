@@ -155,6 +155,11 @@ class Settings(BaseSettings):
     reclaim_interval_s: float = _worker("reclaim_interval_s", "Time between two looks for dead workers.")
     block_ms: int = _worker("block_ms", "How long one blocking read of the queue lasts at most.")
     cancel_poll_ms: int = _worker("cancel_poll_ms", "Time between two looks for cancelled requests.")
+    allow_other_fleet: bool = _worker(
+        "allow_other_fleet",
+        "Join a queue whose workers have another tokenizer, chat template or vocabulary. Replies that are taken over "
+        "from them, or by them, then go on with other tokens.",
+    )
     max_attempts: int = _worker(
         "max_attempts", "Workers that a request may take down in a row before it goes to the dead-letter stream."
     )

@@ -293,7 +293,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, budget: int, prompts: PromptBudget) -> int:
         """Starts a waiting sequence, unless pages or the budget are short; returns how many tokens it computes."""
-        # Hidden states of what is cached are gone, and with them what is still to be scored.
+        # Of a cached token there are keys and values, but no hidden state to score the next one by.
         usable = sequence.token_ids[: sequence.num_scored + 1] if sequence.num_unscored else sequence.token_ids
         cached, hashes = self._pool.find_prefix(usable, sequence.request.cache_salt)
         if not self._fits(sequence, cached) or prompts.tokens(len(cached) * self._pool.page_size) == 0:
@@ -378,8 +378,14 @@ def _row(sequence: Sequence, num_tokens: int, num_sampled: int) -> Row:
         num_known=max(0, min(num_tokens, len(sequence.token_ids) - start)),
         num_sampled=num_sampled if reaches_end else 0,
         output_index=sequence.num_generated,
-        num_scored=max(0, min(num_tokens, sequence.num_prompt - 1 - start)) if sequence.num_unscored else 0,
+        num_scored=_num_scored(sequence, start, num_tokens) if sequence.scores_prompt else 0,
     )
+
+
+def _num_scored(sequence: Sequence, start: int, num_tokens: int) -> int:
+    if not sequence.num_unscored:
+        return 0
+    return max(0, min(num_tokens, sequence.num_prompt - 1 - start))
 
 
 def _rank(sequence: Sequence) -> tuple[int, int, int]:

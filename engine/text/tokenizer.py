@@ -41,8 +41,10 @@ class Tokenizer:
         self._templates = {
             name: ConversationTemplate(source, special_tokens) for name, source in _templates_of(tokenizer).items()
         }
-        sources = {name: template.source for name, template in self._templates.items()}
-        self._formats = {name: resolve_format(chat_format, sources.get(name)) for name in ("default", *sources)}
+        self.templates = {name: template.source for name, template in self._templates.items()}
+        """The texts of the chat templates; the one that is not for special cases is called `default`."""
+        names = ("default", *self.templates)
+        self._formats = {name: resolve_format(chat_format, self.templates.get(name)) for name in names}
         self._backend = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these at every call, while other threads read them.
         self._backend.no_truncation()
@@ -79,6 +81,11 @@ class Tokenizer:
                 f"{type(tokenizer).__name__} in {directory} is not a fast tokenizer; save one with a tokenizer.json"
             )
         return cls(tokenizer, chat_format)
+
+    @property
+    def chat_format(self) -> str | None:
+        """How answers in chats are read; None: as plain text."""
+        return self._formats["default"]
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds, such as BOS.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -12,12 +12,14 @@ from penstock.producer.aio import AsyncClient
 from penstock.producer.blocking.feed import drive
 from penstock.producer.blocking.loop_thread import LoopThread
 from penstock.producer.bulk import BulkResult
+from penstock.producer.calls import DEFAULT_TIMEOUT_S
 from penstock.producer.handle import Handle, ReplyStream
 from penstock.producer.progress import ProgressCallback
 from penstock.producer.queue_status import QueueStatus
 from penstock.producer.reply import Chunk, Reply
 from penstock.producer.request import Prompt, Sampling
 from penstock.producer.transport import State
+from penstock.producer.wire import ModelCard
 
 
 class Client:
@@ -90,6 +92,32 @@ class Client:
     def queue_status(self) -> QueueStatus:
         """See `AsyncClient.queue_status`."""
         return self._loop.call(self._client.queue_status())
+
+    def count_tokens(self, prompt: Prompt, *, timeout: float = DEFAULT_TIMEOUT_S, **sampling: Unpack[Sampling]) -> int:
+        """See `AsyncClient.count_tokens`."""
+        return self._loop.call(self._client.count_tokens(prompt, timeout=timeout, **sampling))
+
+    def tokenize(
+        self, prompt: Prompt, *, timeout: float = DEFAULT_TIMEOUT_S, **sampling: Unpack[Sampling]
+    ) -> tuple[int, ...]:
+        """See `AsyncClient.tokenize`."""
+        return self._loop.call(self._client.tokenize(prompt, timeout=timeout, **sampling))
+
+    def detokenize(self, token_ids: Sequence[int], *, timeout: float = DEFAULT_TIMEOUT_S) -> str:
+        """See `AsyncClient.detokenize`."""
+        return self._loop.call(self._client.detokenize(token_ids, timeout=timeout))
+
+    def validate(self, prompt: Prompt, *, timeout: float = DEFAULT_TIMEOUT_S, **sampling: Unpack[Sampling]) -> int:
+        """See `AsyncClient.validate`."""
+        return self._loop.call(self._client.validate(prompt, timeout=timeout, **sampling))
+
+    def model_card(self, *, queue: str | None = None) -> ModelCard | None:
+        """See `AsyncClient.model_card`."""
+        return self._loop.call(self._client.model_card(queue=queue))
+
+    def queues(self) -> tuple[str, ...]:
+        """See `AsyncClient.queues`."""
+        return self._loop.call(self._client.queues())
 
     def close(self) -> None:
         """See `AsyncClient.close`. Other threads that still wait get ConnectionLost. Harmless when repeated."""

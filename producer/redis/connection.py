@@ -122,8 +122,13 @@ def on_new_connections(redis: RedisClient, hook: Callable[[], Awaitable[None]]) 
 
 async def ensure_group(redis: RedisClient, queue: str) -> None:
     """Creates the consumer group of `queue` at entry 0, so that it sees what was queued before; fine if it exists."""
+    await make_group(redis, keys.requests(queue))
+
+
+async def make_group(redis: RedisClient, stream: str) -> None:
+    """Creates the group of workers on a stream, at its first entry; fine if it exists."""
     try:
-        await redis.xgroup_create(keys.requests(queue), keys.GROUP, id="0", mkstream=True)
+        await redis.xgroup_create(stream, keys.GROUP, id="0", mkstream=True)
     except exceptions.ResponseError as error:
         if not str(error).startswith("BUSYGROUP"):
             raise

@@ -4,6 +4,18 @@ A request entry holds either one JSON field `request` or flat fields; a reply st
 entries.
 """
 
+from penstock.producer.wire.calls import (
+    CALLS,
+    DEFAULT_TIMEOUT_MS,
+    MAX_TIMEOUT_MS,
+    AnswerEntry,
+    Call,
+    CallName,
+    Envelope,
+    decode_answer,
+    parse_call,
+)
+from penstock.producer.wire.cards import ModelCard, decode_card
 from penstock.producer.wire.errors import REFUSED_CODES, WireError
 from penstock.producer.wire.messages import (
     AllowedTools,
@@ -39,19 +51,27 @@ from penstock.producer.wire.requests import (
 from penstock.producer.wire.values import explain
 
 __all__ = [
+    "CALLS",
+    "DEFAULT_TIMEOUT_MS",
     "ID_PATTERN",
     "MAX_FIELDS",
+    "MAX_TIMEOUT_MS",
     "REFUSED_CODES",
     "VERSION",
     "AllowedTools",
     "AllowedToolsChoice",
+    "AnswerEntry",
+    "Call",
+    "CallName",
     "ChunkEntry",
     "EndEntry",
+    "Envelope",
     "FinishReason",
     "FunctionCall",
     "GenerateRequest",
     "Message",
     "MessageToolCall",
+    "ModelCard",
     "NamedTool",
     "OwnEntry",
     "ReplyEntry",
@@ -62,9 +82,12 @@ __all__ = [
     "ToolChoice",
     "TopLogprob",
     "WireError",
+    "decode_answer",
+    "decode_card",
     "decode_reply",
     "encode_reply",
     "entry_size",
     "explain",
+    "parse_call",
     "parse_request",
 ]

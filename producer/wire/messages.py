@@ -76,6 +76,9 @@ class MessageToolCall(WireModel):
     function: FunctionCall
 
 
+_OWNERS: Mapping[str, Role] = {"reasoning": "assistant", "tool_calls": "assistant", "tool_call_id": "tool"}
+
+
 class Message(WireModel):
     """One message of a chat."""
 
@@ -90,10 +93,9 @@ class Message(WireModel):
 
     @model_validator(mode="after")
     def _check_role(self) -> Message:
-        owners = {"reasoning": "assistant", "tool_calls": "assistant", "tool_call_id": "tool"}
-        for name, owner in owners.items():
-            if getattr(self, name) and self.role != owner:
-                raise ValueError(f"{name} is for the role {owner}, not {self.role}")
+        for name in _OWNERS.keys() & self.model_fields_set:
+            if getattr(self, name) and self.role != _OWNERS[name]:
+                raise ValueError(f"{name} is for the role {_OWNERS[name]}, not {self.role}")
         if self.content is None and not self.tool_calls and self.reasoning is None:
             raise ValueError("content is missing")
         return self

@@ -135,9 +135,7 @@ class GenerateRequest(WireModel):
     @classmethod
     def _join_logprobs(cls, values: object) -> object:
         """OpenAI's chat says `logprobs: true, top_logprobs: k` for `logprobs: k`."""
-        if not isinstance(values, Mapping) or not (
-            isinstance(values.get("logprobs"), bool | str) or "top_logprobs" in values
-        ):
+        if not isinstance(values, dict) or not values.keys() & {"logprobs", "top_logprobs"}:
             return values
         joined = dict(values)
         top, given = joined.pop("top_logprobs", None), joined.get("logprobs")
@@ -157,8 +155,8 @@ class GenerateRequest(WireModel):
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
         self._check_chat()
         self._check_tools()
-        constraints = [name for name in _CONSTRAINTS if getattr(self, name)]
-        if self.response_format is not None and self.response_format.type == "text":
+        constraints = [name for name in _CONSTRAINTS if name in self.model_fields_set and getattr(self, name)]
+        if constraints and self.response_format is not None and self.response_format.type == "text":
             constraints.remove("response_format")
         if len(constraints) > 1:
             raise ValueError(f"one of {', '.join(_CONSTRAINTS)} can be given, not {' and '.join(constraints)}")
@@ -166,16 +164,21 @@ class GenerateRequest(WireModel):
 
     def _check_chat(self) -> None:
         if self.messages is None:
-            fields = type(self).model_fields
-            given = [n for n in _OF_CHATS if getattr(self, n) != fields[n].get_default(call_default_factory=True)]
-            if given:
-                raise ValueError(f"{', '.join(given)}: of chats, which need messages")
+            for name in _OF_CHATS:
+                if name in self.model_fields_set and self._is_set(name):
+                    raise ValueError(f"{name} is for chats, which need messages")
         elif not self.messages:
             raise ValueError("messages is empty")
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continue_final_message and add_generation_prompt contradict each other")
 
+    def _is_set(self, name: str) -> bool:
+        default = type(self).model_fields[name].get_default(call_default_factory=True)
+        return bool(getattr(self, name) != default)
+
     def _check_tools(self) -> None:
+        if not self.tools and self.tool_choice is None:
+            return
         names = [tool["function"]["name"] for tool in self.tools]
         if len(set(names)) < len(names):
             raise ValueError(f"tools: {max(names, key=names.count)} is there more than once")

@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
@@ -35,17 +36,24 @@ class WireModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, values: object) -> object:
+        if type(values) is dict and values.keys() <= _names(cls) and None not in values.values():
+            return values  # nearly always
         if not isinstance(values, Mapping):
             return values
         given = {name: value for name, value in values.items() if value is not None}
         for other, ours in cls.other_names.items():
             if other in given:
                 _rename(given, other, ours)
-        known = [field.alias or name for name, field in cls.model_fields.items()]
-        unknown = [name for name in given if name not in known and name not in cls.model_fields]
-        if unknown:
-            raise ValueError("; ".join(_unknown(name, [*known, *cls.other_names]) for name in unknown[:5]))
+        if not given.keys() <= _names(cls):
+            unknown = [name for name in given if name not in _names(cls)][:5]
+            shown = [field.alias or name for name, field in cls.model_fields.items()]
+            raise ValueError("; ".join(_unknown(name, [*shown, *cls.other_names]) for name in unknown))
         return given
+
+
+@cache
+def _names(model: type[WireModel]) -> frozenset[str]:
+    return frozenset(name for field in model.model_fields.items() for name in (field[0], field[1].alias) if name)
 
 
 def from_json(value: object) -> object:

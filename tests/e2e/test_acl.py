@@ -116,6 +116,13 @@ async def test_producer_and_worker_do_their_whole_jobs(acl_server: EmbeddedServe
         assert all(reply.text == expected_text("hi", reply.request_id, 20) for reply in replies)
 
         await eventually(lambda: _is_served(client))
+        assert await client.count_tokens("hello") == 5
+        assert await client.detokenize(await client.tokenize("hello")) == "hello"
+        assert await client.validate("hello", max_tokens=3) == 5
+        card = await client.model_card()
+        assert card is not None
+        assert card.worker == "first"
+        assert await client.queues() == ("q",)
         handle = await client.submit("long", max_tokens=200)
         first_chunk = await anext(handle.stream())
         assert await handle.state() == "running"
@@ -199,6 +206,8 @@ async def test_reader_reads_and_no_more(acl_server: EmbeddedServer, admin: Redis
         replies = await asyncio.gather(*(reader.handle(handle.id).result() for handle in sent))
         assert [reply.text for reply in replies] == [expected_text("hi", handle.id, 50) for handle in sent]
         assert await reader.handle(sent[0].id).state() == "finished"
+        assert await reader.model_card() is not None
+        assert await reader.queues() == ("q",)
         for role in ("producer", "reader"):  # whether an id was ever sent may be asked, not what came of it
             async with aclosing(connect(url_of(acl_server, role), decode=True)) as client_of_role:
                 await client_of_role.exists(keys.serving("q"))
@@ -208,6 +217,8 @@ async def test_reader_reads_and_no_more(acl_server: EmbeddedServer, admin: Redis
             await reader.handle(sent[0].id).cancel()
         with pytest.raises(ServerRefused):
             await reader.submit("x")
+        with pytest.raises(ServerRefused):
+            await reader.count_tokens("x")
 
 
 async def test_autoscaler_counts(acl_server: EmbeddedServer, admin: RedisClient) -> None:
@@ -224,6 +235,7 @@ async def test_autoscaler_counts(acl_server: EmbeddedServer, admin: RedisClient)
 
 
 Q, R, S = keys.requests("q"), keys.reply("q", "r"), keys.state("q", "r")
+C, A = keys.calls("q"), keys.answers("q", "m")
 STEAL_PROMPTS = ("EVAL", "return redis.call('XRANGE', KEYS[1], '-', '+')", 1, Q)
 FORGE_REPLY = ("EVAL", "return redis.call('XADD', KEYS[1], '*', 'type', 'end')", 1, R)
 LEARN_NAMES = [
@@ -254,6 +266,11 @@ NOT_PRODUCERS = [
     ("XADD", keys.dead("q"), "*", "a", "b"), ("XRANGE", keys.malformed("q"), "-", "+"), ("SET", keys.drain("q", "w"),
     1), ("GET", keys.heartbeat("q", "w")), ("XREAD", "STREAMS", keys.letter_sizes(keys.dead("q")), 0),
     ("ZADD", keys.serving("q"), 1, "w"), ("DEL", keys.serving("q")), ("ZRANGE", keys.serving("q"), 0, -1),
+    ("ZADD", keys.queues(), 1, "q"), ("ZREM", keys.queues(), "q"), ("DEL", keys.queues()),
+    ("HSET", keys.card("q"), "model", "x"), ("DEL", keys.card("q")), ("EXPIRE", keys.card("q"), 1),
+    ("XRANGE", C, "-", "+"), ("XREAD", "STREAMS", C, 0), ("XREADGROUP", "GROUP", "workers", "me", "STREAMS", C, ">"),
+    ("EVAL", "return redis.call('XRANGE', KEYS[1], '-', '+')", 1, C), ("XACK", C, "workers", "1-0"),
+    ("XDEL", C, "1-0"), ("DEL", C), ("XGROUP", "DESTROY", C, "workers"), ("XADD", A, "*", "id", "x"), ("DEL", A),
 ]  # fmt: skip
 RESET_GROUP = [
     ("DEL", Q), ("SET", Q, 1), ("XADD", Q, "*", "a", "b"), ("XADD", Q, "MAXLEN", 0, "*", "a", "b"),
@@ -267,7 +284,8 @@ REFUSED = {
                ("XRANGE", keys.malformed("q"), "-", "+"), ("DEL", keys.dead("q")), ("GET", keys.seen("q", "r"))],
     "producer": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS],
     "reader": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, ("XADD", Q, "*", "prompt", "x"), ("SET", keys.cancel("q", "r"), 1),
-               ("SET", keys.seen("q", "r"), 1), ("GET", keys.seen("q", "r")), ("XLEN", Q)],
+               ("SET", keys.seen("q", "r"), 1), ("GET", keys.seen("q", "r")), ("XLEN", Q),
+               ("XADD", C, "*", "call", "tokenize"), ("XREAD", "STREAMS", A, 0), ("XTRIM", A, "MAXLEN", 0)],
     "autoscaler": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, ("XADD", Q, "*", "prompt", "x"), ("XREAD", "STREAMS", R, 0),
                    ("XRANGE", R, "-", "+"), ("XINFO", "STREAM", Q),
                    ("SET", keys.cancel("q", "r"), 1), ("XCLAIM", Q, "workers", "me", 0, "1-0")],
@@ -364,8 +382,15 @@ async def test_users_of_one_queue_do_their_whole_jobs_there(acl_server: Embedded
         await anext(endless.stream())
         await endless.cancel()
         assert (await endless.result()).finish_reason == "cancelled"
+        assert await client.count_tokens("hello") == 5
+        assert await reader.model_card() is not None
         await admin.xadd(keys.requests("q"), {"nonsense": "1"})
         await eventually(lambda: admin.exists(keys.malformed("q")))
+        assert await denials(admin) == []
+        for bound in (client, reader):  # it has the names of other queues
+            with pytest.raises(ServerRefused):
+                await bound.queues()
+        await admin.execute_command("ACL", "LOG", "RESET")
     for arguments in (["dead", "list", "--malformed"], ["dead", "purge", "--malformed", "--all", "--yes"], ["workers"]):
         url = url_of(acl_server, "q-operator")
         assert await asyncio.to_thread(run, [*arguments, "--redis-url", url, "--queue", "q"]) == 0
@@ -392,6 +417,9 @@ async def test_users_of_one_queue_have_nothing_of_another(
         ("XREADGROUP", "GROUP", keys.GROUP, "me", "STREAMS", keys.requests(queue), ">"),
         ("XADD", keys.dead(queue), "*", "a", "b"), ("XRANGE", keys.dead(queue), "-", "+"),
         ("EVAL", "return 1", 1, keys.requests(queue)), ("EVAL", "return 1", 1, keys.malformed(queue)),
+        ("XADD", keys.calls(queue), "*", "call", "tokenize"), ("EVAL", "return 1", 1, keys.calls(queue)),
+        ("HGETALL", keys.card(queue)), ("HSET", keys.card(queue), "model", "x"), ("DEL", keys.card(queue)),
+        ("XREAD", "STREAMS", keys.answers(queue, "m"), 0), ("XADD", keys.answers(queue, "m"), "*", "id", "x"),
     ]  # fmt: skip
     for request_id in ids:
         reply, state = keys.reply(queue, request_id), keys.state(queue, request_id)
@@ -411,7 +439,8 @@ async def test_users_of_one_queue_have_nothing_of_another(
                 with pytest.raises(exceptions.ResponseError, match=REFUSAL):
                     pytest.fail(f"q-{role} may {command}: {await client.execute_command(*command)}")
     async with AsyncClient(url_of(acl_server, "q-producer"), queue=queue) as client:
-        for attempt in (client.submit("x"), client.handle("r").cancel(), client.handle("r").state()):
+        attempts = (client.submit("x"), client.handle("r").cancel(), client.handle("r").state())
+        for attempt in (*attempts, client.count_tokens("x"), client.model_card(), client.queues()):
             with pytest.raises(ServerRefused):
                 await attempt
 
@@ -519,6 +548,10 @@ async def test_under_cluster(redis_cluster: list[EmbeddedServer], redis_cluster_
             assert (await endless.result()).finish_reason == "cancelled"
             with pytest.raises(RequestRefused):
                 await client.generate([{"role": "user", "content": "x"}, {"role": "system", "content": "y"}])
+            counts = await asyncio.gather(*(client.count_tokens("x" * n) for n in range(1, 20)))
+            assert counts == list(range(1, 20))
+            assert await reader.model_card() is not None
+            assert await reader.queues() == ("q",)
         assert await asyncio.to_thread(run, ["dead", "list", "--redis-url", url("operator"), "--queue", "q"]) == 0
         for node in nodes:
             assert node.acl_log() == []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.loading.identity import identify
 from penstock.producer import AsyncClient, GenerateRequest, Message, PenstockError, Reply, RequestRefused
 from penstock.worker.llm import LLM
 from penstock.worker.local.worker_process import local_worker
@@ -49,6 +52,7 @@ REQUESTS = [
             {"prompt": None, "messages": CHAT, "seed": 13, "response_format": {"type": "json_object"}},
             {"prompt": None, "messages": BEGUN, "seed": 14, "continue_final_message": True, "echo": True},
             {"prompt": None, "messages": CHAT, "seed": 15, "tools": [TOOL], "reasoning_effort": "none"},
+            {"seed": 16, "prompt_logprobs": 2, "n": 2, "max_tokens": 5, "repetition_penalty": 1.2},
         ]
     )
 ]
@@ -85,6 +89,10 @@ def logprobs_of(reply: Reply) -> list[float]:
     return [logprob.logprob for choice in reply.choices for logprob in choice.logprobs or ()]
 
 
+def prompt_logprobs_of(reply: Reply) -> list[float | None]:
+    return [entry and entry.logprob for entry in reply.prompt_logprobs or ()]
+
+
 async def test_text_in_and_out_are_those_of_a_worker(redis_url: str, llm: LLM, compile_cache: Path) -> None:
     results = llm.generate([*REQUESTS, *REFUSED])
     ours = {result.index: result for result in results}
@@ -98,10 +106,33 @@ async def test_text_in_and_out_are_those_of_a_worker(redis_url: str, llm: LLM, c
                 assert mine.reply is not None, mine.error
                 assert told(mine.reply) == told(theirs.reply)
                 assert logprobs_of(mine.reply) == pytest.approx(logprobs_of(theirs.reply), abs=1e-3)
+                of_prompt = prompt_logprobs_of(theirs.reply)
+                assert prompt_logprobs_of(mine.reply) == pytest.approx(of_prompt, abs=1e-3)
+                assert len(of_prompt) in (0, theirs.reply.usage.prompt_tokens)
+        await calls_are_those_of_the_worker(client, llm)
     assert ours == {}
     assert {result.error is None for result in results[: len(REQUESTS)]} == {True}
     assert {len(logprobs_of(result.reply)) for result in results if result.reply is not None} == {0, 40}
+    assert [bool(result.reply and result.reply.prompt_logprobs) for result in results].count(True) == 1
     assert {type(result.error) for result in results[len(REQUESTS) :]} == {RequestRefused}
+
+
+async def calls_are_those_of_the_worker(client: AsyncClient, llm: LLM) -> None:
+    for prompt in (STORY, CHAT):
+        tokens = await client.tokenize(prompt)
+        assert tokens == await asyncio.to_thread(llm.tokenize, prompt)
+        assert await client.count_tokens(prompt) == len(tokens)
+        assert await client.detokenize(tokens) == await asyncio.to_thread(llm.detokenize, tokens)
+    for request in REQUESTS:
+        assert await client.validate(request) == await asyncio.to_thread(llm.validate, request)
+    for request in REFUSED:
+        with pytest.raises(RequestRefused):
+            await client.validate(request)
+    card = await client.model_card()
+    assert card is not None
+    identity = identify(MODEL_DIR, {"default": (MODEL_DIR / "chat_template.jinja").read_text()})
+    assert (card.model, card.tokenizer, card.template) == ("demo", identity.tokenizer, identity.template)
+    assert (card.weights, card.vocab_size, card.max_model_len) == (identity.weights, 512, 1024)
 
 
 def refusal(error: PenstockError | None) -> tuple[str | None, str, str]:

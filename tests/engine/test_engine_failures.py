@@ -13,6 +13,7 @@ from patience import WAIT_S
 
 from penstock.engine import Engine, EngineDriver, Output, Request, SamplingParams
 from penstock.engine.execution import packing as packing_module
+from penstock.engine.logprobs import PromptLogprobs
 from penstock.engine.scheduling.scheduler import Row
 from penstock.engine.text.detokenizer import Detokenizer
 from penstock.engine.text.reply import ReplyStreams
@@ -24,7 +25,8 @@ NEIGHBOURS = [
     Request("one", (1, 2, 3, 4, 5), CLEAN),
     Request("two", tuple(range(30)), replace(CLEAN, temperature=0.0, stop=("zz",), frequency_penalty=0.5), n=2),
 ]
-BAD = Request("bad", tuple(range(60, 70)), replace(CLEAN, bad_token_ids=(), allowed_token_ids=(POISON,)))
+POISONED = replace(CLEAN, bad_token_ids=(), allowed_token_ids=(POISON,), prompt_logprobs=1)
+BAD = Request("bad", tuple(range(60, 70)), POISONED)
 
 
 class Oops(Exception):
@@ -121,7 +123,19 @@ def stumble_in_logprobs(engine: Engine, patch: pytest.MonkeyPatch) -> None:
         if sequence.request.id == "bad":
             raise Oops("at log-probabilities")
 
-    patch.setattr("penstock.engine.engine.logprob_of", logprob)
+    patch.setattr(engine, "_logprob", logprob)
+
+
+def stumble_in_scoring(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    """Where it reads the log-probabilities of a prompt, for the first choice."""
+    take = PromptLogprobs.take
+
+    def taken(self: PromptLogprobs, *args: Any) -> None:
+        if self._token_ids == BAD.prompt_token_ids:
+            raise Oops("at scoring")
+        take(self, *args)
+
+    patch.setattr(PromptLogprobs, "take", taken)
 
 
 STUMBLES = [
@@ -148,6 +162,15 @@ def assert_as_before(engine: Engine, results: Results, expected: Results) -> Non
         assert results[key].finish_reason == result.finish_reason
     assert engine._pool.num_available == engine._pool.num_pages - 1
     engine._scheduler.check()
+
+
+def test_a_choice_whose_prompt_cannot_be_scored_ends_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = undisturbed(engine)
+    stumble_in_scoring(engine, monkeypatch)
+    results = drive(engine, [NEIGHBOURS[0], replace(BAD, n=2), NEIGHBOURS[1]])
+    assert_as_before(engine, results, expected)
+    assert (results["bad", 0].finish_reason, results["bad", 1].finish_reason) == ("error", "length")
+    assert "at scoring" in (results["bad", 0].error or "")
 
 
 @each_stumble

@@ -6,7 +6,7 @@ import numpy as np
 from tokenizers_for_tests import byte_level
 
 from penstock.engine.execution.logprobs import Logprobs
-from penstock.engine.logprobs import LOWEST, PromptLogprobs, logprob_at
+from penstock.engine.logprobs import PromptLogprobs, logprob_at
 from penstock.engine.request import Request, SamplingParams, TokenLogprob, TopLogprob
 from penstock.engine.text.tokenizer import Tokenizer
 
@@ -23,16 +23,6 @@ def test_they_are_those_of_the_row_and_as_many_as_asked_for() -> None:
         8, ")", b")", -2.0, (TopLogprob(264, "<|end|>", b"<|end|>", -0.25), TopLogprob(8, ")", b")", -2.0))
     )
     assert logprob_at(found, 0, 9, 0, SPELL) == TokenLogprob(9, "*", b"*", -1.0, ())
-
-
-def test_a_token_without_a_chance_has_a_number() -> None:
-    found = Logprobs(
-        sampled=np.array([-np.inf], np.float32),
-        top_ids=np.array([[5, 6]], np.int32),
-        top=np.array([[0.0, -np.inf]], np.float32),
-    )  # type: ignore[arg-type]
-    entry = logprob_at(found, 0, 7, 2, SPELL)
-    assert (entry.logprob, [top.logprob for top in entry.top]) == (LOWEST, [0.0, LOWEST])
 
 
 def test_chunks_of_a_prompt_that_overlap_count_once() -> None:

@@ -39,6 +39,7 @@ def test_an_engine_tells_what_it_is(tiny_model: Path) -> None:
         attention=native,
         matmul=native,
         fallback=None if HAS_COMPILER else "there is no C++ compiler (c++, g++ or clang++) on PATH",
+        vocab_size=read_model_config(tiny_model).vocab_size,
     )
     config = read_model_config(tiny_model)
     assert info.kv_cache_bytes == 64 * 4 * 4 * 2 * config.num_layers * config.num_kv_heads * config.head_dim

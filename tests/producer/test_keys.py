@@ -33,7 +33,7 @@ def slots(names: list[str]) -> set[int]:
 def test_a_script_finds_its_keys_in_one_slot() -> None:
     of = made("q", "n")
     of_requests = [of[kind] for kind in ("reply", "state", "cancel")]
-    of_queue = [key for kind, key in of.items() if kind not in ("reply", "state", "cancel", "wake")]
+    of_queue = [key for kind, key in of.items() if kind not in ("reply", "state", "cancel", "wake", "queues")]
     assert len(slots(of_requests)) == 1
     assert len(slots(of_queue)) == 1
     assert slots(of_requests) != slots(of_queue)
@@ -48,7 +48,7 @@ def test_no_two_keys_are_one() -> None:
     for one, other in itertools.combinations(named, 2):
         parameters = inspect.signature(FUNCTIONS[one[0]]).parameters
         same_queue = one[1] == other[1] or not {"queue", "letters"} & set(parameters)
-        same_name = one[2] == other[2] or not {"worker", "request_id", "client_id"} & set(parameters)
+        same_name = one[2] == other[2] or not {"worker", "request_id", "client_id", "mailbox"} & set(parameters)
         assert (one[3] == other[3]) == (one[0] == other[0] and same_queue and same_name), (one, other)
 
 

@@ -212,10 +212,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (chat(tool_choice=NAMED), "tool_choice: f is none of the tools: there are none"),
     (
         {"prompt": "x", "tools": [TOOL], "parallel_tool_calls": False},
-        "tools, parallel_tool_calls: of chats, which need messages",
+        "tools is for chats, which need messages",
     ),
-    ({"prompt": "x", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs: of chats"),
-    ({"prompt": "x", "continue_final_message": True}, "continue_final_message: of chats"),
+    ({"prompt": "x", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs is for chats"),
+    ({"prompt": "x", "continue_final_message": True}, "continue_final_message is for chats"),
     (chat(add_generation_prompt=True, continue_final_message=True), "contradict each other"),
     (chat(chat_template_kwargs={"tools": [], "messages": [], "x": 1}), "may not set messages, tools"),
     (chat(chat_template_kwargs=[1]), "chat_template_kwargs"),

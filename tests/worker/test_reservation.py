@@ -12,6 +12,7 @@ from worker_harness import QUICK, eventually
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.wire import ModelCard
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken
 from penstock.worker.metrics import Metrics
@@ -60,7 +61,7 @@ async def test_a_live_process_of_the_name_is_told_from_a_dead_one(raw: RedisClie
 
 
 async def test_a_serving_worker_has_the_name(raw: RedisClient, make: Make) -> None:
-    heartbeat = Heartbeat(raw, config(0.6), "serving", Readiness())
+    heartbeat = Heartbeat(raw, config(0.6), "serving", Readiness(), ModelCard(model="m", worker="w", version="1"))
     await heartbeat.start(asyncio.Event())
     beating = asyncio.create_task(heartbeat.run())
     with pytest.raises(NameTaken):

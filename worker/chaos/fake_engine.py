@@ -47,6 +47,7 @@ def expected_speech(prompt: str, request_id: str, tokens: Sequence[int], index: 
 class FakeText:
     """A byte tokenizer."""
 
+    vocab_size = 256
     special_token_ids: Mapping[str, int] = MappingProxyType({})
 
     def encode(self, text: str) -> Sequence[int]:

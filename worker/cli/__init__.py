@@ -5,7 +5,7 @@
 | 0 | done; for `worker`: drained |
 | 1 | failed: the message on stderr says why |
 | 2 | wrong usage or settings |
-| 3 to 7 | `worker` could not start or go on: `worker/errors.py` lists the reasons |
+| 3 to 8 | `worker` could not start or go on: `worker/errors.py` lists the reasons |
 | 130 | interrupted; for `worker`: told to stop twice |
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import typer
 
-from penstock.worker.cli import bench, chaos, dead, demo, doctor, drain, plan, send, version, worker, workers
+from penstock.worker.cli import bench, card, chaos, dead, demo, doctor, drain, plan, send, version, worker, workers
 from penstock.worker.cli.errors import exit_status_of
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ for command in (
     worker.worker,
     send.send,
     workers.workers,
+    card.card,
     drain.drain,
     demo.demo,
     chaos.chaos,

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import structlog
 
 import penstock.engine as engine_package
 from penstock.engine.config import EngineConfig
 from penstock.engine.demo import MODEL_DIR
+from penstock.engine.loading.checkpoint import resolve
+from penstock.engine.loading.identity import identify
 from penstock.worker import garbage
 from penstock.worker.cli.errors import CommandFailed, exit_status_of
 from penstock.worker.cli.progress import Say, shown
@@ -64,13 +65,23 @@ def _fatal_line(*, is_json: bool) -> Iterator[None]:
 
 def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Model:
     """Loads and warms up, showing how far it is."""
-    checkpoint: str | Path = MODEL_DIR if model == DEMO_MODEL else model
+    directory = resolve(MODEL_DIR if model == DEMO_MODEL else model)
     with shown("loading the model", BYTES, say) as report:
-        engine = engine_package.Engine.from_checkpoint(checkpoint, config, report)
+        engine = engine_package.Engine.from_checkpoint(directory, config, report)
     with shown("warming up", "shapes", say) as report:
         engine.warm_up(report)
     garbage.settle()
-    return Model(engine, engine.tokenizer, engine.defaults, model, engine.describe(), engine.grammars)
+    tokenizer = engine.tokenizer
+    return Model(
+        engine,
+        tokenizer,
+        engine.defaults,
+        model,
+        engine.describe(),
+        engine.grammars,
+        identify(directory, tokenizer.templates),
+        tokenizer.chat_format,
+    )
 
 
 async def _run(service: WorkerService) -> None:

@@ -16,7 +16,8 @@ def worker(*, settings: Settings) -> None:
     the rest goes on at other workers. A second one aborts.
 
     Exit status: 0 drained; 1 failed; 2 wrong settings; 3 the name is taken; 4 the engine failed; 5 Redis refused;
-    6 not everything could be handed back; 7 a part of the service failed; 130 aborted.
+    6 not everything could be handed back; 7 a part of the service failed; 8 the queue's workers
+    have another tokenizer, chat template or vocabulary; 130 aborted.
     """
     require_worker_extra()
     with spinner("starting"):

@@ -28,7 +28,7 @@ class QueueEntry:
     """An entry of the request stream."""
 
     id: str
-    fields: Fields  # of one over the limit only `id`, if it has one
+    fields: Fields  # of one over the limit only `id`, and `to` of a call, if it has them
     size: int  # bytes of all its names and values
     is_whole: bool = True  # whether `fields` are all
 
@@ -48,7 +48,7 @@ class QueueEntry:
         size = entry_size(fields)
         if size <= max_bytes:
             return cls(entry_id, fields, size)
-        return cls(entry_id, {b"id": fields[b"id"][:256]} if b"id" in fields else {}, size, is_whole=False)
+        return cls(entry_id, {name: fields[name][:256] for name in (b"id", b"to") if name in fields}, size, False)
 
 
 class EntryReader:

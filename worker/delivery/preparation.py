@@ -25,6 +25,8 @@ _NO_THINKING = {"enable_thinking": False, "thinking": False}
 class TextEncoder(Protocol):
     """What turns prompts into tokens; `engine.text.tokenizer.Tokenizer` is one. Called from several threads."""
 
+    vocab_size: int  # token ids from here on have no text
+
     def encode(self, text: str) -> Sequence[int]:
         """The tokens of a plain prompt."""
 
@@ -38,7 +40,7 @@ class TextEncoder(Protocol):
         """
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens."""
+        """The text of tokens; special ones have none."""
 
     @property
     def special_token_ids(self) -> Mapping[str, int]:
@@ -72,7 +74,7 @@ class Preparer:
 
     def __init__(self, text: TextEncoder, config: WorkerConfig, grammars: Grammars | None = None) -> None:
         """Without `grammars`, requests that need one are refused."""
-        self._text = text
+        self.text = text
         self._config = config
         self._grammars = grammars
 
@@ -91,11 +93,15 @@ class Preparer:
             InvalidRequest: the chat template refuses the messages, or no reply can be what is asked for.
             PromptTooLong: over max_prompt_tokens.
         """
-        preparation = self._read_chat(asked, now_s) if asked.messages is not None else self._read_prompt(asked)
+        preparation = self.encode(asked, now_s)
         limit, num_tokens = self._config.max_prompt_tokens, len(preparation.prompt_token_ids)
         if limit is not None and num_tokens > limit:
             raise PromptTooLong(f"the prompt has {num_tokens} tokens, the limit max_prompt_tokens is {limit}")
         return preparation
+
+    def encode(self, asked: GenerateRequest, now_s: float | None = None) -> Preparation:
+        """As `read`, of a prompt of any length."""
+        return self._read_prompt(asked) if asked.messages is None else self._read_chat(asked, now_s)
 
     def compile(self, preparation: Preparation) -> Preparation:
         """With its grammar, if it has one. May block for as long as that takes to compile.
@@ -110,7 +116,7 @@ class Preparer:
         return replace(preparation, grammar=self._grammars.compile(preparation.grammar_source))
 
     def _read_chat(self, asked: GenerateRequest, now_s: float | None) -> Preparation:
-        chat = self._text.encode_chat(conversation(asked, now_s))
+        chat = self.text.encode_chat(conversation(asked, now_s))
         response = None
         if chat.reply_format is not None:
             response = ResponseSpec(chat.reply_format, chat.reply_prefix, callable_tools(asked))
@@ -120,17 +126,21 @@ class Preparer:
     def _read_prompt(self, asked: GenerateRequest) -> Preparation:
         if asked.prompt_token_ids is not None:
             token_ids = asked.prompt_token_ids
-            text = self._text.decode(token_ids) if asked.echo else ""
+            text = self._decode(token_ids) if asked.echo else ""
         else:
             text = asked.prompt or ""
-            token_ids = tuple(self._text.encode(text))
+            token_ids = tuple(self.text.encode(text))
         source = self._grammar_source(asked, None, has_reasoning=False)
         return Preparation(token_ids, None, text if asked.echo else "", source)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        """A model's vocabulary may be padded beyond the tokenizer's. The engine refuses what is beyond that."""
+        return self.text.decode([id_ for id_ in token_ids if id_ < self.text.vocab_size])
 
     def _grammar_source(
         self, asked: GenerateRequest, response: ResponseSpec | None, *, has_reasoning: bool
     ) -> str | None:
-        return grammar_source(asked, response, self._text.special_token_ids, has_reasoning=has_reasoning)
+        return grammar_source(asked, response, self.text.special_token_ids, has_reasoning=has_reasoning)
 
 
 async def prepare(

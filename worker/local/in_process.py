@@ -6,6 +6,7 @@ A request comes and goes in the forms of the wire, so that limits, defaults, chu
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,8 @@ from penstock.producer.errors import ReplyTimeout, RequestFailed, RequestRefused
 from penstock.producer.handle import ReplyStream
 from penstock.producer.reading.assembly import Assembler
 from penstock.producer.reply import Chunk
-from penstock.producer.wire import ChunkEntry, EndEntry, FinishReason, GenerateRequest
+from penstock.producer.wire import AnswerEntry, Call, ChunkEntry, EndEntry, FinishReason, GenerateRequest
+from penstock.worker.calls.answering import Answers
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import to_engine_request
 from penstock.worker.delivery.choices import ChoiceBuffer, outcome_of
@@ -30,7 +32,8 @@ from penstock.worker.errors import EngineFailed
 ENCODER_THREADS = 4  # a chat template renders in two processes at once; plain prompts need not wait for those
 HAND_OVER_S = 0.02  # outputs wait so long for each other: less than a reader sees, more than a step of a small model
 
-NO_LIMITS = WorkerConfig()  # a worker's limits are for strangers; of those that a Preparer reads none is set
+# A worker's limits are for strangers.
+NO_LIMITS = WorkerConfig(max_n=sys.maxsize, max_stop_strings=sys.maxsize, max_stop_chars=sys.maxsize)
 
 
 class InProcessEngine:
@@ -42,6 +45,7 @@ class InProcessEngine:
         self._driver.set_patience(HAND_OVER_S)
         self._preparer = preparer
         self._defaults = defaults
+        self._answers = Answers(NO_LIMITS, preparer, preparer.text.vocab_size, defaults, self._driver.check)
         self._threads = ThreadPoolExecutor(ENCODER_THREADS, thread_name_prefix="penstock-tokenizer")
         self._runs: set[_Run] = set()
         self._left: dict[str, _Run] = {}  # by id: nobody follows them any more, and the engine is about to end them
@@ -75,6 +79,25 @@ class InProcessEngine:
         """
         assembler = Assembler(request.id or "")
         return ReplyStream(request.id or "", self._chunks(request, assembler, timeout_s, whole), assembler)
+
+    async def ask(self, call: Call) -> AnswerEntry:
+        """What the model's tokenizer and limits say of a request; nothing is generated.
+
+        Raises:
+            RequestRefused: it cannot be served.
+            EngineFailed: the engine has ended.
+        """
+        self._check_running()
+        _check_honoured(call.request)
+        loop = asyncio.get_running_loop()
+        try:
+            answer = await loop.run_in_executor(self._threads, self._answers.to, call, time.time())
+        except RequestError as error:
+            raise RequestRefused(call.request.id, error.code, str(error)) from None
+        except asyncio.CancelledError:
+            self._check_running()  # `stop` cancels what waits for its threads
+            raise
+        return AnswerEntry.model_validate({"id": call.request.id, "worker": "", **answer})
 
     # What it needs comes as arguments, and not in a ReplyStream: see `penstock.producer.handle`.
     async def _chunks(

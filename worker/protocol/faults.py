@@ -107,7 +107,7 @@ async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> N
 
 def is_no_group(error: BaseException) -> bool:
     """Whether the stream or its group is not there, as after FLUSHALL."""
-    return "NOGROUP" in str(error)
+    return "NOGROUP" in str(error) or str(error).startswith("no such key")
 
 
 def is_stale_id(error: BaseException) -> bool:

@@ -6,11 +6,14 @@ import asyncio
 import random
 
 import structlog
+from redis import exceptions
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.pipeline import Command
+from penstock.producer.wire import ModelCard
 from penstock.worker.config import WorkerConfig
-from penstock.worker.errors import NameTaken
+from penstock.worker.errors import NameTaken, OtherFleet, WorkerError
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.readiness import Readiness
@@ -31,21 +34,27 @@ class Heartbeat:
     still has the key of a process that is gone. Once it sees the key renewed it stops, by `must_drain`.
 
     The same round trip asks whether somebody wants this process to drain (`penstock drain`), and says whether it serves
-    the queue, which clients look at.
+    the queue, and what, which clients look at. Of two processes that would join an empty queue with other tokens, the
+    first to beat has it; the other waits until the first one's card lapses, and stops once it sees that renewed.
     """
 
-    def __init__(self, redis: RedisClient, config: WorkerConfig, instance: str, readiness: Readiness) -> None:
+    def __init__(
+        self, redis: RedisClient, config: WorkerConfig, instance: str, readiness: Readiness, card: ModelCard
+    ) -> None:
         self._redis = redis
+        self._card = card.to_fields()
         self._config = config
         self._instance = instance
         self._readiness = readiness
         self._ttl_ms = round(config.heartbeat_ttl_s * 1000)
         self._interval_s = config.heartbeat_ttl_s / BEATS_PER_TTL
+        self._is_joining = not config.allow_other_fleet
         self._is_serving = False
+        self._is_announced = False
         self._beat_now = asyncio.Event()
         self._rival: scripts.Rival | None = None
         self.must_drain = asyncio.Event()
-        self.name_taken: NameTaken | None = None  # why this process must stop, once another was seen to live
+        self.must_end: WorkerError | None = None  # why this process must stop, once another was seen to live
 
     @property
     def is_contested(self) -> bool:
@@ -59,10 +68,11 @@ class Heartbeat:
 
         Raises:
             NameTaken: its owner lives.
+            OtherFleet: those that serve the queue serve other tokens.
         """
         while (left_s := await self.beat()) and not stop.is_set():
-            if self.name_taken is not None:
-                raise self.name_taken
+            if self.must_end is not None:
+                raise self.must_end
             await pause(stop, min(left_s, self._interval_s))
 
     def set_serving(self, is_serving: bool) -> None:
@@ -79,9 +89,10 @@ class Heartbeat:
 
     async def stop(self) -> None:
         """Leaves the group: what is still pending here may be taken at once."""
-        await self._redis.execute_command(
-            *scripts.leave(self._config.queue, worker=self._config.name, instance=self._instance)
-        )
+        command = scripts.leave(self._config.queue, worker=self._config.name, instance=self._instance)
+        is_unserved = await self._redis.execute_command(*command) == 2
+        if is_unserved and self._is_announced:
+            await self._announce(is_served=False)
 
     async def beat(self) -> float:
         """Renews the key, or sets it if it has lapsed or was lost with Redis's data.
@@ -89,28 +100,48 @@ class Heartbeat:
         Returns:
             0 if the name is this process's, else the seconds until the key of the one that has it lapses.
         """
-        command = scripts.beat(
+        answer = scripts.parse_beat(await self._redis.execute_command(*self._command()))
+        if isinstance(answer, scripts.Rival):
+            self._look_at(answer)
+            return answer.left_s
+        self._rival = None
+        self._is_joining = False
+        if answer.drain_mark == self._instance:  # a mark for an earlier process of this name means nothing
+            self.must_drain.set()
+        if self._is_serving or (self._is_announced and not answer.is_served):
+            await self._announce(is_served=self._is_serving)
+        return 0.0
+
+    def _command(self) -> Command:
+        return scripts.beat(
             self._config.queue,
             worker=self._config.name,
             instance=self._instance,
             ttl_ms=self._ttl_ms,
             is_serving=self._is_serving,
+            is_joining=self._is_joining,
+            card=self._card,
         )
-        answer = scripts.parse_beat(await self._redis.execute_command(*command))
-        if isinstance(answer, scripts.Rival):
-            self._look_at(answer)
-            return answer.left_s
-        self._rival = None
-        if answer == self._instance:  # a mark for an earlier process of this name means nothing
-            self.must_drain.set()
-        return 0.0
+
+    async def _announce(self, *, is_served: bool) -> None:
+        """In the list of all queues. It is not in the queue's slot, and so no part of the beat."""
+        self._is_announced = is_served
+        ttl_ms = self._ttl_ms if is_served else 0
+        await self._redis.execute_command(*scripts.announce(self._config.queue, ttl_ms=ttl_ms))
 
     def _look_at(self, rival: scripts.Rival) -> None:
         known, self._rival = self._rival, rival
-        if rival.is_seen_to_live(known) and self.name_taken is None:
-            self.name_taken = NameTaken(self._config.name, self._config.queue)
-            _log.error("name_taken", worker=self._config.name, queue=self._config.queue, by=rival.instance)
+        if rival.is_seen_to_live(known) and self.must_end is None:
+            self.must_end = self._reason(rival)
+            event = "other_fleet" if isinstance(rival, scripts.OtherModel) else "name_taken"
+            _log.error(event, worker=self._config.name, queue=self._config.queue, by=rival.instance)
             self.must_drain.set()
+
+    def _reason(self, rival: scripts.Rival) -> WorkerError:
+        queue = self._config.queue
+        if isinstance(rival, scripts.OtherModel):
+            return OtherFleet(queue, rival.instance, rival.field, rival.theirs, rival.own)
+        return NameTaken(self._config.name, queue)
 
 
 class Reclaimer:
@@ -132,24 +163,31 @@ class Reclaimer:
             await faults.survive(self.scan(), "reclaimer", self._readiness)
 
     async def scan(self) -> None:
-        queue = self._config.queue
-        consumers = await self._redis.xinfo_consumers(keys.requests(queue), keys.GROUP)
-        names = [consumer["name"].decode() for consumer in consumers]
-        for name in names:
-            if name not in (self._config.name, keys.UNOWNED):
-                await self._retire(name)
+        for stream in (keys.requests(self._config.queue), keys.calls(self._config.queue)):
+            for name in await self._consumers(stream):
+                if name not in (self._config.name, keys.UNOWNED):
+                    await self._retire(stream, name)
 
-    async def _retire(self, consumer: str) -> None:
+    async def _consumers(self, stream: str) -> list[str]:
+        try:
+            consumers = await self._redis.xinfo_consumers(stream, keys.GROUP)
+        except exceptions.ResponseError as error:
+            if faults.is_no_group(error):  # whoever reads the stream makes it
+                return []
+            raise
+        return [consumer["name"].decode() for consumer in consumers]
+
+    async def _retire(self, stream: str, consumer: str) -> None:
         queue = self._config.queue
         if await self._redis.exists(keys.heartbeat(queue, consumer)):
             return
         freed = 0
         while True:
-            command = scripts.retire(queue, consumer=consumer, count=RETIRE_COUNT)
+            command = scripts.retire(queue, stream=stream, consumer=consumer, count=RETIRE_COUNT)
             moved = int(await self._redis.execute_command(*command))
             freed += max(0, moved)
             if moved < RETIRE_COUNT:
                 break
-        if freed:
+        if freed and stream == keys.requests(queue):
             self._metrics.reclaimed.inc(freed)
             _log.warning("worker_lost", lost=consumer, entries=freed)

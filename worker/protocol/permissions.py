@@ -26,9 +26,16 @@ _ON_STATE = (
 )  # fmt: skip
 _ON_CANCEL = ("EXISTS {}", "DEL {}")
 _ON_PRESENCE = ("GET {}", "SET {} v", "EXISTS {}", "DEL {}", "PEXPIRE {} 1", "PEXPIRETIME {}")
-_ON_SERVING = (
+_ON_QUEUES = (
     "ZADD {} 1 m", "ZREM {} m", "ZREMRANGEBYSCORE {} 0 1", "ZRANGE {} 0 1", "PEXPIREAT {} 1", "DEL {}",
 )  # fmt: skip
+_ON_SERVING = (*_ON_QUEUES, "ZSCORE {} m", "EXISTS {}")
+_ON_CARD = ("HMGET {} f", "HSET {} f v", "PTTL {}", "PEXPIRE {} 1", "PEXPIRETIME {}", "DEL {}")
+_ON_CALLS = (
+    "XGROUP CREATE {} g 0", "XGROUP DELCONSUMER {} g c", "XREADGROUP GROUP g c STREAMS {} >", "XACK {} g 0-1",
+    "XDEL {} 0-1", "XCLAIM {} g c 0 0-1", "XPENDING {} g", "XINFO CONSUMERS {}", "PERSIST {}",
+)  # fmt: skip
+_ON_ANSWERS = ("XADD {} * f v", "PEXPIRE {} 1")
 _ON_LETTERS = ("XADD {} * f v", "XTRIM {} MAXLEN 1", "XLEN {}", "PEXPIRE {} 1")
 _ON_LETTER_COUNTS = (
     "XADD {} * f v", "XRANGE {} - +", "XDEL {} 0-1", "XLEN {}", "GET {}", "SET {} v", "DEL {}", "PEXPIRE {} 1",
@@ -69,6 +76,10 @@ def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
     for key in (keys.heartbeat(queue, _PROBE), keys.drain(queue, _PROBE), keys.starting(queue, _PROBE)):
         yield key, _ON_PRESENCE
     yield keys.serving(queue), _ON_SERVING
+    yield keys.queues(), _ON_QUEUES
+    yield keys.card(queue), _ON_CARD
+    yield keys.calls(queue), _ON_CALLS
+    yield keys.answers(queue, _PROBE), _ON_ANSWERS
     for letters in (keys.dead(queue), keys.malformed(queue)):
         yield letters, _ON_LETTERS
         for key in (keys.letter_sizes(letters), keys.letter_bytes(letters)):

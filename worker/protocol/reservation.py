@@ -62,8 +62,8 @@ class Reservation:
         config = self._config
         ttl_ms = round(config.heartbeat_ttl_s * 1000)
         command = scripts.reserve(config.queue, worker=config.name, instance=self._instance, ttl_ms=ttl_ms)
-        answer = scripts.parse_beat(await self._redis.execute_command(*command))
-        before, self._rival = self._rival, answer if isinstance(answer, scripts.Rival) else None
+        rival = scripts.parse_reserve(await self._redis.execute_command(*command))
+        before, self._rival = self._rival, rival
         if self._rival is None:
             return 0.0
         if self._rival.is_seen_to_live(before):

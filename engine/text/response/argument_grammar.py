@@ -9,14 +9,15 @@ from types import MappingProxyType
 
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import Tool
-from penstock.engine.text.response.bare_text import OTHER_VALUES, bare_text
-from penstock.engine.text.response.lark import GrammarWriter, either, literal, sequence, without
+from penstock.engine.text.response.bare_text import OTHER_VALUES, bare_text, text_before
+from penstock.engine.text.response.lark import GrammarWriter, either, literal, sequence
 from penstock.engine.text.response.schemas import Schema, json_schema, parsed_schema
 from penstock.engine.text.response.syntax import Arguments, Format
 from penstock.engine.text.response.value_grammar import ValueGrammar
 
 _PYTHON_WORDS: Mapping[str, str] = MappingProxyType({"true": "True", "false": "False", "null": "None"})
 _PLAIN_KEY = re.compile(r"[^\s<>{}()\[\]\"'=,;:|]+")
+_MAX_MEMBERS = 128  # each of their rules is within the one before
 _NEW_KEY = "/[a-zA-Z_][a-zA-Z0-9_]{0,40}/"
 # What an object of arguments may say beside its properties.
 _UNDERSTOOD = frozenset(
@@ -70,7 +71,8 @@ class _Members:
             schema,
             _PYTHON_WORDS if is_python else {},
             self._text,
-            self._value,
+            self._lexeme,
+            self._other,
             reads_json=self._syntax.parameter is None,
             strict=tool.strict,
             of=_of(tool),
@@ -99,6 +101,10 @@ class _Members:
         known = dict(properties) if isinstance(properties, dict) else {}
         schemas = known | {name: {} for name in required if name not in known}
         members = {name: self._member(self._key(name), schema) for name, schema in schemas.items()}
+        if len(members) > _MAX_MEMBERS:
+            raise InvalidRequest(
+                f"{_of(self._tool)}: {len(members)} arguments, at most {_MAX_MEMBERS} in this model's format"
+            )
         rest = self._schema.get("additionalProperties", True)
         if not members and rest is not False:
             members["*"] = self._member(_NEW_KEY, rest)
@@ -116,43 +122,41 @@ class _Members:
             return sequence([key, equals, value])
         return sequence([self._spell(parameter.before_key), key, self._spell(parameter.before_value), value])
 
-    def _value(self, other: str) -> str:
-        """One that is no string."""
-        return sequence([other, self._spell(self._syntax.parameter.end)]) if self._syntax.parameter else other
+    def _other(self, rule: str) -> str:
+        return sequence([rule, self._spell(self._syntax.parameter.end)]) if self._syntax.parameter else rule
+
+    def _lexeme(self, text: str) -> str:
+        """A value with what ends it. Between tags, every kind ends with the tag: a lexer prefers the longer."""
+        if self._syntax.parameter is None:
+            return text
+        end = self._syntax.parameter.end
+        tag, *rest = self._format.pieces(end.lstrip())
+        gap = end.removesuffix(end.lstrip())  # a line break, which the model need not write
+        ended = self._writer.until(tag.rstrip(), text, gap)
+        return sequence([ended, self._writer.spell([tag.removeprefix(tag.rstrip()), *rest])])
 
     def _text(self, schema: Schema, is_mixed: bool) -> str:
         """A string: bare up to the next tag, between quotes of the format, or as JSON, which Python reads too."""
         parameter, quote = self._syntax.parameter, self._syntax.quote
         if parameter is None and not quote:
             return self._writer.json(json_schema(schema, strict=self._tool.strict, lenient=not self._tool.strict))
-        text = bare_text(schema, strict=self._tool.strict, of=_of(self._tool))
+        strict, of = self._tool.strict, _of(self._tool)
         if parameter is None:
-            return sequence([self._spell(quote), self._writer.until(quote, text)])
-        unlike = f" & ~({OTHER_VALUES})" if is_mixed else ""
-        end = parameter.end.strip()
-        return self._ended(f"({text}) & {without(end)}{unlike}", self._format.pieces(parameter.end))
-
-    def _ended(self, text: str, pieces: Sequence[str]) -> str:
-        """`text` up to where it ends, with what stands behind it."""
-        first, *rest = pieces
-        if first != first.rstrip() and not rest:  # white space behind a tag of plain text
-            return sequence([self._writer.until(first.rstrip(), text), literal(first[len(first.rstrip()) :])])
-        return sequence([self._writer.until(first, text), self._writer.spell(rest)])
+            return sequence([self._spell(quote), self._writer.until(quote, bare_text(schema, strict=strict, of=of))])
+        tag = self._format.pieces(parameter.end.lstrip())[0].rstrip()
+        text = text_before(tag, schema, strict=strict, of=of)
+        return self._lexeme(f"{text} & ~({OTHER_VALUES})" if is_mixed else text)
 
     def _separated(self, members: Sequence[tuple[str, bool]], separator: str) -> str:
         """Members in order, those that are not required left out or not."""
-        tail = ""
-        for member, is_required in reversed(members[1:]):
+        whole = tail = ""
+        for member, is_required in reversed(members):
+            with_it = sequence([member, tail])
+            whole = with_it if is_required else either([with_it, whole]) if whole else f"({with_it})?"
             part = sequence([separator, member])
             tail = self._writer.rule(sequence([part if is_required else f"({part})?", tail]))
-        if not members:
-            return ""
-        first, is_required = members[0]
-        whole = sequence([first, tail])
-        if is_required:
-            return whole
-        without_first = self._separated(members[1:], separator)
-        return either([whole, without_first]) if without_first else f"({whole})?"
+            whole = self._writer.rule(whole)
+        return whole
 
     def _spell(self, syntax: str) -> str:
         return self._writer.spell(self._format.pieces(syntax))

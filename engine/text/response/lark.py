@@ -52,14 +52,18 @@ class GrammarWriter:
     def spell(self, pieces: Iterable[str]) -> str:
         """Text whose pieces are special tokens or ordinary."""
         return sequence(
-            f"<[{self._special_ids[piece]}]>" if piece in self._special_ids else literal(piece) for piece in pieces
+            f"<[{self._special_ids[piece]}]>" if self.is_special(piece) else literal(piece) for piece in pieces
         )
 
-    def until(self, piece: str, text: str = ANY) -> str:
-        """`text` up to the first `piece`, which ends it."""
-        if piece in self._special_ids:
-            return sequence([self.terminal(text), self.spell([piece])])
-        return self.lazy(f"{self.terminal(text)} {literal(piece)}")
+    def is_special(self, piece: str) -> bool:
+        return piece in self._special_ids
+
+    def until(self, piece: str, text: str = ANY, gap: str = "") -> str:
+        """`text` up to the first `piece`, which ends it; `gap` may stand between."""
+        between = f"({literal(gap)})?" if gap else ""
+        if self.is_special(piece):
+            return sequence([self.terminal(text), between, self.spell([piece])])
+        return self.lazy(sequence([self.terminal(text), between, literal(piece)]))
 
     def source(self, start: str) -> str:
         """The whole, for llguidance: Lark text, or JSON if there are grammars of somebody else's."""

@@ -32,6 +32,7 @@ _NARROWER: dict[str, tuple[str, ...]] = {
     "date-time": (*_REAL_DATE, _NO_LEAP_SECOND),
     "time": (_NO_LEAP_SECOND,),
 }
+_LARGEST = 10**15
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 
 _IN_ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames",
@@ -56,16 +57,24 @@ def parsed_schema(text: str, what: str) -> Schema:
     return schema
 
 
-def json_schema(schema: Schema, *, strict: bool = False, lenient: bool = False) -> Schema:
+def json_schema(schema: Schema, *, strict: bool = False, lenient: bool = False, finite: bool = False) -> Schema:
     """What follows it follows `schema` too, in a form that ends: white space is bounded.
 
     Args:
         schema: as the user gave it. It is not changed.
         strict: objects have no other properties than those listed, where they don't say whether they may.
         lenient: what llguidance can't do is left out, rather than refused.
+        finite: numbers are none that a float can't hold.
+
+    Raises:
+        InvalidRequest: it is nested too deeply.
     """
-    edit = _combined(_without_comments, _narrowed, _closed if strict else None, _loosened if lenient else None)
-    made = _edited(schema, edit)
+    chosen = ((_closed, strict), (_loosened, lenient), (_bounded, finite))
+    edit = _combined(_without_comments, _narrowed, *(one for one, is_chosen in chosen if is_chosen))
+    try:
+        made = _edited(schema, edit)
+    except RecursionError:
+        raise InvalidRequest("a JSON schema is nested too deeply") from None
     options: Schema = {"whitespace_pattern": WHITE_SPACE}
     if not _CONTROL_ESCAPE.search(json.dumps(made)):
         options["json_allowed_escapes"] = _ESCAPES
@@ -77,10 +86,10 @@ def json_schema(schema: Schema, *, strict: bool = False, lenient: bool = False) 
 Edit = Callable[[Schema], Schema]
 
 
-def _combined(*edits: Edit | None) -> Edit:
+def _combined(*edits: Edit) -> Edit:
     def edit(schema: Schema) -> Schema:
         for one in edits:
-            schema = one(schema) if one is not None else schema
+            schema = one(schema)
         return schema
 
     return edit
@@ -124,6 +133,14 @@ def _closed(schema: Schema) -> Schema:
     """An object whose properties are said in several places can't be closed in one of them."""
     is_plain = "properties" in schema and _APPLICATORS.isdisjoint(schema)
     return schema | {"additionalProperties": False} if is_plain and "additionalProperties" not in schema else schema
+
+
+def _bounded(schema: Schema) -> Schema:
+    """With finite numbers: llguidance lets one have an exponent where it has no bounds."""
+    is_free = "number" in schema.get("type", ()) and not any(
+        key.lower().endswith(("minimum", "maximum")) for key in schema
+    )
+    return schema | {"minimum": -_LARGEST, "maximum": _LARGEST} if is_free else schema
 
 
 def _loosened(schema: Schema) -> Schema:

@@ -26,6 +26,7 @@ class ValueGrammar:
         root: Schema,
         words: Mapping[str, str],
         text: Callable[[Schema, bool], str],
+        lexeme: Callable[[str], str],
         other: Callable[[str], str],
         *,
         reads_json: bool,
@@ -38,7 +39,8 @@ class ValueGrammar:
             root: the schema of the arguments.
             words: how the format spells true, false and null, where that is not JSON's way.
             text: writes a string that follows a schema; True: it must not read like a value that is no string.
-            other: makes a value of the expression of anything else.
+            lexeme: makes a value of a lexeme of anything else.
+            other: makes a value of the rule of anything else.
             reads_json: whether a string may be written as JSON too.
             strict: what can't be held to is refused.
             of: whose schema it is, for messages.
@@ -47,6 +49,7 @@ class ValueGrammar:
         self._root = root
         self._words = words
         self._text = text
+        self._lexeme = lexeme
         self._other = other
         self._reads_json = reads_json
         self._strict = strict
@@ -56,12 +59,17 @@ class ValueGrammar:
         """What follows `schema`."""
         alternatives = self._alternatives(schema, _MAX_REFERENCES)
         is_mixed = not all(map(_is_text, alternatives))
-        return either(
-            self._text({"type": "string"} | each, is_mixed)
-            if _is_text(each) or self._is_unclear(each)
-            else self._other(self._one_of_others(each))
-            for each in alternatives
-        )
+        return either(self._alternative(each, is_mixed) for each in alternatives)
+
+    def _alternative(self, schema: Schema, is_mixed: bool) -> str:
+        if _is_text(schema) or self._is_unclear(schema):
+            return self._text({"type": "string"} | schema, is_mixed)
+        scalar = self._scalar(schema)
+        if scalar is not None:
+            return self._lexeme(scalar)
+        shared = {key: self._root[key] for key in ("$schema", "$defs", "definitions") if key in self._root}
+        made = json_schema(shared | schema, strict=self._strict, lenient=not self._strict, finite=True)
+        return self._other(self._writer.json(made))
 
     def resolved(self, schema: object) -> Schema:
         """The schema behind references."""
@@ -102,20 +110,20 @@ class ValueGrammar:
             raise InvalidRequest(f"{self._of}: an argument needs a type in this model's format: {schema!r:.120}")
         return True
 
-    def _one_of_others(self, schema: Schema) -> str:
-        """A value that is no string. Where a bare string may stand too, only lexemes of the same grammar can."""
+    def _scalar(self, schema: Schema) -> str | None:
+        """A lexeme of values that are neither strings nor of several parts; None if it takes more than that."""
         kind = schema.get("type")
-        if "const" in schema and not isinstance(schema["const"], dict | list):
-            word = json.dumps(schema["const"])
-            return literal(self._words.get(word, word))
+        if "const" in schema:
+            return None if isinstance(schema["const"], dict | list) else self._spelled(json.dumps(schema["const"]))
         if kind == "null":
-            return literal(self._words.get("null", "null"))
+            return self._spelled("null")
         if kind == "boolean":
-            return either(literal(self._words.get(word, word)) for word in ("true", "false"))
-        if kind in _NUMBERS and _NOTES.issuperset(schema.keys() - {"type"}):
-            return _NUMBERS[kind]
-        shared = {key: self._root[key] for key in ("$schema", "$defs", "definitions") if key in self._root}
-        return self._writer.json(json_schema(shared | schema, strict=self._strict, lenient=not self._strict))
+            return either(map(self._spelled, ("true", "false")))
+        is_free = _NOTES.issuperset(schema.keys() - {"type"})
+        return _NUMBERS[kind] if kind in _NUMBERS and is_free else None
+
+    def _spelled(self, word: str) -> str:
+        return literal(self._words.get(word, word))
 
 
 def _is_text(schema: Schema) -> bool:

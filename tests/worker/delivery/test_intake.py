@@ -119,7 +119,7 @@ async def test_entries_of_dead_workers_go_before_new_ones(redis_url: str, redis:
     left = {await send(redis, prompt="left", max_tokens=5) for _ in range(3)}
     await redis.xreadgroup(keys.GROUP, "dead", {stream: ">"})
     new = {await send(redis, prompt="new", max_tokens=5) for _ in range(3)}
-    assert await redis.execute_command(*scripts.retire("q", consumer="dead", count=100)) == 3
+    assert await redis.execute_command(*scripts.retire("q", stream=keys.requests("q"), consumer="dead", count=100)) == 3
     async with running_worker(redis_url, engine):
         for request_id in left | new:
             await read_reply(redis, request_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from patience import WAIT_S
@@ -11,14 +12,16 @@ from worker_harness import QUICK, eventually
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.wire import ModelCard
 from penstock.worker.config import WorkerConfig
-from penstock.worker.errors import NameTaken
+from penstock.worker.errors import NameTaken, OtherFleet
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol.heartbeat import RETIRE_COUNT, Heartbeat, Reclaimer
 from penstock.worker.readiness import Readiness
 
 KEY = keys.heartbeat("q", "w")
 SERVING = keys.serving("q")
+CARD = keys.card("q")
 LONG_S = 1000.0
 TAKEN = "another process uses the name 'w' in queue 'q'"
 
@@ -27,9 +30,12 @@ Make = Callable[..., Heartbeat]
 
 @pytest.fixture
 def make(raw: RedisClient) -> Make:
-    def heartbeat(instance: str, ttl_s: float = LONG_S, name: str = "w") -> Heartbeat:
-        config = WorkerConfig(**{**QUICK, "name": name, "heartbeat_ttl_s": ttl_s})
-        return Heartbeat(raw, config, instance, Readiness())
+    def heartbeat(
+        instance: str, ttl_s: float = LONG_S, name: str = "w", *, tokenizer: str = "t", **settings: Any
+    ) -> Heartbeat:
+        config = WorkerConfig(**{**QUICK, "name": name, "heartbeat_ttl_s": ttl_s, **settings})
+        card = ModelCard(model="m", worker=name, version="1", tokenizer=tokenizer, max_n=config.max_n)
+        return Heartbeat(raw, config, instance, Readiness(), card)
 
     return heartbeat
 
@@ -132,11 +138,11 @@ async def test_who_finds_a_live_process_in_its_key_stops(raw: RedisClient, make:
     await renew(raw, newcomer)
     assert await frozen.beat() > 0
     assert frozen.must_drain.is_set()
-    assert TAKEN in str(frozen.name_taken)
+    assert TAKEN in str(frozen.must_end)
     await frozen.stop()
     assert await newcomer.beat() == 0
     assert await raw.get(KEY) == b"two"
-    assert newcomer.name_taken is None
+    assert newcomer.must_end is None
 
 
 async def test_the_key_of_a_dead_process_stops_nobody(raw: RedisClient, make: Make) -> None:
@@ -217,6 +223,127 @@ async def test_junk_in_the_key_of_those_that_serve_harms_nobody(raw: RedisClient
     await raw.rpush(SERVING, "junk")
     await heartbeat.stop()
     assert not await raw.exists(KEY)
+
+
+async def serving(heartbeat: Heartbeat) -> Heartbeat:
+    """Started, and taking requests."""
+    await started(heartbeat)
+    heartbeat.set_serving(True)
+    assert await heartbeat.beat() == 0
+    return heartbeat
+
+
+async def author(raw: RedisClient) -> bytes | None:
+    return await raw.hget(CARD, "worker")
+
+
+async def test_the_card_says_what_is_served_as_long_as_somebody_does(raw: RedisClient, make: Make) -> None:
+    one = await serving(make("i1", name="one", max_n=3))
+    fields = {b"model": b"m", b"worker": b"one", b"version": b"1", b"tokenizer": b"t", b"max_n": b"3"}
+    assert await raw.hgetall(CARD) == fields
+    assert 500_000 < await raw.pttl(CARD) <= LONG_S * 1000
+    two = await serving(make("i2", ttl_s=0.3, name="two"))
+    assert await raw.hgetall(CARD) == fields
+    assert await raw.pttl(CARD) > 500_000  # the shorter time to live bounds nobody else's
+    await one.stop()
+    assert await author(raw) == b"one"  # until the next beat
+    await two.beat()
+    assert await author(raw) == b"two"
+    await two.stop()
+    assert not await raw.exists(CARD)
+
+
+async def test_the_card_lapses_with_the_last_worker(raw: RedisClient, make: Make) -> None:
+    await serving(make("one", ttl_s=0.3))
+    await eventually(lambda: _is_absent(raw, CARD))
+
+
+async def test_a_worker_that_drains_keeps_the_card_and_leaves_it_to_one_that_serves(
+    raw: RedisClient, make: Make
+) -> None:
+    drains, serves = await serving(make("i1", name="drains")), await serving(make("i2", name="serves"))
+    drains.set_serving(False)
+    await drains.beat()
+    assert await author(raw) == b"drains"
+    await serves.beat()
+    await drains.beat()
+    assert await author(raw) == b"serves"
+    await serves.stop()
+    assert not await raw.exists(CARD)
+    await drains.beat()
+    assert await author(raw) == b"drains"
+
+
+@pytest.mark.parametrize("loss", [("DEL", CARD), ("FLUSHALL",), ("SET", CARD, "junk")])
+async def test_a_card_that_was_lost_is_written_again(raw: RedisClient, make: Make, loss: tuple[str, ...]) -> None:
+    heartbeat = await serving(make("one"))
+    await raw.execute_command(*loss)
+    assert await heartbeat.beat() == 0
+    assert await author(raw) == b"w"
+
+
+async def test_a_worker_with_other_tokens_does_not_join(raw: RedisClient, make: Make) -> None:
+    there, newcomer = await serving(make("i1")), make("i2", ttl_s=0.3, name="new", tokenizer="other")
+    start = asyncio.create_task(started(newcomer))
+    await eventually(lambda: newcomer.is_contested)
+
+    async def ended() -> bool:
+        await there.beat()
+        return start.done()
+
+    await eventually(ended)
+    with pytest.raises(OtherFleet, match=r"queue 'q' have the tokenizer t \(so says w\), this one has other; .*drain"):
+        await start
+    assert await raw.keys("*worker:new*") == []
+    assert await raw.hget(CARD, "tokenizer") == b"t"
+
+
+async def test_the_card_of_a_fleet_that_died_keeps_nobody_away_for_long(raw: RedisClient, make: Make) -> None:
+    await serving(make("i1", ttl_s=0.7))
+    newcomer = await serving(make("i2", ttl_s=0.3, name="new", tokenizer="other"))
+    assert newcomer.must_end is None
+    assert await raw.hget(CARD, "tokenizer") == b"other"
+
+
+async def test_who_may_join_whoever_serves_does(raw: RedisClient, make: Make) -> None:
+    there = await serving(make("i1"))
+    await serving(make("i2", name="new", tokenizer="other", allow_other_fleet=True))
+    assert await raw.hget(CARD, "tokenizer") == b"t"
+    await there.beat()
+    assert there.must_end is None
+
+
+async def test_of_two_that_join_at_once_one_does(raw: RedisClient, make: Make) -> None:
+    """Neither serves yet."""
+    first = await started(make("i1"))
+    assert await make("i2", name="new", tokenizer="other").beat() > 0
+    assert await first.beat() == 0
+
+
+async def test_the_queue_is_on_the_list_while_it_is_served(raw: RedisClient, make: Make) -> None:
+    heartbeat = await started(make("one"))
+    assert not await raw.exists(keys.queues())
+    heartbeat.set_serving(True)
+    await heartbeat.beat()
+    await raw.zadd(keys.queues(), {"dead": 1})
+    await heartbeat.beat()
+    assert await raw.zrange(keys.queues(), 0, -1) == [b"q"]
+    assert 500_000 < await raw.pttl(keys.queues()) <= LONG_S * 1000
+    other = await serving(make("two", name="other"))
+    heartbeat.set_serving(False)
+    await heartbeat.beat()
+    assert await raw.zrange(keys.queues(), 0, -1) == [b"q"]
+    other.set_serving(False)
+    await other.beat()
+    assert not await raw.exists(keys.queues())
+    other.set_serving(True)
+    await other.beat()
+    await other.stop()
+    assert not await raw.exists(keys.queues())
+
+
+async def _is_absent(raw: RedisClient, key: str) -> bool:
+    return not await raw.exists(key)
 
 
 async def _is_unserved(raw: RedisClient) -> bool:

@@ -234,7 +234,7 @@ class Protocol(RuleBasedStateMachine):
         for consumer in self.run(self.redis.xinfo_consumers(keys.requests(QUEUE), keys.GROUP)):
             name = consumer["name"].decode()
             if name != keys.UNOWNED:
-                self.send(scripts.retire(QUEUE, consumer=name, count=10))
+                self.send(scripts.retire(QUEUE, stream=keys.requests(QUEUE), consumer=name, count=10))
 
     @precondition(lambda self: any(worker.entries for worker in self.workers))
     @rule(at=worker_at, pick=st.integers(0, 9))

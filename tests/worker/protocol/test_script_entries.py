@@ -186,7 +186,7 @@ async def test_entries_given_back_are_adopted_once_and_in_order(raw: RedisClient
 async def test_only_the_dead_are_retired_and_only_the_empty_removed(raw: RedisClient) -> None:
     await owned(raw, "a", 3)
     await raw.set(keys.heartbeat("q", "a"), "i")
-    retire = scripts.retire("q", consumer="a", count=2)
+    retire = scripts.retire("q", stream=keys.requests("q"), consumer="a", count=2)
     assert await run(raw, retire) == -1
     await raw.delete(keys.heartbeat("q", "a"))
     assert await run(raw, retire) == 2

@@ -8,7 +8,7 @@ from script_calls import STREAM, owned, owners, run
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Rival
+from penstock.worker.protocol.scripts import Beaten, Rival
 
 pytestmark = pytest.mark.usefixtures("group")
 
@@ -17,9 +17,13 @@ DRAIN = keys.drain("q", "w")
 
 
 async def beat(redis: RedisClient, instance: str, ttl_ms: int = 10**6) -> Rival | str:
-    return scripts.parse_beat(
-        await run(redis, scripts.beat("q", worker="w", instance=instance, ttl_ms=ttl_ms, is_serving=False))
+    """The rival, or else the mark to drain."""
+    card = {"model": "m", "worker": "w"}
+    command = scripts.beat(
+        "q", worker="w", instance=instance, ttl_ms=ttl_ms, is_serving=False, is_joining=True, card=card
     )
+    answer = scripts.parse_beat(await run(redis, command))
+    return answer.drain_mark if isinstance(answer, Beaten) else answer
 
 
 async def test_a_beat_sets_and_renews_the_key(raw: RedisClient) -> None:
@@ -65,9 +69,9 @@ async def test_leaving_takes_only_one_s_own_heartbeat_and_never_pending_entries(
     await owned(raw, "a")
     await raw.set(keys.heartbeat("q", "a"), "i-new")
     assert await run(raw, scripts.leave("q", worker="a", instance="i-old")) == 0
-    assert await run(raw, scripts.leave("q", worker="a", instance="i-new")) == 1
+    assert await run(raw, scripts.leave("q", worker="a", instance="i-new")) == 2
     assert await owners(raw) == {"a": 1}
     await raw.set(keys.heartbeat("q", "b"), "i")
     await raw.xgroup_createconsumer(STREAM, keys.GROUP, "b")
-    assert await run(raw, scripts.leave("q", worker="b", instance="i")) == 1
+    assert await run(raw, scripts.leave("q", worker="b", instance="i")) == 2
     assert await owners(raw) == {"a": 1}

@@ -1,30 +1,43 @@
--- KEYS: heartbeat, drain, serving.
+-- After clock.lua and members.lua. KEYS: heartbeat, drain, serving, card.
 --
 -- A key that holds another instance is left alone, so of two processes with one name only one keeps running. The key of
--- those that serve expires with its last member, so it exists as long as one of them lives.
-local instance, ttl, worker, is_serving = unpack(ARGV)
+-- those that serve expires with its last member, so it exists as long as one of them lives; so does the card, which is
+-- always that of one that serves, if any does.
+local instance, ttl, worker, is_serving, is_joining = unpack(ARGV, 1, 5)
+local serving, card = KEYS[3], KEYS[4]
 local function read(key)
   local value = redis.pcall('GET', key)
   return type(value) == 'string' and value or ''  -- what is no string is none of ours
 end
 local holder = read(KEYS[1])
-if holder ~= '' and holder ~= instance then
-  local time = redis.call('TIME')
-  return {holder, redis.call('PEXPIRETIME', KEYS[1]), time[1] * 1000 + math.floor(time[2] / 1000)}
+if holder ~= '' and holder ~= instance then return {holder, redis.call('PEXPIRETIME', KEYS[1]), clock()} end
+
+local mine = {}
+for i = 6, #ARGV, 2 do mine[ARGV[i]] = ARGV[i + 1] end
+local compared = {'tokenizer', 'template', 'chat_format', 'vocab_size'}
+local theirs = redis.pcall('HMGET', card, 'worker', unpack(compared))
+if theirs.err then  -- somebody wrote something else here
+  redis.call('DEL', card)
+  theirs = {}
 end
-redis.call('SET', KEYS[1], instance, 'PX', ttl)
-local serving = KEYS[3]
-if is_serving == '1' then
-  local time = redis.call('TIME')
-  local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  local entry = {'ZADD', serving, string.format('%d', now + ttl), worker}
-  if type(redis.pcall(unpack(entry))) ~= 'number' then  -- somebody wrote something else here
-    redis.call('DEL', serving)
-    redis.call(unpack(entry))
+local author = theirs[1]
+if author and is_joining == '1' then
+  for place, field in ipairs(compared) do
+    local other, own = theirs[place + 1] or '', mine[field] or ''
+    if other ~= own then return {author, redis.call('PEXPIRETIME', card), clock(), field, other, own} end
   end
-  redis.call('ZREMRANGEBYSCORE', serving, '-inf', string.format('%d', now))
-  redis.call('PEXPIREAT', serving, redis.call('ZRANGE', serving, -1, -1, 'WITHSCORES')[2])
+end
+
+redis.call('SET', KEYS[1], instance, 'PX', ttl)
+if is_serving == '1' then
+  enter(serving, worker, ttl)
 else
   redis.pcall('ZREM', serving, worker)
 end
-return {read(KEYS[2])}
+local left = redis.call('PTTL', card)
+if not author or author == worker or (is_serving == '1' and not redis.call('ZSCORE', serving, author)) then
+  redis.call('DEL', card)
+  redis.call('HSET', card, unpack(ARGV, 6))
+end
+redis.call('PEXPIRE', card, math.max(left, tonumber(ttl)))
+return {read(KEYS[2]), redis.call('EXISTS', serving)}

@@ -1,9 +1,12 @@
--- KEYS: requests, heartbeat, drain, serving.
+-- KEYS: requests, heartbeat, drain, serving, card, calls.
 local group, worker, instance = unpack(ARGV)
 if redis.call('GET', KEYS[2]) ~= instance then return 0 end
 redis.call('DEL', KEYS[2], KEYS[3])
 redis.pcall('ZREM', KEYS[4], worker)
-if redis.call('EXISTS', KEYS[1]) == 1 and #redis.call('XPENDING', KEYS[1], group, '-', '+', 1, worker) == 0 then
-  redis.call('XGROUP', 'DELCONSUMER', KEYS[1], group, worker)
+for _, stream in ipairs({KEYS[1], KEYS[6]}) do
+  local pending = redis.pcall('XPENDING', stream, group, '-', '+', 1, worker)
+  if not pending.err and #pending == 0 then redis.call('XGROUP', 'DELCONSUMER', stream, group, worker) end
 end
-return 1
+if redis.call('EXISTS', KEYS[4]) == 1 then return 1 end
+redis.call('DEL', KEYS[5])  -- one that still drains writes it again
+return 2

@@ -10,9 +10,13 @@ local function add(id, fields)
     found[#found + 1] = {id, size, 1, fields}
     return bytes < most
   end
-  for i = 1, #fields, 2 do
-    if fields[i] == 'id' then kept = {'id', string.sub(fields[i + 1], 1, 256)} end
+  for i = 1, #fields, 2 do  -- where to say so: `to` is of calls
+    if fields[i] == 'id' or fields[i] == 'to' then
+      local place = fields[i] == 'id' and 1 or 3
+      kept[place], kept[place + 1] = fields[i], string.sub(fields[i + 1], 1, 256)
+    end
   end
+  if not kept[1] then kept = {kept[3], kept[4]} end
   found[#found + 1] = {id, size, 0, kept}
   return bytes < most
 end

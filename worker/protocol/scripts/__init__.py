@@ -5,9 +5,10 @@ so that no server must be prepared. `producer.redis.pipeline.execute` sends its 
 need no script at all.
 
 `claims` has the steps on a request's state and reply, `entries` those on the queue's entries, `presence` those on a
-worker's heartbeat.
+worker's heartbeat, `calls` those on the stream of calls.
 """
 
+from penstock.worker.protocol.scripts.calls import answer_call, take_calls
 from penstock.worker.protocol.scripts.claims import (
     MAX_EPOCH,
     Claim,
@@ -34,19 +35,34 @@ from penstock.worker.protocol.scripts.entries import (
     retire,
     take,
 )
-from penstock.worker.protocol.scripts.presence import Rival, beat, leave, parse_beat, release, reserve
+from penstock.worker.protocol.scripts.presence import (
+    Beaten,
+    OtherModel,
+    Rival,
+    announce,
+    beat,
+    leave,
+    parse_beat,
+    parse_reserve,
+    release,
+    reserve,
+)
 
 __all__ = [
     "MAX_EPOCH",
+    "Beaten",
     "Claim",
     "FlatFields",
     "LetterLimits",
     "NotClaimed",
+    "OtherModel",
     "Rival",
     "Standing",
     "absolve",
     "ack",
     "adopt",
+    "announce",
+    "answer_call",
     "beat",
     "bury",
     "claim",
@@ -58,6 +74,7 @@ __all__ = [
     "newest",
     "parse_beat",
     "parse_claim",
+    "parse_reserve",
     "parse_standing",
     "pending",
     "release",
@@ -65,4 +82,5 @@ __all__ = [
     "retire",
     "return_request",
     "take",
+    "take_calls",
 ]

@@ -81,10 +81,11 @@ def disown(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
     return call(_DISOWN, (keys.requests(queue),), (keys.GROUP, worker, keys.UNOWNED, *entry_ids))
 
 
-def retire(queue: str, *, consumer: str, count: int) -> Command:
+def retire(queue: str, *, stream: str, consumer: str, count: int) -> Command:
     """Disowns up to `count` entries of a consumer whose heartbeat is gone, and removes it once it has none.
 
-    Answers how many were disowned, or -1 if the consumer lives.
+    `stream` is that of the requests or of the calls of `queue`. Answers how many were disowned, or -1 if the consumer
+    lives.
     """
     arguments = (keys.GROUP, consumer, keys.UNOWNED, count)
-    return call(_RETIRE, (keys.requests(queue), keys.heartbeat(queue, consumer)), arguments)
+    return call(_RETIRE, (stream, keys.heartbeat(queue, consumer)), arguments)

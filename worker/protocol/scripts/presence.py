@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,8 @@ from penstock.producer import keys
 from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
 
-_BEAT = load("penstock.worker.protocol", "beat")
+_ANNOUNCE = load("penstock.worker.protocol", "clock", "members", "announce")
+_BEAT = load("penstock.worker.protocol", "clock", "members", "beat")
 _LEAVE = load("penstock.worker.protocol", "leave")
 _RELEASE = load("penstock.worker.protocol", "release")
 _RESERVE = load("penstock.worker.protocol", "reserve")
@@ -35,26 +37,73 @@ class Rival:
         return self.expires_ms < 0 or self.expires_ms > before.expires_ms
 
 
-def beat(queue: str, *, worker: str, instance: str, ttl_ms: int, is_serving: bool) -> Command:
+@dataclass(frozen=True, slots=True)
+class OtherModel(Rival):
+    """The workers of the queue, of which `instance` is one by name, serve what this one does not."""
+
+    field: str  # of the card, in which the two differ first
+    theirs: str
+    own: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beaten:
+    """The heartbeat was renewed."""
+
+    drain_mark: str  # the instance that is to drain, "" for none
+    is_served: bool  # whether any worker serves the queue
+
+
+def beat(
+    queue: str,
+    *,
+    worker: str,
+    instance: str,
+    ttl_ms: int,
+    is_serving: bool,
+    is_joining: bool,
+    card: Mapping[str, str],
+) -> Command:
     """Renews the heartbeat of `instance`, or sets it where there is none. Read the answer with `parse_beat`.
 
-    The same step tells clients whether the worker serves the queue (`keys.serving`).
+    The same step tells clients whether the worker serves the queue (`keys.serving`), and what (`keys.card`).
+
+    Args:
+        queue: whose.
+        worker: the name.
+        instance: of the process.
+        ttl_ms: how long the heartbeat lasts.
+        is_serving: whether the worker takes requests.
+        is_joining: nothing is done where the queue's card is of other tokens.
+        card: the fields of this worker's.
     """
-    key_names = (keys.heartbeat(queue, worker), keys.drain(queue, worker), keys.serving(queue))
-    return call(_BEAT, key_names, (instance, ttl_ms, worker, int(is_serving)))
+    key_names = (keys.heartbeat(queue, worker), keys.drain(queue, worker), keys.serving(queue), keys.card(queue))
+    fields = [part for pair in card.items() for part in pair]
+    return call(_BEAT, key_names, (instance, ttl_ms, worker, int(is_serving), int(is_joining), *fields))
 
 
-def parse_beat(answer: Any) -> Rival | str:
-    """The process that holds the name instead; else the instance marked to drain, "" for none."""
-    if len(answer) == 1:
-        return str(answer[0], errors="replace")
-    return Rival(str(answer[0], errors="replace"), *answer[1:])
+def parse_beat(answer: Any) -> Beaten | Rival:
+    """How it went; else why not: the process that holds the name, or `OtherModel`."""
+    texts: list[Any] = [part.decode(errors="replace") if isinstance(part, bytes) else part for part in answer]
+    if len(texts) == 2:
+        return Beaten(texts[0], bool(texts[1]))
+    return Rival(*texts) if len(texts) == 3 else OtherModel(*texts)
+
+
+def announce(queue: str, *, ttl_ms: int) -> Command:
+    """Puts `queue` on the list of those that are served, for so long; with 0, takes it off."""
+    return call(_ANNOUNCE, (keys.queues(),), (queue, ttl_ms))
 
 
 def reserve(queue: str, *, worker: str, instance: str, ttl_ms: int) -> Command:
-    """Takes the name for a process that does not serve yet, or renews that. Read the answer with `parse_beat`."""
+    """Takes the name for a process that does not serve yet, or renews that. Read the answer with `parse_reserve`."""
     key_names = (keys.heartbeat(queue, worker), keys.starting(queue, worker))
     return call(_RESERVE, key_names, (instance, ttl_ms))
+
+
+def parse_reserve(answer: Any) -> Rival | None:
+    """The process that holds the name instead."""
+    return Rival(answer[0].decode(errors="replace"), *answer[1:]) if len(answer) == 3 else None
 
 
 def release(queue: str, *, worker: str, instance: str) -> Command:
@@ -63,6 +112,10 @@ def release(queue: str, *, worker: str, instance: str) -> Command:
 
 
 def leave(queue: str, *, worker: str, instance: str) -> Command:
-    """Removes the heartbeat of `instance`, its drain mark, and its consumer if nothing is pending."""
-    key_names = (keys.requests(queue), keys.heartbeat(queue, worker), keys.drain(queue, worker), keys.serving(queue))
+    """Removes the heartbeat of `instance`, its drain mark, and its consumers if nothing is pending.
+
+    Answers 0 if the name is another process's, 2 if nobody serves the queue now, else 1.
+    """
+    of_worker = (keys.heartbeat(queue, worker), keys.drain(queue, worker))
+    key_names = (keys.requests(queue), *of_worker, keys.serving(queue), keys.card(queue), keys.calls(queue))
     return call(_LEAVE, key_names, (keys.GROUP, worker, instance))

@@ -1,0 +1,92 @@
+"""What tells one checkpoint from another: cheap digests, so that the workers of a queue can compare theirs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.engine.loading.files import CONFIG_FILE, check_file, read_json
+
+DIGEST_CHARS = 32
+SAMPLES = 32  # of a weight file
+SAMPLE_BYTES = 4096
+
+_FAST = "tokenizer.json"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_SLOW = re.compile(r"tokenizer.*|.*\.tiktoken|spiece\.model|vocab\.(json|txt)|merges\.txt|.*tokens(_map)?\.json")
+# What these files have that says nothing of tokens; the template has a digest of its own.
+_IMMATERIAL = ("chat_template", "name_or_path", "padding", "transformers_version", "truncation")
+_SNAPSHOT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Of a checkpoint on disk. Equal digests mean equal contents."""
+
+    revision: str | None  # the commit, of a model from the hub
+    weights: str  # of config.json, and of the names, sizes and samples of the weight files
+    tokenizer: str  # of the tokenizer's files, whatever their formatting
+    template: str | None  # of the chat templates, if there is one
+
+
+def identify(directory: Path, templates: Mapping[str, str]) -> Identity:
+    """Reads little of the weights, whatever their size. `templates` are those of `Tokenizer.templates`.
+
+    Raises:
+        CheckpointError: a file is missing, or is no file that can be read.
+    """
+    named = directory.resolve().name
+    revision = named if directory.parent.name == "snapshots" and _SNAPSHOT.fullmatch(named) else None
+    return Identity(
+        revision=revision,
+        weights=_weights(directory),
+        tokenizer=_tokenizer(directory),
+        template=_digest(json.dumps(templates, sort_keys=True)) if templates else None,
+    )
+
+
+def _digest(text: str | bytes) -> str:
+    """The first hex digits of SHA-256."""
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:DIGEST_CHARS]
+
+
+def _weights(directory: Path) -> str:
+    found = hashlib.sha256(_canonical(directory / CONFIG_FILE))
+    for path in sorted(directory.glob("*.safetensors")):
+        check_file(path)
+        found.update(f"\n{path.name} {path.stat().st_size}\n".encode())
+        for sample in _samples(path):
+            found.update(sample)
+    return found.hexdigest()[:DIGEST_CHARS]
+
+
+def _samples(path: Path) -> Iterator[bytes]:
+    """Its beginning, where the names and shapes are, and places spread over all of it."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        for place in range(SAMPLES):
+            file.seek(place * max(0, size - SAMPLE_BYTES) // (SAMPLES - 1))
+            yield file.read(SAMPLE_BYTES)
+
+
+def _tokenizer(directory: Path) -> str:
+    has_fast = (directory / _FAST).exists()
+    names = sorted(path.name for path in directory.iterdir() if path.is_file() and _SLOW.fullmatch(path.name))
+    if has_fast:  # it is the whole of it, and the others are for those who can't read it
+        names = [name for name in names if name in (_FAST, _TOKENIZER_CONFIG)]
+    return _digest(b"".join(name.encode() + b"\n" + _contents(directory / name) + b"\n" for name in names))
+
+
+def _contents(path: Path) -> bytes:
+    check_file(path)
+    return _canonical(path) if path.suffix == ".json" else path.read_bytes()
+
+
+def _canonical(path: Path) -> bytes:
+    """JSON whose order and spaces mean nothing."""
+    fields = {name: value for name, value in read_json(path).items() if name not in _IMMATERIAL}
+    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,161 @@
+"""Calls: questions that a worker answers at once, however much it has to generate."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+
+from redis import exceptions
+
+from penstock.producer import keys
+from penstock.producer.errors import (
+    CallFailed,
+    CallTimedOut,
+    ConnectionLost,
+    PenstockError,
+    QueueFull,
+    RequestRefused,
+    ServerRefused,
+)
+from penstock.producer.ids import new_id
+from penstock.producer.redis.address import Address
+from penstock.producer.redis.calls import Sent, drop_answers, send_call
+from penstock.producer.redis.connection import UNREACHABLE, connect_blocking, redis_errors
+from penstock.producer.redis.enqueue import Execute
+from penstock.producer.redis.streams import Streams, read_streams
+from penstock.producer.tasks import end_tasks
+from penstock.producer.wire import MAX_TIMEOUT_MS, REFUSED_CODES, AnswerEntry, CallName, decode_answer
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TIMEOUT_S = 10.0
+MAX_WAITING = 1000  # calls of all clients that no worker has answered yet
+BLOCK_S = 5.0
+ANSWERS_PER_READ = 64
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
+
+
+class Caller:
+    """Sends the calls of one client, and reads their answers over one connection, while there are any to come.
+
+    All answers come in on one stream, the client's mailbox. Its name has 144 random bits.
+    """
+
+    def __init__(self, address: Address, execute: Execute, queue: str) -> None:
+        self._address = address
+        self._execute = execute
+        self._queue = queue
+        self._mailbox = new_id()
+        self._blocking = connect_blocking(address, decode=False, block_s=BLOCK_S, name="penstock-calls")
+        self._cursor = "0-0"
+        self._waiting: dict[str, asyncio.Future[AnswerEntry]] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    async def call(self, name: CallName, request: Mapping[str, str], *, timeout_s: float) -> AnswerEntry:
+        """Asks a worker of the queue and waits for its answer.
+
+        Args:
+            name: what is asked.
+            request: the fields of the request that it is asked about.
+            timeout_s: how long to wait; no worker takes the call up later.
+
+        Raises:
+            CallTimedOut: no worker answered in time.
+            RequestRefused: the request can't be served.
+            CallFailed: the worker could not answer, for no fault of the request.
+            QueueFull: too many calls wait.
+            ConnectionLost, ServerRefused: Redis is away or says no.
+            ValueError: `timeout_s` is out of range.
+        """
+        if not 0 < timeout_s * 1000 <= MAX_TIMEOUT_MS:
+            raise ValueError(f"the timeout of a call is above 0, up to {MAX_TIMEOUT_MS // 1000} s, not {timeout_s}")
+        call_id, sent = new_id(), None
+        answer = self._expect(call_id)
+        fields = {"call": name, "id": call_id, "to": self._mailbox, "timeout_ms": str(max(1, round(timeout_s * 1000)))}
+        try:
+            async with asyncio.timeout(timeout_s):
+                sent = await self._send({**fields, **request})
+                return _checked(name, await answer)
+        except TimeoutError:
+            raise CallTimedOut(name, self._queue, timeout_s, is_served=sent is None or sent.is_served) from None
+        finally:
+            del self._waiting[call_id]
+
+    async def close(self) -> None:
+        """Whoever still waits gets ConnectionLost."""
+        if self._reader is not None:
+            await end_tasks([self._reader])
+        self._fail(ConnectionLost("the client was closed"))
+        await self._blocking.aclose()
+
+    def _expect(self, call_id: str) -> asyncio.Future[AnswerEntry]:
+        answer: asyncio.Future[AnswerEntry] = asyncio.get_running_loop().create_future()
+        self._waiting[call_id] = answer
+        if self._reader is None or self._reader.done():
+            self._reader = asyncio.create_task(self._read(), name="penstock-answers")
+        return answer
+
+    async def _send(self, fields: Mapping[str, str]) -> Sent:
+        with redis_errors(self._address):
+            sent = await send_call(self._execute, self._queue, fields, max_waiting=MAX_WAITING)
+        if sent.is_full:
+            raise QueueFull(self._queue, sent.num_waiting, MAX_WAITING, what="calls")
+        return sent
+
+    async def _read(self) -> None:
+        """Reads until no answer is waited for. A read changes nothing on the server, so it may be repeated."""
+        backoff_s = FIRST_BACKOFF_S
+        while self._waiting:
+            try:
+                await self._read_once()
+                backoff_s = FIRST_BACKOFF_S
+            except UNREACHABLE as error:  # each call has a time-out of its own
+                log.debug("answers can't be read: %s", error)
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
+            except exceptions.RedisError as error:
+                self._fail(ServerRefused(f"Redis at {self._address} refused: {error}"))
+                return
+
+    async def _read_once(self) -> None:
+        streams = await read_streams(
+            self._blocking,
+            {keys.answers(self._queue, self._mailbox): self._cursor},
+            count=ANSWERS_PER_READ,
+            block_s=BLOCK_S,
+        )
+        if self._deliver(streams):
+            with suppress(exceptions.RedisError, *UNREACHABLE):  # they expire
+                await drop_answers(self._execute, self._queue, self._mailbox, self._cursor)
+
+    def _deliver(self, streams: Streams) -> bool:
+        """Hands answers to those who wait for them; whether there were any."""
+        for _, entries in streams:
+            for entry_id, fields in entries:
+                self._cursor = entry_id.decode()
+                try:
+                    answer = decode_answer(fields)
+                except ValueError as error:
+                    log.warning("%s", error)
+                    continue
+                waiter = self._waiting.get(answer.id)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(answer)
+        return bool(streams)
+
+    def _fail(self, error: PenstockError) -> None:
+        for waiter in self._waiting.values():
+            if not waiter.done():
+                waiter.set_exception(error)
+                waiter.exception()  # is looked at here too, as whoever waited may have gone
+
+
+def _checked(name: CallName, answer: AnswerEntry) -> AnswerEntry:
+    if answer.code in REFUSED_CODES:
+        raise RequestRefused(answer.id, answer.code, answer.message or "")
+    if answer.code is not None:
+        raise CallFailed(name, answer.code, answer.message or "")
+    return answer

@@ -1,0 +1,107 @@
+"""Calls and answers as they travel over Redis: questions about a prompt that a worker answers beside what it generates.
+
+A call is a request entry with four fields more: `call`, `to`, `timeout_ms`, and an `id` of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from penstock.producer.wire.errors import WireError
+from penstock.producer.wire.requests import ID_PATTERN, GenerateRequest, parse_request
+from penstock.producer.wire.values import explain
+
+CallName = Literal["count_tokens", "tokenize", "detokenize", "validate"]
+CALLS: tuple[CallName, ...] = get_args(CallName)
+
+DEFAULT_TIMEOUT_MS = 10_000
+MAX_TIMEOUT_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What a call's entry says of the call itself. It can be read whatever else the entry holds."""
+
+    id: str
+    mailbox: str  # names the stream that the answer goes to
+    timeout_ms: int  # from the moment Redis accepted the call; nothing is answered later
+
+    @classmethod
+    def of(cls, entry_id: str, fields: Mapping[bytes, bytes]) -> Envelope:
+        """An id that cannot be one counts as missing: the entry's stands for the call's, that for the mailbox."""
+        call_id = _name(fields.get(b"id")) or entry_id
+        return cls(call_id, _name(fields.get(b"to")) or call_id, _timeout_ms(fields.get(b"timeout_ms")))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A question: `name` says what is asked about `request`."""
+
+    name: CallName
+    request: GenerateRequest
+
+
+class AnswerEntry(BaseModel):
+    """The answer to the call `id`: what was asked for, or `code` and `message`."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    id: str
+    worker: str
+    prompt_tokens: int | None = None
+    tokens: Annotated[tuple[int, ...], BeforeValidator(lambda text: text.split(",") if text else ())] | None = None
+    text: str | None = None
+    code: str | None = None
+    message: str | None = None
+
+
+def parse_call(entry_id: str, fields: Mapping[bytes, bytes], *, max_body_bytes: int, size: int | None = None) -> Call:
+    """Reads an entry of the stream of calls. The arguments are those of `parse_request`.
+
+    Raises:
+        WireError: it is none.
+    """
+    envelope = Envelope.of(entry_id, fields)
+    name = fields.get(b"call", b"").decode(errors="replace")
+    whole = size is None or size <= max_body_bytes
+    if whole and name not in CALLS:
+        message = f"call: must be one of {', '.join(CALLS)}, not {name[:80]!r}"
+        raise WireError("invalid_request", message, request_id=envelope.id)
+    asked = {key: value for key, value in fields.items() if key not in _OF_CALL}
+    request = parse_request(entry_id, asked, max_body_bytes=max_body_bytes, size=size)
+    if name == "detokenize" and request.prompt_token_ids is None:
+        raise WireError("invalid_request", "detokenize: needs prompt_token_ids", request_id=envelope.id)
+    return Call(cast("CallName", name), request)
+
+
+def decode_answer(fields: Mapping[bytes, bytes]) -> AnswerEntry:
+    """Reads an answer. Fields that a later version has are ignored.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        values: dict[str, Any] = {name.decode(): value.decode() for name, value in fields.items()}
+        return AnswerEntry.model_validate(values)
+    except ValidationError as error:
+        raise ValueError(f"an entry of the answers is none: {explain(error)}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"an entry of the answers is none: {error}") from None
+
+
+_OF_CALL = (b"call", b"id", b"to", b"timeout_ms")
+
+
+def _name(value: bytes | None) -> str | None:
+    text = "" if value is None else value.decode(errors="replace")
+    return text if ID_PATTERN.fullmatch(text) else None
+
+
+def _timeout_ms(value: bytes | None) -> int:
+    if value is None or not value.isdigit():
+        return DEFAULT_TIMEOUT_MS
+    return min(int(value), MAX_TIMEOUT_MS) if len(value) < 10 else MAX_TIMEOUT_MS

@@ -1,0 +1,54 @@
+"""The model card of a queue: what its workers serve, for clients that have neither model nor tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from penstock.producer.wire.values import explain
+
+
+class ModelCard(BaseModel):
+    """What the workers of a queue serve, and up to which limits. A field that a worker does not know is None.
+
+    Digests are the first 32 hex digits of SHA-256. Equal ones mean the same; that of the weights is of samples of their
+    files, and an edit that leaves all sampled bytes as they were goes unseen.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+
+    model: str  # as its workers were told it: a folder, a hub id, `demo`
+    worker: str  # who wrote the card
+    version: str  # of Penstock
+    revision: str | None = None  # of a model that came from the hub
+    weights: str | None = None  # digest
+    tokenizer: str | None = None  # digest of its files
+    template: str | None = None  # digest of the chat template; None: the model takes no messages
+    chat_format: str | None = None  # how replies to messages are read; None: as plain text
+    vocab_size: int | None = None  # token ids are below it
+    max_model_len: int | None = None  # prompt and generated tokens of one sequence
+    dtype: str | None = None
+    max_body_bytes: int | None = None  # the limits of the worker's settings
+    max_prompt_tokens: int | None = None
+    max_n: int | None = None
+    max_stop_strings: int | None = None
+    max_stop_chars: int | None = None
+
+    def to_fields(self) -> dict[str, str]:
+        """The fields of the hash; what is None is left out."""
+        return {name: str(value) for name, value in self.model_dump().items() if value is not None}
+
+
+def decode_card(fields: Mapping[bytes, bytes]) -> ModelCard:
+    """Reads a card. Fields that a later version has are ignored.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return ModelCard.model_validate({name.decode(): value.decode() for name, value in fields.items()})
+    except ValidationError as error:
+        raise ValueError(f"what stands in the place of a model card is none: {explain(error)}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"what stands in the place of a model card is none: {error}") from None

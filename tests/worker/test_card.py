@@ -1,0 +1,48 @@
+"""The card of a worker: what it says, and what a reader makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from test_introduction import INFO
+
+from penstock import __version__
+from penstock.engine.loading.identity import Identity
+from penstock.producer.wire import ModelCard, decode_card
+from penstock.worker.card import make_card
+from penstock.worker.config import WorkerConfig
+
+IDENTITY = Identity(revision="c0ffee", weights="1" * 32, tokenizer="2" * 32, template="3" * 32)
+CONFIG = WorkerConfig(name="w", max_n=3, max_prompt_tokens=100)
+
+
+def encoded(card: ModelCard) -> dict[bytes, bytes]:
+    return {name.encode(): value.encode() for name, value in card.to_fields().items()}
+
+
+def test_it_says_what_the_worker_knows() -> None:
+    card = make_card("demo", CONFIG, INFO, IDENTITY, "hermes")
+    assert card.model_dump() == {
+        "model": "demo", "worker": "w", "version": __version__, **dataclasses.asdict(IDENTITY),
+        "chat_format": "hermes", "vocab_size": 512, "max_model_len": 1024, "dtype": "float32",
+        "max_body_bytes": 1 << 20, "max_prompt_tokens": 100, "max_n": 3, "max_stop_strings": 16, "max_stop_chars": 256,
+    }  # fmt: skip
+    assert decode_card(encoded(card)) == card
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    card = make_card("", CONFIG, None, None, None)
+    assert "tokenizer" not in card.to_fields()
+    assert decode_card(encoded(card)) == card
+
+
+def test_a_reader_ignores_what_a_later_version_says() -> None:
+    card = make_card("demo", CONFIG, INFO, IDENTITY, None)
+    assert decode_card({**encoded(card), b"news": b"x"}) == card
+
+
+@pytest.mark.parametrize("fields", [{b"model": b"x"}, {b"model": b"\xff"}, {b"vocab_size": b"many"}])
+def test_what_is_no_card_is_refused(fields: dict[bytes, bytes]) -> None:
+    with pytest.raises(ValueError, match="what stands in the place of a model card is none"):
+        decode_card(fields)

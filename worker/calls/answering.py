@@ -1,0 +1,130 @@
+"""What is answered to a call: of a request that is prepared like any other, and never generated for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from penstock.engine.errors import InvalidRequest, RequestError
+from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.request import Request
+from penstock.producer.wire import Call, GenerateRequest, WireError, parse_call
+from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.admission import check_limits, to_engine_request
+from penstock.worker.delivery.entries import QueueEntry
+from penstock.worker.delivery.preparation import Preparer
+from penstock.worker.delivery.threads import Threads
+
+_log = structlog.get_logger(__name__)
+
+Answer = dict[str, str]
+"""The fields of an answer, but for whose it is."""
+
+
+class Answerer:
+    """Answers the entries of the stream of calls, in threads of its own."""
+
+    def __init__(self, max_body_bytes: int, answers: Answers) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._answers = answers
+        self._threads = Threads()
+
+    def close(self) -> None:
+        self._threads.close()
+
+    async def answer(self, entry: QueueEntry) -> Answer:
+        """What a call's entry asks for, or why it can't be had. Raises nothing: a call harms nobody but itself."""
+        try:
+            return await self._answer(entry)
+        except (RequestError, WireError) as error:
+            return refusal(error.code, str(error))
+        except Exception:
+            _log.exception("call_failed", entry=entry.id)
+            return refusal("internal_error", "the worker failed to answer; its log says why")
+
+    async def _answer(self, entry: QueueEntry) -> Answer:
+        call = await self._threads.run(lambda: self._parse(entry), entry.fields)
+
+        def work() -> Answer:
+            return self._answers.to(call, _sent_s(entry.id))
+
+        if call.request.messages is not None:
+            return await self._threads.run_chat(work)
+        if call.name == "validate":  # which may compile a grammar
+            return await self._threads.run_grammar(work)
+        return await self._threads.run(work, entry.fields)
+
+    def _parse(self, entry: QueueEntry) -> Call:
+        return parse_call(entry.id, entry.fields, max_body_bytes=self._max_body_bytes, size=entry.size)
+
+
+class Answers:
+    """What the model's tokenizer, its template and the engine's limits say of a request. Any thread may ask.
+
+    Args:
+        config: the worker's limits.
+        preparer: of requests.
+        vocab_size: token ids are below it.
+        defaults: of the model.
+        check: raises RequestError for what the engine can never serve.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        preparer: Preparer,
+        vocab_size: int,
+        defaults: GenerationDefaults,
+        check: Callable[[Request], None],
+    ) -> None:
+        self._config = config
+        self._preparer = preparer
+        self._vocab_size = vocab_size
+        self._defaults = defaults
+        self._check = check
+
+    def to(self, call: Call, now_s: float | None = None) -> Answer:
+        """Blocks for as long as a chat template may take.
+
+        Args:
+            call: what is asked.
+            now_s: when it was sent, in Unix time: what a chat template takes for the present.
+
+        Raises:
+            RequestError: it can't be answered.
+        """
+        if call.name == "detokenize":
+            return {"text": self._decode(call.request.prompt_token_ids or ())}
+        if call.name == "validate":
+            return _counted(self._validate(call.request, now_s))
+        tokens = self._preparer.encode(call.request, now_s).prompt_token_ids
+        listed = {"tokens": ",".join(map(str, tokens))} if call.name == "tokenize" else {}
+        return _counted(tokens) | listed
+
+    def _decode(self, token_ids: tuple[int, ...]) -> str:
+        for token_id in token_ids:
+            if token_id >= self._vocab_size:
+                last = self._vocab_size - 1
+                raise InvalidRequest(f"prompt_token_ids holds {token_id}, the vocabulary ends at {last}")
+        return self._preparer.text.decode(token_ids)
+
+    def _validate(self, asked: GenerateRequest, now_s: float | None) -> tuple[int, ...]:
+        check_limits(asked, self._config)
+        preparation = self._preparer.prepare(asked, now_s)
+        self._check(to_engine_request(asked, preparation, self._defaults))
+        return preparation.prompt_token_ids
+
+
+def _counted(tokens: tuple[int, ...]) -> Answer:
+    return {"prompt_tokens": str(len(tokens))}
+
+
+def refusal(code: str, message: str) -> Answer:
+    """An answer that says why there is none."""
+    return {"code": code, "message": message}
+
+
+def _sent_s(entry_id: str) -> float:
+    """When Redis accepted the call, which a chat template takes for the present."""
+    return int(entry_id.partition("-")[0]) / 1000

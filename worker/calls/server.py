@@ -1,0 +1,178 @@
+"""Takes calls from their stream and answers them, beside what the engine does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+import structlog
+
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient, make_group
+from penstock.producer.redis.streams import pairs, stream_entries
+from penstock.producer.tasks import end_tasks
+from penstock.producer.wire import Envelope
+from penstock.worker.calls.answering import Answer, Answerer, refusal
+from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.entries import QueueEntry
+from penstock.worker.metrics import Metrics
+from penstock.worker.protocol import faults, scripts
+from penstock.worker.readiness import Readiness
+from penstock.worker.tasks import pause
+
+_log = structlog.get_logger(__name__)
+_PART = "calls"  # in readiness
+
+MAX_AT_ONCE = 8  # calls that one worker answers; the others are left to workers that have less to do
+BYTES_PER_READ = 4 << 20
+HOLD_S = 1.0  # between two signs of life for the calls in hand
+IDLE_MS = 3000  # a call without such a sign for so long is taken over
+MAX_TRIES = 3  # workers that a call may take down
+ANSWER_TTL_MS = 60_000
+
+
+class CallServer:
+    """One loop, whose reads never wait for the engine.
+
+    Each call is answered by the worker that has it, in one step that also removes it, so it is answered once. A worker
+    that dies, or stands still, loses its calls to the others within seconds; there is no claim and no fencing token,
+    for an answer that is computed twice harms nobody.
+    """
+
+    def __init__(
+        self,
+        redis: RedisClient,
+        blocking: RedisClient,
+        config: WorkerConfig,
+        answerer: Answerer,
+        metrics: Metrics,
+        readiness: Readiness,
+    ) -> None:
+        self._redis = redis
+        self._blocking = blocking
+        self._config = config
+        self._answerer = answerer
+        self._metrics = metrics
+        self._readiness = readiness
+        self._stopping = asyncio.Event()
+        self._backoff = faults.Backoff()
+        self._has_group = False
+        self._in_hand: dict[str, asyncio.Task[None]] = {}  # by entry
+        self._failures: list[BaseException] = []  # what ended some of them
+
+    def stop(self) -> None:
+        """Lets `run` return once the calls in hand are answered."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Answers until `stop`.
+
+        Raises:
+            RedisRefused: the server will go on refusing.
+        """
+        try:
+            while self._in_hand or not self._stopping.is_set():
+                await self._try(self._round())
+        finally:
+            await end_tasks(self._in_hand.values())
+            self._answerer.close()
+
+    async def _round(self) -> None:
+        if self._failures:
+            raise self._failures.pop()
+        if not self._has_group:
+            await self._make_group()
+        spare = 0 if self._stopping.is_set() else MAX_AT_ONCE - len(self._in_hand)
+        if taken := await self._take(spare):
+            for entry, times in taken:
+                self._begin(entry, times)
+        elif spare:
+            for entry in await self._wait_for_one():
+                self._begin(entry, times=1)
+        elif self._in_hand:
+            await asyncio.wait(self._in_hand.values(), timeout=HOLD_S, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _make_group(self) -> None:
+        """Where nobody served the queue, a client had the stream expire."""
+        stream = keys.calls(self._config.queue)
+        await make_group(self._redis, stream)
+        await self._redis.persist(stream)
+        self._has_group = True
+
+    async def _take(self, count: int) -> list[tuple[QueueEntry, int]]:
+        """Up to `count` calls, and how often each was taken."""
+        command = scripts.take_calls(
+            self._config.queue,
+            worker=self._config.name,
+            count=count,
+            max_body_bytes=self._config.max_body_bytes,
+            max_bytes=BYTES_PER_READ,
+            idle_ms=IDLE_MS,
+            in_hand=self._in_hand,
+        )
+        answer: Any = await self._redis.execute_command(*command)
+        return [
+            (QueueEntry(entry_id.decode(), pairs(fields), size, bool(is_whole)), times)
+            for entry_id, size, is_whole, fields, times in answer
+        ]
+
+    async def _wait_for_one(self) -> list[QueueEntry]:
+        """A call that comes soon; one that comes to nobody's knowledge, as this is cancelled, is taken over."""
+        block_ms = min(self._config.block_ms, round(HOLD_S * 1000))
+        answer = await self._blocking.xreadgroup(
+            keys.GROUP, self._config.name, {keys.calls(self._config.queue): ">"}, count=1, block=block_ms
+        )
+        return [
+            QueueEntry.of(entry_id.decode(), fields, self._config.max_body_bytes)
+            for _, entries in stream_entries(answer)
+            for entry_id, fields in entries
+        ]
+
+    def _begin(self, entry: QueueEntry, times: int) -> None:
+        task = asyncio.create_task(self._answer(entry, times), name="call")
+        self._in_hand[entry.id] = task
+        task.add_done_callback(partial(self._note_done, entry.id))
+
+    def _note_done(self, entry_id: str, task: asyncio.Task[None]) -> None:
+        del self._in_hand[entry_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failures.append(error)
+
+    async def _answer(self, entry: QueueEntry, times: int) -> None:
+        if times > MAX_TRIES:
+            _log.warning("call_given_up", entry=entry.id, times=times)
+            answer = refusal("internal_error", f"{times - 1} workers took this call and did not get to an answer")
+        else:
+            answer = await self._answerer.answer(entry)
+        await self._publish(entry, answer)
+
+    async def _publish(self, entry: QueueEntry, answer: Answer) -> None:
+        envelope = Envelope.of(entry.id, entry.fields)
+        command = scripts.answer_call(
+            self._config.queue,
+            envelope,
+            worker=self._config.name,
+            entry_id=entry.id,
+            ttl_ms=ANSWER_TTL_MS,
+            fields={"id": envelope.id, "worker": self._config.name, **answer},
+        )
+        if await self._redis.execute_command(*command):
+            self._metrics.calls.labels(outcome=answer.get("code", "answered")).inc()
+
+    async def _try(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+            self._backoff.reset()
+            self._readiness.ready(_PART)
+        except faults.REDIS_ERRORS as error:
+            faults.raise_if_final(error)
+            if faults.is_no_group(error):  # the stream expired, or was lost with Redis's data
+                self._has_group = False
+                return
+            if faults.is_passing(error):
+                self._readiness.lost_redis(_PART, error)
+            else:  # somebody wrote something else there, which is no reason to serve no requests
+                _log.warning("calls_unreadable", error=str(error))
+            await pause(self._stopping, self._backoff.next_s())

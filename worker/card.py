@@ -1,0 +1,33 @@
+"""What a worker writes on the card of its queue."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from penstock import __version__
+from penstock.engine.loading.identity import Identity
+from penstock.engine.stats import EngineInfo
+from penstock.producer.wire import ModelCard
+from penstock.worker.config import WorkerConfig
+
+_OF_ENGINE = ("vocab_size", "max_model_len", "dtype")
+_LIMITS = ("max_body_bytes", "max_prompt_tokens", "max_n", "max_stop_strings", "max_stop_chars")
+
+
+def make_card(
+    model: str, config: WorkerConfig, info: EngineInfo | None, identity: Identity | None, chat_format: str | None
+) -> ModelCard:
+    """Of a worker with these settings and this model.
+
+    Args:
+        model: its name.
+        config: of the worker.
+        info: of the engine; None if nothing is known of it.
+        identity: of the checkpoint; None if there is none.
+        chat_format: how answers in chats are read; None: as plain text.
+    """
+    of_checkpoint = {} if identity is None else dataclasses.asdict(identity)
+    of_engine = {} if info is None else {name: getattr(info, name) for name in _OF_ENGINE}
+    limits = {name: getattr(config, name) for name in _LIMITS}
+    fields = {**of_checkpoint, **of_engine, **limits}
+    return ModelCard(model=model, worker=config.name, version=__version__, chat_format=chat_format, **fields)

@@ -1,0 +1,47 @@
+"""What an `LLM` tells about prompts, as a client is told by a worker."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Unpack
+
+from penstock.producer.ids import new_id
+from penstock.producer.request import Prompt, Sampling, build_request
+from penstock.producer.wire import AnswerEntry, Call, CallName
+
+
+class Asking(ABC):
+    """The calls of `Client`, but for their time-outs: nothing here waits for somebody else."""
+
+    def count_tokens(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> int:
+        """How many tokens a prompt has, a chat in the model's template; also of one that is too long.
+
+        Raises:
+            RequestRefused: an option is unknown or out of range, or the chat template refuses the messages.
+            EngineFailed: the engine has ended, or the LLM is closed.
+        """
+        return self._about("count_tokens", prompt, sampling).prompt_tokens or 0
+
+    def tokenize(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> tuple[int, ...]:
+        """The tokens of a prompt, with those that the tokenizer or the template adds. Raises as `count_tokens`."""
+        return self._about("tokenize", prompt, sampling).tokens or ()
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens; special ones have none. Raises as `count_tokens`."""
+        return (self._about("detokenize", tuple(token_ids), {}).text or "") if token_ids else ""
+
+    def validate(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> int:
+        """Whether `generate` would take this request; the number of tokens of its prompt.
+
+        Raises:
+            RequestRefused: it would not, for this reason.
+            EngineFailed: as `count_tokens`.
+        """
+        return self._about("validate", prompt, sampling).prompt_tokens or 0
+
+    def _about(self, name: CallName, prompt: Prompt, sampling: Sampling) -> AnswerEntry:
+        return self._ask(Call(name, build_request(prompt, sampling, fresh_id=new_id())))
+
+    @abstractmethod
+    def _ask(self, call: Call) -> AnswerEntry: ...

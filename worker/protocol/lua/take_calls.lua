@@ -1,0 +1,45 @@
+-- After clock.lua, overdue.lua, owned.lua and sized.lua. KEYS: calls.
+--
+-- What this worker has in hand stays its own; what somebody has left alone for too long is taken over; then come new
+-- ones. A call whose time is over is dropped. An answer has, beside what sized.lua puts there, how often it was taken.
+local idle, default, longest = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
+local calls = KEYS[1]
+for i = 9, #ARGV do
+  if owned(calls, group, worker, ARGV[i]) then redis.call('XCLAIM', calls, group, worker, 0, ARGV[i], 'JUSTID') end
+end
+local function drop(id)
+  redis.call('XACK', calls, group, id)
+  redis.call('XDEL', calls, id)
+end
+local function timeout_of(fields)
+  local timeout = default
+  for i = 1, #fields, 2 do
+    if fields[i] == 'timeout_ms' and string.match(fields[i + 1], '^%d+$') then timeout = tonumber(fields[i + 1]) end
+  end
+  return math.min(timeout, longest)
+end
+local function take(id, fields, times)
+  if overdue(id, timeout_of(fields)) then
+    drop(id)
+    return true
+  end
+  local goes_on = add(id, fields)
+  found[#found][5] = times
+  return goes_on
+end
+
+count = tonumber(count)
+if count == 0 then return found end
+for _, item in ipairs(redis.call('XPENDING', calls, group, 'IDLE', idle, '-', '+', count)) do
+  local claimed = redis.call('XCLAIM', calls, group, worker, 0, item[1])
+  if not claimed[1] then
+    redis.call('XACK', calls, group, item[1])  -- it was trimmed or deleted meanwhile
+  elseif not take(item[1], claimed[1][2], item[4] + 1) then
+    return found
+  end
+end
+while #found < count do
+  local answer = redis.call('XREADGROUP', 'GROUP', group, worker, 'COUNT', 1, 'STREAMS', calls, '>')
+  if not answer or not take(answer[1][2][1][1], answer[1][2][1][2], 1) then break end
+end
+return found

@@ -1,0 +1,56 @@
+"""The steps on the stream of calls: taking them, and answering each once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from penstock.producer import keys
+from penstock.producer.redis.lua import call, load
+from penstock.producer.redis.pipeline import Command
+from penstock.producer.wire import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS, Envelope
+
+_TAKE = load("penstock.worker.protocol", "clock", "overdue", "owned", "sized", "take_calls")
+_ANSWER = load("penstock.worker.protocol", "clock", "overdue", "owned", "answer_call")
+
+
+def take_calls(
+    queue: str,
+    *,
+    worker: str,
+    count: int,
+    max_body_bytes: int,
+    max_bytes: int,
+    idle_ms: int,
+    in_hand: Iterable[str],
+) -> Command:
+    """Takes up to `count` calls, and holds on to those `in_hand`; `worker.calls.server` reads the answer.
+
+    Args:
+        queue: whose.
+        worker: the consumer's name.
+        count: of calls at most.
+        max_body_bytes: of a larger call the answer holds only the size, `id` and `to`.
+        max_bytes: no call is taken once those before it have so many together.
+        idle_ms: a call that its worker has not held on to for so long is taken over.
+        in_hand: the entries of the calls that this worker is answering.
+    """
+    limits = (count, max_body_bytes, max_bytes, idle_ms, DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS)
+    return call(_TAKE, (keys.calls(queue),), (keys.GROUP, worker, *limits, *in_hand))
+
+
+def answer_call(
+    queue: str, envelope: Envelope, *, worker: str, entry_id: str, ttl_ms: int, fields: Mapping[str, str]
+) -> Command:
+    """Writes the answer and removes the call: 1, or 0 if it is another worker's by now, gone, or its time is over.
+
+    Args:
+        queue: whose.
+        envelope: of the call.
+        worker: who answers.
+        entry_id: of the call's entry.
+        ttl_ms: how long the answer is kept.
+        fields: of the answer.
+    """
+    flat = [part for pair in fields.items() for part in pair]
+    key_names = (keys.calls(queue), keys.answers(queue, envelope.mailbox))
+    return call(_ANSWER, key_names, (keys.GROUP, worker, entry_id, envelope.timeout_ms, ttl_ms, *flat))
