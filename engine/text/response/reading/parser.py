@@ -12,12 +12,21 @@ from collections.abc import Callable
 from transformers.utils.chat_parsing import ResponseParser
 
 from penstock.engine.request import ResponseSpec
-from penstock.engine.text.response.calls import CallReader
-from penstock.engine.text.response.delta import Collector, Delta
-from penstock.engine.text.response.dialect import Dialect
-from penstock.engine.text.response.messages import Framing, read_header
-from penstock.engine.text.response.modes import AT_START, CALLS, HEADER, PART, REASONING, UNMARKED_CALLS, Mode, Modes
-from penstock.engine.text.response.source import Malformed, Reading, Source
+from penstock.engine.text.response.reading.calls import CallReader
+from penstock.engine.text.response.reading.delta import Collector, Delta
+from penstock.engine.text.response.reading.dialect import Dialect
+from penstock.engine.text.response.reading.messages import Framing, read_header
+from penstock.engine.text.response.reading.modes import (
+    AT_START,
+    CALLS,
+    HEADER,
+    PART,
+    REASONING,
+    UNMARKED_CALLS,
+    Mode,
+    Modes,
+)
+from penstock.engine.text.response.reading.source import Malformed, Reading, Source
 
 
 class ReplyParser:
