@@ -43,6 +43,8 @@ class ReplyParser:
         self._num_calls = 0  # when the reading began
         if spec.prefix:
             self._run(dialect.written(spec.prefix))
+            if self._scanner is not None and self._held.strip():
+                self._scan("", is_last=True)  # a tag that the prompt ends with is one, whatever follows
             self._scanner = None
             self._collector.forget()
 
