@@ -8,12 +8,17 @@ a process has them at once.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 MAX_DEPTH = 100  # of brackets
+# llguidance recurses over rules, and a full stack ends its process: so let this be the one, with three quarters of what
+# threads have where the grammar is compiled again.
+STACK_BYTES = 6 * 2**20
 
 LIMITS = LLParserLimits(
     max_items_in_row=2_000,  # the library's own default: a mask takes 10 ms there, and 40 at twice as many
@@ -52,7 +57,9 @@ def start(setup: Mapping[str, Any]) -> Callable[[Any, int], dict[str, str]]:
     names = {int(id_): name for id_, name in setup["names"].items()}
     size, eos = setup["size"], setup["eos_token_ids"]
     tokenizer = LLTokenizer(Bytes(size, names, eos[0] if eos else None), eos_token=eos or None)
-    return lambda source, _: _outcome(tokenizer, size, source)
+    threading.stack_size(STACK_BYTES)
+    thread = ThreadPoolExecutor(max_workers=1)
+    return lambda source, _: thread.submit(_outcome, tokenizer, size, source).result()
 
 
 def _outcome(tokenizer: LLTokenizer, first_byte: int, source: str) -> dict[str, str]:

@@ -137,7 +137,10 @@ REFUSED = {
     "deep parentheses": ("start: " + "(" * 90 + '"a"' + ")" * 90, "too deeply nested"),
     "a deep regular expression": ("start: /" + "(" * 101 + "a" + ")" * 101 + "/", "it nests 101 brackets"),
     "unsatisfiable": (schema({"type": "integer", "minimum": 5, "maximum": 3}), "[Uu]nsatisfiable"),
-    "many rows": (schema({"properties": {f"p{i}": {"type": "string"} for i in range(15_000)}}), "more than 0.5 s|too"),
+    "many rows": (
+        schema({"properties": {f"p{i}": {"type": "string"} for i in range(15_000)}}),
+        "more than 0.5 s|too|signal 11",
+    ),
     "what fails at its first token": (
         schema({"type": "array", "items": {"properties": {f"p{i}": {} for i in range(600)}, "type": "object"}}),
         "Current row has .* items",
@@ -158,6 +161,15 @@ def test_what_cannot_be_done_is_refused_in_the_library_s_words(compiler: Grammar
 def test_brackets_in_quotes_are_not_nested(compiler: GrammarCompiler) -> None:
     compiler.compile(schema({"const": "(" * 200}))
     compiler.compile(schema({"const": '\\"' + "[" * 200}))
+
+
+def test_rules_within_rules_fill_the_stack_of_the_process_that_tries_them(compiler: GrammarCompiler) -> None:
+    """And never that of the worker: 2400 are too much for three quarters of a stack, and not for a whole one."""
+    depth = 2400
+    rules = [f'r{number}: (", p{number}" | "b")? r{number + 1}' for number in range(depth)]
+    with pytest.raises(InvalidRequest, match="died of signal 11"):
+        compiler.compile("\n".join(["start: r0", *rules, f'r{depth}: "z"', ""]))
+    assert isinstance(compiler.compile('start: "a"'), Grammar)
 
 
 HOSTILE = [
