@@ -10,7 +10,7 @@ from penstock.engine.request import FinishReason, Output, TokenLogprob
 from penstock.engine.scheduling.scheduler import Row
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text.reply import ReplyStream
-from penstock.engine.text.response.delta import Delta, joined
+from penstock.engine.text.response.reading.delta import Delta, joined
 
 
 @dataclass(frozen=True, slots=True)

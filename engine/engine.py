@@ -33,7 +33,7 @@ from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.stats import EngineInfo, EngineStats, ReportProgress
 from penstock.engine.structured import GrammarCompiler, GrammarFailed
 from penstock.engine.text.reply import ReplyStreams
-from penstock.engine.text.response.delta import NOTHING, Delta
+from penstock.engine.text.response.reading.delta import NOTHING, Delta
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.engine.text.vocabulary import vocabulary_of
 

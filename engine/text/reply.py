@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.engine.request import Request
-from penstock.engine.text.response.delta import Delta
-from penstock.engine.text.response.parser import ReplyParser
-from penstock.engine.text.response.replies import ReplyFormats
+from penstock.engine.text.response.reading.delta import Delta
+from penstock.engine.text.response.reading.parser import ReplyParser
+from penstock.engine.text.response.reading.replies import ReplyFormats
 from penstock.engine.text.stream import TextStream
 from penstock.engine.text.tokenizer import Tokenizer
 

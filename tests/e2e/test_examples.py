@@ -200,7 +200,7 @@ async def test_the_readme_without_a_queue(compile_cache: Path) -> None:
 @needs_redis_cli
 async def test_the_documented_lines_work(redis_url: str) -> None:
     """Every shell block of docs/wire.md, in its order."""
-    enqueue, read, cancel, document = re.findall(r"```sh\n(.*?)```", WIRE_DOCS, re.DOTALL)
+    enqueue, read, cancel, document, call = re.findall(r"```sh\n(.*?)```", WIRE_DOCS, re.DOTALL)
     function = f'redis-cli() {{ command redis-cli -u "{redis_url}" "$@"; }}\n'
     async with ScriptedWorker(redis_url, tell_a_story) as worker:
         await run("bash", "-ec", function + enqueue, redis_url=redis_url)
@@ -212,6 +212,10 @@ async def test_the_documented_lines_work(redis_url: str) -> None:
         await run("bash", "-ec", function + cancel + document, redis_url=redis_url)
         assert await worker.redis.get(keys.cancel("default", "hello-1")) == "1"
         await eventually(lambda: len(worker.taken) == 2)
+        ask, _ = call.strip().splitlines()  # nobody answers here, so the second line would wait
+        await run("bash", "-ec", function + ask, redis_url=redis_url)
+        [(_, asked)] = await worker.redis.xrange(keys.calls("default"))
+        assert asked == {"call": "count_tokens", "prompt": "What is 12 + 30?", "to": "my-answers"}
     first, second = worker.taken
     assert (first.id, first.prompt, first.max_tokens) == ("hello-1", "What is 12 + 30?", 32)
     assert (second.id, second.stop) == ("hello-2", ("\n\n", "END"))

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.engine.request import ResponseSpec, Tool
-from penstock.engine.text.response.delta import DELIMITER, Delta
 from penstock.engine.text.response.formats import FORMATS
-from penstock.engine.text.response.parser import ReplyParser
-from penstock.engine.text.response.replies import ReplyFormats
+from penstock.engine.text.response.reading.delta import DELIMITER, Delta
+from penstock.engine.text.response.reading.parser import ReplyParser
+from penstock.engine.text.response.reading.replies import ReplyFormats
 from penstock.engine.text.response.syntax import Arguments, Calls, Format
 
 TOOLS = (

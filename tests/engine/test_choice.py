@@ -9,7 +9,7 @@ from penstock.engine.choice import Choice, Ending, output_of
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text.reply import ReplyStreams
-from penstock.engine.text.response.delta import Delta
+from penstock.engine.text.response.reading.delta import Delta
 from penstock.engine.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(byte_level())

@@ -13,7 +13,7 @@ from tokenizers_for_tests import byte_level
 from penstock.engine import Engine, InvalidRequest, Output, Request, SamplingParams
 from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.reply import ReplyStreams
-from penstock.engine.text.response.delta import Delta
+from penstock.engine.text.response.reading.delta import Delta
 from penstock.engine.text.tokenizer import Tokenizer
 
 # Few enough for a random model to write whole replies with them.

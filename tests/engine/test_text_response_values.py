@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.text.response.casting import Schema
-from penstock.engine.text.response.json_text import read_value, to_json
-from penstock.engine.text.response.literals import MAX_DEPTH, read_literal
-from penstock.engine.text.response.source import Malformed, Reading, Source
+from penstock.engine.text.response.reading.casting import Schema
+from penstock.engine.text.response.reading.json_text import read_value, to_json
+from penstock.engine.text.response.reading.literals import MAX_DEPTH, read_literal
+from penstock.engine.text.response.reading.source import Malformed, Reading, Source
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),

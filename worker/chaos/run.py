@@ -214,5 +214,5 @@ async def _forget(redis: RedisClient, history: History, queue: str) -> None:
         pipeline.delete(keys.seen(queue, request_id))
     for letters in (keys.dead(queue), keys.malformed(queue)):
         pipeline.delete(letters, keys.letter_sizes(letters), keys.letter_bytes(letters))
-    pipeline.delete(keys.requests(queue))
+    pipeline.delete(keys.requests(queue), keys.calls(queue))
     await pipeline.execute()

@@ -8,10 +8,10 @@ from functools import partial
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import ResponseSpec
 from penstock.engine.text.response.call_ids import call_id
-from penstock.engine.text.response.dialect import Dialect, dialect
 from penstock.engine.text.response.formats import FORMATS
-from penstock.engine.text.response.modes import Modes, modes
-from penstock.engine.text.response.parser import ReplyParser
+from penstock.engine.text.response.reading.dialect import Dialect, dialect
+from penstock.engine.text.response.reading.modes import Modes, modes
+from penstock.engine.text.response.reading.parser import ReplyParser
 
 
 class ReplyFormats:

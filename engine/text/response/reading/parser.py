@@ -12,12 +12,21 @@ from collections.abc import Callable
 from transformers.utils.chat_parsing import ResponseParser
 
 from penstock.engine.request import ResponseSpec
-from penstock.engine.text.response.calls import CallReader
-from penstock.engine.text.response.delta import Collector, Delta
-from penstock.engine.text.response.dialect import Dialect
-from penstock.engine.text.response.messages import Framing, read_header
-from penstock.engine.text.response.modes import AT_START, CALLS, HEADER, PART, REASONING, UNMARKED_CALLS, Mode, Modes
-from penstock.engine.text.response.source import Malformed, Reading, Source
+from penstock.engine.text.response.reading.calls import CallReader
+from penstock.engine.text.response.reading.delta import Collector, Delta
+from penstock.engine.text.response.reading.dialect import Dialect
+from penstock.engine.text.response.reading.messages import Framing, read_header
+from penstock.engine.text.response.reading.modes import (
+    AT_START,
+    CALLS,
+    HEADER,
+    PART,
+    REASONING,
+    UNMARKED_CALLS,
+    Mode,
+    Modes,
+)
+from penstock.engine.text.response.reading.source import Malformed, Reading, Source
 
 
 class ReplyParser:
@@ -42,9 +51,14 @@ class ReplyParser:
         self._tag = ""
         self._num_calls = 0  # when the reading began
         if spec.prefix:
-            self._run(dialect.written(spec.prefix))
-            self._scanner = None
-            self._collector.forget()
+            self._take_prefix(dialect.written(spec.prefix))
+
+    def _take_prefix(self, text: str) -> None:
+        self._run(text)
+        if self._scanner is not None and self._held.strip():
+            self._scan("", is_last=True)  # a tag that the prompt ends with is one, whatever follows
+        self._scanner = None
+        self._collector.forget()
 
     @property
     def calls_tools(self) -> bool:

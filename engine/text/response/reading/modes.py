@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
-from penstock.engine.text.response.delta import DELIMITER
-from penstock.engine.text.response.messages import Framing, framing
+from penstock.engine.text.response.reading.delta import DELIMITER
+from penstock.engine.text.response.reading.messages import Framing, framing
 from penstock.engine.text.response.syntax import Format, Reasoning
 
 _Tags = dict[str, tuple[str, ...]]  # by what they begin

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 
-from penstock.engine.text.response.delta import DELIMITER
-from penstock.engine.text.response.json_text import read_text
-from penstock.engine.text.response.source import Malformed, Reading, Source
+from penstock.engine.text.response.reading.delta import DELIMITER
+from penstock.engine.text.response.reading.json_text import read_text
+from penstock.engine.text.response.reading.source import Malformed, Reading, Source
 
 MAX_DEPTH = 64
 

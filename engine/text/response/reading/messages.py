@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from penstock.engine.text.response.source import Reading, Source
+from penstock.engine.text.response.reading.source import Reading, Source
 from penstock.engine.text.response.syntax import Format
 
 MAX_HEADER_CHARS = 512

@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Callable
 
-from penstock.engine.text.response.delta import DELIMITER
-from penstock.engine.text.response.source import Malformed, Reading, Source
+from penstock.engine.text.response.reading.delta import DELIMITER
+from penstock.engine.text.response.reading.source import Malformed, Reading, Source
 
 Emit = Callable[[str], object]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from penstock.engine.request import Tool
-from penstock.engine.text.response.casting import Schema
-from penstock.engine.text.response.delta import DELIMITER, Collector
-from penstock.engine.text.response.json_text import read_text, read_value, to_json
-from penstock.engine.text.response.literals import read_key, read_literal
-from penstock.engine.text.response.source import Malformed, Reading, Source
+from penstock.engine.text.response.reading.casting import Schema
+from penstock.engine.text.response.reading.delta import DELIMITER, Collector
+from penstock.engine.text.response.reading.json_text import read_text, read_value, to_json
+from penstock.engine.text.response.reading.literals import read_key, read_literal
+from penstock.engine.text.response.reading.source import Malformed, Reading, Source
 from penstock.engine.text.response.syntax import Arguments, Calls, Parameter
 
 MAX_KEY_CHARS = 1024

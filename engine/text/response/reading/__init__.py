@@ -1,0 +1,1 @@
+"""Replies read: text, reasoning and tool calls, token by token."""
