@@ -199,8 +199,8 @@ def measure(
 def main() -> None:
     parser = engine_arguments(__doc__)
     parser.add_argument("--sequences", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--decode-steps", type=int, default=1)
     parser.add_argument("--all", action="store_true", help="also batches that have no bar")
     arguments = parser.parse_args()

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.attention import AttentionBackend
+from penstock.engine.attention import AttentionBackend, RaggedBatch
 from penstock.engine.execution.extended import sample_extended
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.logprobs import Logprobs, no_logprobs
@@ -49,7 +49,6 @@ def decode_loop(
     is_active = is_real & (ends["limits"] > 0)
     sampling = unpack_sampling(inputs.sampling)
     extended = unpack_extended(geometry.extended_layout(num_rows), options)
-    page_size = geometry.page_size
     update = jax.lax.dynamic_update_index_in_dim
 
     def is_going_on(carry: tuple[Any, ...]) -> jax.Array:
@@ -59,10 +58,9 @@ def decode_loop(
     def advance(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         step, is_active, token_ids, tokens, logprobs, cache, state = carry
         positions = jnp.where(is_active, inputs.positions + step, 0)
-        page = jnp.take_along_axis(inputs.ragged.page_indices, (positions // page_size)[:, None], axis=1)[:, 0]
         ragged = replace(
             inputs.ragged,
-            slots=jnp.where(is_active, page * page_size + positions % page_size, 0),
+            slots=jnp.where(is_active, _slots(inputs.ragged, positions, geometry.page_size), 0),
             kv_lens=jnp.where(is_real, positions + 1, 0),
         )
         hidden, cache = model(token_ids, positions, cache, partial(attention, batch=ragged))
@@ -80,3 +78,9 @@ def decode_loop(
     carry = (jnp.int32(0), is_active, first, tokens, logprobs, cache, state)
     _, _, last, tokens, logprobs, cache, state = jax.lax.while_loop(is_going_on, advance, carry)
     return tokens, logprobs, jnp.pad(last, (0, geometry.max_rows - num_rows)), cache, state
+
+
+def _slots(ragged: RaggedBatch, positions: jax.Array, page_size: int) -> jax.Array:
+    """Where the keys and values of each sequence's token at a position go."""
+    page = jnp.take_along_axis(ragged.page_indices, (positions // page_size)[:, None], axis=1)[:, 0]
+    return page * page_size + positions % page_size

@@ -11,28 +11,19 @@ from operator import itemgetter
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from penstock.engine.attention import AttentionBackend, KVCacheSpec
-from penstock.engine.execution.compilation import CompileWatch, compiled
-from penstock.engine.execution.decode_loop import decode_loop
-from penstock.engine.execution.extended import sample_extended
-from penstock.engine.execution.geometry import NUM_SAMPLING_WORDS, Geometry
+from penstock.engine.execution.compilation import CompileWatch
+from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.logprobs import Logprobs
 from penstock.engine.execution.options import neutral_options
 from penstock.engine.execution.packing import Batch
-from penstock.engine.execution.sampling import are_sound, sample
-from penstock.engine.execution.sampling_state import SamplingState, filled, sampling_state
-from penstock.engine.execution.unpacking import unpack_extended, unpack_sampling, unpack_step
-from penstock.engine.models import Decoder, LayerCache
-from penstock.engine.sharding import Placement, gathered
+from penstock.engine.execution.sampling_state import sampling_state
+from penstock.engine.execution.steps import Steps
+from penstock.engine.models import Decoder
+from penstock.engine.sharding import Placement
 from penstock.engine.stats import ReportProgress
-
-Cache = tuple[LayerCache, ...]
-Params = list[jax.Array]
-Rebuild = Callable[[Params], Decoder]
 
 
 class InFlight:
@@ -261,159 +252,3 @@ def _run_side_by_side(jobs: Mapping[str, Callable[[], Any]], progress: ReportPro
             future.result()
             if progress:
                 progress(done + 1, len(jobs), running[future])
-
-
-class Steps:
-    """The functions of a step, lowered shape by shape, for a runner's arrays or for abstract ones."""
-
-    def __init__(
-        self, model: Decoder, attention: AttentionBackend, geometry: Geometry, placement: Placement | None = None
-    ) -> None:
-        graph, state = nnx.split(model)
-        self.params, structure = jax.tree.flatten(state)  # plain arrays pass into a compiled call several times faster
-        self._rebuild = partial(_rebuild, graph, structure)
-        self._config = model.config
-        self._attention = attention
-        self._geometry = geometry
-        self._placement = placement
-        self._sharding = None if placement is None else placement.sharding()
-        self._device = jax.devices()[0] if placement is None else placement.mesh.devices.flat[0]
-
-    def backbone(self, num_tokens: int, cache: Cache) -> jax.stages.Lowered:
-        """Of a token bucket; `cache` is donated."""
-        step = partial(_compute_hidden, self._rebuild, self._attention, self._geometry, num_tokens)
-        last_tokens = self._shape(self._geometry.max_rows)
-        flat = self._shape(self._geometry.step_layout(num_tokens).size)
-        shardings = None
-        if self._sharding is not None:
-            shardings = (self._sharding, self._sharding, jax.tree.map(lambda array: array.sharding, cache))
-        jitted = jax.jit(step, donate_argnames=("cache",), out_shardings=shardings)
-        return jitted.lower(self.params, cache, last_tokens, flat)
-
-    def head(self, num_rows: int, *, is_extended: bool) -> jax.stages.Lowered:
-        """Of a row bucket, with all sampling options or only those that every step has. With all, the sampling state
-        is donated.
-        """
-        function = _sample_extended_rows if is_extended else _sample_rows
-        step = jax.jit(
-            partial(function, self._rebuild, self._geometry, num_rows, self._placement),
-            donate_argnames=("state",) if is_extended else None,
-            out_shardings=self._sharding,
-        )
-        model, max_rows = self._config, self._geometry.max_rows
-        rows = (self._shape(max_rows, model.hidden_size, dtype=model.dtype), self._shape(max_rows, NUM_SAMPLING_WORDS))
-        if not is_extended:
-            return step.lower(self.params, *rows)
-        masks = self._shape(num_rows, self._geometry.mask_words)
-        return step.lower(self.params, *rows, self._state(), self._options(num_rows), masks)
-
-    def loop(self, num_rows: int, num_steps: int, cache: Cache) -> jax.stages.Lowered:
-        """Several decode steps of a row bucket; `cache` and the sampling state are donated."""
-        step = partial(_decode, self._rebuild, self._attention, self._geometry, num_rows, num_steps, self._placement)
-        shardings = None
-        if self._sharding is not None:
-            caches = jax.tree.map(lambda array: array.sharding, cache)
-            shardings = (self._sharding, self._sharding, self._sharding, caches, self._sharding)
-        return jax.jit(step, donate_argnames=("cache", "state"), out_shardings=shardings).lower(
-            self.params,
-            cache,
-            self._state(),
-            self._shape(self._geometry.max_rows),
-            self._shape(self._geometry.step_layout(num_rows).size),
-            self._shape(self._geometry.stops_layout(num_rows).size),
-            self._options(num_rows),
-        )
-
-    def fill(self) -> jax.stages.Lowered:
-        """Of one batch slot's sampling state, which is donated."""
-        state = self._state()
-        rows = [self._shape(array.shape[1], dtype=array.dtype) for array in (state.tokens, state.bias)]
-        step = jax.jit(filled, donate_argnames=("state",), out_shardings=self._sharding)
-        return step.lower(state, self._shape(), *rows)
-
-    def _state(self) -> SamplingState:
-        return sampling_state(self._geometry, lambda shape, dtype: self._shape(*shape, dtype=dtype))
-
-    def _options(self, num_rows: int) -> jax.ShapeDtypeStruct:
-        return self._shape(self._geometry.extended_layout(num_rows).size)
-
-    def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        return compiled(lowered, self._device)
-
-    def _shape(self, *shape: int, dtype: Any = "int32") -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding)  # type: ignore[no-untyped-call]
-
-
-def _rebuild(graph: nnx.GraphDef[Decoder], structure: jax.tree_util.PyTreeDef, params: Params) -> Decoder:
-    return nnx.merge(graph, jax.tree.unflatten(structure, params))
-
-
-def _compute_hidden(
-    rebuild: Rebuild,
-    attention: AttentionBackend,
-    geometry: Geometry,
-    num_tokens: int,
-    params: Params,
-    cache: Cache,
-    last_tokens: jax.Array,  # i32 [max_rows]: what the step before sampled
-    flat: jax.Array,  # i32: the packed step
-) -> tuple[jax.Array, jax.Array, Cache]:
-    """Hidden states `[max_rows, hidden]` of the tokens to sample after, their packed parameters, and the new cache."""
-    inputs = unpack_step(geometry.step_layout(num_tokens), flat)
-    token_ids = jnp.where(inputs.sources >= 0, last_tokens[inputs.sources], inputs.token_ids)
-    hidden, cache = rebuild(params)(token_ids, inputs.positions, cache, partial(attention, batch=inputs.ragged))
-    padding = ((0, geometry.max_rows - inputs.sampled_tokens.shape[0]), (0, 0))
-    return jnp.pad(hidden[inputs.sampled_tokens], padding), jnp.pad(inputs.sampling, padding), cache
-
-
-def _sample_rows(
-    rebuild: Rebuild,
-    geometry: Geometry,
-    num_rows: int,
-    placement: Placement | None,
-    params: Params,
-    rows: jax.Array,  # [max_rows, hidden]
-    sampling: jax.Array,  # i32 [max_rows, words]
-) -> jax.Array:
-    """Samples the first `num_rows` rows. Tokens are i32 `[max_rows]`, so that the next step has one shape for all."""
-    logits = gathered(rebuild(params).logits(rows[:num_rows]), placement)
-    token_ids = sample(logits, unpack_sampling(sampling[:num_rows]), are_sound(logits))
-    return jnp.pad(token_ids, (0, geometry.max_rows - num_rows))
-
-
-def _sample_extended_rows(
-    rebuild: Rebuild,
-    geometry: Geometry,
-    num_rows: int,
-    placement: Placement | None,
-    params: Params,
-    rows: jax.Array,
-    sampling: jax.Array,
-    state: SamplingState,
-    options: jax.Array,  # i32, packed
-    masks: jax.Array,  # i32 [num_rows, mask_words]
-) -> tuple[jax.Array, Logprobs, SamplingState]:
-    """The same with all options."""
-    logits = gathered(rebuild(params).logits(rows[:num_rows]), placement)
-    extended = unpack_extended(geometry.extended_layout(num_rows), options)
-    token_ids, logprobs, state = sample_extended(logits, unpack_sampling(sampling[:num_rows]), extended, state, masks)
-    return jnp.pad(token_ids, (0, geometry.max_rows - num_rows)), logprobs, state
-
-
-def _decode(
-    rebuild: Rebuild,
-    attention: AttentionBackend,
-    geometry: Geometry,
-    num_rows: int,
-    num_steps: int,
-    placement: Placement | None,
-    params: Params,
-    cache: Cache,
-    state: SamplingState,
-    last_tokens: jax.Array,
-    flat: jax.Array,
-    stops: jax.Array,
-    options: jax.Array,
-) -> tuple[jax.Array, Logprobs, jax.Array, Cache, SamplingState]:
-    loop = partial(decode_loop, rebuild(params), attention, geometry, num_rows, num_steps, placement)
-    return loop(cache, state, last_tokens, flat, stops, options)

@@ -16,7 +16,7 @@ from penstock.engine.deployment import SHARE_OF_FREE_MEMORY, Deployment, deploy,
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.compilation import printed
 from penstock.engine.execution.geometry import Geometry
-from penstock.engine.execution.runner import Steps
+from penstock.engine.execution.steps import Steps
 from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig
 from penstock.engine.planning.chips import Chip

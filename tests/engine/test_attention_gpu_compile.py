@@ -19,7 +19,7 @@ from penstock.engine.attention.triton import TritonAttention
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.execution.geometry import Geometry
-from penstock.engine.execution.runner import Steps, _compute_hidden
+from penstock.engine.execution.steps import Steps, _compute_hidden
 from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import QKV, AttentionOptions, ModelConfig
 from penstock.engine.planning import preset
