@@ -21,6 +21,7 @@ from penstock.engine.attention import (
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.sampling_state import state_bytes
 from penstock.engine.models import ModelConfig, num_parameters
 from penstock.engine.models.packed import can_pack
 from penstock.engine.native import NativeLibrary
@@ -75,12 +76,18 @@ class Deployment:
         split = 1 if self.placement is None else self.placement.tensor
         return sum(array.num_bytes for array in arrays) // split
 
+    @property
+    def sampling_bytes(self) -> int:
+        """Of what sampling remembers of each batch slot, on each device."""
+        return state_bytes(self.geometry(self.max_model_len))
+
     def free_bytes(self) -> int:
         """For the KV cache, on each device, once the weights are there."""
         stats = self.devices[0].memory_stats()
         if not stats or "bytes_limit" not in stats:
             return _DEFAULT_KV_CACHE_BYTES
-        return int((stats["bytes_limit"] - stats["bytes_in_use"]) * SHARE_OF_FREE_MEMORY)
+        free = stats["bytes_limit"] - stats["bytes_in_use"] - self.sampling_bytes
+        return max(0, int(free * SHARE_OF_FREE_MEMORY))
 
     def describe(self, spec: KVCacheSpec) -> EngineInfo:
         """Of an engine with a cache of this size."""

@@ -50,6 +50,7 @@ def decode_loop(
     sampling = unpack_sampling(inputs.sampling)
     extended = unpack_extended(geometry.extended_layout(num_rows), options)
     page_size = geometry.page_size
+    update = jax.lax.dynamic_update_index_in_dim
 
     def is_going_on(carry: tuple[Any, ...]) -> jax.Array:
         step: jax.Array = carry[0]
@@ -68,7 +69,7 @@ def decode_loop(
         logits = gathered(model.logits(hidden), placement)
         rows = replace(sampling, output_index=sampling.output_index + step)
         sampled, of_step, state = sample_extended(logits, rows, extended, state)
-        logprobs = jax.tree.map(lambda all_, one: all_.at[step].set(one), logprobs, of_step)
+        logprobs = jax.tree.map(lambda all_, one: update(all_, one, step, axis=0), logprobs, of_step)
         has_ended = jnp.any(sampled[:, None] == ends["stop_ids"], axis=-1) | (sampled < 0)
         has_ended |= step + 1 >= ends["limits"]
         tokens = tokens.at[step, :num_rows].set(sampled)

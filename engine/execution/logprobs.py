@@ -36,10 +36,12 @@ def logprobs_of(logits: jax.Array, token_ids: jax.Array, scored: jax.Array, num_
 
 
 def _one_by_one(logits: jax.Array, token_ids: jax.Array, scored: jax.Array, num_scored: jax.Array) -> Logprobs:
+    update = jax.lax.dynamic_update_index_in_dim
+
     def add(place: jax.Array, found: Logprobs) -> Logprobs:
         row = scored[place]
-        of_row = _of_row(logits[row], token_ids[row])
-        added: Logprobs = jax.tree.map(lambda rows, one: rows.at[row].set(one), found, of_row)
+        of_row = _of_row(jax.lax.dynamic_index_in_dim(logits, row, keepdims=False), token_ids[row])
+        added: Logprobs = jax.tree.map(lambda rows, one: update(rows, one, row, axis=0), found, of_row)
         return added
 
     found: Logprobs = jax.lax.fori_loop(0, num_scored, add, no_logprobs(*logits.shape))

@@ -21,18 +21,8 @@ class HeadRow(NamedTuple):
     row: Row
     token: int  # its place among the step's tokens
     target: int  # the token to score, else NO_TARGET
-
-    @property
-    def is_adjusted(self) -> bool:
-        """Whether penalties, biases or restrictions change its logits. They say nothing about a prompt."""
-        params = self.row.sequence.request.sampling
-        adjusts = params.adjusts_logits or self.row.output_index < params.min_tokens
-        return adjusts and self.target == NO_TARGET
-
-    @property
-    def is_scored(self) -> bool:
-        """Whether it wants log-probabilities."""
-        return self.target != NO_TARGET or self.row.sequence.request.sampling.logprobs is not None
+    is_adjusted: bool  # whether penalties, biases or restrictions change its logits: never where it scores a prompt
+    is_scored: bool  # whether it wants log-probabilities
 
 
 def head_rows(plan: StepPlan) -> list[HeadRow]:
@@ -42,9 +32,12 @@ def head_rows(plan: StepPlan) -> list[HeadRow]:
     for row in plan.rows:
         start, end = end, end + row.num_tokens
         for place in range(row.num_scored):
-            found.append(HeadRow(row, start + place, row.sequence.token_ids[row.start + place + 1]))
+            target = row.sequence.token_ids[row.start + place + 1]
+            found.append(HeadRow(row, start + place, target, is_adjusted=False, is_scored=True))
         if row.num_sampled:
-            found.append(HeadRow(row, end - 1, NO_TARGET))
+            params = row.sequence.request.sampling
+            adjusts = params.adjusts_logits or row.output_index < params.min_tokens
+            found.append(HeadRow(row, end - 1, NO_TARGET, adjusts, params.logprobs is not None))
     return found
 
 

@@ -81,7 +81,8 @@ class BatchBuilder:
     def _pack_stops(self, rows: list[HeadRow], num_rows: int) -> np.ndarray:
         flat, parts = self._geometry.stops_layout(num_rows).empty()
         parts["stop_ids"][:] = NOT_A_TOKEN
-        for place, (row, _, _) in enumerate(rows):
+        for place, head_row in enumerate(rows):
+            row = head_row.row
             ids = row.sequence.request.sampling.stop_ids(self._eos_token_ids)
             parts["stop_ids"][place, : len(ids)] = ids
             parts["limits"][place] = row.num_sampled

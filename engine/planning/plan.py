@@ -63,6 +63,7 @@ class Plan:
     max_model_len: int
     cache_bytes: int
     weight_bytes: int
+    sampling_bytes: int  # what sampling remembers of each batch slot
     buckets: tuple[Bucket, ...]
     decode: tuple[Step, ...]
     prefill: Step
@@ -73,7 +74,7 @@ class Plan:
 
     @property
     def used_bytes(self) -> int:
-        return self.weight_bytes + self.cache_bytes + self.temporary_bytes
+        return self.weight_bytes + self.cache_bytes + self.sampling_bytes + self.temporary_bytes
 
     @property
     def num_tokens(self) -> int:
@@ -140,6 +141,7 @@ def plan(
         max_model_len=layout.geometry.max_model_len,
         cache_bytes=layout.cache_bytes,
         weight_bytes=layout.weight_bytes,
+        sampling_bytes=deployment.sampling_bytes,
         buckets=tuple(buckets),
         decode=_decode_steps(deployment, tuple(buckets), chip, context, config),
         prefill=prefill_step(deployment, chip, max(layout.geometry.token_buckets)),
@@ -208,7 +210,7 @@ def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layou
         raise TypeError("a deployment on given devices has a placement")  # deploy promises it
     abstract = abstract_model(deployment.model, placement, stacked=attention.is_stacked)
     weight_bytes = sum(_share(leaf) for leaf in jax.tree.leaves(abstract))
-    free = int((chip.hbm_bytes - weight_bytes) * SHARE_OF_FREE_MEMORY)
+    free = int((chip.hbm_bytes - weight_bytes - deployment.sampling_bytes) * SHARE_OF_FREE_MEMORY)
     if free < 2 * deployment.page_bytes:
         raise ConfigError(
             f"the weights take {weight_bytes} bytes of the {chip.hbm_bytes} that a {chip.name} device has, which "

@@ -24,6 +24,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "hbm": {
             "weights": plan.weight_bytes,
             "pages": plan.cache_bytes,
+            "sampling": plan.sampling_bytes,
             "temporaries": plan.temporary_bytes,
             "used": plan.used_bytes,
             "of": plan.chip.hbm_bytes,

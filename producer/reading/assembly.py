@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, cast
 
 from penstock.producer.errors import ReplyCorrupt, RequestFailed, RequestRefused
 from penstock.producer.reply import Choice, Chunk, Reply, Timings, ToolCall, Usage
@@ -86,21 +86,9 @@ class Assembler:
         )
 
 
-class _Position(NamedTuple):
-    """A place in a choice: how much of it comes before."""
-
-    tokens: int = 0
-    chars: int = 0  # of the text
-    reasoning: int = 0  # characters
-    calls: int = 0  # one for each call's beginning, and the characters of arguments
-
-    def after(self, entry: ChunkEntry) -> _Position:
-        return _Position(
-            self.tokens + len(entry.tokens),
-            self.chars + len(entry.text),
-            self.reasoning + len(entry.reasoning),
-            self.calls + sum(map(_size, entry.tool_calls)),
-        )
+_Position: TypeAlias = tuple[int, int, int, int]
+"""How much of a choice comes before a place: tokens, characters of text, characters of reasoning; and of its calls, one
+for each beginning and the characters of arguments. A plain tuple: one is made for each chunk."""
 
 
 class _Choice:
@@ -119,55 +107,52 @@ class _Choice:
         self._logprobs: list[TokenLogprob] = []
         self._stop_reason: str | int | None = None
         self._has_ended = False
-        self._at = self._read = _Position()
+        self._at: _Position = (0, 0, 0, 0)
+        self._read = self._at
         self._ends = {0: self._at}
 
     @property
     def num_tokens(self) -> int:
-        return self._read.tokens
+        return self._read[0]
 
     def feed(self, entry_id: str, entry: ChunkEntry) -> Chunk | None:
         if self._has_ended:
             return None
-        self._go_to(entry)
+        if entry.offset != self._at[0]:
+            self._go_back(entry)
         before, read = self._at, self._read
-        self._at = self._ends[before.tokens + len(entry.tokens)] = before.after(entry)
+        self._at = at = _after(before, entry)
+        self._ends[at[0]] = at
         self._has_ended = entry.finish_reason is not None
-        if not (_is_beyond(self._at, read) or self._has_ended):
-            return None
-        num_old_tokens = read.tokens - before.tokens
-        chunk = Chunk(
-            entry.text[read.chars - before.chars :],
-            entry.tokens[num_old_tokens:],
-            entry.index,
-            read.tokens,
-            None if entry.logprobs is None else entry.logprobs[num_old_tokens:],
-            entry_id,
-            entry.finish_reason,
-            entry.reasoning[read.reasoning - before.reasoning :],
-            tuple(_unread(entry.tool_calls, read.calls - before.calls)) if entry.tool_calls else (),
-            entry.stop_reason,
-            entry.prompt_logprobs if not read.tokens else None,
-        )
-        self._read = _Position(*map(max, self._at, read))
+        if before == read:  # nothing of it was read
+            if at == before and not self._has_ended:
+                return None
+            self._read = at
+            chunk = _whole_chunk(entry_id, entry)
+        else:
+            furthest = tuple(map(max, at, read))
+            if furthest == read and not self._has_ended:
+                return None
+            self._read = cast("_Position", furthest)
+            chunk = _rest_of_chunk(entry_id, entry, before, read)
         self._add(chunk)
         return chunk
 
-    def _go_to(self, entry: ChunkEntry) -> None:
+    def _go_back(self, entry: ChunkEntry) -> None:
         """To where the writer of the entry begins."""
-        if entry.offset > self._at.tokens:
+        if entry.offset > self._at[0]:
             raise ValueError(
-                f"choice {entry.index} continues at token {entry.offset}, but only {self._at.tokens} came before"
+                f"choice {entry.index} continues at token {entry.offset}, but only {self._at[0]} came before"
             )
-        if entry.offset < self._at.tokens:
-            if entry.offset not in self._ends:
-                raise ValueError(f"choice {entry.index} goes back to token {entry.offset}, where no chunk ended before")
-            self._at = self._ends[entry.offset]
+        if entry.offset not in self._ends:
+            raise ValueError(f"choice {entry.index} goes back to token {entry.offset}, where no chunk ended before")
+        self._at = self._ends[entry.offset]
 
     def _add(self, chunk: Chunk) -> None:
         self._tokens += chunk.tokens
         self._texts.append(chunk.text)
-        self._logprobs += chunk.logprobs or ()
+        if chunk.logprobs:
+            self._logprobs += chunk.logprobs
         if chunk.reasoning:
             self._reasoning.append(chunk.reasoning)
         for delta in chunk.tool_calls:
@@ -201,8 +186,48 @@ class _Call(NamedTuple):
     arguments: list[str]
 
 
-def _is_beyond(at: _Position, read: _Position) -> bool:
-    return at.tokens > read.tokens or at.chars > read.chars or at.reasoning > read.reasoning or at.calls > read.calls
+def _after(at: _Position, entry: ChunkEntry) -> _Position:
+    tokens, chars, reasoning, calls = at
+    return (
+        tokens + len(entry.tokens),
+        chars + len(entry.text),
+        reasoning + len(entry.reasoning),
+        calls + (sum(map(_size, entry.tool_calls)) if entry.tool_calls else 0),
+    )
+
+
+def _whole_chunk(entry_id: str, entry: ChunkEntry) -> Chunk:
+    return Chunk(
+        entry.text,
+        entry.tokens,
+        entry.index,
+        entry.offset,
+        entry.logprobs,
+        entry_id,
+        entry.finish_reason,
+        entry.reasoning,
+        entry.tool_calls,
+        entry.stop_reason if entry.finish_reason is not None else None,
+        entry.prompt_logprobs,
+    )
+
+
+def _rest_of_chunk(entry_id: str, entry: ChunkEntry, before: _Position, read: _Position) -> Chunk:
+    """What is new in an entry whose writer began at `before`, for whoever has read up to `read`."""
+    num_tokens, num_chars, num_reasoning, num_of_calls = (have - had for have, had in zip(read, before, strict=True))
+    return Chunk(
+        entry.text[num_chars:],
+        entry.tokens[num_tokens:],
+        entry.index,
+        read[0],
+        None if entry.logprobs is None else entry.logprobs[num_tokens:],
+        entry_id,
+        entry.finish_reason,
+        entry.reasoning[num_reasoning:],
+        tuple(_unread(entry.tool_calls, num_of_calls)),
+        entry.stop_reason,
+        None if read[0] else entry.prompt_logprobs,
+    )
 
 
 def _size(delta: ToolCallDelta) -> int:
@@ -210,7 +235,7 @@ def _size(delta: ToolCallDelta) -> int:
 
 
 def _unread(deltas: Iterable[ToolCallDelta], num_read: int) -> Iterator[ToolCallDelta]:
-    """What follows the first `num_read` of the deltas, in the count of `_Position.calls`."""
+    """What follows the first `num_read` of the deltas, in the count of a `_Position`."""
     for delta in deltas:
         if num_read <= 0:
             yield delta

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -54,9 +55,23 @@ def test_requests_to_the_model_vary_in_all_that_a_takeover_rebuilds() -> None:
     assert {request.temperature == 0.0 for request in requests if request.penalties} == {False, True}
     assert len({name for request in requests for name in request.penalties}) == 3
     assert any(request.min_tokens for request in requests)
+    assert not any(request.is_chat for request in requests)  # whether the model has a template is not known
+    assert {request.n for request in requests if "regex" in request.form and request.fault} == {1, 2}
     at_choice = [request for request in requests if request.fault is not None and request.fault.stage == "choice"]
     assert {request.fault.side for request in at_choice if request.fault is not None} == {"before", "after"}
     assert all(request.n == 2 and not request.ignore_eos for request in at_choice)  # its choices end apart
+
+
+def test_some_requests_to_a_model_with_a_template_are_chats_that_call_tools() -> None:
+    options = ChaosOptions(1, requests=200, kills=30, engine="model", has_chats=True)
+    plan = make_plan(options, heartbeat_ttl_s=1.0)
+    chats = [request for request in plan.requests if request.is_chat]
+    assert {request.n for request in chats} == {1, 2}
+    assert any(request.fault for request in chats)
+    for request in plan.requests:
+        assert not (request.form and (request.ignore_eos or request.min_tokens))  # a grammar says when a reply may end
+    plain = make_plan(replace(options, has_chats=False), heartbeat_ttl_s=1.0)
+    assert [request.prompt for request in plain.requests] == [request.prompt for request in plan.requests]
 
 
 def test_the_undisturbed_requests_are_the_same_ones_in_peace() -> None:

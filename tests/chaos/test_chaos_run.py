@@ -32,7 +32,8 @@ async def test_short_run(lasting_server: EmbeddedServer, tmp_path: Path) -> None
 @pytest.mark.skipif(not SERVERS, reason="no Redis server")
 async def test_short_run_with_the_model(tmp_path: Path) -> None:
     """Choices that end apart, stop strings, penalties and seeds go from worker to worker: the fake engine has none."""
-    options = ChaosOptions(seed=3, requests=16, kills=3, zombies=1, restarts=0, losses=2, workers=2, engine="model")
+    faults = {"kills": 3, "zombies": 1, "restarts": 0, "losses": 2}
+    options = ChaosOptions(seed=343, requests=16, **faults, workers=2, engine="model", has_chats=True)
     plan = make_plan(options, heartbeat_ttl_s=1.0)
     for has in (
         lambda request: request.n == 2 and request.fault is not None and request.fault.stage == "choice",
@@ -40,12 +41,15 @@ async def test_short_run_with_the_model(tmp_path: Path) -> None:
         lambda request: request.n == 1 and request.temperature == 0.0,
         lambda request: request.penalties and request.temperature,
         lambda request: request.min_tokens,
+        lambda request: request.is_chat and request.n == 2 and request.fault is not None,
+        lambda request: "regex" in request.form,
     ):
         assert any(map(has, plan.requests))
     with EmbeddedServer(next(iter(SERVERS.values())), data_dir=tmp_path) as server:
         outcome = await run_chaos(options, Site(server), model="demo", logs=tmp_path, progress=lambda *_: None)
     assert wrongs(outcome.verdict) == []
     assert any(map(went_on_beside_an_ended_choice, outcome.history.records.values()))
+    assert any(map(went_on_inside_a_call, outcome.history.records.values()))
 
 
 def went_on_inside_a_call(record: Record) -> bool:

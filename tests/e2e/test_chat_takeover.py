@@ -12,7 +12,7 @@ from worker_harness import eventually, is_queue_empty, read_reply, take_and_clai
 
 from penstock.engine import Engine, EngineConfig, Output, ToolCallDelta
 from penstock.engine.demo import MODEL_DIR
-from penstock.engine.text.response.reading.replies import call_id
+from penstock.engine.text.response.call_ids import call_id
 from penstock.producer import GenerateRequest, Reply, keys
 from penstock.producer.reading.assembly import Assembler
 from penstock.producer.redis.connection import RedisClient

@@ -15,11 +15,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from penstock.engine.request import ResponseSpec
+from penstock.engine.request import Request, ResponseSpec
 from penstock.engine.structured.compile_process import LIMITS
 from penstock.engine.structured.vocabulary import llguidance_tokenizer
+from penstock.engine.text.reply import ReplyStreams
 from penstock.engine.text.response.formats import FORMATS
-from penstock.engine.text.response.reading.replies import ReplyFormats
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.engine.text.vocabulary import vocabulary_of
 
@@ -47,12 +47,12 @@ class Vocabulary:
     """A tokenizer with the delimiters of all formats, as grammars and as replies see it."""
 
     def __init__(self) -> None:
-        self.tokenizer = Tokenizer(_trained())
-        self.special_ids = {text: id_ for id_, text in self.tokenizer.special_tokens.items()}
-        eos = self.special_ids[EOS]
+        self.tokenizer = Tokenizer(chat_tokenizer())
+        self.special_token_ids = self.tokenizer.special_token_ids
+        eos = self.special_token_ids[EOS]
         vocabulary = vocabulary_of(self.tokenizer, self.tokenizer.vocab_size, (eos,))
         self.for_grammars = llguidance_tokenizer(vocabulary)
-        self.replies = ReplyFormats(self.special_ids)
+        self._streams = ReplyStreams(self.tokenizer)
         closing = ('"', "}", "]", "<", "\n", ",", ":", ")")
         self._closing = {
             id_ for id_, data in vocabulary.token_bytes.items() if data.decode(errors="replace") in closing
@@ -80,7 +80,7 @@ class Vocabulary:
             if rng.random() < 0.4:
                 allowed = [id_ for id_ in allowed if id_ in self._closing] or allowed
             id_ = rng.choice(allowed)
-            if id_ == self.special_ids[EOS]:
+            if id_ == self.special_token_ids[EOS]:
                 return Walk(tuple(ids), is_whole=True)
             assert matcher.consume_token(id_), matcher.get_error()
             ids.append(id_)
@@ -89,12 +89,12 @@ class Vocabulary:
 
     def read(self, spec: ResponseSpec, ids: Sequence[int]) -> Reply:
         """What the parser of replies makes of them, token by token."""
-        special = self.replies.dialect(spec.format).special
-        parser, detokenizer = self.replies.parser(spec, "request", 0), self.tokenizer.detokenizer()
+        stream = self._streams.stream(Request("request", (0,), response=spec), 0)
         reply = Reply()
         for id_ in ids:
-            reply.add(parser.push(detokenizer.flush() + special[id_] if id_ in special else detokenizer.push(id_)))
-        reply.add(parser.finish(detokenizer.flush()))
+            delta, _ = stream.push(id_)
+            reply.add(delta)
+        reply.add(stream.finish())
         return reply
 
 
@@ -127,7 +127,7 @@ def vocabulary() -> Vocabulary:
     return Vocabulary()
 
 
-def _trained() -> PreTrainedTokenizerFast:
+def chat_tokenizer() -> PreTrainedTokenizerFast:
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import jsonschema
 import numpy as np
 import pytest
 from engines import EOS, SMALL, Result, Results, drive, write_model
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from llguidance import LLParserLimits
 
 from penstock.engine import Engine, InvalidRequest, Request, SamplingParams
@@ -207,6 +211,40 @@ def test_after_a_failure_of_the_device(engine: Engine, monkeypatch: pytest.Monke
         same(results[key], result)
 
 
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 2**63 - 1),
+    names=st.lists(st.sampled_from(sorted(SOURCES)), min_size=1, max_size=3),
+    preempted=st.sets(st.integers(0, 40), max_size=6),
+    aborted=st.integers(0, 40),
+    fault=st.tuples(st.sampled_from(["start", "finish", "read"]), st.integers(0, 40)),
+)
+def test_whatever_happens_at_once(
+    engine: Engine, seed: int, names: list[str], preempted: set[int], aborted: int, fault: tuple[str, int]
+) -> None:
+    params = replace(HOT, seed=seed, frequency_penalty=seed % 3 * 0.5)
+    held = [request_of(engine, SOURCES[name], f"h{i}", params, n=1 + i % 2) for i, name in enumerate(names)]
+    requests = [*held, *neighbours(engine)[:2], replace(neighbours(engine)[4], id="aborted")]
+    expected = drive(engine, requests)
+    engine._pool.forget_contents()
+
+    def disturb(step: int) -> None:
+        for sequence in engine._scheduler.running if step in preempted else ():
+            engine._scheduler._preempt(sequence)
+        if step == aborted:
+            engine.abort("aborted")
+
+    with pytest.MonkeyPatch.context() as patch:
+        Faults(engine, patch, *fault)
+        results = drive(engine, requests, before_step=disturb)
+    for key, result in expected.items():
+        is_given_up = "sabotage" in (results[key].error or "")  # it was in the step that failed, alone
+        if key[0] != "aborted" and not is_given_up:
+            same(results[key], result)
+    assert not engine._masks._matchers
+    assert engine._pool.num_available == engine._pool.num_pages - 1
+
+
 def test_with_several_steps_in_a_dispatch_for_others(tiny_model: Path) -> None:
     """They have them while no row is constrained, and the same tokens before and after."""
     engine = Engine.from_checkpoint(tiny_model, replace(SMALL, decode_steps=4))
@@ -386,6 +424,29 @@ def test_a_matcher_that_fails_ends_its_row_alone(
     assert results["bad", 0].token_ids == unharmed.token_ids[:at]
     assert unharmed.text.startswith(results["bad", 0].text)
     assert not engine._masks._matchers
+
+
+def test_while_a_hostile_grammar_is_refused_others_go_on(engine: Engine) -> None:
+    """It takes half a second of a process of its own, which is many steps."""
+    plain = neighbours(engine)
+    expected = drive(engine, plain)
+    engine._pool.forget_contents()
+    hostile = "start: %json " + json.dumps({"properties": {f"x{i}": {"type": "string"} for i in range(15_000)}})
+    is_asked = threading.Event()
+    meanwhile = 0
+
+    def count(step: int) -> None:
+        nonlocal meanwhile
+        meanwhile += not refused.done()
+
+    with ThreadPoolExecutor(1) as threads:
+        refused = threads.submit(lambda: (is_asked.set(), engine.grammars.compile(hostile)))
+        is_asked.wait()
+        results = drive(engine, plain, before_step=count)
+        assert isinstance(refused.exception(), InvalidRequest)
+    assert meanwhile > 1
+    for key, result in expected.items():
+        same(results[key], result)
 
 
 def test_tokens_of_an_earlier_run_that_the_grammar_does_not_have(engine: Engine) -> None:

@@ -206,3 +206,13 @@ def test_rows_that_do_not_ask_get_no_logprobs() -> None:
     found = scored(logits(5), [1] * 5, [3, 1])
     assert (np.asarray(found.sampled) != 0).tolist() == [False, True, False, True, False]
     assert not scored(logits(5), [1] * 5, []).top.any()
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_a_step_has_one_scatter_at_most_and_no_loop_over_rows_on_cuda(platform: str) -> None:
+    """Each scatter takes the TPU's compiler many seconds; a CUDA graph takes in branches, but no loops."""
+    step = jax.jit(sample_extended)
+    traced = step.trace(logits(4), rows(4), asking(4), state_of(), jnp.zeros((4, 2), jnp.int32))
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert ("stablehlo.while" in text) == (platform != "cuda")
+    assert text.count('"stablehlo.scatter"(') == 1

@@ -15,8 +15,8 @@ from tokenizers_for_tests import byte_level, llama2
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import Request, ResponseSpec, SamplingParams, ToolCallDelta
 from penstock.engine.text.reply import ReplyStream, ReplyStreams
+from penstock.engine.text.response.call_ids import call_id
 from penstock.engine.text.response.formats import FORMATS
-from penstock.engine.text.response.reading.replies import call_id
 from penstock.engine.text.tokenizer import Tokenizer
 
 

@@ -105,7 +105,7 @@ def grammar(
     **kwargs: Any,
 ) -> str:
     spec = ResponseSpec(format_, prefix, tools)
-    source = reply_grammar(spec, text=text, calls=calls, special_ids=vocabulary().special_ids, **kwargs)
+    source = reply_grammar(spec, text=text, calls=calls, special_token_ids=vocabulary().special_token_ids, **kwargs)
     assert source is not None
     return source
 
@@ -264,7 +264,7 @@ def test_text_that_spells_a_special_token_is_text(format_: str) -> None:
     opening = FORMATS[format_].pieces(
         FORMATS[format_].calls.group_begin or FORMATS[format_].calls.begin or "<|python_tag|>"
     )[0]
-    if opening not in vocabulary().special_ids:
+    if opening not in vocabulary().special_token_ids:
         return
     letters = [id_ for letter in opening for id_ in vocabulary().tokenizer.encode(letter)]
     free, required = vocabulary().matcher(grammar(format_)), vocabulary().matcher(grammar(format_, REQUIRED))
@@ -288,7 +288,7 @@ def test_the_parser_reads_what_the_grammar_allows(format_: str, calls: CallRule,
     for seed in range(12):
         walk = vocabulary().walk(source, random.Random(f"{format_}/{seed}"))
         reply = vocabulary().read(spec, walk.ids)
-        assert not any(token in reply.text + reply.reasoning for token in vocabulary().special_ids)
+        assert not any(token in reply.text + reply.reasoning for token in vocabulary().special_token_ids)
         if not walk.is_whole:
             continue
         num_whole += 1

@@ -113,7 +113,9 @@ class Clients:
 
     async def _enqueue(self, request: RequestPlan) -> str:
         named = {name: getattr(request, name) for name in REQUEST_FIELDS}
-        fields = GenerateRequest.model_validate({**named, **request.penalties}).to_entry()
+        if request.is_chat:
+            named |= {"prompt": None, "messages": [{"role": "user", "content": request.prompt}]}
+        fields = GenerateRequest.model_validate({**named, **request.penalties, **request.form}).to_entry()
         answer = await self._patiently(
             lambda: enqueue(
                 self._redis.execute_command, self._queue, request.id, fields, max_length=None, dedupe_window_s=3600

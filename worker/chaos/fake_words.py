@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Literal, Protocol
 
 from penstock.engine.request import ToolCallDelta
+from penstock.engine.text.response.call_ids import call_id
 
 CALL = "Call "  # a prompt that begins so gets a reply with reasoning and tool calls
 _TURN = 7  # a token that this divides ends the reasoning, begins a call, or ends one
@@ -126,8 +126,3 @@ class _Caller:
 
     def _arguments(self, text: str) -> ToolCallDelta:
         return ToolCallDelta(self._num_calls - 1, text)
-
-
-def call_id(request_id: str, index: int, place: int) -> str:
-    """As the engine makes it of request, choice and place of the call."""
-    return "call_" + blake2b(f"{request_id}/{index}/{place}".encode(), digest_size=12).hexdigest()

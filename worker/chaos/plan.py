@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.worker.chaos.fake_words import CALL
 
@@ -76,6 +76,25 @@ _PENALTIES: tuple[Mapping[str, float], ...] = (
 )
 
 
+_TOOL: Mapping[str, Any] = {
+    "name": "count",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"of": {"enum": ["apples", "Äpfel", '"quotes"']}, "up_to": {"type": "integer"}},
+        "required": ["of", "up_to"],
+        "additionalProperties": False,
+    },
+}
+# What the replies of the model must follow, by turns; a grammar ends none of them before a fault finds its moment.
+_FORMS: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"regex": "([a-z]+ |[0-9]+, ){400}"},
+    {},
+    {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "required"},
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What happens to the worker that has a request, or to its connection, or to the server.
@@ -107,6 +126,7 @@ class RequestPlan:
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     penalties: Mapping[str, float] = field(default_factory=dict)  # by name, as in GenerateRequest
+    form: Mapping[str, Any] = field(default_factory=dict)  # that the reply must have; the same
     seed: int | None = None
     temperature: float | None = None
     ignore_eos: bool = False
@@ -116,6 +136,10 @@ class RequestPlan:
     loses_enqueue: bool = False  # the answer to its first enqueue is lost
     loses_read: bool = False  # the answer that brings its reader the first entries is lost
     fault: Fault | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        return "tools" in self.form
 
     @property
     def may_end_early(self) -> bool:
@@ -138,6 +162,7 @@ class ChaosOptions:
     losses: int = 20
     workers: int = 4
     engine: EngineKind = "fake"
+    has_chats: bool = False  # with the model: some requests are chats that call tools
 
     def __post_init__(self) -> None:
         for name in ("kills", "zombies", "restarts", "losses"):
@@ -188,7 +213,10 @@ def make_plan(options: ChaosOptions, *, heartbeat_ttl_s: float) -> Plan:
     places = rng.sample(range(options.requests), len(faults))
     by_place = dict(zip(places, faults, strict=True))
     make = _fake_request if options.engine == "fake" else _model_request
-    return Plan(options, tuple(make(rng, place, by_place.get(place)) for place in range(options.requests)))
+    requests = [make(rng, place, by_place.get(place)) for place in range(options.requests)]
+    if options.engine == "model":
+        requests = [_formed(request, place, options) for place, request in enumerate(requests)]
+    return Plan(options, tuple(requests))
 
 
 def _faults(rng: random.Random, options: ChaosOptions, ttl_s: float) -> Iterator[Fault]:
@@ -264,6 +292,15 @@ def _model_request(rng: random.Random, place: int, fault: Fault | None) -> Reque
         return replace(request, prompt=story, max_tokens=CHOICE_TOKENS, n=2, temperature=1.3, stop=stop)
     max_tokens = min(MODEL_TOKENS, _tokens_for(rng, fault, per_chunk=24))
     return replace(request, max_tokens=max_tokens, stop=(), ignore_eos=True)  # or it could end before the moment comes
+
+
+def _formed(request: RequestPlan, place: int, options: ChaosOptions) -> RequestPlan:
+    """With what its reply must follow, if it is its turn; a grammar says itself when a reply may end."""
+    form = _FORMS[place % len(_FORMS)]
+    ends_apart = request.fault is not None and request.fault.stage == "choice"
+    if not form or ends_apart or ("tools" in form and not options.has_chats):
+        return request
+    return replace(request, form=form, min_tokens=0, ignore_eos=False)
 
 
 def _tokens_for(rng: random.Random, fault: Fault, *, per_chunk: int) -> int:

@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from penstock.engine.text.response.call_ids import call_id
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
 from penstock.worker.chaos.checker import Verdict, check
 from penstock.worker.chaos.client import BLOCK_S, Clients
 from penstock.worker.chaos.fake_engine import expected_speech, expected_tokens
-from penstock.worker.chaos.fake_words import call_id
 from penstock.worker.chaos.fleet import Fleet, WorkerSetup
 from penstock.worker.chaos.history import History, Record
 from penstock.worker.chaos.plan import ChaosOptions, Plan, RequestPlan, calm_id, make_plan
@@ -40,6 +40,7 @@ MODEL_SETTINGS: Mapping[str, Any] = {
     "num_pages": 520,
     "max_flush_interval_ms": 10,  # many chunks: the moments that faults wait for
 }
+CHAT_FORMAT = "hermes"  # the demo model has none; a grammar makes it follow any
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,8 @@ def worker_setup(options: ChaosOptions, tempo: Tempo, *, model: str, logs: Path)
     queue = f"chaos-{secrets.token_hex(4)}"
     if options.engine == "fake":
         return WorkerSetup(queue, logs, None, settings, FAKE_ENGINE)
+    if options.has_chats:
+        settings["chat_format"] = CHAT_FORMAT
     return WorkerSetup(queue, logs, model, {**settings, **MODEL_SETTINGS})
 
 

@@ -61,7 +61,8 @@ def chaos(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     seed = secrets.randbelow(2**32) if seed is None else seed
     try:
-        options = ChaosOptions(seed, requests, kills, zombies, restarts, losses, workers, engine)
+        has_chats = engine == "model" and model == "demo"
+        options = ChaosOptions(seed, requests, kills, zombies, restarts, losses, workers, engine, has_chats)
         _report(_run(options, redis_url, model), seed)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

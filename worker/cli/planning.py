@@ -68,6 +68,7 @@ def _memory(made: Plan) -> Table:
     rows: list[tuple[str, int]] = [
         ("weights", made.weight_bytes),
         ("pages", made.cache_bytes),
+        ("sampling state", made.sampling_bytes),
         ("temporaries", made.temporary_bytes),
         ("used", made.used_bytes),
         (f"of a {made.chip.name} device", made.chip.hbm_bytes),

@@ -12,21 +12,25 @@ from penstock.producer.wire import GenerateRequest, NamedTool, ResponseFormat
 
 
 def grammar_source(
-    asked: GenerateRequest, response: ResponseSpec | None, special_ids: Mapping[str, int], *, has_reasoning: bool
+    asked: GenerateRequest, response: ResponseSpec | None, special_token_ids: Mapping[str, int], *, has_reasoning: bool
 ) -> str | None:
     """The source for a `GrammarCompiler`; None: nothing constrains the reply.
 
     Args:
         asked: the request.
         response: how its reply is read.
-        special_ids: of the tokenizer's special tokens.
+        special_token_ids: of the tokenizer's special tokens.
         has_reasoning: whether the model reasons at all.
 
     Raises:
         InvalidRequest: no reply can be what is asked for.
     """
     return reply_grammar(
-        response, text=text_rule(asked), calls=call_rule(asked), has_reasoning=has_reasoning, special_ids=special_ids
+        response,
+        text=text_rule(asked),
+        calls=call_rule(asked),
+        has_reasoning=has_reasoning,
+        special_token_ids=special_token_ids,
     )
 
 

@@ -24,7 +24,7 @@ def reply_grammar(
     text: TextRule | None = None,
     calls: CallRule = FREE,
     has_reasoning: bool = True,
-    special_ids: Mapping[str, int] = MappingProxyType({}),
+    special_token_ids: Mapping[str, int] = MappingProxyType({}),
 ) -> str | None:
     """The source of the grammar that a reply must follow, for `GrammarCompiler`; None if nothing constrains it.
 
@@ -39,7 +39,7 @@ def reply_grammar(
         text: what the text must be. With tools that need not be called, a reply is such a text, or calls.
         calls: which calls there may be. Without a rule, and without strict tools, calls are as free as text.
         has_reasoning: whether the model reasons at all, where the format has reasoning.
-        special_ids: the ids of the tokenizer's special tokens. What is none of them is ordinary text.
+        special_token_ids: the ids of the tokenizer's special tokens. What is none of them is ordinary text.
 
     Raises:
         InvalidRequest: calls are required that the model can't make; a schema is none; the format has no syntax for
@@ -51,7 +51,7 @@ def reply_grammar(
     is_bound = bool(tools) and (calls != FREE or any(tool.strict for tool in tools))
     if text is None and not is_bound:
         return None
-    writer = GrammarWriter(special_ids)
+    writer = GrammarWriter(special_token_ids)
     if response is None:
         return writer.source(_text(writer, text))
     return writer.source(_Reply(writer, response, text, calls, has_reasoning=has_reasoning).start())

@@ -13,9 +13,9 @@ ANY = "/(?s:.*)/"  # text of any kind and length; special tokens are no text
 class GrammarWriter:
     """Collects rules. An expression is text in Lark's syntax; the name of a rule is one."""
 
-    def __init__(self, special_ids: Mapping[str, int]) -> None:
-        """`special_ids`: tokens that are no text, by how they are spelled."""
-        self._special_ids = special_ids
+    def __init__(self, special_token_ids: Mapping[str, int]) -> None:
+        """`special_token_ids`: tokens that are no text, by how they are spelled."""
+        self._special_token_ids = special_token_ids
         self._rules: dict[str, str] = {}  # head to body
         self._names: dict[str, str] = {}  # body to name
         self._grammars: list[dict[str, str]] = []
@@ -52,11 +52,11 @@ class GrammarWriter:
     def spell(self, pieces: Iterable[str]) -> str:
         """Text whose pieces are special tokens or ordinary."""
         return sequence(
-            f"<[{self._special_ids[piece]}]>" if self.is_special(piece) else literal(piece) for piece in pieces
+            f"<[{self._special_token_ids[piece]}]>" if self.is_special(piece) else literal(piece) for piece in pieces
         )
 
     def is_special(self, piece: str) -> bool:
-        return piece in self._special_ids
+        return piece in self._special_token_ids
 
     def until(self, piece: str, text: str = ANY, gap: str = "") -> str:
         """`text` up to the first `piece`, which ends it; `gap` may stand between."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from functools import partial
 
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import ResponseSpec
+from penstock.engine.text.response.call_ids import call_id
 from penstock.engine.text.response.formats import FORMATS
 from penstock.engine.text.response.reading.dialect import Dialect, dialect
 from penstock.engine.text.response.reading.modes import Modes, modes
 from penstock.engine.text.response.reading.parser import ReplyParser
-
-_ID_BYTES = 12
 
 
 class ReplyFormats:
@@ -40,9 +38,3 @@ class ReplyFormats:
             self._modes[key] = modes(spoken.format, has_tools=bool(spec.tools))
         name = partial(call_id, request_id, choice)
         return ReplyParser(spoken, self._modes[key], spec, name, shows_special=shows_special)
-
-
-def call_id(request_id: str, choice: int, place: int) -> str:
-    """The id of a tool call; the same wherever and however often the request runs."""
-    text = f"{request_id}/{choice}/{place}".encode()
-    return f"call_{hashlib.blake2b(text, digest_size=_ID_BYTES).hexdigest()}"
