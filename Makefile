@@ -43,6 +43,7 @@ bench: .venv/dev.stamp  ## measure engine, host and service; BENCH="--model qwen
 	@$(BIN)/python -m benchmarks.stalls $(BENCH)
 	@$(BIN)/python -m benchmarks.cpu_kernels
 	@$(BIN)/python -m benchmarks.host
+	@$(BIN)/python -m benchmarks.sampling $(BENCH)
 	@$(BIN)/python -m benchmarks.service $(BENCH)
 
 bench-peers: .venv/dev.stamp  ## the engine beside others, from the environments in PEERS_HOME (docs/performance.md)

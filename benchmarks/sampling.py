@@ -3,8 +3,8 @@
     python -m benchmarks.sampling --model tiny --dtype bfloat16 --decode-steps 1
 
 All sequences decode, one token each per step. Each round times every variant, each time in another order; a ratio is
-that of a round's rates, and the median of the rounds counts. The device's idle time is what lies between the end of a
-step's work and the dispatch of the next one.
+that of a round's rates, and the median of the rounds counts. The device's idle time is what lies between the end of
+what it was given and what it is given next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from rich.console import Console
 from benchmarks.engine import engine_arguments, loaded_engine
 from benchmarks.tables import table_of
 from penstock.engine import Engine, Request, SamplingParams
-from penstock.engine.execution.packing import Batch
-from penstock.engine.execution.runner import InFlight
+from penstock.engine.execution.runner import Runner
 from penstock.engine.request import ResponseSpec, Tool
+from penstock.engine.structured import Grammar
 from penstock.worker.bench.machine import describe_machine
 from penstock.worker.bench.report import append_result
 
@@ -46,7 +46,7 @@ class Variant:
     bar: float | None = None  # of the plain batch's rate, what it has to reach
 
 
-def _with(rows: range | None = None, **params: Any) -> MakeRequest:
+def _sampling(rows: range | None = None, **params: Any) -> MakeRequest:
     def make(request: Request, place: int) -> Request:
         if rows is not None and place not in rows:
             return request
@@ -55,48 +55,72 @@ def _with(rows: range | None = None, **params: Any) -> MakeRequest:
     return make
 
 
-def _of_chat(request: Request, _: int) -> Request:
-    """Reasoning and tool calls are looked for."""
+def _constrained(grammar: Grammar, rows: range | None = None) -> MakeRequest:
+    def make(request: Request, place: int) -> Request:
+        if rows is not None and place not in rows:
+            return request
+        return replace(request, grammar=grammar, sampling=replace(request.sampling, ignore_eos=False))
+
+    return make
+
+
+def _parsed(request: Request, _: int) -> Request:
     return replace(request, response=ResponseSpec("hermes", tools=(Tool("search"),)))
 
 
-VARIANTS: dict[str, Variant] = {
-    PLAIN: Variant(lambda request, _: request),
-    "repetition penalty 1.05, all rows": Variant(_with(repetition_penalty=1.05), 0.95),
-    "logprobs 5, one row": Variant(_with(range(1), logprobs=5), 0.97),
-    "a chat's reply, all rows": Variant(_of_chat, 0.95),
-    "repetition penalty 1.05, one row": Variant(_with(range(1), repetition_penalty=1.05)),
-    "logprobs 5, all rows": Variant(_with(logprobs=5)),
-    "logit_bias and 4,000 allowed tokens, all rows": Variant(
-        _with(logit_bias={5: 1.0, 6: -1.0}, allowed_token_ids=tuple(range(1, 8001, 2)))
-    ),
-}
+def variants_of(engine: Engine) -> dict[str, Variant]:
+    letters = engine.grammars.compile("start: /[a-z]{2000,}/")  # too long to end
+    lists: dict[str, Any] = {"logit_bias": {5: 1.0, 6: -1.0}, "allowed_token_ids": tuple(range(1, 8001, 2))}
+    return {
+        PLAIN: Variant(lambda request, _: request),
+        "repetition penalty 1.05, all": Variant(_sampling(repetition_penalty=1.05), 0.95),
+        "logprobs 5, one row": Variant(_sampling(range(1), logprobs=5), 0.97),
+        "constrained, one row": Variant(_constrained(letters, range(1)), 0.97),
+        "constrained, all": Variant(_constrained(letters), 0.9),
+        "parsed, all": Variant(_parsed, 0.95),
+        "repetition penalty 1.05, one row": Variant(_sampling(range(1), repetition_penalty=1.05)),
+        "logprobs 5, all": Variant(_sampling(logprobs=5)),
+        "biases, 4,000 allowed tokens, all": Variant(_sampling(**lists)),
+    }
 
 
-@dataclass
 class IdleWatch:
-    """Stands before a runner's dispatch, and notes how long the device had nothing to do before each."""
+    """Notes how long the device had nothing to do, from the end of what it was given last to what it is given next."""
 
-    dispatch: Callable[[Batch], InFlight]
-    idle_s: list[float] = field(default_factory=list)
-    _ready_s: queue.SimpleQueue[float] = field(default_factory=queue.SimpleQueue)
-    _pending: queue.SimpleQueue[jax.Array | None] = field(default_factory=queue.SimpleQueue)
-    _num_pending: int = 0
-
-    def __post_init__(self) -> None:
+    def __init__(self, runner: Runner) -> None:
+        self.idle_s = 0.0
+        self._ready_s: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self._pending: queue.SimpleQueue[jax.Array | None] = queue.SimpleQueue()
+        self._num_pending = 0
         threading.Thread(target=self._watch, daemon=True).start()
+        self._watched = {
+            "start": lambda started: started.rows,
+            "finish": lambda in_flight: in_flight._tokens,  # noqa: SLF001
+            "_run_loop": lambda in_flight: in_flight._tokens,  # noqa: SLF001
+        }
+        self._runner = runner
+        for name, output in self._watched.items():
+            setattr(runner, name, self._noting(getattr(runner, name), output))
 
-    def __call__(self, batch: Batch) -> InFlight:
-        in_flight = self.dispatch(batch)
-        now_s = time.perf_counter()
-        ready_s = self._latest_ready()
-        self.idle_s.append(0.0 if ready_s is None else now_s - ready_s)
-        self._num_pending += 1
-        self._pending.put(in_flight._tokens)  # noqa: SLF001
-        return in_flight
+    def stop(self) -> None:
+        for name in self._watched:
+            delattr(self._runner, name)  # which uncovers the method
+        self._pending.put(None)
+
+    def _noting(self, give: Callable[..., Any], output: Callable[[Any], jax.Array]) -> Callable[..., Any]:
+        def noting(*arguments: Any) -> Any:
+            given = give(*arguments)
+            now_s = time.perf_counter()
+            ready_s = self._latest_ready()
+            self.idle_s += 0.0 if ready_s is None else now_s - ready_s
+            self._num_pending += 1
+            self._pending.put(output(given))
+            return given
+
+        return noting
 
     def _latest_ready(self) -> float | None:
-        """When the device finished the last step it was given; None if it still works on it."""
+        """When the device finished what it was given last; None if it still works on it."""
         ready_s = None
         while self._num_pending:
             try:
@@ -107,19 +131,16 @@ class IdleWatch:
         return ready_s
 
     def _watch(self) -> None:
-        while (tokens := self._pending.get()) is not None:
-            tokens.block_until_ready()
+        while (output := self._pending.get()) is not None:
+            output.block_until_ready()
             self._ready_s.put(time.perf_counter())
-
-    def stop(self) -> None:
-        self._pending.put(None)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     tokens_per_s: float
     cpu_ms: float  # of all threads, per token: what hardly moves when others use the machine
-    idle_ms: float  # per dispatch
+    idle_ms: float  # per step
 
 
 def decode(engine: Engine, make: MakeRequest, num_seqs: int, num_tokens: int) -> Timing:
@@ -130,19 +151,18 @@ def decode(engine: Engine, make: MakeRequest, num_seqs: int, num_tokens: int) ->
         engine.add(make(Request(f"r{place}", prompt, params), place))
     while len({output.request_id for output in engine.step()}) < num_seqs:
         pass
-    watch = IdleWatch(engine._runner.dispatch)  # noqa: SLF001
-    engine._runner.dispatch = watch  # type: ignore[method-assign,assignment]  # noqa: SLF001
+    watch, steps = IdleWatch(engine._runner), 0  # noqa: SLF001
     before, start, cpu_start = engine.stats().generated_tokens_total, time.perf_counter(), time.process_time()
     while (generated := engine.stats().generated_tokens_total - before) < num_seqs * num_tokens:
         engine.step()
+        steps += 1
     seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
-    engine._runner.dispatch = watch.dispatch  # type: ignore[method-assign,assignment]  # noqa: SLF001
     watch.stop()
     for place in range(num_seqs):
         engine.abort(f"r{place}")
     while engine.has_work():
         engine.step()
-    return Timing(generated / seconds, 1e3 * cpu_s / generated, 1e3 * statistics.fmean(watch.idle_s))
+    return Timing(generated / seconds, 1e3 * cpu_s / generated, 1e3 * watch.idle_s / steps)
 
 
 def measure(
@@ -184,9 +204,9 @@ def main() -> None:
     parser.add_argument("--decode-steps", type=int, default=1)
     parser.add_argument("--all", action="store_true", help="also batches that have no bar")
     arguments = parser.parse_args()
-    batches = {name: one for name, one in VARIANTS.items() if arguments.all or one.bar or name == PLAIN}
     machine = describe_machine()
     engine, warm_up_s = loaded_engine(arguments, decode_steps=arguments.decode_steps)
+    batches = {name: one for name, one in variants_of(engine).items() if arguments.all or one.bar or name == PLAIN}
     rows = measure(engine, batches, arguments.sequences, arguments.tokens, arguments.rounds)
     compiles = engine.stats().compiles_after_warmup_total
     title = (

@@ -80,6 +80,7 @@ class _Row:
 class SteadyText:
     """One token per character."""
 
+    vocab_size = 1 << 20
     special_token_ids: Mapping[str, int] = MappingProxyType({})
 
     def encode(self, text: str) -> Sequence[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 import warnings
 import weakref
@@ -11,11 +10,9 @@ from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Self, TypeAlias, TypedDict, Unpack, cast, overload
+from typing import Any, Self, TypeAlias, Unpack, cast, overload
 
-from pydantic import TypeAdapter, ValidationError
-
-from penstock.engine import ConfigError, Engine, EngineConfig
+from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.driver import StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
@@ -32,9 +29,10 @@ from penstock.producer.wire import AnswerEntry, Call, GenerateRequest, Message
 from penstock.worker.delivery.preparation import Grammars, Preparer, TextEncoder
 from penstock.worker.errors import EngineFailed
 from penstock.worker.local.asking import Asking
+from penstock.worker.local.engine_options import EngineOptions, engine_config
 from penstock.worker.local.in_process import NO_LIMITS, InProcessEngine
 from penstock.worker.progress import BYTES, Progress
-from penstock.worker.settings import DEMO_MODEL, Settings
+from penstock.worker.settings import DEMO_MODEL
 
 Chat: TypeAlias = Sequence[Message | Mapping[str, Any]]
 """One conversation."""
@@ -53,27 +51,6 @@ Prompts: TypeAlias = (
 _Shown: TypeAlias = Callable[[str, str], AbstractContextManager[Progress | None]]
 
 AHEAD = 2  # times max_num_seqs: what runs, and as much that waits for a place in the batch
-
-
-class EngineOptions(TypedDict, total=False):
-    """The worker's engine settings, with its names, defaults and ranges: docs/configuration.md."""
-
-    dtype: str
-    max_model_len: int | None
-    max_num_seqs: int
-    max_batch_tokens: int
-    page_size: int | None
-    num_pages: int | None
-    kv_cache_bytes: int | str | None
-    kv_cache_dtype: str
-    prefix_caching: bool
-    decode_steps: int | None
-    max_prefill_slowdown: float | None
-    tensor_parallel: int
-    attention: str
-    matmul: str
-    chat_format: str
-    compile_cache_dir: Path | str | None
 
 
 class LLM(Asking):
@@ -308,35 +285,6 @@ class _Stream(BlockingReplyStream):
     def __next__(self) -> Chunk:
         with _told_of_closing():
             return super().__next__()
-
-
-def engine_config(options: EngineOptions) -> EngineConfig:
-    """Checks options as the worker checks its settings.
-
-    Raises:
-        ConfigError: an option is unknown or out of range; the message names it.
-    """
-    values: dict[str, Any] = {}
-    for name, value in {"compile_cache_dir": _default("compile_cache_dir"), **options}.items():
-        if name not in EngineOptions.__annotations__:
-            near = difflib.get_close_matches(name, EngineOptions.__annotations__, n=1, cutoff=0.6)
-            raise ConfigError(f"unknown option {name!r}{f'; did you mean {near[0]}?' if near else ''}")
-        values[name] = _checked(name, value)
-    if values["compile_cache_dir"] is not None:
-        values["compile_cache_dir"] = values["compile_cache_dir"].expanduser()
-    return EngineConfig(**values)
-
-
-def _default(name: str) -> Any:
-    return Settings.model_fields[name].get_default(call_default_factory=True)
-
-
-def _checked(name: str, value: object) -> Any:
-    field = Settings.model_fields[name]
-    try:
-        return TypeAdapter[Any](cast("Any", Annotated[field.annotation, field])).validate_python(value)
-    except ValidationError as error:
-        raise ConfigError(f"{name}: {error.errors()[0]['msg']}, not {value!r}") from None
 
 
 def _load(model: str | Path, config: EngineConfig, shown: _Shown) -> Engine:

@@ -58,14 +58,18 @@ class GrammarCompiler:
         future, is_new = self._kept.entry(key, len(data))
         if is_new:
             self._resolve(future, key, source)
-        return future.result()
+        result = future.result()
+        if isinstance(result, str):
+            raise InvalidRequest(result)
+        return result
 
-    def _resolve(self, future: Future[Grammar], key: bytes, source: str) -> None:
+    def _resolve(self, future: Future[Grammar | str], key: bytes, source: str) -> None:
         try:
             future.set_result(self._prepared().compile(source))
-        except BaseException as error:
-            if not isinstance(error, InvalidRequest):  # what is not the grammar's fault may go better next time
-                self._kept.forget(key)
+        except InvalidRequest as refusal:
+            future.set_result(str(refusal))  # not the exception, which would grow each time that it is raised
+        except BaseException as error:  # not the grammar's fault: it may go better next time
+            self._kept.forget(key)
             future.set_exception(error)
 
     def _prepared(self) -> _Tools:
@@ -116,11 +120,11 @@ class _Kept:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[bytes, tuple[Future[Grammar], int]] = {}  # the one used last is at the end
+        self._entries: dict[bytes, tuple[Future[Grammar | str], int]] = {}  # the one used last is at the end
         self._num_bytes = 0
 
-    def entry(self, key: bytes, num_bytes: int) -> tuple[Future[Grammar], bool]:
-        """The result of `key`, and whether the caller is the one to make it."""
+    def entry(self, key: bytes, num_bytes: int) -> tuple[Future[Grammar | str], bool]:
+        """The result of `key`, a grammar or why it is none, and whether the caller is the one to make it."""
         with self._lock:
             found = self._entries.pop(key, None)
             entry = found or (Future(), num_bytes)

@@ -48,8 +48,11 @@ class Grammar:
         if not (self._is_renewable and failed.is_lexer_full):
             return False
         if failed.num_renewals == self._num_renewals:  # else it was renewed for another reply already
+            try:
+                self._start = self._compiled()
+            except EngineError:
+                return False
             self._num_renewals += 1
-            self._start = self._compiled()
         return True
 
 

@@ -54,7 +54,8 @@ class _Wrapper(TokenizerWrapper):
         """
         wanted = text.encode()
         ids = list(self._encode(text))
-        is_same = self._special.isdisjoint(ids) and b"".join(self.tokens[id_] for id_ in ids) == wanted
+        is_text = all(id_ < len(self.tokens) and id_ not in self._special for id_ in ids)
+        is_same = is_text and b"".join(self.tokens[id_] for id_ in ids) == wanted
         return ids if is_same else self._longest(wanted)
 
     def _longest(self, text: bytes) -> list[int]:

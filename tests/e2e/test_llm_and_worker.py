@@ -132,7 +132,7 @@ async def calls_are_those_of_the_worker(client: AsyncClient, llm: LLM) -> None:
     assert card is not None
     identity = identify(MODEL_DIR, {"default": (MODEL_DIR / "chat_template.jinja").read_text()})
     assert (card.model, card.tokenizer, card.template) == ("demo", identity.tokenizer, identity.template)
-    assert (card.weights, card.vocab_size, card.max_model_len) == (identity.weights, 512, 1024)
+    assert (card.weights, card.vocab_size, card.max_model_len) == (identity.weights, 640, 1024)
 
 
 def refusal(error: PenstockError | None) -> tuple[str | None, str, str]:

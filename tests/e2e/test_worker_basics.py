@@ -46,7 +46,7 @@ async def test_json_request_with_chat_and_two_choices(redis_url: str, redis: Red
         last = [chunk for chunk in reply.chunks if chunk.index == index][-1]
         assert last.finish_reason == "length"
         assert last.logprobs is not None
-        assert last.logprobs[-1].top == {tokens[-1]: -0.5}
+        assert [(top.id, top.logprob) for top in last.logprobs[-1].top] == [(tokens[-1], -0.5)]
     assert reply.end.finish_reasons == ("length", "length")
     assert reply.end.completion_tokens == 18
 

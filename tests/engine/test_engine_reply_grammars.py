@@ -22,7 +22,7 @@ from penstock.engine.text.response.rules import FREE, CallRule, JsonText, TextRu
 
 PROMPT = (70, 71, 72)
 CONFIG = EngineConfig(
-    max_num_seqs=32, max_batch_tokens=64, page_size=16, num_pages=1400, max_model_len=640, decode_steps=1
+    max_num_seqs=16, max_batch_tokens=64, page_size=16, num_pages=1400, max_model_len=640, decode_steps=1
 )
 PARAMETERS = {
     "type": "object",
@@ -116,7 +116,7 @@ def check_corpus(engine: Engine, corpus: Sequence[Schema], num_seeds: int) -> No
 
 
 def test_replies_follow_published_schemas(engine: Engine) -> None:
-    check_corpus(engine, schemas(40), num_seeds=1)
+    check_corpus(engine, schemas(30), num_seeds=1)
 
 
 @pytest.mark.slow

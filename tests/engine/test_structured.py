@@ -64,6 +64,7 @@ def test_a_grammar_is_compiled_once_whoever_asks_for_it(tokenizer: Tokenizer, mo
     assert len(set(map(id, grammars))) == 1
     assert all('unknown name: "foo"' in str(refusal.exception()) for refusal in refusals)
     assert sorted(asked) == ['start: "a"', "start: foo"]
+    assert len({id(refusal.exception()) for refusal in refusals}) == 16
 
 
 def test_those_used_last_are_kept(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,6 +254,16 @@ def test_a_token_past_the_model_s_vocabulary_is_never_allowed(tokenizer: Tokeniz
     compiler = compiler_for(tokenizer, size=100, eos=(EOS,))
     matcher = compiler.compile("start: /(.|\\n)*/").matcher()
     assert allowed(matcher, 10_000) <= {*range(100), 100}  # 100 is llguidance's own end: the mask builder drops it
+
+
+def test_text_is_forced_in_tokens_that_the_model_has(tokenizer: Tokenizer) -> None:
+    (joined,) = tokenizer.encode(" the")
+    vocabulary = vocabulary_of(tokenizer, joined, (2,))  # up to those before it
+    ids = llguidance_tokenizer(vocabulary).tokenize_str("a the")
+    assert max(ids) < joined
+    assert b"".join(vocabulary.token_bytes[id_] for id_ in ids) == b"a the"
+    matcher = compiler_for(tokenizer, joined, (2,)).compile('start: "a the"').matcher()
+    assert allowed(matcher, joined) == {tokenizer.encode("a")[0]}
 
 
 @pytest.mark.parametrize("make", [metaspace, word_level])

@@ -262,6 +262,7 @@ def test_white_space_between_parts_belongs_to_none() -> None:
     ("prefix", "reply", "message"),
     [
         ("<think>\n", "hm</think>yes", Message("yes", "hm")),
+        ("<think>", "hm</think>yes", Message("yes", "hm")),
         ("<think>\n\n</think>\n\n", "yes", Message("yes")),
         ("</think>", "yes", Message("yes")),
         ("\n", "<think>hm</think>yes", Message("yes", "hm")),

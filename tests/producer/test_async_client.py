@@ -61,7 +61,7 @@ async def test_a_prompt_has_four_forms(redis_url: str) -> None:
     text, messages, token_ids, whole = worker.taken
     assert text.prompt == "text"
     assert messages.messages is not None
-    assert [message.model_dump() for message in messages.messages] == chat
+    assert [message.model_dump(exclude_none=True) for message in messages.messages] == chat
     assert token_ids.prompt_token_ids == (1, 2, 3)
     assert (whole.id, whole.prompt, whole.max_tokens) == ("mine", "whole", 3)
 

@@ -38,7 +38,8 @@ from penstock.worker.chaos.fake_engine import (
 )
 from penstock.worker.chaos.fake_words import CALL
 from penstock.worker.errors import EngineFailed
-from penstock.worker.llm import AHEAD, LLM, EngineOptions, engine_config
+from penstock.worker.llm import AHEAD, LLM
+from penstock.worker.local.engine_options import EngineOptions, engine_config
 from penstock.worker.settings import load_settings
 
 ROOT = Path(__file__).parents[2]

@@ -65,7 +65,7 @@ class Restorer:
         live.resume(journal.choices(), asked.timeout_s)
         if self._ends_unrun(live):
             return None
-        preparation = await prepare(self._preparer, self._threads, asked, live.fields, live.enqueued_ms / 1000)
+        preparation = await prepare(self._preparer, self._threads, asked, live.fields, _enqueued_s(live))
         if live.is_gone:  # meanwhile: another owner has it
             return None
         live.admit(len(preparation.prompt_token_ids))
@@ -90,6 +90,11 @@ class Restorer:
         elif live.is_overdue(time.monotonic()):
             self._outbox.end(live, "expired")
         return live.has_ended
+
+
+def _enqueued_s(live: LiveRequest) -> float:
+    """By the entry's id alone, so that whoever takes the request over makes the same prompt."""
+    return int(live.entry_id.partition("-")[0]) / 1000
 
 
 @contextmanager

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 
 import pytest
 
+from penstock.engine.errors import InvalidRequest
 from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.structured import Grammar
 from penstock.producer.wire import entry_size
 from penstock.worker.calls.answering import Answerer, Answers
 from penstock.worker.chaos.fake_engine import FakeEngine, FakeText
@@ -24,11 +27,24 @@ class BrokenText(FakeText):
         raise RuntimeError("broken")
 
 
-def make(text: FakeText | None = None, **config: int) -> Answerer:
+class Refusing:
+    """A compiler that takes no grammar."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def compile(self, source: str) -> Grammar:
+        self.num_asked += 1
+        raise InvalidRequest(f"the grammar can't be used: {source[:5]}")
+
+
+def make(text: FakeText | None = None, grammars: Refusing | None = None, **config: int) -> Answerer:
     limits, text = WorkerConfig(**config), text or FakeText()  # type: ignore[arg-type]
     engine = FakeEngine(max_model_len=10)
     defaults = GenerationDefaults(eos_token_ids=())
-    return Answerer(limits.max_body_bytes, Answers(limits, Preparer(text, limits), 256, defaults, engine.check))
+    return Answerer(
+        limits.max_body_bytes, Answers(limits, Preparer(text, limits, grammars), 256, defaults, engine.check)
+    )
 
 
 @pytest.fixture
@@ -92,9 +108,37 @@ async def test_what_the_engine_refuses_is_refused() -> None:
     answerer.close()
 
 
+async def test_a_grammar_is_compiled_where_a_request_is_validated_and_nowhere_else() -> None:
+    grammars = Refusing()
+    answerer = make(grammars=grammars)
+    assert await answerer.answer(entry("count_tokens", prompt="x", regex="a+")) == {"prompt_tokens": "1"}
+    assert grammars.num_asked == 0
+    answer = await answerer.answer(entry("validate", prompt="x", regex="a+"))
+    assert (answer["code"], grammars.num_asked) == ("invalid_request", 1)
+    assert answer["message"].startswith("the grammar can't be used")
+    answerer.close()
+
+
 async def test_a_text_encoder_that_breaks_fails_its_call_alone() -> None:
     answerer = make(BrokenText())
     answer = await answerer.answer(entry("detokenize", prompt_token_ids=[1]))
     assert answer == {"code": "internal_error", "message": "the worker failed to answer; its log says why"}
     assert await answerer.answer(entry("count_tokens", prompt="x")) == {"prompt_tokens": "1"}
     answerer.close()
+
+
+async def test_a_grammar_is_compiled_off_the_event_loop_and_refused_by_its_own_words() -> None:
+    class Compiler:
+        def compile(self, source: str) -> Grammar:
+            raise InvalidRequest(f"no grammar in {threading.current_thread().name}")
+
+    limits, defaults = WorkerConfig(), GenerationDefaults(eos_token_ids=())
+    preparer = Preparer(FakeText(), limits, Compiler())
+    made = Answerer(limits.max_body_bytes, Answers(limits, preparer, 256, defaults, FakeEngine().check))
+    try:
+        answer = await made.answer(entry("validate", prompt="x", regex="a+"))
+        assert answer["code"] == "invalid_request"
+        assert answer["message"].startswith("no grammar in penstock-grammar")
+        assert await made.answer(entry("count_tokens", prompt="x", regex="a+")) == {"prompt_tokens": "1"}
+    finally:
+        made.close()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from delivery_lab import NOW_S, Bench, FixedClock, make_live
+from delivery_lab import ENQUEUED_MS, NOW_S, Bench, FixedClock, make_live
 from redis import exceptions
 from structlog.testing import capture_logs
 
@@ -85,6 +85,25 @@ async def test_a_new_request_gets_ready(room: Room, prompt: dict[str, Any]) -> N
     assert (live.phase, live.prompt_tokens) == (Phase.ADMITTED, len(request.prompt_token_ids))
     assert len(live.choices) == 2
     assert room.ends() == []
+
+
+@pytest.mark.parametrize(
+    ("entry_id", "now_s"), [("1700000000500-3", 1_700_000_000.5), (f"{2**64 - 1}-0", 2**64 / 1000)]
+)
+async def test_each_owner_gives_the_template_the_same_present(room: Room, entry_id: str, now_s: float) -> None:
+    class Watching(FakeText):
+        def __init__(self) -> None:
+            self.seen: list[float | None] = []
+
+        def encode_chat(self, chat: Conversation) -> EncodedChat:
+            self.seen.append(chat.now_s)
+            return super().encode_chat(chat)
+
+    text = Watching()
+    asked = GenerateRequest(id="r", messages=({"role": "user", "content": "a"},))
+    for server_ms in (ENQUEUED_MS + 900, ENQUEUED_MS + 60_000):
+        await room.restore(make_live(asked=asked, entry_id=entry_id, server_ms=server_ms), text)
+    assert text.seen == pytest.approx([now_s] * 2)
 
 
 async def test_a_reply_is_not_read_where_the_claim_found_none(room: Room) -> None:

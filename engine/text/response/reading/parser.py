@@ -51,9 +51,14 @@ class ReplyParser:
         self._tag = ""
         self._num_calls = 0  # when the reading began
         if spec.prefix:
-            self._run(dialect.written(spec.prefix))
-            self._scanner = None
-            self._collector.forget()
+            self._take_prefix(dialect.written(spec.prefix))
+
+    def _take_prefix(self, text: str) -> None:
+        self._run(text)
+        if self._scanner is not None and self._held.strip():
+            self._scan("", is_last=True)  # a tag that the prompt ends with is one, whatever follows
+        self._scanner = None
+        self._collector.forget()
 
     @property
     def calls_tools(self) -> bool:

@@ -1,0 +1,62 @@
+"""The options of an engine in this process: the worker's engine settings, from their caller alone."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, TypedDict, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from penstock.engine import ConfigError, EngineConfig
+from penstock.worker.settings import Settings
+
+
+class EngineOptions(TypedDict, total=False):
+    """The worker's engine settings, with its names, defaults and ranges: docs/configuration.md."""
+
+    dtype: str
+    max_model_len: int | None
+    max_num_seqs: int
+    max_batch_tokens: int
+    page_size: int | None
+    num_pages: int | None
+    kv_cache_bytes: int | str | None
+    kv_cache_dtype: str
+    prefix_caching: bool
+    decode_steps: int | None
+    max_prefill_slowdown: float | None
+    tensor_parallel: int
+    attention: str
+    matmul: str
+    chat_format: str
+    compile_cache_dir: Path | str | None
+
+
+def engine_config(options: EngineOptions) -> EngineConfig:
+    """Checks options as the worker checks its settings.
+
+    Raises:
+        ConfigError: an option is unknown or out of range; the message names it.
+    """
+    values: dict[str, Any] = {}
+    for name, value in {"compile_cache_dir": _default("compile_cache_dir"), **options}.items():
+        if name not in EngineOptions.__annotations__:
+            near = difflib.get_close_matches(name, EngineOptions.__annotations__, n=1, cutoff=0.6)
+            raise ConfigError(f"unknown option {name!r}{f'; did you mean {near[0]}?' if near else ''}")
+        values[name] = _checked(name, value)
+    if values["compile_cache_dir"] is not None:
+        values["compile_cache_dir"] = values["compile_cache_dir"].expanduser()
+    return EngineConfig(**values)
+
+
+def _default(name: str) -> Any:
+    return Settings.model_fields[name].get_default(call_default_factory=True)
+
+
+def _checked(name: str, value: object) -> Any:
+    field = Settings.model_fields[name]
+    try:
+        return TypeAdapter[Any](cast("Any", Annotated[field.annotation, field])).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"{name}: {error.errors()[0]['msg']}, not {value!r}") from None
