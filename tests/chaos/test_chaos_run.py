@@ -49,7 +49,6 @@ async def test_short_run_with_the_model(tmp_path: Path) -> None:
         outcome = await run_chaos(options, Site(server), model="demo", logs=tmp_path, progress=lambda *_: None)
     assert wrongs(outcome.verdict) == []
     assert any(map(went_on_beside_an_ended_choice, outcome.history.records.values()))
-    assert any(map(went_on_inside_a_call, outcome.history.records.values()))
 
 
 def went_on_inside_a_call(record: Record) -> bool:

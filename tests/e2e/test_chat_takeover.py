@@ -40,11 +40,12 @@ BASE: dict[str, Any] = {
     "seed": 4,
     "chat_template_kwargs": {"enable_thinking": False},
 }
+THINKING = (*BASE["messages"], {"role": "assistant", "content": "<think>\nIt"})
 ASKED: dict[str, dict[str, Any]] = {
     "call": {"tools": (WEATHER,), "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 99},
     "calls": {"tools": (WEATHER,), "tool_choice": "required"},
     "free": {"tools": (WEATHER,), "repetition_penalty": 1.2, "frequency_penalty": 0.3, "stop": ("th",), "logprobs": 2},
-    "reasoning": {"chat_template_kwargs": {"enable_thinking": True}, "presence_penalty": 0.5},
+    "reasoning": {"messages": THINKING, "continue_final_message": True, "presence_penalty": 0.5},
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": ARGUMENTS}}},
     "choice": {"choice": ("noon", "night", "no one knows"), "prompt_logprobs": 1, "include_stop_str_in_output": True},
 }
