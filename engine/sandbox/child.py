@@ -36,7 +36,10 @@ def main() -> None:
         file.write("1000")  # where memory runs out, this process goes, not the worker
     program, bounds = sys.argv[1], json.loads(sys.argv[2])
     with open(0, "rb") as requests, open(0, "wb", closefd=False) as answers:
-        answer = runpy.run_path(program)["start"](json.loads(_frame(requests) or b"null"))
+        setup = _frame(requests)
+        if not setup:  # whoever started this has ended
+            return
+        answer = runpy.run_path(program)["start"](json.loads(setup))
         while request := _frame(requests):
             outcome = _answered(answer, request, bounds)
             answers.write(len(outcome).to_bytes(8) + outcome)
@@ -73,7 +76,9 @@ def _held_bytes() -> int:
 
 def _frame(stream: BinaryIO) -> bytes:
     """What came whole; empty at the end of the input."""
-    return stream.read(int.from_bytes(stream.read(8)))
+    size = int.from_bytes(stream.read(8))
+    data = stream.read(size)
+    return data if len(data) == size else b""
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ BASE: dict[str, Any] = {
     "messages": ({"role": "user", "content": "Is it noon?"},),
     "n": 2,
     "temperature": 1.5,
-    "max_tokens": 32,
+    "max_tokens": 16,
     "seed": 4,
     "chat_template_kwargs": {"enable_thinking": False},
 }

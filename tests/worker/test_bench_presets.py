@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.loading.checkpoint import check_weights, read_model_config
+from penstock.engine.text.conversation import Conversation
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.worker.bench.errors import ImpossibleLoad
 from penstock.worker.bench.presets import preset_dir
@@ -21,7 +22,7 @@ def test_a_random_model_is_a_whole_checkpoint(tmp_path: Path, dtype: str) -> Non
     tokenizer = Tokenizer.from_dir(directory)
     assert tokenizer.vocab_size == 512
     assert len(tokenizer.encode("tea at ten")) < len("tea at ten")
-    assert tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+    assert tokenizer.encode_chat(Conversation([{"role": "user", "content": "hi"}])).token_ids
     stamp = directory.stat().st_mtime_ns
     assert preset_dir("nano", dtype, tmp_path).stat().st_mtime_ns == stamp
     assert [path.name for path in tmp_path.iterdir()] == [directory.name]
