@@ -14,6 +14,8 @@ from penstock.engine.execution.sampling_state import SlotFill, slot_fill
 from penstock.engine.scheduling.scheduler import Row, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
 
+MAX_WORD = 2**31 - 1  # no count of tokens comes near it: a larger bound means the same
+
 
 class HeadRow(NamedTuple):
     """A row of the head: it samples after a token of the step, or scores the one that is known to follow."""
@@ -78,7 +80,7 @@ class OptionsBuilder:
         self._holders[slot] = holder
         params = sequence.request.sampling
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        self._words[slot] = (slot, 1, *map(as_word, penalties), params.min_tokens)
+        self._words[slot] = (slot, 1, *map(as_word, penalties), min(params.min_tokens, MAX_WORD))
         return slot_fill(
             self._geometry,
             slot,

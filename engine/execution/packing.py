@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.engine.execution.extended import NO_TARGET
 from penstock.engine.execution.geometry import Geometry
-from penstock.engine.execution.options import HeadRow, Options, OptionsBuilder, as_word, head_rows
+from penstock.engine.execution.options import MAX_WORD, HeadRow, Options, OptionsBuilder, as_word, head_rows
 from penstock.engine.execution.sampling import NOT_A_TOKEN
 from penstock.engine.scheduling.scheduler import Row, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
@@ -125,7 +125,7 @@ def _sampling_words(row: Row) -> tuple[int, ...]:
             as_word(params.temperature),
             as_word(params.top_p),
             as_word(params.min_p),
-            min(params.top_k, 2**31 - 1),
+            min(params.top_k, MAX_WORD),
             _signed(seed >> 32),
             _signed(seed & 0xFFFFFFFF),
         )
