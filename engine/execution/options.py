@@ -60,11 +60,11 @@ class OptionsBuilder:
         self._holders: list[tuple[Sequence, int] | None] = [None] * geometry.max_num_seqs
         self._words: list[tuple[int, ...]] = [_NEUTRAL_WORDS] * geometry.max_num_seqs
 
-    def build(self, rows: Rows[HeadRow]) -> Options | None:
-        """None where no row asks for any."""
+    def build(self, rows: Rows[HeadRow], num_rows: int) -> Options | None:
+        """Of the bucket `num_rows` of the head, or of the loop of steps; None where no row asks for any."""
         if not any(row.is_adjusted or row.is_scored for row in rows):
             return None
-        flat, parts = neutral_options(self._geometry, self._geometry.row_bucket(len(rows), extended=True))
+        flat, parts = neutral_options(self._geometry, num_rows)
         fills = [fill for row in rows if row.is_adjusted and (fill := self._follow(row.row.sequence)) is not None]
         parts["words"][: len(rows)] = [self._words_of(row) for row in rows]
         scored = [place for place, row in enumerate(rows) if row.is_scored]

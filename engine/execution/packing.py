@@ -65,7 +65,8 @@ class BatchBuilder:
         flat, parts = self._geometry.step_layout(num_tokens).empty()
         self._pack_tokens(plan, parts)
         rows = head_rows(plan)
-        options = self._options.build(rows)
+        num_extended = num_tokens if plan.num_steps > 1 else self._geometry.row_bucket(len(rows), extended=True)
+        options = self._options.build(rows, num_extended)
         num_rows = 0
         if rows:
             parts["sampled_tokens"][: len(rows)] = [row.token for row in rows]
