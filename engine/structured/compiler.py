@@ -129,6 +129,9 @@ class _Kept:
         """The result of `key`, a grammar or why it is none, and whether the caller is the one to make it."""
         with self._lock:
             found = self._entries.pop(key, None)
+            if found is not None and _is_spent(found[0]):
+                self._num_bytes -= found[1]
+                found = None
             entry = found or (Future(), num_bytes)
             self._entries[key] = entry
             if found is None:
@@ -144,3 +147,10 @@ class _Kept:
     def _shrink(self) -> None:
         while len(self._entries) > MAX_KEPT or self._num_bytes > MAX_KEPT_BYTES:
             self._num_bytes -= self._entries.pop(next(iter(self._entries)))[1]
+
+
+def _is_spent(future: Future[Grammar | str]) -> bool:
+    if not future.done() or future.exception() is not None:
+        return False
+    result = future.result()
+    return isinstance(result, Grammar) and result.is_spent
