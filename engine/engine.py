@@ -68,7 +68,7 @@ class Engine:
             needed = "one block per run of layers" if deployment.attention.is_stacked else "one block per layer"
             raise ConfigError(f"attention {config.attention!r} on this platform needs a model with {needed}")
         self.tokenizer = tokenizer
-        self.defaults = defaults
+        self.defaults = defaults = defaults.within(model.config.vocab_size)
         self.grammars = GrammarCompiler(
             partial(vocabulary_of, tokenizer, model.config.vocab_size, defaults.eos_token_ids)
         )

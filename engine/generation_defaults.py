@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,6 +52,10 @@ class GenerationDefaults:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     ignored: tuple[str, ...] = ()
+
+    def within(self, vocab_size: int) -> GenerationDefaults:
+        """Without the ids that the model never samples: some checkpoints name one beyond its vocabulary."""
+        return replace(self, eos_token_ids=tuple(id_ for id_ in self.eos_token_ids if id_ < vocab_size))
 
 
 def read_generation_defaults(directory: Path) -> GenerationDefaults:

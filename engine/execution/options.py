@@ -14,6 +14,8 @@ from penstock.engine.execution.sampling_state import SlotFill, slot_fill
 from penstock.engine.scheduling.scheduler import Row, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
 
+MAX_WORD = 2**31 - 1  # no count of tokens comes near it: a larger bound means the same
+
 
 class HeadRow(NamedTuple):
     """A row of the head: it samples after a token of the step, or scores the one that is known to follow."""
@@ -58,11 +60,11 @@ class OptionsBuilder:
         self._holders: list[tuple[Sequence, int] | None] = [None] * geometry.max_num_seqs
         self._words: list[tuple[int, ...]] = [_NEUTRAL_WORDS] * geometry.max_num_seqs
 
-    def build(self, rows: Rows[HeadRow]) -> Options | None:
-        """None where no row asks for any."""
+    def build(self, rows: Rows[HeadRow], num_rows: int) -> Options | None:
+        """Of the bucket `num_rows` of the head, or of the loop of steps; None where no row asks for any."""
         if not any(row.is_adjusted or row.is_scored for row in rows):
             return None
-        flat, parts = neutral_options(self._geometry, self._geometry.row_bucket(len(rows), extended=True))
+        flat, parts = neutral_options(self._geometry, num_rows)
         fills = [fill for row in rows if row.is_adjusted and (fill := self._follow(row.row.sequence)) is not None]
         parts["words"][: len(rows)] = [self._words_of(row) for row in rows]
         scored = [place for place, row in enumerate(rows) if row.is_scored]
@@ -78,7 +80,7 @@ class OptionsBuilder:
         self._holders[slot] = holder
         params = sequence.request.sampling
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        self._words[slot] = (slot, 1, *map(as_word, penalties), params.min_tokens)
+        self._words[slot] = (slot, 1, *map(as_word, penalties), min(params.min_tokens, MAX_WORD))
         return slot_fill(
             self._geometry,
             slot,

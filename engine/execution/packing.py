@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.engine.execution.extended import NO_TARGET
 from penstock.engine.execution.geometry import Geometry
-from penstock.engine.execution.options import HeadRow, Options, OptionsBuilder, as_word, head_rows
+from penstock.engine.execution.options import MAX_WORD, HeadRow, Options, OptionsBuilder, as_word, head_rows
 from penstock.engine.execution.sampling import NOT_A_TOKEN
 from penstock.engine.scheduling.scheduler import Row, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
@@ -65,7 +65,8 @@ class BatchBuilder:
         flat, parts = self._geometry.step_layout(num_tokens).empty()
         self._pack_tokens(plan, parts)
         rows = head_rows(plan)
-        options = self._options.build(rows)
+        num_extended = num_tokens if plan.num_steps > 1 else self._geometry.row_bucket(len(rows), extended=True)
+        options = self._options.build(rows, num_extended)
         num_rows = 0
         if rows:
             parts["sampled_tokens"][: len(rows)] = [row.token for row in rows]
@@ -125,7 +126,7 @@ def _sampling_words(row: Row) -> tuple[int, ...]:
             as_word(params.temperature),
             as_word(params.top_p),
             as_word(params.min_p),
-            min(params.top_k, 2**31 - 1),
+            min(params.top_k, MAX_WORD),
             _signed(seed >> 32),
             _signed(seed & 0xFFFFFFFF),
         )

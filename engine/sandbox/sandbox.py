@@ -22,6 +22,7 @@ MAX_PROCESSES = 2  # so that one that is busy with a bad request keeps nobody wa
 PATIENCE_S = 30.0  # for a process that is not even running; one that runs is ended by the kernel, much sooner
 TRIES = 2  # the last one in a new process: what killed an idle one may have killed all
 
+_OWN_SIGNALS = (signal.SIGSEGV, signal.SIGABRT)  # a full stack, memory that is refused to what is not Python
 _SIZE_BYTES = 8
 _CHILD = Path(__file__).with_name("child.py")
 # What Python may need. The rest of the environment has secrets.
@@ -39,7 +40,14 @@ class Bounds:
 
 
 class RequestEnded(Exception):
-    """A request ended its process, or was ended with it: it used more than its bounds. The message says how."""
+    """A request ended its process, or was ended with it. The message says how."""
+
+    def __init__(self, message: str, *, is_by_request: bool) -> None:
+        """`is_by_request`: it used more than its bounds, and would again. Else the machine may have been busy, or out
+        of memory.
+        """
+        super().__init__(message)
+        self.is_by_request = is_by_request
 
 
 class Sandbox:
@@ -79,7 +87,7 @@ class Sandbox:
             try:
                 answer = process.ask(request)
             except _Gone as gone:
-                if not tries_left or gone.is_by_request:
+                if not tries_left or gone.is_final:
                     raise gone.error(self._bounds) from None
                 continue
             if answer["is_last"]:
@@ -107,16 +115,18 @@ class _Gone(Exception):
         self.status = status
 
     @property
-    def is_by_request(self) -> bool:
+    def is_final(self) -> bool:
+        """Whether it is not to be tried again: it used up its time, or everybody's patience."""
         return self.status in (None, -signal.SIGPROF)
 
     def error(self, bounds: Bounds) -> Exception:
         if self.status == -signal.SIGPROF:
-            return RequestEnded(f"it takes more than {bounds.cpu_s:g} s")
+            return RequestEnded(f"it takes more than {bounds.cpu_s:g} s", is_by_request=True)
         if self.status is None:
-            return RequestEnded(f"no answer within {PATIENCE_S:g} s")
+            return RequestEnded(f"no answer within {PATIENCE_S:g} s", is_by_request=False)
         if self.status < 0:
-            return RequestEnded(f"its process died of signal {-self.status}")
+            is_by_request = -self.status in _OWN_SIGNALS
+            return RequestEnded(f"its process died of signal {-self.status}", is_by_request=is_by_request)
         return EngineError(f"the process of a sandbox ended with status {self.status}")
 
 

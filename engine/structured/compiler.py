@@ -68,8 +68,12 @@ class GrammarCompiler:
             future.set_result(self._prepared().compile(source))
         except InvalidRequest as refusal:
             future.set_result(str(refusal))  # not the exception, which would grow each time that it is raised
+        except RequestEnded as ended:
+            if not ended.is_by_request:  # it may go better next time
+                self._kept.forget(key, future)
+            future.set_result(_refusal(str(ended)))
         except BaseException as error:  # not the grammar's fault: it may go better next time
-            self._kept.forget(key)
+            self._kept.forget(key, future)
             future.set_exception(error)
 
     def _prepared(self) -> _Tools:
@@ -94,12 +98,10 @@ class _Tools:
         self._sandbox.start()
 
     def compile(self, source: str) -> Grammar:
-        try:
-            answer = self._sandbox.ask(source)
-        except RequestEnded as error:
-            raise InvalidRequest(f"the grammar can't be used: {error}") from None
+        """Raises RequestEnded too."""
+        answer = self._sandbox.ask(source)
         if "text" not in answer:
-            raise _refusal(answer.get("refused") or answer["failed"])
+            raise InvalidRequest(_refusal(answer.get("refused") or answer["failed"]))
         return Grammar(source, lambda: self._matcher(source), self._eos_token_ids)
 
     def _matcher(self, source: str) -> LLMatcher:
@@ -107,12 +109,12 @@ class _Tools:
         if not matcher.is_error():
             matcher.compute_bitmask()  # so that the first step of a reply finds most of it done
         if matcher.is_error():
-            raise _refusal(matcher.get_error())
+            raise InvalidRequest(_refusal(matcher.get_error()))
         return matcher
 
 
-def _refusal(message: str) -> InvalidRequest:
-    return InvalidRequest(f"the grammar can't be used: {cleaned(message)}")
+def _refusal(message: str) -> str:
+    return f"the grammar can't be used: {cleaned(message)}"
 
 
 class _Kept:
@@ -127,6 +129,9 @@ class _Kept:
         """The result of `key`, a grammar or why it is none, and whether the caller is the one to make it."""
         with self._lock:
             found = self._entries.pop(key, None)
+            if found is not None and _is_spent(found[0]):
+                self._num_bytes -= found[1]
+                found = None
             entry = found or (Future(), num_bytes)
             self._entries[key] = entry
             if found is None:
@@ -134,11 +139,18 @@ class _Kept:
                 self._shrink()
             return entry[0], found is None
 
-    def forget(self, key: bytes) -> None:
+    def forget(self, key: bytes, result: Future[Grammar | str]) -> None:
         with self._lock:
-            if key in self._entries:
+            if key in self._entries and self._entries[key][0] is result:  # not a newer one
                 self._num_bytes -= self._entries.pop(key)[1]
 
     def _shrink(self) -> None:
         while len(self._entries) > MAX_KEPT or self._num_bytes > MAX_KEPT_BYTES:
             self._num_bytes -= self._entries.pop(next(iter(self._entries)))[1]
+
+
+def _is_spent(future: Future[Grammar | str]) -> bool:
+    if not future.done() or future.exception() is not None:
+        return False
+    result = future.result()
+    return isinstance(result, Grammar) and result.is_spent

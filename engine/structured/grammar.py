@@ -20,7 +20,8 @@ class Grammar:
     """What a reply must follow.
 
     Its replies share a lexer, which grows with what they say, and once it is too large fails for all of them. So the
-    engine renews it then: whether a reply fails follows from its own tokens, unless compiling takes too long.
+    engine renews it then: whether a reply fails follows from its own tokens. Where compiling takes too long for the
+    engine's thread, the grammar is spent: the next request that asks for it gets another one.
     """
 
     def __init__(self, source: str, compiled: Callable[[], LLMatcher], eos_token_ids: tuple[int, ...]) -> None:
@@ -32,6 +33,7 @@ class Grammar:
         self._start = compiled()
         self._is_renewable = time.thread_time() - started_s < RENEWABLE_S
         self._num_renewals = 0
+        self.is_spent = False  # the lexer is too large, and stays
 
     def __repr__(self) -> str:
         return f"Grammar({self.source[:40]!r}, {len(self.source)} characters)"
@@ -45,14 +47,20 @@ class Grammar:
         """Whether a new matcher may go on where `failed` did not: its lexer had grown too large, and is not used
         any more.
         """
-        if not (self._is_renewable and failed.is_lexer_full):
+        if not failed.is_lexer_full:
             return False
         if failed.num_renewals == self._num_renewals:  # else it was renewed for another reply already
-            try:
-                self._start = self._compiled()
-            except EngineError:
-                return False
-            self._num_renewals += 1
+            self.is_spent = self.is_spent or not self._renewed()
+        return not self.is_spent
+
+    def _renewed(self) -> bool:
+        if not self._is_renewable:
+            return False
+        try:
+            self._start = self._compiled()
+        except EngineError:
+            return False
+        self._num_renewals += 1
         return True
 
 

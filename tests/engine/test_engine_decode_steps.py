@@ -11,6 +11,7 @@ import pytest
 from engines import SMALL, VOCAB_SIZE, drive
 
 from penstock.engine import ConfigError, Engine, EngineConfig, Request, SamplingParams, TokenLogprob
+from penstock.engine.deployment import Deployment
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight
 
@@ -73,6 +74,24 @@ def test_outputs_equal_those_of_single_steps(engine: Engine, looping_engine: Eng
     assert after.generated_tokens_total - before.generated_tokens_total == sum(
         len(r.token_ids) for r in results.values()
     )
+
+
+def test_with_few_shapes_a_loop_has_its_own_bucket(
+    engine: Engine, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on TPU, where the head that has all options is compiled for the largest bucket alone."""
+    geometry = Deployment.geometry
+    monkeypatch.setattr(Deployment, "geometry", lambda self, size: replace(geometry(self, size), few_shapes=True))
+    config = replace(SMALL, decode_steps=STEPS, max_num_seqs=20, max_batch_tokens=32, num_pages=128)
+    few = Engine.from_checkpoint(tiny_model, config)
+    few.warm_up()
+    assert few._runner.geometry.extended_row_buckets == (32,)
+    requests = traffic(12, seed=7)
+    expected, results = drive(engine, requests), drive(few, requests)
+    assert {key: result.token_ids for key, result in results.items()} == {
+        key: result.token_ids for key, result in expected.items()
+    }
+    assert (few.stats().faults_total, few.stats().compiles_after_warmup_total) == (0, 0)
 
 
 def test_a_lone_request_takes_a_fraction_of_the_dispatches(looping_engine: Engine) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Results, drive, outputs_of
+from engines import EOS, SMALL, VOCAB_SIZE, Results, drive, outputs_of, write_model
 from patience import WAIT_S
 
 from penstock.engine import Engine, EngineDriver, Output, Request, SamplingParams
@@ -270,3 +271,11 @@ async def test_the_thread_outlives_a_request_that_cannot_be_added(
     await driver.stop()
     assert engine._pool.num_available == engine._pool.num_pages - 1
     engine._scheduler.check()
+
+
+def test_an_end_id_that_the_model_never_samples_fails_no_step(tmp_path: Path) -> None:
+    engine = Engine.from_checkpoint(write_model(tmp_path, eos_token_id=[EOS, VOCAB_SIZE, 5000]), SMALL)
+    params = SamplingParams(temperature=0.0, max_tokens=4, min_tokens=3, repetition_penalty=1.2)
+    result = drive(engine, [Request("r", (1, 2, 3), params)])["r", 0]
+    assert (result.finish_reason, engine.stats().faults_total) == ("length", 0)
+    assert engine.defaults.eos_token_ids == (EOS,)

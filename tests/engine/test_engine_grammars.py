@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -28,6 +29,7 @@ from penstock.engine.scheduling.scheduler import Row, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.structured import GrammarCompiler, GrammarFailed, Matcher
 from penstock.engine.structured import compiler as compiler_module
+from penstock.engine.structured import grammar as grammar_module
 from penstock.engine.text.vocabulary import vocabulary_of
 
 PROMPT = tuple(range(40, 60))
@@ -487,6 +489,26 @@ def test_a_lexer_that_is_full_is_renewed_for_the_replies_that_share_it(
         same(result, expected[0])
     for index, result in enumerate(alone(engine, request)):
         same(result, expected[index])
+
+
+def test_what_compiles_too_long_to_be_renewed_is_compiled_again_for_the_next_request(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = replace(HOT, max_tokens=70)
+    expected = alone(engine, request_of(engine, GROWING, params=params))[0]
+    monkeypatch.setattr(compiler_module, "LIMITS", LLParserLimits(max_lexer_states=300, verbose_errors=False))
+    monkeypatch.setattr(grammar_module, "RENEWABLE_S", 0.0)
+    monkeypatch.setattr(engine.grammars, "_kept", compiler_module._Kept())
+    errors = []
+    for seed in range(8):
+        request = request_of(engine, GROWING, params=replace(params, seed=seed))
+        errors.append(alone(engine, request)[0].error)
+        assert request.grammar is not None
+        assert request.grammar.is_spent == (errors[-1] is not None)
+    assert any("too many states" in error for error in errors if error)
+    assert not any(error and after for error, after in itertools.pairwise(errors))
+    same(alone(engine, request_of(engine, GROWING, params=params))[0], expected)
+    assert engine.grammars._kept._num_bytes == len(GROWING)
 
 
 def test_a_reply_that_fills_a_lexer_by_itself_ends_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,3 +68,7 @@ def test_malformed_json(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
         read_generation_defaults(tmp_path)
+
+
+def test_end_ids_beyond_the_vocabulary_are_dropped() -> None:
+    assert GenerationDefaults(eos_token_ids=(3, 100, 4), top_k=5).within(100) == GenerationDefaults((3, 4), top_k=5)

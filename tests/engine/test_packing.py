@@ -104,6 +104,20 @@ def test_sampling_parameters_arrive_to_the_bit() -> None:
     assert rows.output_index[0] == 1
 
 
+def test_bounds_that_no_count_reaches_are_packed_as_the_largest_word() -> None:
+    by, builder = scheduler(), BatchBuilder(GEOMETRY, (EOS,))
+    add(by, "a", (1, 2), max_tokens=2**70, min_tokens=2**31, top_k=2**70)
+    batch = builder.build(planned(by))
+    assert batch.options is not None
+    rows = unpack_extended(GEOMETRY.extended_layout(batch.num_rows), jnp.asarray(batch.options.flat))
+    assert rows.min_tokens[0] == 2**31 - 1
+    plan = planned(by, Pace(decode_steps={16: 4}))
+    assert plan.num_steps == 4
+    stops = builder.build(plan).stops
+    assert stops is not None
+    assert GEOMETRY.stops_layout(16).unpack(jnp.asarray(stops))["limits"][0] == 4
+
+
 def test_extended_options_are_packed_for_the_rows_that_ask_and_neutral_for_the_others() -> None:
     by, builder = scheduler(), BatchBuilder(GEOMETRY, (EOS,))
     add(by, "plain", (9,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ from tokenizers_for_tests import byte_level, llama2, metaspace, word_level
 
 from penstock.engine import InvalidRequest
 from penstock.engine.errors import EngineError
+from penstock.engine.sandbox import sandbox as sandbox_module
 from penstock.engine.structured import Grammar, GrammarCompiler, GrammarFailed, Matcher, Vocabulary
 from penstock.engine.structured import compiler as compiler_module
 from penstock.engine.structured.vocabulary import llguidance_tokenizer
@@ -100,6 +102,29 @@ def test_what_is_not_the_grammar_s_fault_is_tried_again(tokenizer: Tokenizer, mo
     assert not compiler._kept._entries
     compiler._tools = None
     assert isinstance(compiler.compile('start: "a"'), Grammar)
+
+
+@pytest.mark.parametrize(("status", "is_kept"), [(-9, False), (None, False), (-11, True), (-signal.SIGPROF, True)])
+def test_only_what_would_end_a_process_again_is_kept(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, status: int | None, is_kept: bool
+) -> None:
+    compiler = compiler_for(tokenizer)
+    compiler.prepare()
+
+    def killed(self: sandbox_module._Process, request: bytes) -> None:
+        self.end()
+        raise sandbox_module._Gone(status)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox_module._Process, "ask", killed)
+        with pytest.raises(InvalidRequest, match="the grammar can't be used: "):
+            compiler.compile('start: "a"')
+    assert len(compiler._kept._entries) == is_kept
+    if is_kept:
+        with pytest.raises(InvalidRequest):
+            compiler.compile('start: "a"')
+    else:
+        assert isinstance(compiler.compile('start: "a"'), Grammar)
 
 
 def test_a_vocabulary_that_cannot_be_read_fails_each_grammar(tokenizer: Tokenizer) -> None:
