@@ -179,6 +179,7 @@ def garbage(name: str) -> st.SearchStrategy[str]:
         " ",
         "\n",
     ]
+    known += ["\\ud83d", '{"name": "\\ud83d", "arguments": {"\\udc00": 1}}', "a\\ud83d", "'\\ud83d'", '"\\ud83d"']
     known += ['"', "'", "\\", "(", ")", "[", "]", "<", "functions.", "to=", "assistant", "analysis", "\t", "true"]
     if calls.parameter is not None:
         syntax |= {calls.parameter.before_key, calls.parameter.before_value, calls.parameter.end}
@@ -370,3 +371,38 @@ def test_deep_nesting_costs_no_stack() -> None:
     found = read(parser("hermes"), ['<tool_call>{"name": "f", "arguments": {"a": ', deep])
     assert found.calls == [("f", '{"a": ' + deep)]
     assert read(parser("llama_pythonic"), [f"[search(a={deep}"]) == Message(f"[search(a={deep}")
+
+
+HALF = r"\ud83d"
+HALVES = {
+    "hermes": ['<tool_call>{"name": "NAME", "arguments": {"KEY": "KEY"}}</tool_call>'],
+    "mistral_list": ['[TOOL_CALLS] [{"name": "NAME", "arguments": {"KEY": ["KEY"]}}]'],
+    "llama3_json": [
+        '<|python_tag|>{"name": "NAME", "parameters": {"KEY": "KEY"}}',
+        '<|python_tag|>{"parameters": {"KEY": "KEY"}, "name": "NAME"}',
+    ],
+    "llama_pythonic": ["<|python_start|>[NAME(a='KEY', b={'KEY': 1})]"],
+    "gemma": ['<|tool_call>call:NAME{"KEY":"KEY"}<tool_call|>'],
+    "qwen3_coder": [
+        '<tool_call><function=NAME><parameter=a>"KEY"</parameter><parameter=b>{"KEY": "KEY"}</parameter></function>'
+    ],
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_half_a_character_stays_an_escape_in_arguments(name: str) -> None:
+    for form in HALVES[name]:
+        message = read(parser(name), form.replace("NAME", "search").replace("KEY", HALF))
+        assert [call for call, _ in message.calls] == ["search"]
+        assert HALF in message.calls[0][1]
+        assert json.loads(message.calls[0][1])
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral_list", "llama3_json"])
+def test_what_has_half_a_character_or_a_long_one_for_its_name_is_no_call(name: str) -> None:
+    for form in HALVES[name]:
+        for call in ("search" + HALF, "x" * 257):
+            text = form.replace("NAME", call).replace("KEY", "a")
+            assert read(parser(name), text) == Message(text)
+        whole = form.replace("NAME", r"\ud83d\ude00").replace("KEY", "a")
+        assert [call for call, _ in read(parser(name), whole).calls] == ["\U0001f600"]

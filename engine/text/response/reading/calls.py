@@ -9,7 +9,7 @@ from penstock.engine.text.response.reading.casting import Schema
 from penstock.engine.text.response.reading.delta import DELIMITER, Collector
 from penstock.engine.text.response.reading.json_text import read_text, read_value, to_json
 from penstock.engine.text.response.reading.literals import read_key, read_literal
-from penstock.engine.text.response.reading.source import Malformed, Reading, Source
+from penstock.engine.text.response.reading.source import MAX_NAME_CHARS, Malformed, Reading, Source
 from penstock.engine.text.response.syntax import Arguments, Calls, Parameter
 
 MAX_KEY_CHARS = 1024
@@ -183,6 +183,8 @@ class CallReader:
         self._collector.end_call()
 
     def _begin(self, source: Source, name: str) -> None:
+        if len(name) > MAX_NAME_CHARS or DELIMITER.search(name):
+            raise Malformed  # JSON can spell half a character, which nothing else can
         self._collector.begin_call(name)
         source.settle()
 
