@@ -406,3 +406,48 @@ def test_what_has_half_a_character_or_a_long_one_for_its_name_is_no_call(name: s
             assert read(parser(name), text) == Message(text)
         whole = form.replace("NAME", r"\ud83d\ude00").replace("KEY", "a")
         assert [call for call, _ in read(parser(name), whole).calls] == ["\U0001f600"]
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        ("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>comm", Message("", "hm")),
+        ("<|channel|>final<|message|>a<|end|><|start|>assistantcomm", Message("a")),
+        ("<|channel|>fin", Message()),
+        (" to=functions.sea", Message()),
+        ("to=you and me", Message("to=you and me")),
+        ("<|channel|>commentary to=functions.f<|message|>not JSON", Message("not JSON")),
+        ("<|channel|>commentary to=functions.f<|message|>", Message()),
+        (
+            "<|channel|>commentary to=functions.f<|message|>x<|call|><|channel|>final<|message|>b",
+            Message("xb"),
+        ),
+    ],
+)
+def test_headers_are_no_text(special: bool, reply: str, message: Message) -> None:
+    written = as_written("gpt_oss", reply, special=special)
+    assert read(parser("gpt_oss", special=special), [written]) == message
+    assert read(parser("gpt_oss", special=special), written) == message
+
+
+@each_kind
+def test_calls_that_the_prompt_has_do_not_count(special: bool) -> None:
+    first, second = (f'<tool_call>{{"name": "{name}", "arguments": {{"a": 1}}}}</tool_call>' for name in "fg")
+
+    def reply(prefix: str, text: str) -> tuple[Message, bool]:
+        reading = parser("hermes", prefix=prefix, special=special)
+        return read(reading, as_written("hermes", text, special=special)), reading.calls_tools
+
+    assert reply(first, second) == (Message(calls=[("g", '{"a": 1}')]), True)
+    assert reply(first, "b") == (Message("b"), False)
+    begun, rest = first.split("1")
+    assert reply(begun, "1" + rest) == (Message(calls=[("f", "1}")]), True)
+    assert reply(first + begun, "x") == (Message(calls=[("f", "")]), False)
+
+
+def test_a_group_of_calls_that_the_prompt_began_goes_on() -> None:
+    prefix = '[TOOL_CALLS] [{"name": "f", "arguments": {}}'
+    reading = parser("mistral_list", prefix=prefix)
+    assert read(reading, ', {"name": "g", "arguments": {}}]').calls == [("g", "{}")]
+    assert read(parser("mistral_list", prefix=prefix), " x") == Message("x")
