@@ -451,3 +451,17 @@ def test_a_group_of_calls_that_the_prompt_began_goes_on() -> None:
     reading = parser("mistral_list", prefix=prefix)
     assert read(reading, ', {"name": "g", "arguments": {}}]').calls == [("g", "{}")]
     assert read(parser("mistral_list", prefix=prefix), " x") == Message("x")
+
+
+@pytest.mark.parametrize(
+    ("name", "reply"),
+    [
+        ("qwen3_coder", "<tool_call><function=f>" + 2 * "<parameter=a>{}</parameter>" + "</function></tool_call>"),
+        ("glm", "<tool_call>f" + 2 * "<arg_key>a</arg_key><arg_value>{}</arg_value>" + "</tool_call>"),
+        ("llama_pythonic", "<|python_start|>[f(a={}, a={})]"),
+        ("gemma", "<|tool_call>call:f{{a:{},a:{}}}<tool_call|>"),
+    ],
+)
+def test_of_a_repeated_argument_the_first_counts(name: str, reply: str) -> None:
+    text = reply.replace("{{", "{").replace("}}", "}").replace("{}", "1", 1).replace("{}", "2", 1)
+    assert read(parser(name), text).calls == [("f", '{"a": 1}')]
