@@ -36,7 +36,8 @@ class Message:
     calls: list[tuple[str, str]] = field(default_factory=list)
 
     def take(self, delta: Delta) -> None:
-        assert not DELIMITER.search(delta.text + delta.reasoning + "".join(call.arguments for call in delta.tool_calls))
+        calls = "".join(part for call in delta.tool_calls for part in (call.name or "", call.arguments))
+        assert not DELIMITER.search(delta.text + delta.reasoning + calls)
         self.text += delta.text
         self.reasoning += delta.reasoning
         for call in delta.tool_calls:

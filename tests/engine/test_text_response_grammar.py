@@ -410,3 +410,72 @@ def test_many_arguments_are_refused_where_the_grammar_would_be_too_deep() -> Non
     more = json.dumps({"properties": properties | {"more": {}}})
     with pytest.raises(InvalidRequest, match="129 arguments"):
         grammar("llama_pythonic", ONE, tools=(Tool("f", more, strict=True),))
+
+
+def parameter(schema: Any, **root: Any) -> str:
+    return json.dumps({"properties": {"x": schema}, **root})
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"type": "string", "minLength": "a"}, "minLength"),
+        ({"type": 5}, "type"),
+        ({"type": "array", "items": {"type": 3}}, "type"),
+        ({"type": [["a"]]}, "type"),
+        ({"type": ["string", {}]}, "type"),
+        ({"type": "object", "required": 5}, "required"),
+        ({"anyOf": [{"type": "string", "pattern": 5}, {"type": "null"}]}, "pattern"),
+    ],
+)
+def test_a_malformed_schema_is_refused_with_its_tool_and_keyword(format_: str, schema: Any, keyword: str) -> None:
+    for parameters in (parameter(schema), parameter({"$ref": "#/$defs/y"}, **{"$defs": {"y": schema}})):
+        for is_strict in (False, True):
+            with pytest.raises(InvalidRequest, match=f"the tool 'f': {keyword} can't be"):
+                grammar(format_, ONE, tools=(Tool("f", parameters, strict=is_strict),))
+
+
+def test_a_union_that_has_itself_as_a_branch_is_its_other_branches() -> None:
+    union = {"anyOf": [{"type": "integer"}, *[{"$ref": "#/$defs/y"}] * 16, {"type": "null"}]}
+    tool = Tool("f", parameter({"$ref": "#/$defs/y"}, **{"$defs": {"y": union}}), strict=True)
+    source = grammar("llama_pythonic", ONE, tools=(tool,))
+    assert accepts(source, "[f(x=None)]")
+    assert not accepts(source, "[f(x=True)]")
+
+
+def test_shared_definitions_are_there_for_every_argument_that_refers_to_them() -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "additionalProperties": False}
+    properties = {name: {"type": "array", "items": {"$ref": "#/$defs/n"}} for name in "ab"}
+    tool = Tool("f", json.dumps({"properties": properties, "$defs": {"n": node}}), strict=True)
+    source = grammar("llama_pythonic", ONE, tools=(tool,))
+    assert accepts(source, '[f(a=[{"next": {}}], b=[])]')
+    assert not accepts(source, '[f(a=[], b=[{"more": {}}])]')
+
+
+MIB = 2**20
+HEAVY = {
+    "alternatives": parameter({"anyOf": [{"type": "integer"}] * 300}),
+    "values": parameter({"enum": [f"value {number}" for number in range(MIB // 14)]}),
+    "values of many arguments": json.dumps(
+        {
+            "properties": {f"p{n}": {"anyOf": [{"$ref": "#/$defs/e"}, {"type": "null"}]} for n in range(128)},
+            "$defs": {"e": {"enum": [f"value {number}" for number in range(MIB // 16)]}},
+        }
+    ),
+    "definitions": json.dumps(
+        {
+            "properties": {f"p{n}": {"type": "array", "items": {"$ref": "#/$defs/d1"}} for n in range(128)},
+            "$defs": {f"d{n}": {"type": "object", "properties": {"a": {"type": "string"}}} for n in range(15_000)},
+        }
+    ),
+    "arguments": json.dumps({"properties": {f"p{n}": {"type": "string"} for n in range(30_000)}}),
+}
+
+
+@pytest.mark.parametrize("format_", ["qwen3_coder", "llama_pythonic", "gemma"])
+@pytest.mark.parametrize("what", HEAVY)
+@pytest.mark.timeout(60)
+def test_a_schema_that_would_take_long_is_refused_with_its_tool(format_: str, what: str) -> None:
+    with pytest.raises(InvalidRequest, match="the parameters of the tool 'f'"):
+        grammar(format_, ONE, tools=(Tool("f", HEAVY[what]),))

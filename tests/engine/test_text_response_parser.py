@@ -179,6 +179,7 @@ def garbage(name: str) -> st.SearchStrategy[str]:
         " ",
         "\n",
     ]
+    known += ["\\ud83d", '{"name": "\\ud83d", "arguments": {"\\udc00": 1}}', "a\\ud83d", "'\\ud83d'", '"\\ud83d"']
     known += ['"', "'", "\\", "(", ")", "[", "]", "<", "functions.", "to=", "assistant", "analysis", "\t", "true"]
     if calls.parameter is not None:
         syntax |= {calls.parameter.before_key, calls.parameter.before_value, calls.parameter.end}
@@ -370,3 +371,97 @@ def test_deep_nesting_costs_no_stack() -> None:
     found = read(parser("hermes"), ['<tool_call>{"name": "f", "arguments": {"a": ', deep])
     assert found.calls == [("f", '{"a": ' + deep)]
     assert read(parser("llama_pythonic"), [f"[search(a={deep}"]) == Message(f"[search(a={deep}")
+
+
+HALF = r"\ud83d"
+HALVES = {
+    "hermes": ['<tool_call>{"name": "NAME", "arguments": {"KEY": "KEY"}}</tool_call>'],
+    "mistral_list": ['[TOOL_CALLS] [{"name": "NAME", "arguments": {"KEY": ["KEY"]}}]'],
+    "llama3_json": [
+        '<|python_tag|>{"name": "NAME", "parameters": {"KEY": "KEY"}}',
+        '<|python_tag|>{"parameters": {"KEY": "KEY"}, "name": "NAME"}',
+    ],
+    "llama_pythonic": ["<|python_start|>[NAME(a='KEY', b={'KEY': 1})]"],
+    "gemma": ['<|tool_call>call:NAME{"KEY":"KEY"}<tool_call|>'],
+    "qwen3_coder": [
+        '<tool_call><function=NAME><parameter=a>"KEY"</parameter><parameter=b>{"KEY": "KEY"}</parameter></function>'
+    ],
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_half_a_character_stays_an_escape_in_arguments(name: str) -> None:
+    for form in HALVES[name]:
+        message = read(parser(name), form.replace("NAME", "search").replace("KEY", HALF))
+        assert [call for call, _ in message.calls] == ["search"]
+        assert HALF in message.calls[0][1]
+        assert json.loads(message.calls[0][1])
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral_list", "llama3_json"])
+def test_what_has_half_a_character_or_a_long_one_for_its_name_is_no_call(name: str) -> None:
+    for form in HALVES[name]:
+        for call in ("search" + HALF, "x" * 257):
+            text = form.replace("NAME", call).replace("KEY", "a")
+            assert read(parser(name), text) == Message(text)
+        whole = form.replace("NAME", r"\ud83d\ude00").replace("KEY", "a")
+        assert [call for call, _ in read(parser(name), whole).calls] == ["\U0001f600"]
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        ("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>comm", Message("", "hm")),
+        ("<|channel|>final<|message|>a<|end|><|start|>assistantcomm", Message("a")),
+        ("<|channel|>fin", Message()),
+        (" to=functions.sea", Message()),
+        ("to=you and me", Message("to=you and me")),
+        ("<|channel|>commentary to=functions.f<|message|>not JSON", Message("not JSON")),
+        ("<|channel|>commentary to=functions.f<|message|>", Message()),
+        (
+            "<|channel|>commentary to=functions.f<|message|>x<|call|><|channel|>final<|message|>b",
+            Message("xb"),
+        ),
+    ],
+)
+def test_headers_are_no_text(special: bool, reply: str, message: Message) -> None:
+    written = as_written("gpt_oss", reply, special=special)
+    assert read(parser("gpt_oss", special=special), [written]) == message
+    assert read(parser("gpt_oss", special=special), written) == message
+
+
+@each_kind
+def test_calls_that_the_prompt_has_do_not_count(special: bool) -> None:
+    first, second = (f'<tool_call>{{"name": "{name}", "arguments": {{"a": 1}}}}</tool_call>' for name in "fg")
+
+    def reply(prefix: str, text: str) -> tuple[Message, bool]:
+        reading = parser("hermes", prefix=prefix, special=special)
+        return read(reading, as_written("hermes", text, special=special)), reading.calls_tools
+
+    assert reply(first, second) == (Message(calls=[("g", '{"a": 1}')]), True)
+    assert reply(first, "b") == (Message("b"), False)
+    begun, rest = first.split("1")
+    assert reply(begun, "1" + rest) == (Message(calls=[("f", "1}")]), True)
+    assert reply(first + begun, "x") == (Message(calls=[("f", "")]), False)
+
+
+def test_a_group_of_calls_that_the_prompt_began_goes_on() -> None:
+    prefix = '[TOOL_CALLS] [{"name": "f", "arguments": {}}'
+    reading = parser("mistral_list", prefix=prefix)
+    assert read(reading, ', {"name": "g", "arguments": {}}]').calls == [("g", "{}")]
+    assert read(parser("mistral_list", prefix=prefix), " x") == Message("x")
+
+
+@pytest.mark.parametrize(
+    ("name", "reply"),
+    [
+        ("qwen3_coder", "<tool_call><function=f>" + 2 * "<parameter=a>{}</parameter>" + "</function></tool_call>"),
+        ("glm", "<tool_call>f" + 2 * "<arg_key>a</arg_key><arg_value>{}</arg_value>" + "</tool_call>"),
+        ("llama_pythonic", "<|python_start|>[f(a={}, a={})]"),
+        ("gemma", "<|tool_call>call:f{{a:{},a:{}}}<tool_call|>"),
+    ],
+)
+def test_of_a_repeated_argument_the_first_counts(name: str, reply: str) -> None:
+    text = reply.replace("{{", "{").replace("}}", "}").replace("{}", "1", 1).replace("{}", "2", 1)
+    assert read(parser(name), text).calls == [("f", '{"a": 1}')]

@@ -14,11 +14,16 @@ from reply_walks import vocabulary
 from schema_corpus import Schema, schemas
 
 from penstock.engine.errors import InvalidRequest
+from penstock.engine.text.response import schemas as schemas_of_llguidance
 from penstock.engine.text.response.grammar import reply_grammar
 from penstock.engine.text.response.rules import JsonText
-from penstock.engine.text.response.schemas import json_schema, parsed_schema
+from penstock.engine.text.response.schemas import parsed_schema
 
 MIN_ACCEPTED = 0.9  # of the corpus; 0.935 are
+
+
+def json_schema(schema: Schema, **how: bool) -> Schema:
+    return schemas_of_llguidance.json_schema(schema, of="the schema of x", **how)
 
 
 def validator_of(schema: Schema) -> Any:
@@ -181,3 +186,33 @@ def test_the_schema_itself_is_not_changed() -> None:
     before = json.dumps(schema)
     json_schema(schema, strict=True, lenient=True, finite=True)
     assert json.dumps(schema) == before
+
+
+MALFORMED = [
+    {"minLength": "a"},
+    {"maxLength": -1},
+    {"type": 5},
+    {"type": [["a"]]},
+    {"type": ["string", {}]},
+    {"type": []},
+    {"required": 5},
+    {"required": [1]},
+    {"pattern": 1},
+    {"enum": "a"},
+    {"properties": []},
+    {"anyOf": {}},
+    {"items": 3},
+]
+
+
+@pytest.mark.parametrize("malformed", MALFORMED, ids=str)
+def test_a_keyword_of_a_malformed_schema_is_refused_by_name(malformed: Schema) -> None:
+    (keyword,) = malformed
+    for schema in (malformed, {"items": malformed}, {"$defs": {"y": malformed}}):
+        with pytest.raises(InvalidRequest, match=f"the schema of x: {keyword} can't be"):
+            json_schema(schema, finite=True)
+
+
+@pytest.mark.parametrize("schema", [{"required": True}, {"enum": None}, {"type": "any"}, {"properties": None}])
+def test_what_clients_write_beside_the_standard_is_left_to_llguidance(schema: Schema) -> None:
+    assert json_schema(schema)["x-guidance"]

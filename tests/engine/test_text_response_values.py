@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.text.response.reading.casting import Schema
+from penstock.engine.text.response.reading.casting import MAX_NODES, Schema
 from penstock.engine.text.response.reading.json_text import read_value, to_json
 from penstock.engine.text.response.reading.literals import MAX_DEPTH, read_literal
 from penstock.engine.text.response.reading.source import Malformed, Reading, Source
@@ -184,3 +184,23 @@ def test_text_becomes_what_the_schema_says(name: str, text: str, value: object) 
 @pytest.mark.parametrize("schema", ["", "[]", "{", "true", '{"properties": 1}', "[" * 100_000])
 def test_a_schema_that_says_nothing_lets_everything_through(schema: str) -> None:
     assert Schema(schema).cast("a", "1") == 1
+
+
+def recursive_union(width: int) -> dict[str, Any]:
+    branches = [{"$ref": "#/$defs/v"}] * width + [{"type": "integer"}]
+    return {"properties": {"v": {"$ref": "#/$defs/v"}}, "$defs": {"v": {"anyOf": branches}}}
+
+
+@pytest.mark.timeout(30)
+def test_a_recursive_union_is_walked_once() -> None:
+    """Its branches to the eighth power would take hours."""
+    schema = Schema(json.dumps(recursive_union(40)))
+    for _ in range(1000):
+        assert schema.cast("v", "12") == 12
+    assert schema.cast("v", "[1]") == "[1]"
+
+
+def test_a_union_of_too_many_branches_allows_anything() -> None:
+    for count, value in ((MAX_NODES - 1, "[1]"), (MAX_NODES, [1])):
+        union = {"anyOf": [{"type": "integer"} for _ in range(count)]}
+        assert Schema(json.dumps({"properties": {"v": union}})).cast("v", "[1]") == value

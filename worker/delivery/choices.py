@@ -23,6 +23,9 @@ class Pending:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
     def add(self, output: Output) -> None:
+        """Raises UnicodeEncodeError if a part of a reply can't be written."""
+        if output.tool_calls or output.reasoning:
+            _check_writable(output)
         self.token_ids += output.token_ids
         if output.text:
             self.text.append(output.text)
@@ -77,6 +80,13 @@ class ChoiceBuffer:
         """What is pending, which is the taker's from now on."""
         taken, self.pending = self.pending, Pending()
         return taken
+
+
+def _check_writable(output: Output) -> None:
+    """What can't be written would fail in the write that it shares with other requests."""
+    (output.text + output.reasoning).encode()
+    for call in output.tool_calls:
+        ((call.name or "") + call.arguments).encode()
 
 
 def outcome_of(choices: Iterable[ChoiceBuffer]) -> FinishReason | None:

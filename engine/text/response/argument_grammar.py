@@ -44,7 +44,7 @@ def call_body(writer: GrammarWriter, format_: Format, tool: Tool) -> str:
 
 
 def _object(writer: GrammarWriter, tool: Tool, schema: Schema) -> str:
-    return writer.json(json_schema(schema, strict=tool.strict, lenient=not tool.strict))
+    return writer.json(json_schema(schema, of=_of(tool), strict=tool.strict, lenient=not tool.strict))
 
 
 def _parameters(tool: Tool) -> Schema:
@@ -97,14 +97,15 @@ class _Members:
     def _members(self) -> tuple[dict[str, str], frozenset[str]]:
         """The arguments there are by name, and which of them there must be."""
         properties = self._schema.get("properties")
-        required = [name for name in self._schema.get("required") or () if isinstance(name, str)]
+        said = self._schema.get("required")
+        required = said if isinstance(said, list) else []
         known = dict(properties) if isinstance(properties, dict) else {}
         schemas = known | {name: {} for name in required if name not in known}
-        members = {name: self._member(self._key(name), schema) for name, schema in schemas.items()}
-        if len(members) > _MAX_MEMBERS:
+        if len(schemas) > _MAX_MEMBERS:
             raise InvalidRequest(
-                f"{_of(self._tool)}: {len(members)} arguments, at most {_MAX_MEMBERS} in this model's format"
+                f"{_of(self._tool)}: {len(schemas)} arguments, at most {_MAX_MEMBERS} in this model's format"
             )
+        members = {name: self._member(self._key(name), schema) for name, schema in schemas.items()}
         rest = self._schema.get("additionalProperties", True)
         if not members and rest is not False:
             members["*"] = self._member(_NEW_KEY, rest)
@@ -139,7 +140,7 @@ class _Members:
         """A string: bare up to the next tag, between quotes of the format, or as JSON, which Python reads too."""
         parameter, quote = self._syntax.parameter, self._syntax.quote
         if parameter is None and not quote:
-            return self._writer.json(json_schema(schema, strict=self._tool.strict, lenient=not self._tool.strict))
+            return _object(self._writer, self._tool, schema)
         strict, of = self._tool.strict, _of(self._tool)
         if parameter is None:
             return sequence([self._spell(quote), self._writer.until(quote, bare_text(schema, strict=strict, of=of))])

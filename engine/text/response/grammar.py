@@ -151,7 +151,8 @@ def _text(writer: GrammarWriter, rule: TextRule | None) -> str:
     if rule is None:
         return writer.terminal(ANY)
     if isinstance(rule, JsonText):
-        return writer.json(json_schema(parsed_schema(rule.schema, "response_format"), strict=rule.strict))
+        of = "response_format"
+        return writer.json(json_schema(parsed_schema(rule.schema, of), of=of, strict=rule.strict))
     if isinstance(rule, RegexText):
         return writer.terminal(regex(rule.pattern))
     if isinstance(rule, ChoiceText):

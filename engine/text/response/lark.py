@@ -20,6 +20,7 @@ class GrammarWriter:
         self._names: dict[str, str] = {}  # body to name
         self._grammars: list[dict[str, str]] = []
         self._num_open = 0
+        self.num_chars = 0  # asked for so far, of rules that there were already too
 
     def rule(self, body: str) -> str:
         return self._named("r", "", body)
@@ -74,6 +75,7 @@ class GrammarWriter:
         return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, *self._grammars]})
 
     def _named(self, kind: str, options: str, body: str) -> str:
+        self.num_chars += len(body)
         key = kind + body
         if key not in self._names:
             self._names[key] = f"{kind}{len(self._names)}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock.engine.errors import InvalidRequest
@@ -39,6 +41,23 @@ _IN_ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "the
     "unevaluatedProperties", "unevaluatedItems")  # fmt: skip
 _IN_LIST = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _IN_MAP = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
+_LENGTHS = frozenset(("minLength", "maxLength"))
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "required": (list, bool),  # a boolean is Draft 3's, of the property itself
+    "pattern": str,
+    "enum": list,
+    "anyOf": list,
+    "oneOf": list,
+    "allOf": list,
+    "properties": dict,
+    "patternProperties": dict,
+    "$defs": dict,
+    "definitions": dict,
+    "items": (dict, bool, list),
+    "additionalProperties": (dict, bool),
+}
+_CHECKED = _LENGTHS | _KINDS.keys() | {"type"}
 _APPLICATORS = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties"))
 
 
@@ -57,30 +76,72 @@ def parsed_schema(text: str, what: str) -> Schema:
     return schema
 
 
-def json_schema(schema: Schema, *, strict: bool = False, lenient: bool = False, finite: bool = False) -> Schema:
+def json_schema(
+    schema: Schema, *, of: str, strict: bool = False, lenient: bool = False, finite: bool = False
+) -> Schema:
     """What follows it follows `schema` too, in a form that ends: white space is bounded.
 
     Args:
         schema: as the user gave it. It is not changed.
+        of: whose schema it is, for messages.
         strict: objects have no other properties than those listed, where they don't say whether they may.
         lenient: what llguidance can't do is left out, rather than refused.
         finite: numbers are none that a float can't hold.
 
     Raises:
-        InvalidRequest: it is nested too deeply.
+        InvalidRequest: it is nested too deeply, or a keyword has a value that it can't have.
     """
+    return with_options(edited(schema, of=of, strict=strict, lenient=lenient, finite=finite), lenient=lenient)
+
+
+def edited(schema: Schema, *, of: str, strict: bool, lenient: bool, finite: bool) -> Schema:
+    """As `json_schema`, without options: part of a schema that gets them."""
     chosen = ((_closed, strict), (_loosened, lenient), (_bounded, finite))
-    edit = _combined(_without_comments, _narrowed, *(one for one, is_chosen in chosen if is_chosen))
+    edit = _combined(
+        partial(checked, of=of), _without_comments, _narrowed, *(one for one, is_chosen in chosen if is_chosen)
+    )
     try:
-        made = _edited(schema, edit)
+        made: Schema = _edited(schema, edit)
     except RecursionError:
-        raise InvalidRequest("a JSON schema is nested too deeply") from None
+        raise InvalidRequest(f"{of}: it is nested too deeply") from None
+    return made
+
+
+def with_options(made: Schema, *, lenient: bool) -> Schema:
+    """An edited schema with what llguidance is to know."""
     options: Schema = {"whitespace_pattern": WHITE_SPACE}
     if not _CONTROL_ESCAPE.search(json.dumps(made)):
         options["json_allowed_escapes"] = _ESCAPES
     if lenient:
         options["lenient"] = True
     return {**made, "x-guidance": options}
+
+
+def checked(schema: Schema, of: str) -> Schema:
+    """`schema`, whose keywords have values that they can have; those within it are not looked at.
+
+    Raises:
+        InvalidRequest: one has not.
+    """
+    for keyword in _CHECKED & schema.keys():
+        if not _is_possible(keyword, schema[keyword]):
+            raise InvalidRequest(f"{of}: {keyword} can't be {reprlib.repr(schema[keyword])}")
+    return schema
+
+
+def _is_possible(keyword: str, value: object) -> bool:
+    if keyword == "type":
+        is_known = isinstance(value, str) or (isinstance(value, list) and all(map(_is_type, value)))
+        return is_known and bool(value)
+    if keyword in _LENGTHS:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if keyword == "required" and isinstance(value, list):
+        return all(isinstance(name, str) for name in value)
+    return value is None or isinstance(value, _KINDS[keyword])  # some libraries write null for what is not set
+
+
+def _is_type(value: object) -> bool:
+    return isinstance(value, str) and value in _TYPES
 
 
 Edit = Callable[[Schema], Schema]

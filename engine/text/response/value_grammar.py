@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping
 
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.text.response.lark import GrammarWriter, either, literal
-from penstock.engine.text.response.schemas import Schema, json_schema
+from penstock.engine.text.response.schemas import Schema, checked, edited, with_options
 
 _NUMBERS = {
     "integer": "/-?(0|[1-9][0-9]{0,17})/",
     "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?/",  # none that is infinite
 }
-_MAX_REFERENCES = 16
+_MAX_REFERENCES = 16  # in a row
+_MAX_NODES = 256  # of one argument's unions, references counted
+_MAX_CHARS = 2**19  # of all rules, repeated ones too; compilers take no longer grammars
+_SHARED = ("$schema", "$defs", "definitions")
 _NOTES = frozenset(("title", "description", "default", "examples", "deprecated", "$comment", "format", "nullable"))
 
 
@@ -54,12 +57,23 @@ class ValueGrammar:
         self._reads_json = reads_json
         self._strict = strict
         self._of = of
+        self._places: dict[str, object] = {}  # by reference
+        self._shared: Schema | None = None
 
     def value(self, schema: object) -> str:
-        """What follows `schema`."""
-        alternatives = self._alternatives(schema, _MAX_REFERENCES)
+        """What follows `schema`.
+
+        Raises:
+            InvalidRequest: it has too many parts, or what is written gets too long; or it is malformed.
+        """
+        alternatives = self._alternatives(schema)
         is_mixed = not all(map(_is_text, alternatives))
-        return either(self._alternative(each, is_mixed) for each in alternatives)
+        return either([self._bounded(self._alternative(each, is_mixed)) for each in alternatives])
+
+    def _bounded(self, written: str) -> str:
+        if self._writer.num_chars > _MAX_CHARS:
+            raise InvalidRequest(f"{self._of}: it makes the grammar longer than {_MAX_CHARS} characters")
+        return written
 
     def _alternative(self, schema: Schema, is_mixed: bool) -> str:
         if _is_text(schema) or self._is_unclear(schema):
@@ -67,9 +81,19 @@ class ValueGrammar:
         scalar = self._scalar(schema)
         if scalar is not None:
             return self._lexeme(scalar)
-        shared = {key: self._root[key] for key in ("$schema", "$defs", "definitions") if key in self._root}
-        made = json_schema(shared | schema, strict=self._strict, lenient=not self._strict, finite=True)
-        return self._other(self._writer.json(made))
+        made = self._edited(schema)
+        if _has_reference(made):
+            made = self._shared_part() | made
+        return self._other(self._writer.json(with_options(made, lenient=not self._strict)))
+
+    def _shared_part(self) -> Schema:
+        """What a value's own schema may refer to."""
+        if self._shared is None:
+            self._shared = self._edited({key: self._root[key] for key in _SHARED if key in self._root})
+        return self._shared
+
+    def _edited(self, schema: Schema) -> Schema:
+        return edited(schema, of=self._of, strict=self._strict, lenient=not self._strict, finite=True)
 
     def resolved(self, schema: object) -> Schema:
         """The schema behind references."""
@@ -77,11 +101,16 @@ class ValueGrammar:
             if not isinstance(schema, dict):
                 return {}
             if not isinstance(schema.get("$ref"), str):
-                return schema
+                return checked(schema, self._of)
             schema = self._at(schema["$ref"])
         raise InvalidRequest(f"{self._of}: its references go in circles")
 
     def _at(self, reference: str) -> object:
+        if reference not in self._places:
+            self._places[reference] = self._found(reference)
+        return self._places[reference]
+
+    def _found(self, reference: str) -> object:
         place: object = self._root
         for step in reference.removeprefix("#").split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")
@@ -90,17 +119,24 @@ class ValueGrammar:
             raise InvalidRequest(f"{self._of}: {reference!r:.80} is not in it")
         return place
 
-    def _alternatives(self, schema: object, depth: int) -> list[Schema]:
-        """What a value may be, one kind at a time."""
-        schema = self.resolved(schema)
-        union = schema.get("anyOf")
-        if isinstance(schema.get("type"), list):
-            return [schema | {"type": type_} for type_ in schema["type"]]
-        if isinstance(schema.get("enum"), list):
-            return [{"const": value} for value in schema["enum"]]
-        if isinstance(union, list) and depth and _NOTES.issuperset(schema.keys() - {"anyOf"}):
-            return [each for branch in union for each in self._alternatives(branch, depth - 1)]
-        return [schema]
+    def _alternatives(self, schema: object) -> list[Schema]:
+        """What a value may be, one kind at a time. A union that has itself as a branch is what its others are."""
+        found: list[Schema] = []
+        left, seen = [schema], set[int]()
+        while left:
+            node = self.resolved(left.pop())
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            if len(seen) + len(left) > _MAX_NODES:
+                raise InvalidRequest(f"{self._of}: an argument has more than {_MAX_NODES} alternatives")
+            if _is_union(node):
+                left += reversed(node["anyOf"])
+            else:
+                found += _kinds(node)
+        if not found:
+            raise InvalidRequest(f"{self._of}: its references go in circles")
+        return found
 
     def _is_unclear(self, schema: Schema) -> bool:
         """Whether it may be a string, and that is not said: then a reader can't tell."""
@@ -124,6 +160,23 @@ class ValueGrammar:
 
     def _spelled(self, word: str) -> str:
         return literal(self._words.get(word, word))
+
+
+def _is_union(schema: Schema) -> bool:
+    """Whether it is nothing but a union."""
+    return bool(schema.get("anyOf")) and _NOTES.issuperset(schema.keys() - {"anyOf"})
+
+
+def _kinds(schema: Schema) -> list[Schema]:
+    if isinstance(schema.get("type"), list):
+        return [schema | {"type": type_} for type_ in dict.fromkeys(schema["type"])]
+    if schema.get("enum"):
+        return [{"const": value} for value in schema["enum"]]
+    return [schema]
+
+
+def _has_reference(schema: Schema) -> bool:
+    return '"$ref"' in json.dumps(schema)
 
 
 def _is_text(schema: Schema) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from delivery_lab import FULL, INTERVAL_S, LOST, NOW_S, WRONG_TYPE, Bench, Reply, said_by_all
@@ -10,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.engine.request import Output
+from penstock.engine.request import Output, ToolCallDelta
 from penstock.worker.delivery.outbox import Bury, Drop, Fence, Refused
 from penstock.worker.delivery.requests import Phase
 from penstock.worker.delivery.writes import (
@@ -242,6 +243,20 @@ def test_an_output_that_cannot_be_taken_up_ends_its_request_alone(
     assert broken.error is not None
     assert broken.error[0] == "internal_error"
     assert bench.aborted == ["broken"]
+    bench.drain()
+    assert bench.server.replies["broken"].num_ends == 1
+    assert bench.server.replies["other"].tokens(0) == ["1"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"tool_calls": (ToolCallDelta(0, "", "id", "\ud83d"),)}, {"reasoning": "\ud83d"}],
+    ids=["call", "reasoning"],
+)
+def test_a_part_of_a_reply_that_cannot_be_written_ends_its_request_alone(bench: Bench, part: Any) -> None:
+    broken, other = bench.claim("broken"), bench.claim("other")
+    bench.outbox.push(broken, Output("broken", 0, 0, (1,), "", **part))
+    bench.push(other, 1)
     bench.drain()
     assert bench.server.replies["broken"].num_ends == 1
     assert bench.server.replies["other"].tokens(0) == ["1"]

@@ -9,7 +9,7 @@ from penstock.engine.text.response.reading.casting import Schema
 from penstock.engine.text.response.reading.delta import DELIMITER, Collector
 from penstock.engine.text.response.reading.json_text import read_text, read_value, to_json
 from penstock.engine.text.response.reading.literals import read_key, read_literal
-from penstock.engine.text.response.reading.source import Malformed, Reading, Source
+from penstock.engine.text.response.reading.source import MAX_NAME_CHARS, Malformed, Reading, Source
 from penstock.engine.text.response.syntax import Arguments, Calls, Parameter
 
 MAX_KEY_CHARS = 1024
@@ -136,15 +136,14 @@ class CallReader:
         self._collector.end_call()
 
     def _parameters(self, source: Source, name: str, parameter: Parameter) -> Reading[None]:
-        count = 0
+        seen: set[str] = set()
         while not (yield from source.expect(parameter.before_key, self._calls.end.split()[0])):
             key = yield from source.until(parameter.before_value.split()[0], MAX_KEY_CHARS)
             yield from source.expect(parameter.before_value.strip())
             value = DELIMITER.sub("", (yield from self._value(source, parameter)))
             key = DELIMITER.sub("", key).strip()
-            self._argument(source, name, count, key, self._schema(name).cast(key, value))
-            count += 1
-        self._close(source, name, count)
+            self._argument(source, name, seen, key, self._schema(name).cast(key, value))
+        self._close(source, name, seen)
         for word in self._calls.end.split()[1:]:
             yield from source.accept(word)
 
@@ -160,29 +159,35 @@ class CallReader:
         """Arguments between the first and the last of `signs`, with the one between them behind each key."""
         opener, equals, closer = signs
         quote = self._calls.quote
-        count = 0
+        seen: set[str] = set()
         yield from source.expect(opener)
         while not (yield from source.accept(closer)):
             key = yield from (read_key(source, quote) if quote else source.name())
             yield from source.expect(equals)
-            self._argument(source, name, count, key, (yield from read_literal(source, quote)))
-            count += 1
+            self._argument(source, name, seen, key, (yield from read_literal(source, quote)))
             yield from source.accept(",")
-        self._close(source, name, count)
+        self._close(source, name, seen)
         yield from self._end(source)
 
-    def _argument(self, source: Source, name: str, place: int, key: str, value: object) -> None:
-        if place == 0:
+    def _argument(self, source: Source, name: str, seen: set[str], key: str, value: object) -> None:
+        """Of one that is repeated the first counts: it is out before the others come."""
+        if key in seen:
+            source.settle()
+            return
+        if not seen:
             self._begin(source, name)
-        self._arguments(source, f"{', ' if place else '{'}{to_json(key)}: {to_json(value)}")
+        self._arguments(source, f"{', ' if seen else '{'}{to_json(key)}: {to_json(value)}")
+        seen.add(key)
 
-    def _close(self, source: Source, name: str, count: int) -> None:
-        if count == 0:
+    def _close(self, source: Source, name: str, seen: set[str]) -> None:
+        if not seen:
             self._begin(source, name)
-        self._arguments(source, "}" if count else "{}")
+        self._arguments(source, "}" if seen else "{}")
         self._collector.end_call()
 
     def _begin(self, source: Source, name: str) -> None:
+        if len(name) > MAX_NAME_CHARS or DELIMITER.search(name):
+            raise Malformed  # JSON can spell half a character, which nothing else can
         self._collector.begin_call(name)
         source.settle()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "boolean": (bool,),
@@ -16,7 +16,19 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
 }
 _UNIONS = ("anyOf", "oneOf", "allOf")
-MAX_DEPTH = 8  # of references and unions
+MAX_DEPTH = 8  # of references in a row
+MAX_NODES = 256  # of one argument's schema, references counted
+
+
+class _Allowed(NamedTuple):
+    """What a schema allows; no kinds: anything."""
+
+    kinds: frozenset[str] = frozenset()
+    texts: frozenset[str] = frozenset()
+    values: tuple[object, ...] = ()  # that are no texts
+
+
+_ANYTHING = _Allowed()
 
 
 class Schema:
@@ -29,6 +41,9 @@ class Schema:
         except (ValueError, RecursionError):
             parsed = {}
         self._root: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
+        properties = self._resolved(self._root).get("properties")
+        self._properties: dict[str, Any] = properties if isinstance(properties, dict) else {}
+        self._known: dict[str, _Allowed] = {}  # by property
 
     def cast(self, name: str, text: str) -> object:
         """What `text` stands for as the value of argument `name`: as JSON where that is allowed, else itself.
@@ -36,39 +51,42 @@ class Schema:
         A string that reads like an allowed value of another type is that value. An argument that the schema says
         nothing of may be anything.
         """
-        kinds, literals = self._allowed(self._property(name), MAX_DEPTH)
-        if text in literals:
-            return text
-        if kinds == {"string"}:
+        allowed = self._allowed(name)
+        if text in allowed.texts or allowed.kinds == {"string"}:
             return text
         value = _parsed(text)
-        if value is text or not kinds:
+        if value is text or not allowed.kinds:
             return value
-        return value if any(_is_a(value, kind) for kind in kinds) or value in literals else text
+        return value if any(_is_a(value, kind) for kind in allowed.kinds) or value in allowed.values else text
 
-    def _property(self, name: str) -> Any:
-        properties = self._resolved(self._root).get("properties")
-        return properties.get(name) if isinstance(properties, dict) else None
+    def _allowed(self, name: str) -> _Allowed:
+        if name not in self._properties:
+            return _ANYTHING
+        if name not in self._known:
+            self._known[name] = self._walked(self._properties[name])
+        return self._known[name]
 
-    def _allowed(self, schema: Any, depth: int) -> tuple[set[str], list[object]]:
-        """The types and the single values that a schema allows; none: anything."""
-        schema = self._resolved(schema)
-        types = schema.get("type", [])
-        kinds = {kind for kind in (types if isinstance(types, list) else [types]) if isinstance(kind, str)}
-        literals = list(schema["enum"]) if isinstance(schema.get("enum"), list) else []
-        if "const" in schema:
-            literals.append(schema["const"])
-        if not kinds and literals:
-            kinds = {_kind_of(literal) for literal in literals}
-        for branch in self._branches(schema) if depth else ():
-            more_kinds, more_literals = self._allowed(branch, depth - 1)
+    def _walked(self, schema: Any) -> _Allowed:
+        """What a schema and the branches of its unions allow. One of too many branches allows anything."""
+        kinds: set[str] = set()
+        literals: list[object] = []
+        left, seen = [schema], set[int]()
+        while left:
+            node = left.pop()
+            if not isinstance(node, dict) or id(node) in seen:
+                continue
+            seen.add(id(node))
+            if len(seen) > MAX_NODES:
+                return _ANYTHING
+            if isinstance(node.get("$ref"), str):
+                left.append(self._at(node["$ref"]))
+                continue
+            more_kinds, more_literals = _own(node)
             kinds |= more_kinds
             literals += more_literals
-        return kinds, literals
-
-    @staticmethod
-    def _branches(schema: Mapping[str, Any]) -> list[Any]:
-        return [branch for union in _UNIONS if isinstance(schema.get(union), list) for branch in schema[union]]
+            left += _branches(node)
+        texts = frozenset(value for value in literals if isinstance(value, str))
+        return _Allowed(frozenset(kinds), texts, tuple(value for value in literals if not isinstance(value, str)))
 
     def _resolved(self, schema: Any) -> Mapping[str, Any]:
         """Follows references within the schema; one that leads nowhere allows anything."""
@@ -88,6 +106,22 @@ class Schema:
             key = step.replace("~1", "/").replace("~0", "~")
             place = place.get(key) if isinstance(place, dict) else None
         return place
+
+
+def _own(schema: Mapping[str, Any]) -> tuple[set[str], list[object]]:
+    """The types and the single values that a schema names itself."""
+    types = schema.get("type", [])
+    kinds = {kind for kind in (types if isinstance(types, list) else [types]) if isinstance(kind, str)}
+    literals = list(schema["enum"]) if isinstance(schema.get("enum"), list) else []
+    if "const" in schema:
+        literals.append(schema["const"])
+    return kinds or {_kind_of(literal) for literal in literals}, literals
+
+
+def _branches(schema: Mapping[str, Any]) -> list[Any]:
+    """Not all of them where they are more than are looked at."""
+    found = [branch for union in _UNIONS if isinstance(schema.get(union), list) for branch in schema[union]]
+    return found[: MAX_NODES + 1]
 
 
 def _parsed(text: str) -> object:

@@ -53,6 +53,7 @@ class Collector:
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCallDelta] = []
+        self._open_name: str | None = None  # of the call whose arguments go on
         self._space = ""  # the white space that the part ends with so far
         self._is_behind_border = False  # and nothing but white space since
 
@@ -66,6 +67,7 @@ class Collector:
 
     def border(self) -> None:
         """One part has ended, and another may begin."""
+        self._open_name = None
         self._space = ""
         self._is_behind_border = True
 
@@ -74,17 +76,22 @@ class Collector:
         index = self.num_calls
         self._calls.append(ToolCallDelta(index, "", self._call_id(index), name))
         self.num_calls += 1
+        self._open_name = name
 
     def arguments(self, text: str) -> None:
         add_call(self._calls, ToolCallDelta(self.num_calls - 1, text))
 
     def end_call(self) -> None:
         self.num_complete += 1
+        self._open_name = None
 
     def forget(self) -> None:
-        """Drops what was collected and held back: it is the prompt's."""
+        """Drops what was collected and held back: it is the prompt's. A call that goes on is the reply's first."""
         self.take()
         self._space = ""
+        self.num_calls = self.num_complete = 0
+        if self._open_name is not None:
+            self.begin_call(self._open_name)
 
     def last_space(self, *, is_reasoning: bool) -> None:
         """Nothing follows: the white space that was held back belongs to the last part."""

@@ -49,7 +49,8 @@ class ReplyParser:
         self._reading: Reading[Mode] | None = None  # of what is behind a tag
         self._source = Source("")
         self._tag = ""
-        self._num_calls = 0  # when the reading began
+        self._num_calls = 0  # when the reading began; -1: it has begun calls in the prompt
+        self._is_behind_header = False
         if spec.prefix:
             self._take_prefix(dialect.written(spec.prefix))
 
@@ -58,7 +59,9 @@ class ReplyParser:
         if self._scanner is not None and self._held.strip():
             self._scan("", is_last=True)  # a tag that the prompt ends with is one, whatever follows
         self._scanner = None
+        has_begun = self._collector.num_calls > self._num_calls
         self._collector.forget()
+        self._num_calls = -1 if has_begun else 0
 
     @property
     def calls_tools(self) -> bool:
@@ -120,6 +123,7 @@ class ReplyParser:
             self._tag = self._held.removesuffix(rest) if rest else self._held
             self._source = Source(self._tag)
             self._num_calls = self._collector.num_calls
+            self._is_behind_header = False
             frame = self._modes.frame
             self._reading = self._read_calls(begun == CALLS) if frame is None else self._read_message(frame)
         else:
@@ -149,8 +153,18 @@ class ReplyParser:
         if self._collector.num_calls > self._num_calls:
             self._collector.border()
             return "" if is_last else self._source.unsettled()
+        if self._is_behind_header:
+            self._collector.border()
+            return self._source.unsettled()
+        if is_last and self._is_in_header():
+            return ""
         self._collector.text(self._tag)
         return self._source.text[len(self._tag) :]
+
+    def _is_in_header(self) -> bool:
+        """Whether what was begun can be nothing but a header: text may look like the form that has no tag."""
+        frame = self._modes.frame
+        return frame is not None and (self._tag in frame.begins or frame.function in self._source.text)
 
     def _read_calls(self, is_marked: bool) -> Reading[Mode]:
         yield from self._calls.read(self._source, is_marked=is_marked)
@@ -158,6 +172,8 @@ class ReplyParser:
 
     def _read_message(self, frame: Framing) -> Reading[Mode]:
         header = yield from read_header(self._source, frame)
+        self._source.settle()
+        self._is_behind_header = True
         if header.recipient and self._has_tools:
             yield from self._calls.read_arguments(self._source, header.recipient)
             return self._modes.text
