@@ -36,7 +36,8 @@ class Heartbeat:
 
     The same round trip asks whether somebody wants this process to drain (`penstock drain`), and says whether it serves
     the queue, and what, which clients look at. Of two processes that would join an empty queue with other tokens, the
-    first to beat has it; the other waits until the first one's card lapses, and stops once it sees that renewed.
+    first to beat has it; the other waits until the first one's card lapses, and stops once it sees that renewed. So
+    does a process whose key has lapsed meanwhile: others may have taken the queue over, with other tokens.
     """
 
     def __init__(
@@ -49,7 +50,6 @@ class Heartbeat:
         self._readiness = readiness
         self._ttl_ms = round(config.heartbeat_ttl_s * 1000)
         self._interval_s = config.heartbeat_ttl_s / BEATS_PER_TTL
-        self._is_joining = not config.allow_other_fleet
         self._is_serving = False
         self._is_announced = False
         self._announcing: asyncio.Task[None] | None = None
@@ -109,7 +109,6 @@ class Heartbeat:
             self._look_at(answer)
             return answer.left_s
         self._rival = None
-        self._is_joining = False
         if answer.drain_mark == self._instance:  # a mark for an earlier process of this name means nothing
             self.must_drain.set()
         if self._is_serving or (self._is_announced and not answer.is_served):
@@ -123,7 +122,7 @@ class Heartbeat:
             instance=self._instance,
             ttl_ms=self._ttl_ms,
             is_serving=self._is_serving,
-            is_joining=self._is_joining,
+            must_match=not self._config.allow_other_fleet,
             card=self._card,
         )
 

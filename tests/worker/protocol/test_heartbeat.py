@@ -306,6 +306,30 @@ async def test_the_card_of_a_fleet_that_died_keeps_nobody_away_for_long(raw: Red
     assert await raw.hget(CARD, "tokenizer") == b"other"
 
 
+async def test_who_was_frozen_does_not_come_back_to_a_fleet_of_other_tokens(raw: RedisClient, make: Make) -> None:
+    frozen = await serving(make("i1"))
+    await raw.delete(KEY, CARD, SERVING)  # they lapsed meanwhile
+    there = await serving(make("i2", name="new", tokenizer="other"))
+    assert await frozen.beat() > 0
+    assert not await raw.exists(KEY)
+    assert await raw.zrange(SERVING, 0, -1) == [b"new"]
+
+    async def is_told() -> bool:
+        await there.beat()
+        await frozen.beat()
+        return frozen.must_drain.is_set()
+
+    await eventually(is_told)
+    assert isinstance(frozen.must_end, OtherFleet)
+
+
+async def test_who_was_frozen_comes_back_to_its_own_fleet(raw: RedisClient, make: Make) -> None:
+    frozen, other = await serving(make("i1")), await serving(make("i2", name="other"))
+    await raw.delete(KEY)
+    await other.beat()
+    assert await frozen.beat() == 0
+
+
 async def test_who_may_join_whoever_serves_does(raw: RedisClient, make: Make) -> None:
     there = await serving(make("i1"))
     await serving(make("i2", name="new", tokenizer="other", allow_other_fleet=True))
