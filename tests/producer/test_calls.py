@@ -118,7 +118,7 @@ async def test_of_a_queue_that_is_served_a_time_out_says_no_more(redis_url: str,
         with pytest.raises(CallTimedOut, match=r"within 0\.05 s$") as caught:
             await client.count_tokens("x", timeout=0.05)
         assert isinstance(caught.value, TimeoutError)
-        assert await redis.ttl(CALLS) == -1
+        assert 0 < await redis.pttl(CALLS) <= MAX_TIMEOUT_MS  # whoever serves it keeps it
 
 
 async def test_calls_that_nobody_takes_expire(redis_url: str, redis: RedisClient) -> None:

@@ -83,7 +83,8 @@ class CallServer:
         if self._failures:
             raise self._failures.pop()
         if not self._has_group:
-            await self._make_group()
+            await make_group(self._redis, keys.calls(self._config.queue))
+            self._has_group = True
         spare = 0 if self._stopping.is_set() else MAX_AT_ONCE - len(self._in_hand)
         if taken := await self._take(spare):
             for entry, times in taken:
@@ -93,13 +94,6 @@ class CallServer:
                 self._begin(entry, times=1)
         elif self._in_hand:
             await asyncio.wait(self._in_hand.values(), timeout=HOLD_S, return_when=asyncio.FIRST_COMPLETED)
-
-    async def _make_group(self) -> None:
-        """Where nobody served the queue, a client had the stream expire."""
-        stream = keys.calls(self._config.queue)
-        await make_group(self._redis, stream)
-        await self._redis.persist(stream)
-        self._has_group = True
 
     async def _take(self, count: int) -> list[tuple[QueueEntry, int]]:
         """Up to `count` calls, and how often each was taken."""
