@@ -13,7 +13,6 @@ from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, make_group
 from penstock.producer.redis.streams import pairs, stream_entries
 from penstock.producer.tasks import end_tasks
-from penstock.producer.wire import Envelope
 from penstock.worker.calls.answering import Answer, Answerer, refusal
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.entries import QueueEntry
@@ -143,7 +142,7 @@ class CallServer:
         await self._publish(entry, answer)
 
     async def _publish(self, entry: QueueEntry, answer: Answer) -> None:
-        envelope = Envelope.of(entry.id, entry.fields)
+        envelope = await self._answerer.envelope(entry)
         command = scripts.answer_call(
             self._config.queue,
             envelope,

@@ -17,9 +17,10 @@ end
 local function timeout_of(fields)
   local timeout = default
   for i = 1, #fields, 2 do
-    if fields[i] == 'timeout_ms' and string.match(fields[i + 1], '^%d+$') then timeout = tonumber(fields[i + 1]) end
+    local given = fields[i] == 'timeout_ms' and string.match(fields[i + 1], '^[1-9]%d?%d?%d?%d?%d?%d?%d?%d?$')
+    if given and tonumber(given) <= longest then timeout = tonumber(given) end
   end
-  return math.min(timeout, longest)
+  return timeout
 end
 local function take(id, fields, times)
   if overdue(id, timeout_of(fields)) then
