@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    StrictBool,
     Tag,
     ValidationError,
     model_validator,
@@ -102,12 +103,15 @@ class Message(WireModel):
 
 
 class Function(WireModel):
-    """What a tool does. `parameters` is the JSON schema of its arguments, which `strict` calls follow always."""
+    """What a tool does. `parameters` is the JSON schema of its arguments, which `strict` calls follow always.
+
+    Nothing is converted: a tool is used as it was given, and not as it was understood.
+    """
 
     name: FunctionName
     description: Text | None = None
-    parameters: JsonObject | None = None
-    strict: bool | None = None
+    parameters: Annotated[dict[str, Any], BeforeValidator(check_json)] | None = None
+    strict: StrictBool | None = None
 
 
 class ToolDefinition(WireModel):
