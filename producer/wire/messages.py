@@ -18,7 +18,16 @@ from pydantic import (
     model_validator,
 )
 
-from penstock.producer.wire.values import FunctionName, JsonObject, Text, WireModel, check_json, explain, from_json
+from penstock.producer.wire.values import (
+    FAIL_FAST,
+    FunctionName,
+    JsonObject,
+    Text,
+    WireModel,
+    check_json,
+    explain,
+    from_json,
+)
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 256  # of one message's content
@@ -77,6 +86,8 @@ class MessageToolCall(WireModel):
     function: FunctionCall
 
 
+MessageToolCalls = Annotated[tuple[MessageToolCall, ...], FAIL_FAST, Field(max_length=MAX_CALLS)]
+
 _OWNERS: Mapping[str, Role] = {"reasoning": "assistant", "tool_calls": "assistant", "tool_call_id": "tool"}
 
 
@@ -86,10 +97,12 @@ class Message(WireModel):
     other_names: ClassVar[Mapping[str, str]] = {"reasoning_content": "reasoning"}
 
     role: Role
-    content: Text | Annotated[tuple[TextPart, ...], Field(min_length=1, max_length=MAX_PARTS)] | None = None
+    content: Text | Annotated[tuple[TextPart, ...], FAIL_FAST, Field(min_length=1, max_length=MAX_PARTS)] | None = None
     name: Annotated[Text, Field(min_length=1, max_length=256)] | None = None  # who speaks, or which function answers
     reasoning: Text | None = None  # of the assistant
-    tool_calls: Annotated[tuple[MessageToolCall, ...], Field(max_length=MAX_CALLS)] | None = None  # of the assistant
+    tool_calls: Annotated[tuple[MessageToolCall, ...], FAIL_FAST, Field(max_length=MAX_CALLS)] | None = (
+        None  # of the assistant
+    )
     tool_call_id: Annotated[Text, Field(max_length=256)] | None = None  # of the call that a tool's message answers
 
     @model_validator(mode="after")
@@ -154,7 +167,7 @@ class AllowedTools(WireModel):
     """Some of the tools; `required`: one of them has to be called."""
 
     mode: Literal["auto", "required"] = "auto"
-    tools: Annotated[tuple[NamedTool, ...], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[tuple[NamedTool, ...], FAIL_FAST, Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedToolsChoice(WireModel):

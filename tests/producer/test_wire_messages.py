@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from penstock.producer.errors import RequestRefused
 from penstock.producer.request import build_request
@@ -256,6 +257,46 @@ def test_a_mistake_is_refused_by_field_and_value_however_it_comes(fields: dict[s
         assert caught.value.code == "invalid_request"
         assert caught.value.message.isprintable()
         assert len(caught.value.message) < 2000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{**USER, **{f"contemt{i}": 1 for i in range(15)}}] * MAX_MESSAGES},
+        {"messages": [message(content=[{"type": "text", "tex": "x"}] * MAX_PARTS)["messages"][0]] * 50},
+        chat(tools=[{"type": "function", "function": {"nam": 1}}] * MAX_TOOLS),
+        chat(**{"c" * 100 + str(i): 1 for i in range(100)}),
+    ],
+)
+def test_however_many_mistakes_a_few_are_looked_at(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused must not cost more than what is served."""
+    compared: list[str] = []
+
+    def compare(name: str, *args: Any, **options: Any) -> list[str]:
+        compared.append(name)
+        return []
+
+    monkeypatch.setattr("difflib.get_close_matches", compare)
+    with pytest.raises(WireError, match="unknown field"):
+        parse_document(**fields)
+    assert len(compared) <= 5
+    assert max(map(len, compared), default=0) <= 64
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt_token_ids": ["x"] * 1000},
+        {"prompt": "x", "stop": [1] * 1000},
+        {"prompt": "x", "bad_token_ids": [-1] * 1000},
+        {"prompt": "x", "logit_bias": {f"x{i}": 1 for i in range(1000)}},
+        {"messages": [7] * 1000},
+    ],
+)
+def test_a_list_is_read_up_to_its_first_mistake(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        GenerateRequest.model_validate(fields)
+    assert caught.value.error_count() <= 256
 
 
 def test_a_mistake_is_refused_before_it_is_sent() -> None:
