@@ -185,6 +185,8 @@ class GenerateRequest(WireModel):
             constraints.remove("response_format")
         if len(constraints) > 1:
             raise ValueError(f"one of {', '.join(_CONSTRAINTS)} can be given, not {' and '.join(constraints)}")
+        if constraints and self.is_tool_required:
+            raise ValueError(f"tool_choice requires a call, which contradicts {constraints[0]}: there is no text then")
         return self
 
     def _check_chat(self) -> None:

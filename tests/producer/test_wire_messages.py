@@ -18,6 +18,7 @@ USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 NAMED = {"type": "function", "function": {"name": "f"}}
+REQUIRED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
 LIMIT = 1 << 24
 
 
@@ -50,7 +51,7 @@ CHAT: dict[str, Any] = {
         {"role": "assistant", "content": "fo"},
     ],
     "tools": [TOOL],
-    "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}},
+    "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
     "parallel_tool_calls": False,
     "reasoning_effort": "low",
     "continue_final_message": True,
@@ -79,7 +80,7 @@ def test_a_chat_comes_back_as_it_was_sent_in_either_form() -> None:
     assert request.response_format is not None
     assert request.response_format.json_schema is not None
     assert request.response_format.json_schema.schema_ == {"type": "object"}
-    assert (request.chosen_tools(), request.is_tool_required) == (("f",), True)
+    assert (request.chosen_tools(), request.is_tool_required) == (("f",), False)
     assert json.loads(request.to_entry()["request"])["response_format"] == CHAT["response_format"]
 
 
@@ -231,6 +232,12 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         chat(response_format={"type": "json_object"}, choice=["a"]),
         "can be given, not response_format and choice",
     ),
+    (chat(tools=[TOOL], tool_choice="required", regex="a+"), "tool_choice requires a call, which contradicts regex"),
+    (chat(tools=[TOOL], tool_choice=NAMED, choice=["a"]), "tool_choice requires a call, which contradicts choice"),
+    (
+        chat(tools=[TOOL], tool_choice=REQUIRED, response_format={"type": "json_object"}),
+        "tool_choice requires a call, which contradicts response_format",
+    ),
     ({"prompt": "x", "regex": ""}, "regex"),
     ({"prompt": "x", "choice": [""]}, "choice"),
     ({"prompt": "x", "prompt_logprobs": 21}, "prompt_logprobs"),
@@ -312,7 +319,7 @@ def test_a_python_caller_passes_plain_values() -> None:
     reply_so_far = Message(role="assistant", tool_calls=(MessageToolCall(id="c1", function=FunctionCall(name="f")),))
     request = build_request(
         [USER, reply_so_far, {"role": "tool", "tool_call_id": "c1", "content": "4"}],
-        {"tools": (TOOL,), "tool_choice": NAMED, "response_format": {"type": "json_object"}, "choice": ()},
+        {"tools": (TOOL,), "tool_choice": NAMED, "response_format": {"type": "text"}, "choice": ()},
         fresh_id="fresh",
     )
     assert request.messages is not None
