@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "tool_calls", "length", "cancelled", "expired", "
 
 MAX_STOP_TOKENS = 32  # end-of-sequence ids included
 MAX_LOGPROBS = 20
-MAX_PROMPT_LOGPROBS = 2**15  # of one prompt, those of the most likely tokens included: they travel in one piece
+MAX_PROMPT_LOGPROBS = 2**13  # of one prompt, those of the most likely tokens included: they travel in one piece
 MAX_LOGIT_BIAS = 100.0  # to either side, as in OpenAI's API
 
 

@@ -5,6 +5,8 @@ A call is a request entry with four fields more: `call`, `to`, `timeout_ms`, and
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast, get_args
@@ -32,8 +34,11 @@ class Envelope:
 
     @classmethod
     def of(cls, entry_id: str, fields: Mapping[bytes, bytes]) -> Envelope:
-        """An id that cannot be one counts as missing: the entry's stands for the call's, that for the mailbox."""
-        call_id = _name(fields.get(b"id")) or entry_id
+        """An id that cannot be one counts as missing: the entry's stands for the call's, that for the mailbox.
+
+        Where a large entry has a JSON document, this takes as long as reading that.
+        """
+        call_id = _name(fields.get(b"id")) or _id_of_document(fields) or entry_id
         return cls(call_id, _name(fields.get(b"to")) or call_id, _timeout_ms(fields.get(b"timeout_ms")))
 
 
@@ -72,6 +77,8 @@ def parse_call(entry_id: str, fields: Mapping[bytes, bytes], *, max_body_bytes: 
         message = f"call: must be one of {', '.join(CALLS)}, not {name[:80]!r}"
         raise WireError("invalid_request", message, request_id=envelope.id)
     asked = {key: value for key, value in fields.items() if key not in _OF_CALL}
+    if whole:
+        _check_envelope(fields, envelope.id)
     request = parse_request(entry_id, asked, max_body_bytes=max_body_bytes, size=size)
     if name == "detokenize" and request.prompt_token_ids is None:
         raise WireError("invalid_request", "detokenize: needs prompt_token_ids", request_id=envelope.id)
@@ -96,12 +103,47 @@ def decode_answer(fields: Mapping[bytes, bytes]) -> AnswerEntry:
 _OF_CALL = (b"call", b"id", b"to", b"timeout_ms")
 
 
+_MS = re.compile(r"[1-9][0-9]{0,8}")
+
+
+def _check_envelope(fields: Mapping[bytes, bytes], call_id: str) -> None:
+    """What `Envelope` passes over so that there is somewhere to say it."""
+    for name in (b"id", b"to"):
+        if name in fields and _name(fields[name]) is None:
+            message = f"{name.decode()}: must be 1 to 128 of A-Z a-z 0-9 _ . : -, not {_shown(fields[name])}"
+            raise WireError("invalid_request", message, request_id=call_id)
+    timeout = fields.get(b"timeout_ms")
+    if timeout is not None and _milliseconds(timeout) is None:
+        message = f"timeout_ms: must be an integer, 1 to {MAX_TIMEOUT_MS}, not {_shown(timeout)}"
+        raise WireError("invalid_request", message, request_id=call_id)
+
+
+def _shown(value: bytes) -> str:
+    return repr(value.decode(errors="replace"))[:80]
+
+
+def _id_of_document(fields: Mapping[bytes, bytes]) -> str | None:
+    """The `id` in the field `request`, if that can be read so far."""
+    if b"id" in fields or b"request" not in fields:
+        return None
+    try:
+        document = json.loads(fields[b"request"])
+    except (ValueError, RecursionError):
+        return None
+    value = document.get("id") if isinstance(document, dict) else None
+    return value if isinstance(value, str) and ID_PATTERN.fullmatch(value) else None
+
+
 def _name(value: bytes | None) -> str | None:
     text = "" if value is None else value.decode(errors="replace")
     return text if ID_PATTERN.fullmatch(text) else None
 
 
+def _milliseconds(value: bytes) -> int | None:
+    text = value.decode(errors="replace")
+    ms = int(text) if _MS.fullmatch(text) else 0
+    return ms if 0 < ms <= MAX_TIMEOUT_MS else None
+
+
 def _timeout_ms(value: bytes | None) -> int:
-    if value is None or not value.isdigit():
-        return DEFAULT_TIMEOUT_MS
-    return min(int(value), MAX_TIMEOUT_MS) if len(value) < 10 else MAX_TIMEOUT_MS
+    return DEFAULT_TIMEOUT_MS if value is None else _milliseconds(value) or DEFAULT_TIMEOUT_MS

@@ -12,12 +12,22 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    StrictBool,
     Tag,
     ValidationError,
     model_validator,
 )
 
-from penstock.producer.wire.values import FunctionName, JsonObject, Text, WireModel, check_json, explain, from_json
+from penstock.producer.wire.values import (
+    FAIL_FAST,
+    FunctionName,
+    JsonObject,
+    Text,
+    WireModel,
+    check_json,
+    explain,
+    from_json,
+)
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 256  # of one message's content
@@ -76,6 +86,8 @@ class MessageToolCall(WireModel):
     function: FunctionCall
 
 
+MessageToolCalls = Annotated[tuple[MessageToolCall, ...], FAIL_FAST, Field(max_length=MAX_CALLS)]
+
 _OWNERS: Mapping[str, Role] = {"reasoning": "assistant", "tool_calls": "assistant", "tool_call_id": "tool"}
 
 
@@ -85,10 +97,12 @@ class Message(WireModel):
     other_names: ClassVar[Mapping[str, str]] = {"reasoning_content": "reasoning"}
 
     role: Role
-    content: Text | Annotated[tuple[TextPart, ...], Field(min_length=1, max_length=MAX_PARTS)] | None = None
+    content: Text | Annotated[tuple[TextPart, ...], FAIL_FAST, Field(min_length=1, max_length=MAX_PARTS)] | None = None
     name: Annotated[Text, Field(min_length=1, max_length=256)] | None = None  # who speaks, or which function answers
     reasoning: Text | None = None  # of the assistant
-    tool_calls: Annotated[tuple[MessageToolCall, ...], Field(max_length=MAX_CALLS)] | None = None  # of the assistant
+    tool_calls: Annotated[tuple[MessageToolCall, ...], FAIL_FAST, Field(max_length=MAX_CALLS)] | None = (
+        None  # of the assistant
+    )
     tool_call_id: Annotated[Text, Field(max_length=256)] | None = None  # of the call that a tool's message answers
 
     @model_validator(mode="after")
@@ -102,12 +116,15 @@ class Message(WireModel):
 
 
 class Function(WireModel):
-    """What a tool does. `parameters` is the JSON schema of its arguments, which `strict` calls follow always."""
+    """What a tool does. `parameters` is the JSON schema of its arguments, which `strict` calls follow always.
+
+    Nothing is converted: a tool is used as it was given, and not as it was understood.
+    """
 
     name: FunctionName
     description: Text | None = None
-    parameters: JsonObject | None = None
-    strict: bool | None = None
+    parameters: Annotated[dict[str, Any], BeforeValidator(check_json)] | None = None
+    strict: StrictBool | None = None
 
 
 class ToolDefinition(WireModel):
@@ -150,7 +167,7 @@ class AllowedTools(WireModel):
     """Some of the tools; `required`: one of them has to be called."""
 
     mode: Literal["auto", "required"] = "auto"
-    tools: Annotated[tuple[NamedTool, ...], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[tuple[NamedTool, ...], FAIL_FAST, Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedToolsChoice(WireModel):

@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from penstock.producer.wire.errors import WireError
 from penstock.producer.wire.messages import (
@@ -19,7 +28,7 @@ from penstock.producer.wire.messages import (
     ToolChoice,
     ToolObject,
 )
-from penstock.producer.wire.values import JsonObject, Text, WireModel, explain, from_json, shown
+from penstock.producer.wire.values import FAIL_FAST, JsonObject, Text, WireModel, explain, from_json, shown
 
 VERSION = 1
 """Raised when an entry's meaning changes; a worker refuses versions it does not know."""
@@ -49,12 +58,26 @@ def _w3c(value: str) -> str:
     return value
 
 
+def _piece_by_piece(value: object, validate: ValidatorFunctionWrapHandler) -> Any:
+    """As FAIL_FAST, which maps do not have."""
+    if not isinstance(value, Mapping):
+        return validate(value)
+    items = iter(value.items())
+    made = validate({})
+    while piece := dict(islice(items, _PIECE)):
+        made |= validate(piece)
+    return made
+
+
+_PIECE = 256
+
 TokenId = Annotated[int, Field(ge=0)]
-TokenIds = Annotated[tuple[TokenId, ...], BeforeValidator(from_json)]
+TokenIds = Annotated[tuple[TokenId, ...], FAIL_FAST, BeforeValidator(from_json)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
-LogitBias = Annotated[dict[TokenId, Bias], BeforeValidator(from_json)]
+LogitBias = Annotated[dict[TokenId, Bias], WrapValidator(_piece_by_piece), BeforeValidator(from_json)]
 
 
+Messages = Annotated[tuple[Message, ...], FAIL_FAST, Field(max_length=MAX_MESSAGES), BeforeValidator(from_json)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _OF_CHATS = (
@@ -88,10 +111,12 @@ class GenerateRequest(WireModel):
     v: Literal[1] = 1
     id: Annotated[str, Field(pattern=f"^{ID_PATTERN.pattern}$")] | None = None
     prompt: Text | None = None
-    messages: Annotated[tuple[Message, ...], Field(max_length=MAX_MESSAGES), BeforeValidator(from_json)] | None = None
+    messages: (
+        Annotated[tuple[Message, ...], FAIL_FAST, Field(max_length=MAX_MESSAGES), BeforeValidator(from_json)] | None
+    ) = None
     prompt_token_ids: TokenIds | None = None
 
-    tools: Annotated[tuple[ToolObject, ...], Field(max_length=MAX_TOOLS), BeforeValidator(from_json)] = ()
+    tools: Annotated[tuple[ToolObject, ...], FAIL_FAST, Field(max_length=MAX_TOOLS), BeforeValidator(from_json)] = ()
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: ReasoningEffort | None = None
@@ -101,7 +126,7 @@ class GenerateRequest(WireModel):
 
     response_format: Annotated[ResponseFormat, BeforeValidator(from_json)] | None = None
     regex: Annotated[Text, Field(min_length=1)] | None = None
-    choice: Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], BeforeValidator(_one_or_many)] = ()
+    choice: Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], FAIL_FAST, BeforeValidator(_one_or_many)] = ()
     grammar: Annotated[Text, Field(min_length=1)] | None = None  # in Lark's notation
 
     n: int = Field(1, ge=1, le=64)
@@ -118,7 +143,7 @@ class GenerateRequest(WireModel):
     logit_bias: LogitBias = Field(default_factory=dict)
     allowed_token_ids: TokenIds = ()
     bad_token_ids: TokenIds = ()
-    stop: Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], BeforeValidator(_one_or_many)] = ()
+    stop: Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], FAIL_FAST, BeforeValidator(_one_or_many)] = ()
     stop_token_ids: TokenIds = ()
     ignore_eos: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
@@ -160,6 +185,8 @@ class GenerateRequest(WireModel):
             constraints.remove("response_format")
         if len(constraints) > 1:
             raise ValueError(f"one of {', '.join(_CONSTRAINTS)} can be given, not {' and '.join(constraints)}")
+        if constraints and self.is_tool_required:
+            raise ValueError(f"tool_choice requires a call, which contradicts {constraints[0]}: there is no text then")
         return self
 
     def _check_chat(self) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeGuard
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +18,8 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+
+_MAX_SUGGESTED = 64  # characters of an unknown name that is compared with ours
 
 MAX_NESTING = 64
 """Of lists and objects within each other in one JSON value: what JSON schemas have, and no recursion runs out at."""
@@ -113,6 +115,9 @@ def explain(error: Exception) -> str:
     return "; ".join(parts)
 
 
+FAIL_FAST: Any = Field(fail_fast=True)
+"""Of every list: all the mistakes of a long one would cost more than all else, and the first says enough."""
+
 Text = Annotated[str, AfterValidator(check_text)]
 JsonObject = Annotated[dict[str, Any], BeforeValidator(check_json), BeforeValidator(from_json)]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -138,6 +143,10 @@ def _rename(values: dict[Any, Any], other: str, ours: str) -> None:
         raise ValueError(f"{ours} and {other} are the same, but given as {values[ours]!r:.80} and {value!r:.80}")
 
 
+def _may_be_ours(name: object) -> TypeGuard[str]:
+    return isinstance(name, str) and len(name) <= _MAX_SUGGESTED
+
+
 def _unknown(name: object, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if isinstance(name, str) else ()
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if _may_be_ours(name) else ()
     return f"unknown field {shown(str(name))}{f', did you mean {near[0]}?' if near else ''}"

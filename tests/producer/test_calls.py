@@ -118,7 +118,7 @@ async def test_of_a_queue_that_is_served_a_time_out_says_no_more(redis_url: str,
         with pytest.raises(CallTimedOut, match=r"within 0\.05 s$") as caught:
             await client.count_tokens("x", timeout=0.05)
         assert isinstance(caught.value, TimeoutError)
-        assert await redis.ttl(CALLS) == -1
+        assert 0 < await redis.pttl(CALLS) <= MAX_TIMEOUT_MS  # whoever serves it keeps it
 
 
 async def test_calls_that_nobody_takes_expire(redis_url: str, redis: RedisClient) -> None:
@@ -183,7 +183,7 @@ async def test_the_card_and_the_list_of_queues(redis_url: str, redis: RedisClien
             card = await client.model_card(queue="q")
             assert card is not None
             assert (card.worker, card.max_n, card.vocab_size) == ("w", 3, None)
-            assert await client.queues() == ("q",)
+            await eventually(lambda: _are_queues(client, "q"))
             assert await client.model_card() is None
         assert await client.model_card(queue="q") is None
         assert await client.queues() == ()
@@ -194,3 +194,7 @@ async def test_the_card_and_the_list_of_queues(redis_url: str, redis: RedisClien
 
 async def _is_empty(redis: RedisClient, mailbox: str) -> bool:
     return not await redis.xlen(mailbox)
+
+
+async def _are_queues(client: AsyncClient, *names: str) -> bool:
+    return await client.queues() == names

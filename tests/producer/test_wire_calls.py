@@ -30,8 +30,17 @@ ENTRY = "1700000000000-0"
         ({b"id": b"c", b"to": b"m", b"timeout_ms": b"5"}, Envelope("c", "m", 5)),
         ({b"id": b"{c}", b"to": b"m m"}, Envelope(ENTRY, ENTRY, DEFAULT_TIMEOUT_MS)),
         ({b"id": b"\xff", b"to": b"x" * 129}, Envelope(ENTRY, ENTRY, DEFAULT_TIMEOUT_MS)),
-        ({b"timeout_ms": b"60001"}, Envelope(ENTRY, ENTRY, MAX_TIMEOUT_MS)),
-        ({b"timeout_ms": b"9" * 10**5}, Envelope(ENTRY, ENTRY, MAX_TIMEOUT_MS)),
+        ({b"timeout_ms": b"60000"}, Envelope(ENTRY, ENTRY, MAX_TIMEOUT_MS)),
+        ({b"timeout_ms": b"60001"}, Envelope(ENTRY, ENTRY, DEFAULT_TIMEOUT_MS)),
+        ({b"timeout_ms": b"9" * 10**5}, Envelope(ENTRY, ENTRY, DEFAULT_TIMEOUT_MS)),
+        ({b"timeout_ms": b"0"}, Envelope(ENTRY, ENTRY, DEFAULT_TIMEOUT_MS)),
+        ({b"request": b'{"id": "mine"}'}, Envelope("mine", "mine", DEFAULT_TIMEOUT_MS)),
+        ({b"request": b'{"id": "mine"}', b"to": b"m"}, Envelope("mine", "m", DEFAULT_TIMEOUT_MS)),
+        ({b"request": b'{"id": "mine"}', b"id": b"c"}, Envelope("c", "c", DEFAULT_TIMEOUT_MS)),
+        ({b"request": b'{"id": "{mine}"}'}, Envelope(ENTRY, ENTRY, DEFAULT_TIMEOUT_MS)),
+        ({b"request": b'{"id": 7}'}, Envelope(ENTRY, ENTRY, DEFAULT_TIMEOUT_MS)),
+        ({b"request": b"[" * 10**5}, Envelope(ENTRY, ENTRY, DEFAULT_TIMEOUT_MS)),
+        ({b"request": b"\xff"}, Envelope(ENTRY, ENTRY, DEFAULT_TIMEOUT_MS)),
         ({b"timeout_ms": b"-1"}, Envelope(ENTRY, ENTRY, DEFAULT_TIMEOUT_MS)),
         ({b"timeout_ms": "²".encode()}, Envelope(ENTRY, ENTRY, DEFAULT_TIMEOUT_MS)),
     ],
@@ -57,6 +66,25 @@ def test_what_is_no_call_is_refused_whatever_it_holds() -> None:
     assert caught.value.code == "too_large"
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        (b"id", b"{c}", r"id: must be 1 to 128 of .*, not '\{c\}'"),
+        (b"to", b"m m", "to: must be .*, not 'm m'"),
+        (b"to", b"\xff" * 1000, "to: must be "),
+        (b"timeout_ms", b"60001", "timeout_ms: must be an integer, 1 to 60000, not '60001'"),
+        (b"timeout_ms", b"0", "timeout_ms"),
+        (b"timeout_ms", b"1.5", "timeout_ms"),
+        (b"timeout_ms", b"9" * 10**5, "timeout_ms"),
+    ],
+)
+def test_what_says_where_the_answer_goes_is_checked(field: bytes, value: bytes, told: str) -> None:
+    with pytest.raises(WireError, match=told) as caught:
+        parse_call(ENTRY, {b"call": b"tokenize", b"prompt": b"x", field: value}, max_body_bytes=10**6)
+    assert (caught.value.code, caught.value.request_id) == ("invalid_request", ENTRY)
+    assert len(str(caught.value)) < 500
+
+
 def test_an_answer_is_read() -> None:
     answer = decode_answer({b"id": b"c", b"worker": b"w", b"tokens": b"1,2", b"news": b"x"})
     assert answer == AnswerEntry.model_validate({"id": "c", "worker": "w", "tokens": "1,2"})
@@ -76,7 +104,7 @@ def test_the_calls_and_their_answers_are_documented() -> None:
     assert all(f"`{name}`" in section for name in AnswerEntry.model_fields)
     fields = rows("| field | values | default | meaning |\n| --- | --- | --- | --- |\n| `call`")
     assert {"to", "timeout_ms"} <= fields.keys()
-    assert fields["timeout_ms"][:2] == [f"integer, at most {MAX_TIMEOUT_MS}", str(DEFAULT_TIMEOUT_MS)]
+    assert fields["timeout_ms"][:2] == [f"integer, 1 to {MAX_TIMEOUT_MS}", str(DEFAULT_TIMEOUT_MS)]
 
 
 def test_the_fields_of_a_card_are_documented() -> None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from penstock.producer.errors import RequestRefused
 from penstock.producer.request import build_request
@@ -17,6 +18,7 @@ USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 NAMED = {"type": "function", "function": {"name": "f"}}
+REQUIRED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
 LIMIT = 1 << 24
 
 
@@ -49,7 +51,7 @@ CHAT: dict[str, Any] = {
         {"role": "assistant", "content": "fo"},
     ],
     "tools": [TOOL],
-    "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}},
+    "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
     "parallel_tool_calls": False,
     "reasoning_effort": "low",
     "continue_final_message": True,
@@ -78,7 +80,7 @@ def test_a_chat_comes_back_as_it_was_sent_in_either_form() -> None:
     assert request.response_format is not None
     assert request.response_format.json_schema is not None
     assert request.response_format.json_schema.schema_ == {"type": "object"}
-    assert (request.chosen_tools(), request.is_tool_required) == (("f",), True)
+    assert (request.chosen_tools(), request.is_tool_required) == (("f",), False)
     assert json.loads(request.to_entry()["request"])["response_format"] == CHAT["response_format"]
 
 
@@ -199,6 +201,9 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (tool(parameters=nested(MAX_NESTING)), f"is nested more than {MAX_NESTING} deep"),
     (tool(description="\ud800"), "is not Unicode text"),
     (tool(strict="perhaps"), "function.strict"),
+    (tool(strict="true"), "function.strict: Input should be a valid boolean"),
+    (tool(strict=1), "function.strict: Input should be a valid boolean"),
+    (tool(parameters='{"type": "object"}'), "function.parameters: Input should be a valid dictionary"),
     (chat(tools=[{"type": "web_search"}]), "tools.0"),
     (chat(tools=[7]), "tools.0"),
     (chat(tools=[TOOL, TOOL]), "tools: f is there more than once"),
@@ -226,6 +231,12 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (
         chat(response_format={"type": "json_object"}, choice=["a"]),
         "can be given, not response_format and choice",
+    ),
+    (chat(tools=[TOOL], tool_choice="required", regex="a+"), "tool_choice requires a call, which contradicts regex"),
+    (chat(tools=[TOOL], tool_choice=NAMED, choice=["a"]), "tool_choice requires a call, which contradicts choice"),
+    (
+        chat(tools=[TOOL], tool_choice=REQUIRED, response_format={"type": "json_object"}),
+        "tool_choice requires a call, which contradicts response_format",
     ),
     ({"prompt": "x", "regex": ""}, "regex"),
     ({"prompt": "x", "choice": [""]}, "choice"),
@@ -255,6 +266,46 @@ def test_a_mistake_is_refused_by_field_and_value_however_it_comes(fields: dict[s
         assert len(caught.value.message) < 2000
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{**USER, **{f"contemt{i}": 1 for i in range(15)}}] * MAX_MESSAGES},
+        {"messages": [message(content=[{"type": "text", "tex": "x"}] * MAX_PARTS)["messages"][0]] * 50},
+        chat(tools=[{"type": "function", "function": {"nam": 1}}] * MAX_TOOLS),
+        chat(**{"c" * 100 + str(i): 1 for i in range(100)}),
+    ],
+)
+def test_however_many_mistakes_a_few_are_looked_at(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused must not cost more than what is served."""
+    compared: list[str] = []
+
+    def compare(name: str, *args: Any, **options: Any) -> list[str]:
+        compared.append(name)
+        return []
+
+    monkeypatch.setattr("difflib.get_close_matches", compare)
+    with pytest.raises(WireError, match="unknown field"):
+        parse_document(**fields)
+    assert len(compared) <= 5
+    assert max(map(len, compared), default=0) <= 64
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt_token_ids": ["x"] * 1000},
+        {"prompt": "x", "stop": [1] * 1000},
+        {"prompt": "x", "bad_token_ids": [-1] * 1000},
+        {"prompt": "x", "logit_bias": {f"x{i}": 1 for i in range(1000)}},
+        {"messages": [7] * 1000},
+    ],
+)
+def test_a_list_is_read_up_to_its_first_mistake(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        GenerateRequest.model_validate(fields)
+    assert caught.value.error_count() <= 256
+
+
 def test_a_mistake_is_refused_before_it_is_sent() -> None:
     with pytest.raises(RequestRefused, match=r"tools\.0: .*unknown field nmae, did you mean name\?"):
         build_request([USER], {"tools": [{"type": "function", "function": {"nmae": "f"}}]}, fresh_id="fresh")
@@ -268,7 +319,7 @@ def test_a_python_caller_passes_plain_values() -> None:
     reply_so_far = Message(role="assistant", tool_calls=(MessageToolCall(id="c1", function=FunctionCall(name="f")),))
     request = build_request(
         [USER, reply_so_far, {"role": "tool", "tool_call_id": "c1", "content": "4"}],
-        {"tools": (TOOL,), "tool_choice": NAMED, "response_format": {"type": "json_object"}, "choice": ()},
+        {"tools": (TOOL,), "tool_choice": NAMED, "response_format": {"type": "text"}, "choice": ()},
         fresh_id="fresh",
     )
     assert request.messages is not None

@@ -9,7 +9,7 @@ import structlog
 from penstock.engine.errors import InvalidRequest, RequestError
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import Request
-from penstock.producer.wire import Call, GenerateRequest, WireError, parse_call
+from penstock.producer.wire import Call, Envelope, GenerateRequest, WireError, parse_call
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import check_limits, to_engine_request
 from penstock.worker.delivery.entries import QueueEntry
@@ -42,6 +42,10 @@ class Answerer:
         except Exception:
             _log.exception("call_failed", entry=entry.id)
             return refusal("internal_error", "the worker failed to answer; its log says why")
+
+    async def envelope(self, entry: QueueEntry) -> Envelope:
+        """Whose the call is, and where its answer goes."""
+        return await self._threads.run(lambda: Envelope.of(entry.id, entry.fields), entry.fields)
 
     async def _answer(self, entry: QueueEntry) -> Answer:
         call = await self._threads.run(lambda: self._parse(entry), entry.fields)

@@ -13,7 +13,6 @@ from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, make_group
 from penstock.producer.redis.streams import pairs, stream_entries
 from penstock.producer.tasks import end_tasks
-from penstock.producer.wire import Envelope
 from penstock.worker.calls.answering import Answer, Answerer, refusal
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.entries import QueueEntry
@@ -83,7 +82,8 @@ class CallServer:
         if self._failures:
             raise self._failures.pop()
         if not self._has_group:
-            await self._make_group()
+            await make_group(self._redis, keys.calls(self._config.queue))
+            self._has_group = True
         spare = 0 if self._stopping.is_set() else MAX_AT_ONCE - len(self._in_hand)
         if taken := await self._take(spare):
             for entry, times in taken:
@@ -93,13 +93,6 @@ class CallServer:
                 self._begin(entry, times=1)
         elif self._in_hand:
             await asyncio.wait(self._in_hand.values(), timeout=HOLD_S, return_when=asyncio.FIRST_COMPLETED)
-
-    async def _make_group(self) -> None:
-        """Where nobody served the queue, a client had the stream expire."""
-        stream = keys.calls(self._config.queue)
-        await make_group(self._redis, stream)
-        await self._redis.persist(stream)
-        self._has_group = True
 
     async def _take(self, count: int) -> list[tuple[QueueEntry, int]]:
         """Up to `count` calls, and how often each was taken."""
@@ -149,7 +142,7 @@ class CallServer:
         await self._publish(entry, answer)
 
     async def _publish(self, entry: QueueEntry, answer: Answer) -> None:
-        envelope = Envelope.of(entry.id, entry.fields)
+        envelope = await self._answerer.envelope(entry)
         command = scripts.answer_call(
             self._config.queue,
             envelope,

@@ -75,7 +75,7 @@ def _logprob_fields(logprob: TokenLogprob) -> dict[str, Any]:
 
 
 def _top_fields(one: TokenLogprob | TopLogprob) -> dict[str, Any]:
-    value = max(one.logprob, MIN_LOGPROB)
+    value = max(MIN_LOGPROB, one.logprob)  # in this order also for NaN, which JSON has no number for either
     return {"id": one.token_id, "token": one.token, "bytes": list(one.bytes), "logprob": value}
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.response.grammar import reply_grammar
 from penstock.engine.text.response.rules import CallRule, ChoiceText, JsonText, LarkText, RegexText, TextRule
@@ -25,6 +26,8 @@ def grammar_source(
     Raises:
         InvalidRequest: no reply can be what is asked for.
     """
+    if response is None and not asked.is_tool_required:
+        _check_free(callable_tools(asked))
     return reply_grammar(
         response,
         text=text_rule(asked),
@@ -64,6 +67,13 @@ def callable_tools(asked: GenerateRequest) -> tuple[Tool, ...]:
         for function in functions
         if chosen is None or function["name"] in chosen
     )
+
+
+def _check_free(tools: Sequence[Tool]) -> None:
+    """Of calls in a format that is not known nothing can be promised."""
+    strict = [tool.name for tool in tools if tool.strict]
+    if strict:
+        raise InvalidRequest(f"tools: {strict[0]} is strict, but this model has no known format of calls to hold it to")
 
 
 def _json_rule(asked: ResponseFormat) -> TextRule | None:

@@ -189,8 +189,8 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _last_words(asked: GenerateRequest) -> str:
-    """Of a chat only what the assistant has begun to say is echoed."""
+    """Of a chat only what is continued is echoed."""
     last = asked.messages[-1] if asked.messages else None
-    if not asked.echo or last is None or last.role != "assistant" or last.content is None:
+    if not (asked.echo and asked.continue_final_message) or last is None or last.content is None:
         return ""
     return last.content if isinstance(last.content, str) else "\n".join(part.text for part in last.content)

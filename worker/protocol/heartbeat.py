@@ -11,6 +11,7 @@ from redis import exceptions
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.pipeline import Command
+from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ModelCard
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, OtherFleet, WorkerError
@@ -35,7 +36,8 @@ class Heartbeat:
 
     The same round trip asks whether somebody wants this process to drain (`penstock drain`), and says whether it serves
     the queue, and what, which clients look at. Of two processes that would join an empty queue with other tokens, the
-    first to beat has it; the other waits until the first one's card lapses, and stops once it sees that renewed.
+    first to beat has it; the other waits until the first one's card lapses, and stops once it sees that renewed. So
+    does a process whose key has lapsed meanwhile: others may have taken the queue over, with other tokens.
     """
 
     def __init__(
@@ -48,9 +50,9 @@ class Heartbeat:
         self._readiness = readiness
         self._ttl_ms = round(config.heartbeat_ttl_s * 1000)
         self._interval_s = config.heartbeat_ttl_s / BEATS_PER_TTL
-        self._is_joining = not config.allow_other_fleet
         self._is_serving = False
         self._is_announced = False
+        self._announcing: asyncio.Task[None] | None = None
         self._beat_now = asyncio.Event()
         self._rival: scripts.Rival | None = None
         self.must_drain = asyncio.Event()
@@ -89,6 +91,8 @@ class Heartbeat:
 
     async def stop(self) -> None:
         """Leaves the group: what is still pending here may be taken at once."""
+        if self._announcing is not None:
+            await end_tasks([self._announcing])
         command = scripts.leave(self._config.queue, worker=self._config.name, instance=self._instance)
         is_unserved = await self._redis.execute_command(*command) == 2
         if is_unserved and self._is_announced:
@@ -105,11 +109,10 @@ class Heartbeat:
             self._look_at(answer)
             return answer.left_s
         self._rival = None
-        self._is_joining = False
         if answer.drain_mark == self._instance:  # a mark for an earlier process of this name means nothing
             self.must_drain.set()
         if self._is_serving or (self._is_announced and not answer.is_served):
-            await self._announce(is_served=self._is_serving)
+            self._announce_soon()
         return 0.0
 
     def _command(self) -> Command:
@@ -119,15 +122,28 @@ class Heartbeat:
             instance=self._instance,
             ttl_ms=self._ttl_ms,
             is_serving=self._is_serving,
-            is_joining=self._is_joining,
+            must_match=not self._config.allow_other_fleet,
             card=self._card,
         )
 
+    def _announce_soon(self) -> None:
+        """Beside the beat: the list may be on another node of a cluster, whose trouble must not cost the lease."""
+        if self._announcing is None or self._announcing.done():
+            self._announcing = asyncio.create_task(self._try_announce(), name="announce")
+
+    async def _try_announce(self) -> None:
+        try:
+            async with asyncio.timeout(self._interval_s):
+                await self._announce(is_served=self._is_serving)
+        except (TimeoutError, *faults.REDIS_ERRORS) as error:  # the next beat tries again
+            _log.warning("queue_not_announced", queue=self._config.queue, error=repr(error))
+
     async def _announce(self, *, is_served: bool) -> None:
         """In the list of all queues. It is not in the queue's slot, and so no part of the beat."""
-        self._is_announced = is_served
+        self._is_announced = True  # where it is on the list, or may be
         ttl_ms = self._ttl_ms if is_served else 0
         await self._redis.execute_command(*scripts.announce(self._config.queue, ttl_ms=ttl_ms))
+        self._is_announced = is_served
 
     def _look_at(self, rival: scripts.Rival) -> None:
         known, self._rival = self._rival, rival

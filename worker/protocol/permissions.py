@@ -33,7 +33,7 @@ _ON_SERVING = (*_ON_QUEUES, "ZSCORE {} m", "EXISTS {}")
 _ON_CARD = ("HMGET {} f", "HSET {} f v", "PTTL {}", "PEXPIRE {} 1", "PEXPIRETIME {}", "DEL {}")
 _ON_CALLS = (
     "XGROUP CREATE {} g 0", "XGROUP DELCONSUMER {} g c", "XREADGROUP GROUP g c STREAMS {} >", "XACK {} g 0-1",
-    "XDEL {} 0-1", "XCLAIM {} g c 0 0-1", "XPENDING {} g", "XINFO CONSUMERS {}", "PERSIST {}",
+    "XDEL {} 0-1", "XCLAIM {} g c 0 0-1", "XPENDING {} g", "XINFO CONSUMERS {}", "PEXPIRE {} 1",
 )  # fmt: skip
 _ON_ANSWERS = ("XADD {} * f v", "PEXPIRE {} 1")
 _ON_LETTERS = ("XADD {} * f v", "XTRIM {} MAXLEN 1", "XLEN {}", "PEXPIRE {} 1")

@@ -1,7 +1,7 @@
 -- KEYS: calls, serving. ARGV: highest length, how long a call may wait at most in ms, group, the entry's fields and values.
 -- Answers the entry's id (nil where the stream is full), how many calls wait, and whether the queue is served.
 --
--- A stream of calls that nobody serves expires; no call in it is ever answered.
+-- The stream expires with the longest that its last call may wait, unless workers, who read it, keep it.
 local calls, serving = KEYS[1], KEYS[2]
 local limit, longest, group = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local time = redis.call('TIME')
@@ -11,9 +11,5 @@ redis.call('XTRIM', calls, 'MINID', string.format('%d-0', now - longest))
 local length, served = redis.call('XLEN', calls), redis.call('EXISTS', serving)
 if length >= limit then return {false, length, served} end
 local entry = redis.call('XADD', calls, '*', unpack(ARGV, 4))
-if served == 1 then
-  redis.call('PERSIST', calls)
-else
-  redis.call('PEXPIRE', calls, longest)
-end
+redis.call('PEXPIRE', calls, longest)
 return {entry, length + 1, served}

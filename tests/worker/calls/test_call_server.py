@@ -17,6 +17,7 @@ from worker_process import WorkerProcess
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.streams import stream_entries
+from penstock.producer.wire import MAX_TIMEOUT_MS
 from penstock.worker.calls import server
 from penstock.worker.chaos.fake_engine import FakeEngine, FakeText
 
@@ -224,15 +225,16 @@ async def test_calls_outlive_a_server_that_is_away(redis_url: str, redis: RedisC
             await eventually(lambda: is_idle(redis))
 
 
-async def test_a_stream_that_would_expire_is_kept_once_it_is_served(redis_url: str, redis: RedisClient) -> None:
+async def test_the_stream_is_kept_while_it_is_served_and_no_longer(redis_url: str, redis: RedisClient) -> None:
     await redis.xgroup_create(CALLS, keys.GROUP, id="0", mkstream=True)
-    await redis.expire(CALLS, 100)
     async with running_worker(redis_url):
-        await eventually(lambda: _is_persistent(redis))
+        await redis.pexpire(CALLS, MAX_TIMEOUT_MS // 2)
+        await eventually(lambda: _is_renewed(redis))
+    assert 0 < await redis.pttl(CALLS) <= MAX_TIMEOUT_MS
 
 
-async def _is_persistent(redis: RedisClient) -> bool:
-    return int(await redis.ttl(CALLS)) == -1
+async def _is_renewed(redis: RedisClient) -> bool:
+    return int(await redis.pttl(CALLS)) > MAX_TIMEOUT_MS // 2
 
 
 async def _has_ended(redis: RedisClient, request_id: str) -> bool:

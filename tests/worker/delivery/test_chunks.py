@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -108,8 +109,9 @@ def test_a_person_can_read_a_tool_call() -> None:
     assert fields[-1] == r'[{"index":0,"id":"call_1","name":"météo","arguments":"{\"city\": \"東京\"}"}]'
 
 
-def test_what_cannot_be_sampled_has_a_number_that_json_knows() -> None:
+@pytest.mark.parametrize("value", [-math.inf, math.nan])
+def test_what_cannot_be_sampled_has_a_number_that_json_knows(value: float) -> None:
     choice = ChoiceBuffer(0)
-    choice.add(Output("r", 0, 0, (7,), "a", (TokenLogprob(7, "a", b"a", -math.inf, ()),)))
+    choice.add(Output("r", 0, 0, (7,), "a", (TokenLogprob(7, "a", b"a", value, ()),)))
     [logprob] = json.loads(chunk_fields(choice, choice.take(), num_choices=1)[-1], parse_constant=None)
     assert logprob == {"id": 7, "token": "a", "bytes": [97], "logprob": MIN_LOGPROB, "top": []}

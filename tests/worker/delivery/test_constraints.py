@@ -98,3 +98,10 @@ def test_a_grammar_is_written_where_something_constrains_the_reply() -> None:
 def test_a_call_that_the_model_cannot_make_cannot_be_required() -> None:
     with pytest.raises(InvalidRequest, match="tool_choice requires a call"):
         grammar_source(with_tools(tool_choice="required"), None, {}, has_reasoning=False)
+
+
+def test_a_strict_tool_that_nothing_can_be_held_to_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="f is strict, but this model has no known format of calls"):
+        grammar_source(with_tools(), None, {}, has_reasoning=False)
+    assert grammar_source(with_tools(tool_choice="none"), None, {}, has_reasoning=False) is None
+    assert grammar_source(asked(tools=[tool("g")], parallel_tool_calls=False), None, {}, has_reasoning=False) is None

@@ -138,6 +138,8 @@ def test_an_echo_is_the_prompt_as_text_and_of_a_chat_what_the_assistant_began() 
     begun = {"role": "assistant", "content": [{"type": "text", "text": "It"}, {"type": "text", "text": "is"}]}
     asked = GenerateRequest(messages=(*CHAT, begun), echo=True, continue_final_message=True)
     assert Preparer(Listener(), WorkerConfig()).prepare(asked).echo == "It\nis"
+    ended = GenerateRequest(messages=(*CHAT, begun), echo=True)
+    assert Preparer(Listener(), WorkerConfig()).prepare(ended).echo == ""
 
 
 CALLER = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

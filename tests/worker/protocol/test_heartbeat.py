@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from patience import WAIT_S
+from redis import exceptions
 from worker_harness import QUICK, eventually
 
 from penstock.producer import keys
@@ -305,6 +306,30 @@ async def test_the_card_of_a_fleet_that_died_keeps_nobody_away_for_long(raw: Red
     assert await raw.hget(CARD, "tokenizer") == b"other"
 
 
+async def test_who_was_frozen_does_not_come_back_to_a_fleet_of_other_tokens(raw: RedisClient, make: Make) -> None:
+    frozen = await serving(make("i1"))
+    await raw.delete(KEY, CARD, SERVING)  # they lapsed meanwhile
+    there = await serving(make("i2", name="new", tokenizer="other"))
+    assert await frozen.beat() > 0
+    assert not await raw.exists(KEY)
+    assert await raw.zrange(SERVING, 0, -1) == [b"new"]
+
+    async def is_told() -> bool:
+        await there.beat()
+        await frozen.beat()
+        return frozen.must_drain.is_set()
+
+    await eventually(is_told)
+    assert isinstance(frozen.must_end, OtherFleet)
+
+
+async def test_who_was_frozen_comes_back_to_its_own_fleet(raw: RedisClient, make: Make) -> None:
+    frozen, other = await serving(make("i1")), await serving(make("i2", name="other"))
+    await raw.delete(KEY)
+    await other.beat()
+    assert await frozen.beat() == 0
+
+
 async def test_who_may_join_whoever_serves_does(raw: RedisClient, make: Make) -> None:
     there = await serving(make("i1"))
     await serving(make("i2", name="new", tokenizer="other", allow_other_fleet=True))
@@ -325,21 +350,80 @@ async def test_the_queue_is_on_the_list_while_it_is_served(raw: RedisClient, mak
     assert not await raw.exists(keys.queues())
     heartbeat.set_serving(True)
     await heartbeat.beat()
+    await eventually(lambda: _are_listed(raw, b"q"))
     await raw.zadd(keys.queues(), {"dead": 1})
     await heartbeat.beat()
-    assert await raw.zrange(keys.queues(), 0, -1) == [b"q"]
+    await eventually(lambda: _are_listed(raw, b"q"))
     assert 500_000 < await raw.pttl(keys.queues()) <= LONG_S * 1000
     other = await serving(make("two", name="other"))
     heartbeat.set_serving(False)
     await heartbeat.beat()
-    assert await raw.zrange(keys.queues(), 0, -1) == [b"q"]
+    await eventually(lambda: _are_listed(raw, b"q"))
     other.set_serving(False)
-    await other.beat()
-    assert not await raw.exists(keys.queues())
+    await _beats_until(other, lambda: _are_listed(raw))
     other.set_serving(True)
-    await other.beat()
+    await _beats_until(other, lambda: _are_listed(raw, b"q"))
     await other.stop()
     assert not await raw.exists(keys.queues())
+
+
+async def test_a_list_of_queues_that_hangs_costs_no_beat(
+    raw: RedisClient, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster it may be on a node of its own."""
+    heartbeat, is_asked = await started(make("one")), asyncio.Event()
+    execute = raw.execute_command
+
+    async def hang(*command: Any, **options: Any) -> Any:
+        if keys.queues() in command:
+            is_asked.set()
+            await asyncio.Event().wait()
+        return await execute(*command, **options)
+
+    monkeypatch.setattr(raw, "execute_command", hang)
+    heartbeat.set_serving(True)
+    async with asyncio.timeout(WAIT_S):
+        assert await heartbeat.beat() == 0
+        await is_asked.wait()
+        assert await heartbeat.beat() == 0
+        announcements = [task for task in asyncio.all_tasks() if task.get_name() == "announce"]
+        assert len(announcements) == 1
+        monkeypatch.undo()
+        await heartbeat.stop()
+    assert announcements[0].done()
+
+
+async def test_a_list_of_queues_that_refuses_costs_no_beat(
+    raw: RedisClient, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heartbeat = await started(make("one"))
+    execute = raw.execute_command
+
+    async def refuse(*command: Any, **options: Any) -> Any:
+        if keys.queues() in command:
+            raise exceptions.ConnectionError("that node is gone")
+        return await execute(*command, **options)
+
+    monkeypatch.setattr(raw, "execute_command", refuse)
+    heartbeat.set_serving(True)
+    assert await heartbeat.beat() == 0
+    (announcement,) = [task for task in asyncio.all_tasks() if task.get_name() == "announce"]
+    await asyncio.wait_for(announcement, WAIT_S)
+    monkeypatch.undo()
+    await _beats_until(heartbeat, lambda: _are_listed(raw, b"q"))
+    await heartbeat.stop()
+
+
+async def _are_listed(raw: RedisClient, *queues: bytes) -> bool:
+    return await raw.zrange(keys.queues(), 0, -1) == [*queues]
+
+
+async def _beats_until(heartbeat: Heartbeat, condition: Callable[[], Awaitable[bool]]) -> None:
+    async def has_come() -> bool:
+        await heartbeat.beat()
+        return await condition()
+
+    await eventually(has_come)
 
 
 async def _is_absent(raw: RedisClient, key: str) -> bool:

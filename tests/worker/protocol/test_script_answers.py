@@ -11,6 +11,7 @@ from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import Envelope
 from penstock.worker.protocol import scripts
+from penstock.worker.protocol.scripts.calls import MAX_DROPPED
 
 CALLS, ANSWERS = keys.calls("q"), keys.answers("q", "m")
 LONG_AGO_MS = 1_700_000_000_000
@@ -120,6 +121,16 @@ async def test_a_call_whose_time_is_over_is_dropped(raw: RedisClient, fields: di
     assert await take(raw, "a") == [(late, 1)]
     assert await raw.xlen(CALLS) == 1
     assert await pending(raw) == [("a", late)]
+
+
+async def test_of_many_calls_whose_time_is_over_one_run_drops_so_many(raw: RedisClient) -> None:
+    for number in range(MAX_DROPPED + 1):
+        await add(raw, f"{LONG_AGO_MS}-{number}")
+    late = await add(raw)
+    assert await take(raw, "a") == []
+    assert await raw.xlen(CALLS) == 2
+    assert await pending(raw) == []
+    assert await take(raw, "a") == [(late, 1)]
 
 
 async def test_a_call_that_was_left_alone_until_its_time_was_over_is_dropped(raw: RedisClient) -> None:

@@ -3,7 +3,7 @@
 -- A key that holds another instance is left alone, so of two processes with one name only one keeps running. The key of
 -- those that serve expires with its last member, so it exists as long as one of them lives; so does the card, which is
 -- always that of one that serves, if any does.
-local instance, ttl, worker, is_serving, is_joining = unpack(ARGV, 1, 5)
+local instance, ttl, worker, is_serving, must_match = unpack(ARGV, 1, 5)
 local serving, card = KEYS[3], KEYS[4]
 local function read(key)
   local value = redis.pcall('GET', key)
@@ -21,7 +21,7 @@ if theirs.err then  -- somebody wrote something else here
   theirs = {}
 end
 local author = theirs[1]
-if author and is_joining == '1' then
+if author and must_match == '1' and holder ~= instance then  -- it joins, or its key has lapsed
   for place, field in ipairs(compared) do
     local other, own = theirs[place + 1] or '', mine[field] or ''
     if other ~= own then return {author, redis.call('PEXPIRETIME', card), clock(), field, other, own} end

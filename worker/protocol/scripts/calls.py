@@ -12,6 +12,8 @@ from penstock.producer.wire import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS, Envelope
 _TAKE = load("penstock.worker.protocol", "clock", "overdue", "owned", "sized", "take_calls")
 _ANSWER = load("penstock.worker.protocol", "clock", "overdue", "owned", "answer_call")
 
+MAX_DROPPED = 256  # overdue calls in one script
+
 
 def take_calls(
     queue: str,
@@ -34,7 +36,7 @@ def take_calls(
         idle_ms: a call that its worker has not held on to for so long is taken over.
         in_hand: the entries of the calls that this worker is answering.
     """
-    limits = (count, max_body_bytes, max_bytes, idle_ms, DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS)
+    limits = (count, max_body_bytes, max_bytes, idle_ms, DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS, MAX_DROPPED)
     return call(_TAKE, (keys.calls(queue),), (keys.GROUP, worker, *limits, *in_hand))
 
 

@@ -61,7 +61,7 @@ def beat(
     instance: str,
     ttl_ms: int,
     is_serving: bool,
-    is_joining: bool,
+    must_match: bool,
     card: Mapping[str, str],
 ) -> Command:
     """Renews the heartbeat of `instance`, or sets it where there is none. Read the answer with `parse_beat`.
@@ -74,12 +74,12 @@ def beat(
         instance: of the process.
         ttl_ms: how long the heartbeat lasts.
         is_serving: whether the worker takes requests.
-        is_joining: nothing is done where the queue's card is of other tokens.
+        must_match: nothing is done where the heartbeat is not there (any more) and the queue's card is of other tokens.
         card: the fields of this worker's.
     """
     key_names = (keys.heartbeat(queue, worker), keys.drain(queue, worker), keys.serving(queue), keys.card(queue))
     fields = [part for pair in card.items() for part in pair]
-    return call(_BEAT, key_names, (instance, ttl_ms, worker, int(is_serving), int(is_joining), *fields))
+    return call(_BEAT, key_names, (instance, ttl_ms, worker, int(is_serving), int(must_match), *fields))
 
 
 def parse_beat(answer: Any) -> Beaten | Rival:
