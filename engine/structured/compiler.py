@@ -17,7 +17,7 @@ from penstock.engine.structured.grammar import Grammar, cleaned
 from penstock.engine.structured.vocabulary import Vocabulary, llguidance_tokenizer
 
 MAX_SOURCE_BYTES = 2**19
-MAX_KEPT = 128  # grammars, refused ones included
+MAX_KEPT = 32  # grammars, refused ones included: 0.7 GB where each has filled its lexer, a few MB with schemas
 MAX_KEPT_BYTES = 2**24  # of their sources
 # A grammar is compiled twice, once there and once here: within a second, as half of it is there.
 BOUNDS = Bounds(cpu_s=0.5, max_bytes=2**29, max_bytes_per_byte=0, max_idle_bytes=2**28)

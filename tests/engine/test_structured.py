@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,10 @@ def allowed(matcher: Matcher, size: int = SIZE) -> set[int]:
     return {int(id_) for id_ in np.nonzero(np.unpackbits(mask, bitorder="little"))[0] if id_ < size}
 
 
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 # --- what compiles, and how often ---
 
 
@@ -91,6 +96,21 @@ def test_large_ones_push_others_out(tokenizer: Tokenizer, monkeypatch: pytest.Mo
     compiler.compile(f'start: "{"d" * 400}"')  # more than is kept: used, and forgotten
     assert not compiler._kept._entries
     assert compiler._kept._num_bytes == 0
+
+
+def test_kept_grammars_have_a_bound_of_memory(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    """However much their replies have made of them."""
+    grammar = compiler.compile("start: /(.*a.{20}b){10}/")
+    letters = [tokenizer.encode(letter)[0] for letter in "abc"]
+    rng = np.random.default_rng(0)
+    before = resident_bytes()
+    with pytest.raises(GrammarFailed, match="too many states"):  # noqa: PT012  one of them
+        for _ in range(100):
+            matcher = grammar.matcher()
+            for token_id in rng.choice(letters, 400):
+                allowed(matcher)
+                matcher.advance([int(token_id)])
+    assert (resident_bytes() - before) * compiler_module.MAX_KEPT < 1.5 * 2**30
 
 
 def test_what_is_not_the_grammar_s_fault_is_tried_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
