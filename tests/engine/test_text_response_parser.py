@@ -465,3 +465,15 @@ def test_a_group_of_calls_that_the_prompt_began_goes_on() -> None:
 def test_of_a_repeated_argument_the_first_counts(name: str, reply: str) -> None:
     text = reply.replace("{{", "{").replace("}}", "}").replace("{}", "1", 1).replace("{}", "2", 1)
     assert read(parser(name), text).calls == [("f", '{"a": 1}')]
+
+
+@pytest.mark.parametrize(
+    ("name", "begun", "endless"),
+    [("hermes", "<tool_call>", " " * 1200), ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ', "1" * 5000)],
+)
+def test_what_does_not_end_is_given_up(name: str, begun: str, endless: str) -> None:
+    reading = parser(name)
+    whole = read(parser(name), [begun + endless + "a"])
+    assert read(reading, begun + endless + "a") == whole
+    assert whole.text.endswith("a")
+    assert not reading.calls_tools

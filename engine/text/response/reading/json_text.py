@@ -11,6 +11,8 @@ from penstock.engine.text.response.reading.source import Malformed, Reading, Sou
 
 Emit = Callable[[str], object]
 
+MAX_SCALAR_CHARS = 4096
+
 _SPACE = " \t\n\r"
 _PLAIN = re.compile('[^"\\\\\x00-\x1f\ud800-\udfff]+')
 _SCALAR = re.compile(r"[-+.\w]*", re.ASCII)
@@ -105,7 +107,7 @@ def _space(source: Source, emit: Emit) -> Reading[None]:
 
 def _scalar(source: Source, emit: Emit) -> Reading[None]:
     """A number or a word: known to be one only where it ends."""
-    text = yield from source.run(_SCALAR)
+    text = yield from source.run(_SCALAR, MAX_SCALAR_CHARS)
     if not _IS_SCALAR.fullmatch(text):
         raise Malformed
     emit(source.take(len(text)))

@@ -15,6 +15,7 @@ T = TypeVar("T")
 Reading = Generator[None, None, T]
 
 MAX_NAME_CHARS = 256
+MAX_SPACE_CHARS = 1024  # before and within a piece of syntax, which is looked at anew with every token
 
 _NAME = re.compile("[^\\s<>{}()\\[\\]\"'=,;\ud800-\udfff]*")
 _WORD = re.compile("(\\s*)([\ud800-\udfff]|[^\\s\ud800-\udfff]+)")
@@ -140,6 +141,8 @@ class Source:
         for may_have_space, word in _words(syntax):
             while may_have_space and self.text[place : place + 1].isspace():
                 place += 1
+            if place - self.place > MAX_SPACE_CHARS:
+                return -1
             if not self.text.startswith(word, place):
                 return None if word.startswith(self.text[place:]) else -1
             place += len(word)
