@@ -321,7 +321,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"configuration file {path} is not TOML: {error}") from error
     for name in table:
         if name not in Settings.model_fields:
-            raise SettingsError(f"unknown setting {name!r} in {path}{_nearest(name, Settings.model_fields)}")
+            raise SettingsError(f"unknown setting {name!r} in {path}{nearest(name, Settings.model_fields)}")
     return table
 
 
@@ -329,10 +329,11 @@ def _refuse_unknown_variables() -> None:
     known = {variable(name) for name in Settings.model_fields} | {CONFIG_VARIABLE}
     for name in sorted(os.environ):
         if name.upper().startswith(PREFIX) and name.upper() not in known:
-            raise SettingsError(f"unknown environment variable {name}{_nearest(name.upper(), known)}")
+            raise SettingsError(f"unknown environment variable {name}{nearest(name.upper(), known)}")
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: which known one was probably meant; empty if none is like it."""
     found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {found[0]}?" if found else ""
 

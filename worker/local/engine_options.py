@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, cast
 
 from pydantic import TypeAdapter, ValidationError
 
 from penstock.engine import ConfigError, EngineConfig
-from penstock.worker.settings import Settings
+from penstock.worker.settings import Settings, nearest
 
 
 class EngineOptions(TypedDict, total=False):
@@ -42,8 +41,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
     values: dict[str, Any] = {}
     for name, value in {"compile_cache_dir": _default("compile_cache_dir"), **options}.items():
         if name not in EngineOptions.__annotations__:
-            near = difflib.get_close_matches(name, EngineOptions.__annotations__, n=1, cutoff=0.6)
-            raise ConfigError(f"unknown option {name!r}{f'; did you mean {near[0]}?' if near else ''}")
+            raise ConfigError(f"unknown option {name!r}{nearest(name, EngineOptions.__annotations__)}")
         values[name] = _checked(name, value)
     if values["compile_cache_dir"] is not None:
         values["compile_cache_dir"] = values["compile_cache_dir"].expanduser()
