@@ -19,7 +19,6 @@ class GrammarWriter:
         self._rules: dict[str, str] = {}  # head to body
         self._names: dict[str, str] = {}  # body to name
         self._grammars: list[dict[str, str]] = []
-        self._num_open = 0
         self.num_chars = 0  # asked for so far, of rules that there were already too
 
     def rule(self, body: str) -> str:
@@ -32,14 +31,6 @@ class GrammarWriter:
     def terminal(self, body: str) -> str:
         """One lexeme."""
         return self._named("T", "", body)
-
-    def open_rule(self) -> str:
-        """The name of a rule that `close_rule` gives its body, which may have that name in it."""
-        self._num_open += 1
-        return f"o{self._num_open}"
-
-    def close_rule(self, name: str, body: str) -> None:
-        self._rules[name] = body
 
     def json(self, schema: Mapping[str, object]) -> str:
         return self.rule(f"%json {json.dumps(schema)}")
