@@ -76,6 +76,17 @@ def parsed_schema(text: str, what: str) -> Schema:
     return schema
 
 
+def pointed(root: object, reference: str) -> Any:
+    """What a `$ref` within the schema `root` leads to: a JSON pointer (RFC 6901) behind `#`. None: nothing."""
+    if reference != "#" and not reference.startswith("#/"):
+        return None
+    place = root
+    for step in reference.split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        place = place.get(key) if isinstance(place, dict) else None
+    return place
+
+
 def json_schema(
     schema: Schema, *, of: str, strict: bool = False, lenient: bool = False, finite: bool = False
 ) -> Schema:

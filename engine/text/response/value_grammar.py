@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.text.response.lark import GrammarWriter, either, literal
-from penstock.engine.text.response.schemas import Schema, checked, edited, with_options
+from penstock.engine.text.response.schemas import Schema, checked, edited, pointed, with_options
 
 _NUMBERS = {
     "integer": "/-?(0|[1-9][0-9]{0,17})/",
@@ -107,17 +107,11 @@ class ValueGrammar:
 
     def _at(self, reference: str) -> object:
         if reference not in self._places:
-            self._places[reference] = self._found(reference)
+            place = pointed(self._root, reference)
+            if place is None:
+                raise InvalidRequest(f"{self._of}: {reference!r:.80} is not in it")
+            self._places[reference] = place
         return self._places[reference]
-
-    def _found(self, reference: str) -> object:
-        place: object = self._root
-        for step in reference.removeprefix("#").split("/")[1:]:
-            key = step.replace("~1", "/").replace("~0", "~")
-            place = place.get(key) if isinstance(place, dict) else None
-        if not reference.startswith("#") or place is None:
-            raise InvalidRequest(f"{self._of}: {reference!r:.80} is not in it")
-        return place
 
     def _alternatives(self, schema: object) -> list[Schema]:
         """What a value may be, one kind at a time. A union that has itself as a branch is what its others are."""

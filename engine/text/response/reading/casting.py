@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
+from penstock.engine.text.response.schemas import pointed
+
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "null": (type(None),),
@@ -79,7 +81,7 @@ class Schema:
             if len(seen) > MAX_NODES:
                 return _ANYTHING
             if isinstance(node.get("$ref"), str):
-                left.append(self._at(node["$ref"]))
+                left.append(pointed(self._root, node["$ref"]))
                 continue
             more_kinds, more_literals = _own(node)
             kinds |= more_kinds
@@ -95,17 +97,8 @@ class Schema:
                 return {}
             if not isinstance(schema.get("$ref"), str):
                 return schema
-            schema = self._at(schema["$ref"])
+            schema = pointed(self._root, schema["$ref"])
         return {}
-
-    def _at(self, reference: str) -> Any:
-        place: Any = self._root
-        if not reference.startswith("#"):
-            return None
-        for step in reference[1:].strip("/").split("/") if reference != "#" else ():
-            key = step.replace("~1", "/").replace("~0", "~")
-            place = place.get(key) if isinstance(place, dict) else None
-        return place
 
 
 def _own(schema: Mapping[str, Any]) -> tuple[set[str], list[object]]:
