@@ -51,6 +51,24 @@ async def test_generate_returns_the_whole_reply(redis_url: str) -> None:
     assert (request.id, request.max_tokens, request.temperature) == (reply.request_id, 7, 0.5)
 
 
+async def test_one_client_serves_several_queues_over_its_connections(redis_url: str) -> None:
+    async with (
+        ScriptedWorker(redis_url, queue="left") as left,
+        ScriptedWorker(redis_url, queue="right") as right,
+        AsyncClient(redis_url, queue="left") as client,
+    ):
+        other = client.on("right")
+        assert client.on("left") is client
+        assert client.on("right") is other
+        assert other.on("left").handle("x").queue == "left"
+        replies = await asyncio.gather(client.generate("to the left", id="r"), other.generate("to the right", id="r"))
+    assert [reply.text for reply in replies] == ["to the left", "to the right"]
+    assert [len(worker.taken) for worker in (left, right)] == [1, 1]
+    assert replies[0].entry_id is not None
+    with pytest.raises(ValueError, match="queue 'a b' is not"):
+        client.on("a b")
+
+
 async def test_a_prompt_has_four_forms(redis_url: str) -> None:
     chat = [{"role": "user", "content": "hi"}]
     async with ScriptedWorker(redis_url) as worker, AsyncClient(redis_url) as client:

@@ -10,15 +10,17 @@ from fakes import eventually
 
 from penstock.producer import QueueFull, ReplyGone, UnknownRequest, keys, transport
 from penstock.producer.redis.connection import RedisClient
-from penstock.producer.transport import Transport, check_name
+from penstock.producer.transport import Connections, Transport, check_name
 from penstock.producer.wire import ChunkEntry, GenerateRequest, OwnEntry, encode_reply
 
 
 @pytest.fixture
 async def line(redis_url: str) -> AsyncIterator[Transport]:
-    made = Transport(redis_url, queue="q", max_queue_length=2, dedupe_window_s=60, reconnect_timeout_s=60.0)
+    connections = Connections(redis_url, reconnect_timeout_s=60.0)
+    made = Transport(connections, queue="q", max_queue_length=2, dedupe_window_s=60)
     yield made
     await made.close()
+    await connections.close()
 
 
 def request(request_id: str) -> GenerateRequest:
