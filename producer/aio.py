@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable, Sequence
+from copy import copy
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -75,9 +76,10 @@ class AsyncClient:
         if queue == self._transport.queue:
             return self
         if queue not in self._others:
-            other = type(self).__new__(type(self))
-            other._connections, other._others = None, self._others  # which are this one's to close
-            other._transport = self._transport.beside(queue)
+            other = copy(self)
+            vars(other).update(
+                _transport=self._transport.beside(queue), _connections=None
+            )  # those are not its to close
             self._others[queue] = other
         return self._others[queue]
 
