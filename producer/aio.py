@@ -77,9 +77,7 @@ class AsyncClient:
             return self
         if queue not in self._others:
             other = copy(self)
-            vars(other).update(
-                _transport=self._transport.beside(queue), _connections=None
-            )  # those are not its to close
+            vars(other).update(_transport=self._transport.beside(queue), _connections=None)  # not its to close
             self._others[queue] = other
         return self._others[queue]
 

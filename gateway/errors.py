@@ -1,0 +1,117 @@
+"""What can go wrong, as HTTP says it: one table from our errors to statuses, and OpenAI's body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.producer import (
+    CallFailed,
+    CallTimedOut,
+    ConnectionLost,
+    NotDurable,
+    PenstockError,
+    QueueFull,
+    ReplyCorrupt,
+    ReplyGone,
+    ReplyTimeout,
+    RequestFailed,
+    RequestRefused,
+    ServerRefused,
+    UnknownRequest,
+)
+
+RETRY_AFTER_S = 1
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Attributes:
+        status: of HTTP.
+        message: for people; it names the value that is wrong, and holds no prompt.
+        type: OpenAI's class of errors.
+        param: the field that is wrong, where it is one.
+        code: for programs.
+        retry_after_s: when trying again may help; None: it does not.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",  # noqa: A002  the name in OpenAI's API
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """`x-should-retry` is what OpenAI's clients go by."""
+        if self.retry_after_s is None:
+            return {"x-should-retry": "false"}
+        return {"retry-after": str(self.retry_after_s), "x-should-retry": "true"}
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def _refused(error: RequestRefused) -> ApiError:
+    status = 413 if error.code == "too_large" else 400
+    code = "context_length_exceeded" if error.code == "too_long" else error.code
+    return ApiError(status, error.message, param=_field_of(error.message), code=code)
+
+
+def _field_of(message: str) -> str | None:
+    """The field that a refusal begins with, as in `temperature: Input should be ...`."""
+    name, colon, _ = message.partition(": ")
+    return name if colon and name.replace(".", "").replace("_", "").isalnum() else None
+
+
+def _unavailable(error: PenstockError) -> ApiError:
+    return ApiError(503, str(error), type="server_error", code="unavailable", retry_after_s=RETRY_AFTER_S)
+
+
+def _internal(error: PenstockError) -> ApiError:
+    return ApiError(500, str(error), type="server_error", code="internal_error")
+
+
+def _full(error: QueueFull) -> ApiError:
+    return ApiError(429, str(error), type="rate_limit_error", code="queue_full", retry_after_s=RETRY_AFTER_S)
+
+
+_TABLE: Mapping[type[PenstockError], Callable[[Any], ApiError]] = {
+    RequestRefused: _refused,
+    QueueFull: _full,
+    UnknownRequest: lambda error: ApiError(404, str(error), code="not_found"),
+    ReplyGone: lambda error: ApiError(409, str(error), type="conflict_error", code="reply_expired"),
+    ReplyTimeout: lambda error: ApiError(408, str(error), type="timeout_error", code="timeout"),
+    CallTimedOut: _unavailable,
+    ConnectionLost: _unavailable,
+    NotDurable: _unavailable,
+    ServerRefused: _internal,
+    RequestFailed: _internal,
+    CallFailed: _internal,
+    ReplyCorrupt: _internal,
+}
+
+
+def api_error(error: PenstockError) -> ApiError:
+    """What a client is told of `error`."""
+    return next(_TABLE[kind](error) for kind in type(error).__mro__ if kind in _TABLE)
+
+
+def ended_early(finish_reason: str) -> ApiError:
+    """A reply that ended `cancelled` or `expired`: OpenAI's API has no finish reason for it."""
+    if finish_reason == "expired":
+        return ApiError(408, "the request expired before it was finished", type="timeout_error", code="expired")
+    return ApiError(409, "the request was cancelled", type="conflict_error", code="cancelled")

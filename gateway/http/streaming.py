@@ -1,0 +1,111 @@
+"""A reply as a stream of events, for as long as the client is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.gateway.errors import ApiError, api_error
+from penstock.gateway.http.disconnect import ClientGone, while_there
+from penstock.gateway.http.events import BEFORE_ALL, PING, EventWriter, Place, encode
+from penstock.producer import PenstockError, ReplyStream
+from penstock.producer.tasks import end_tasks
+
+HEADERS: Mapping[str, str] = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class EventStream(Response):
+    """Sends the events of `reply` that come after `after`.
+
+    The status is held back until there is an event, or until `commit_after_s`: what goes wrong before has a status of
+    its own. Then a comment goes out whenever there was nothing for `ping_interval_s`.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        reply: ReplyStream,
+        writer: EventWriter,
+        *,
+        commit_after_s: float,
+        ping_interval_s: float,
+        after: Place = BEFORE_ALL,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(headers={**HEADERS, **(headers or {})})
+        del self.headers["content-length"]
+        self._reply = reply
+        self._writer = writer
+        self._commit_after_s = commit_after_s
+        self._ping_interval_s = ping_interval_s
+        self._after = after
+        self._has_begun = False
+        self._is_quiet = True  # since the last look of `_keep_alive`
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_there(receive, self._serve(scope, receive, send))
+        except (ClientGone, ClientDisconnect, OSError):
+            pass  # there is nobody to tell
+        finally:
+            await self._reply.aclose()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with self._kept_alive(send):
+                await self._send_events(send)
+        except ApiError as error:
+            await self._fail(error, scope, receive, send)
+        except PenstockError as error:
+            await self._fail(api_error(error), scope, receive, send)
+        else:
+            await self._begin(send)
+            await send({"type": "http.response.body", "body": b""})
+
+    async def _send_events(self, send: Send) -> None:
+        writer, after = self._writer, self._after
+        async for chunk in self._reply:
+            await self._write(encode(writer.chunk(chunk), chunk.entry_id, after), send)
+        reply = self._reply.reply
+        assert reply is not None  # noqa: S101  the chunks end with the reply or raise
+        await self._write(encode(writer.end(reply), reply.entry_id, after), send)
+
+    async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._has_begun:
+            await JSONResponse(error.body(), error.status, error.headers)(scope, receive, send)
+            return
+        await self._write(encode(self._writer.error(error)), send)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _begin(self, send: Send) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+    async def _write(self, data: bytes, send: Send) -> None:
+        if data:
+            await self._begin(send)
+            self._is_quiet = False
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    @asynccontextmanager
+    async def _kept_alive(self, send: Send) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._keep_alive(send))
+        try:
+            yield
+        finally:
+            await end_tasks([task])
+
+    async def _keep_alive(self, send: Send) -> None:
+        await asyncio.sleep(self._commit_after_s)
+        while True:
+            if self._is_quiet:
+                await self._write(PING, send)
+            self._is_quiet = True
+            await asyncio.sleep(self._ping_interval_s)

@@ -1,0 +1,28 @@
+"""What an operator can set of the gateway."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ByteSize, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class GatewaySettings(BaseSettings):
+    """Every setting of a gateway. Nothing changes it once it is made."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_GATEWAY_", frozen=True, extra="forbid")
+
+    redis_url: str = Field("redis://localhost:6379/0", repr=False)
+    queues: tuple[str, ...] = ()  # those to serve; none: all that have a card
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    commit_after_s: Annotated[float, Field(gt=0.0)] = 10.0
+    """How long the status of a streamed answer is held back for what may go wrong before the first token."""
+    ping_interval_s: Annotated[float, Field(gt=0.0)] = 15.0
+    """Between comments in a stream without news, which keep proxies from closing it."""
+    abandon_after_s: Annotated[float, Field(gt=0.0)] = 30.0
+    """How long a request with an Idempotency-Key goes on without anybody who reads it."""
+    max_body_bytes: ByteSize = ByteSize(16 * 2**20)
+    max_queue_length: Annotated[int, Field(ge=1)] = 10_000
+    """Requests in a queue, waiting and running, from which on more are turned away."""

@@ -1,0 +1,54 @@
+"""Runs a gateway in the test's own event loop, on a port of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from fakes import eventually
+
+from penstock.gateway.app import create_app
+from penstock.gateway.settings import GatewaySettings
+from penstock.producer import ModelCard, keys
+from penstock.producer.redis.connection import RedisClient
+
+CARD = ModelCard(model="tiny", worker="scripted", version="0", vocab_size=256, max_model_len=4096)
+FAR_AHEAD_MS = 2**52
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A gateway that answers."""
+
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@asynccontextmanager
+async def running_gateway(redis_url: str, **settings: Any) -> AsyncIterator[Running]:
+    """Serves until the end of the block, and then waits until it has stopped."""
+    app = create_app(GatewaySettings(redis_url=redis_url, **settings))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=1))
+        serving = asyncio.create_task(server.serve([listener]))
+        try:
+            await eventually(lambda: server.started or serving.done())
+            yield Running(listener.getsockname()[1])
+        finally:
+            server.should_exit = True
+            await serving
+
+
+async def announce(redis: RedisClient, queue: str = "default", card: ModelCard = CARD) -> None:
+    """Writes what the workers of a queue would: its card, and its place among the queues."""
+    fields: Any = card.to_fields()
+    await redis.hset(keys.card(queue), mapping=fields)
+    await redis.zadd(keys.queues(), {queue: FAR_AHEAD_MS})
