@@ -44,6 +44,7 @@ class Tokenizer:
         self.templates = {name: template.source for name, template in self._templates.items()}
         """The texts of the chat templates; the one that is not for special cases is called `default`."""
         names = ("default", *self.templates)
+        self._special_tokens = special_tokens
         self._formats = {name: resolve_format(chat_format, self.templates.get(name)) for name in names}
         self._backend = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these at every call, while other threads read them.
@@ -86,6 +87,15 @@ class Tokenizer:
     def chat_format(self) -> str | None:
         """How answers in chats are read; None: as plain text."""
         return self._formats["default"]
+
+    def rules(self) -> str:
+        """All that decides which tokens a text becomes and which text they have, chat templates apart, as JSON.
+
+        It is of the tokenizer as it was loaded: two checkpoints whose files say the same in other words have the same.
+        Takes a second for a large vocabulary.
+        """
+        backend = json.loads(self._backend.to_str())
+        return json.dumps({"backend": backend, "special_tokens": self._special_tokens}, sort_keys=True)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds, such as BOS.
