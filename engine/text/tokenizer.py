@@ -134,9 +134,12 @@ class Tokenizer:
         """
         return self._spelling.decode(token_ids)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """One for a new sequence of tokens. Special tokens have no text, or that which they are spelled with."""
-        return (self._spelling if skip_special_tokens else self._full_spelling).detokenizer()
+    def detokenizer(self, *, skip_special_tokens: bool = True, goes_on: bool = False) -> Detokenizer:
+        """One for a new sequence of tokens. Special tokens have no text, or that which they are spelled with.
+
+        With a SentencePiece vocabulary there is no space in front of a text's first word, unless the text `goes_on`.
+        """
+        return (self._spelling if skip_special_tokens else self._full_spelling).detokenizer(goes_on=goes_on)
 
     def spell(self, token_id: int) -> tuple[str, bytes]:
         """Text and bytes of one token inside a text, as in `Spelling`, special tokens spelled out."""

@@ -42,8 +42,8 @@ def reply_grammar(
         special_token_ids: the ids of the tokenizer's special tokens. What is none of them is ordinary text.
 
     Raises:
-        InvalidRequest: calls are required that the model can't make, there or at all; a schema is none; the format has no syntax for
-            arguments of such a schema.
+        InvalidRequest: calls are required that the model can't make, there or at all; a schema is none; the format has
+            no syntax for arguments of such a schema.
     """
     tools = () if response is None else response.tools
     if calls.required and not tools:
