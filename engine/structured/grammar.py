@@ -56,7 +56,9 @@ class Grammar:
             return None
         is_last = failed.num_lexers + 1 == MAX_LEXERS
         state = self._made() if is_last else self._start.deep_copy()
-        return state and Matcher(state, failed.can_end, self._num_renewals, failed.num_lexers + 1)
+        if state is None:
+            return None
+        return Matcher(state, failed.can_end, self._num_renewals, failed.num_lexers + 1)
 
     def _renew(self) -> bool:
         state = self._made() if self._is_renewable and not self.is_spent else None
