@@ -1,4 +1,4 @@
-"""The GPU kernels, interpreted on CPU, against the reference that JAX publishes with its own for TPU."""
+"""The GPU kernels, interpreted on CPU, against the reference."""
 
 from __future__ import annotations
 
