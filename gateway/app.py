@@ -9,15 +9,17 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
+from penstock.gateway.admission.guard import KeyGuard
 from penstock.gateway.context import Gateway
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError, api_error
+from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.disconnect import ClientGone
 from penstock.gateway.http.interruptions import Interruptions
-from penstock.gateway.keys.guard import KeyGuard
+from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.openai.chat import create_chat_completion
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
@@ -34,9 +36,10 @@ def create_app(settings: GatewaySettings) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         client = AsyncClient(settings.redis_url, max_queue_length=settings.max_queue_length)
         async with client, Store(settings.redis_url) as store:
-            directory = Directory(client, settings.queues)
-            app.state.gateway = Gateway(settings, client, directory, store, Interruptions())
-            yield
+            directory, interruptions = Directory(client, settings.queues), Interruptions()
+            async with Keeper(store, interruptions, is_key_required=settings.require_key) as keeper:
+                app.state.gateway = Gateway(settings, client, directory, store, interruptions, keeper)
+                yield
 
     routes = [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]
     handlers = {
@@ -49,25 +52,21 @@ def create_app(settings: GatewaySettings) -> Starlette:
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
 
 
-def _answer(error: ApiError) -> Response:
-    return JSONResponse(error.body(), error.status, error.headers)
-
-
 async def _answer_api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)  # noqa: S101  as it is registered
-    return _answer(error)
+    return error_response(error)
 
 
 async def _answer_penstock_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, PenstockError)  # noqa: S101  as it is registered
-    return _answer(api_error(error))
+    return error_response(api_error(error))
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
     """What Starlette itself says no to: a path or a method that is not there."""
     assert isinstance(error, HTTPException)  # noqa: S101  as it is registered
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return _answer(ApiError(error.status_code, message, code="not_found" if error.status_code == 404 else None))
+    return error_response(ApiError(error.status_code, message, code="not_found" if error.status_code == 404 else None))
 
 
 async def _answer_nobody(_: Request, __: Exception) -> Response:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.gateway.admission.admission import Meter, admitted
 from penstock.gateway.context import gateway_of
 from penstock.gateway.http.disconnect import while_there
 from penstock.gateway.http.events import EventWriter
@@ -21,6 +22,7 @@ class Job:
     queue: str
     request: GenerateRequest
     reply: ReplyStream
+    meter: Meter
 
     @property
     def id(self) -> str:
@@ -33,16 +35,22 @@ class Job:
             ClientGone: who asked has gone; a request that nobody else knows of is cancelled.
             Whatever `ReplyStream` raises.
         """
-        return await while_there(asked.receive, self.reply.read_to_end())
+        reply = await while_there(asked.receive, self.reply.read_to_end())
+        self.meter.ended(reply)
+        return reply
 
     def streamed(self, asked: Request, writer: EventWriter) -> Response:
         """The reply as events, while it is written."""
         settings = gateway_of(asked).settings
         return EventStream(
-            self.reply, writer, commit_after_s=settings.commit_after_s, ping_interval_s=settings.ping_interval_s
+            self.reply,
+            self.meter.counted(writer),
+            commit_after_s=settings.commit_after_s,
+            ping_interval_s=settings.ping_interval_s,
         )
 
 
 async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
     """A job that ends with the client that asked for it."""
-    return Job(queue, request, gateway_of(asked).client.on(queue).stream(request))
+    request, meter = await admitted(asked, queue, request)
+    return Job(queue, request, gateway_of(asked).client.on(queue).stream(request), meter)

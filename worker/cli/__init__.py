@@ -18,7 +18,21 @@ from collections.abc import Sequence
 
 import typer
 
-from penstock.worker.cli import bench, card, chaos, dead, demo, doctor, drain, plan, send, version, worker, workers
+from penstock.worker.cli import (
+    bench,
+    card,
+    chaos,
+    dead,
+    demo,
+    doctor,
+    drain,
+    keys,
+    plan,
+    send,
+    version,
+    worker,
+    workers,
+)
 from penstock.worker.cli.errors import exit_status_of
 
 app = typer.Typer(
@@ -45,6 +59,7 @@ for command in (
     app.command()(command)
 app.add_typer(bench.app)
 app.add_typer(dead.dead)
+app.add_typer(keys.keys)
 
 
 @app.callback()
