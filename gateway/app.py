@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
-
-from penstock.gateway.admission.guard import KeyGuard
+from penstock.gateway import health
 from penstock.gateway.context import Gateway
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError, api_error
@@ -20,16 +19,15 @@ from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.disconnect import ClientGone
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.keys.keeper import Keeper
+from penstock.gateway.http.observing import CLIENT_CLOSED_REQUEST, Observing
+from penstock.gateway.metrics import Metrics
 from penstock.gateway.openai.chat import create_chat_completion
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
 from penstock.producer import AsyncClient, PenstockError
 
-CLIENT_CLOSED_REQUEST = 499
-"""Nobody receives it; logs and metrics show it."""
 
-
-def create_app(settings: GatewaySettings) -> Starlette:
+def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Starlette:
     """The application. Its connections to Redis live from its start to its end."""
 
     @asynccontextmanager
@@ -41,15 +39,37 @@ def create_app(settings: GatewaySettings) -> Starlette:
                 app.state.gateway = Gateway(settings, client, directory, store, interruptions, keeper)
                 yield
 
-    routes = [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]
+    routes = [
+        *health.ROUTES,
+        Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
+    ]
     handlers = {
         ApiError: _answer_api_error,
         PenstockError: _answer_penstock_error,
         HTTPException: _answer_http_exception,
         ClientGone: _answer_nobody,
+        ClientDisconnect: _answer_nobody,
     }
-    middleware = [Middleware(KeyGuard)]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
+    middleware = [
+        Middleware(Observing, metrics=metrics or Metrics()),
+        *_cors(settings),
+        Middleware(KeyGuard),
+    ]
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
+    app.router.redirect_slashes = False  # the redirection would name the host that the client named
+    return app
+
+
+def _cors(settings: GatewaySettings) -> Iterator[Middleware]:
+    """What pages from elsewhere may ask; keys are sent in headers, never as cookies."""
+    if settings.cors_origins:
+        yield Middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=("*",),
+        )
 
 
 async def _answer_api_error(_: Request, error: Exception) -> Response:
