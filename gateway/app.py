@@ -9,13 +9,12 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from penstock.gateway.context import Gateway
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError, api_error
 from penstock.gateway.http.disconnect import ClientGone
-from penstock.gateway.openai.chat import create_chat_completion
+from penstock.gateway.openai.routes import ROUTES as OPENAI_ROUTES
 from penstock.gateway.settings import GatewaySettings
 from penstock.producer import AsyncClient, PenstockError
 
@@ -33,7 +32,7 @@ def create_app(settings: GatewaySettings) -> Starlette:
             app.state.gateway = Gateway(settings, client, Directory(client, settings.queues))
             yield
 
-    routes = [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]
+    routes = [*OPENAI_ROUTES]
     handlers = {
         ApiError: _answer_api_error,
         PenstockError: _answer_penstock_error,
