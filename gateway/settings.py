@@ -100,6 +100,9 @@ class GatewaySettings(BaseSettings):
     )
 
     max_body_bytes: ByteSize = _setting("Limits of HTTP", "Bytes of one body.", ByteSize(16 << 20))
+    max_prompts: Annotated[int, Field(ge=1)] = _setting(
+        "Limits of HTTP", "Prompts in one request for completions, each of which is a request to the queue.", 128
+    )
     max_header_bytes: ByteSize = _setting(
         "Limits of HTTP", "Bytes of the request line and the headers of one request.", ByteSize(64 << 10)
     )
