@@ -17,7 +17,8 @@ from penstock.producer.transport import State, Transport
 from penstock.producer.wire import GenerateRequest
 
 T = TypeVar("T")
-Enqueue: TypeAlias = Callable[[GenerateRequest], Awaitable[None]]
+Enqueue: TypeAlias = Callable[[GenerateRequest], Awaitable[bool]]
+"""Sends a request, and tells whether it was sent before."""
 
 
 class ReplyStream:
@@ -179,7 +180,8 @@ async def _sent(
         transport.own(request_id)
     try:
         try:
-            await deadline.bound(enqueue(request))
+            if await deadline.bound(enqueue(request)):
+                await deadline.bound(transport.check_present(transport.queue, request_id))
         except (QueueFull, ServerRefused):
             transport.disown(request_id, cancel=False)
             raise
