@@ -37,6 +37,11 @@ class ReplyStream:
         """The whole reply, once the loop over the chunks ended; None before."""
         return self._assembler.reply
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the end of the reply was read, be it an error."""
+        return self._assembler.ended
+
     def __aiter__(self) -> Self:
         return self
 
