@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -15,8 +16,11 @@ from penstock.gateway.context import Gateway
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError, api_error
 from penstock.gateway.http.disconnect import ClientGone
+from penstock.gateway.http.interruptions import Interruptions
+from penstock.gateway.keys.guard import KeyGuard
 from penstock.gateway.openai.chat import create_chat_completion
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.store.connection import Store
 from penstock.producer import AsyncClient, PenstockError
 
 CLIENT_CLOSED_REQUEST = 499
@@ -29,8 +33,9 @@ def create_app(settings: GatewaySettings) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         client = AsyncClient(settings.redis_url, max_queue_length=settings.max_queue_length)
-        async with client:
-            app.state.gateway = Gateway(settings, client, Directory(client, settings.queues))
+        async with client, Store(settings.redis_url) as store:
+            directory = Directory(client, settings.queues)
+            app.state.gateway = Gateway(settings, client, directory, store, Interruptions())
             yield
 
     routes = [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]
@@ -40,7 +45,8 @@ def create_app(settings: GatewaySettings) -> Starlette:
         HTTPException: _answer_http_exception,
         ClientGone: _answer_nobody,
     }
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    middleware = [Middleware(KeyGuard)]
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
 
 
 def _answer(error: ApiError) -> Response:

@@ -7,17 +7,26 @@ from dataclasses import dataclass
 from starlette.requests import HTTPConnection
 
 from penstock.gateway.directory import Directory
+from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.store.connection import Store
 from penstock.producer import AsyncClient
+from penstock.producer.redis.connection import RedisClient
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """One process's. `client` is of no queue in particular: `client.on(queue)` is."""
+    """One process's. `client` is of no queue in particular: `client.on(queue)` is. `store` is for the gateway's own."""
 
     settings: GatewaySettings
     client: AsyncClient
     directory: Directory
+    store: Store
+    interruptions: Interruptions
+
+    @property
+    def redis(self) -> RedisClient:
+        return self.store.redis
 
 
 @dataclass(frozen=True, slots=True)
