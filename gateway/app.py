@@ -21,6 +21,8 @@ from penstock.gateway.keys.guard import KeyGuard
 from penstock.gateway.openai.chat import create_chat_completion
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
+from penstock.gateway.store.ledger import Ledger
+from penstock.gateway.store.records import Records
 from penstock.producer import AsyncClient, PenstockError
 
 CLIENT_CLOSED_REQUEST = 499
@@ -35,7 +37,9 @@ def create_app(settings: GatewaySettings) -> Starlette:
         client = AsyncClient(settings.redis_url, max_queue_length=settings.max_queue_length)
         async with client, Store(settings.redis_url) as store:
             directory = Directory(client, settings.queues)
-            app.state.gateway = Gateway(settings, client, directory, store, Interruptions())
+            ledger = Ledger(store, max_share=settings.max_store_share, max_bytes=settings.max_store_bytes)
+            records = Records(store, ledger)
+            app.state.gateway = Gateway(settings, client, directory, store, Interruptions(), records)
             yield
 
     routes = [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]

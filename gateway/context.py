@@ -10,6 +10,7 @@ from penstock.gateway.directory import Directory
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
+from penstock.gateway.store.records import Records
 from penstock.producer import AsyncClient
 from penstock.producer.redis.connection import RedisClient
 
@@ -23,6 +24,7 @@ class Gateway:
     directory: Directory
     store: Store
     interruptions: Interruptions
+    records: Records
 
     @property
     def redis(self) -> RedisClient:

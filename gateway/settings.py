@@ -26,3 +26,8 @@ class GatewaySettings(BaseSettings):
     max_body_bytes: ByteSize = ByteSize(16 * 2**20)
     max_queue_length: Annotated[int, Field(ge=1)] = 10_000
     """Requests in a queue, waiting and running, from which on more are turned away."""
+    max_store_share: Annotated[float, Field(gt=0.0, le=0.9)] = 0.25
+    """Of Redis's `maxmemory` (of the machine's memory where it is 0) for what clients may ask for later: stored
+    responses, files, batches. All gateways together keep no more."""
+    max_store_bytes: Annotated[ByteSize, Field(ge=1)] | None = None
+    """The same in bytes, where that is less."""
