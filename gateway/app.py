@@ -10,7 +10,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from penstock.gateway.context import Gateway
 from penstock.gateway.directory import Directory
@@ -18,7 +17,7 @@ from penstock.gateway.errors import ApiError, api_error
 from penstock.gateway.http.disconnect import ClientGone
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.keys.guard import KeyGuard
-from penstock.gateway.openai.chat import create_chat_completion
+from penstock.gateway.openai.routes import ROUTES as OPENAI_ROUTES
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
@@ -42,7 +41,7 @@ def create_app(settings: GatewaySettings) -> Starlette:
             app.state.gateway = Gateway(settings, client, directory, store, Interruptions(), records)
             yield
 
-    routes = [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]
+    routes = [*OPENAI_ROUTES]
     handlers = {
         ApiError: _answer_api_error,
         PenstockError: _answer_penstock_error,

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from penstock.gateway.errors import ApiError
+from penstock.gateway.errors import RETRY_AFTER_S, ApiError
 from penstock.producer import AsyncClient, ModelCard
 
 MAX_AGE_S = 2.0
@@ -24,6 +24,7 @@ class Directory:
         self._client = client
         self._only = frozenset(queues)
         self._cards: Mapping[str, ModelCard] = {}
+        self._models: dict[str, str] = {}  # by queue, of all that were ever served here
         self._read_at_s: float | None = None
         self._reading = asyncio.Lock()
 
@@ -37,6 +38,7 @@ class Directory:
             async with self._reading:
                 if not self._is_fresh:
                     self._cards = await self._read()
+                    self._models |= {queue: card.model for queue, card in self._cards.items()}
                     self._read_at_s = time.monotonic()
         return self._cards
 
@@ -44,7 +46,7 @@ class Directory:
         """The queue that `model` names: its own name, or the model that it alone serves.
 
         Raises:
-            ApiError: there is none (404), or there are several (400).
+            ApiError: there is none (404) or none any more (503), or there are several (400).
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
         cards = await self.cards()
@@ -56,8 +58,17 @@ class Directory:
         if queues:
             message = f"model {model[:200]!r} is served by several queues, name one of them: {', '.join(queues)[:500]}"
             raise ApiError(400, message, param="model", code="ambiguous_model")
+        if model in self._models or model in self._models.values() or model in self._only:
+            raise _unserved(model)
         message = f"model {model[:200]!r} does not exist; GET /v1/models lists those that are served"
         raise ApiError(404, message, param="model", code="model_not_found")
+
+    async def card_of(self, queue: str) -> ModelCard:
+        """That of a queue that `queue_of` has named. Raises as it does."""
+        card = (await self.cards()).get(queue)
+        if card is None:
+            raise _unserved(queue)
+        return card
 
     @property
     def _is_fresh(self) -> bool:
@@ -67,3 +78,8 @@ class Directory:
         queues = [queue for queue in await self._client.queues() if not self._only or queue in self._only]
         cards = await asyncio.gather(*(self._client.model_card(queue=queue) for queue in queues))
         return {queue: card for queue, card in zip(queues, cards, strict=True) if card is not None}
+
+
+def _unserved(model: str) -> ApiError:
+    message = f"no worker serves model {model[:200]!r} now"
+    return ApiError(503, message, type="server_error", param="model", code="no_worker", retry_after_s=RETRY_AFTER_S)

@@ -24,6 +24,8 @@ class GatewaySettings(BaseSettings):
     abandon_after_s: Annotated[float, Field(gt=0.0)] = 30.0
     """How long a request with an Idempotency-Key goes on without anybody who reads it."""
     max_body_bytes: ByteSize = ByteSize(16 * 2**20)
+    max_prompts: Annotated[int, Field(ge=1)] = 128
+    """Prompts in one request for completions, each of which is a request to the queue."""
     max_queue_length: Annotated[int, Field(ge=1)] = 10_000
     """Requests in a queue, waiting and running, from which on more are turned away."""
     max_store_share: Annotated[float, Field(gt=0.0, le=0.9)] = 0.25
