@@ -11,6 +11,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from penstock.gateway.abandonment.watch import Watch
 from penstock.gateway.context import Gateway
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError, api_error
@@ -34,11 +35,15 @@ def create_app(settings: GatewaySettings) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         client = AsyncClient(settings.redis_url, max_queue_length=settings.max_queue_length)
-        async with client, Store(settings.redis_url) as store:
+        async with (
+            client,
+            Store(settings.redis_url) as store,
+            Watch(store, client, settings.abandon_after_s) as watch,
+        ):
             directory = Directory(client, settings.queues)
             ledger = Ledger(store, max_share=settings.max_store_share, max_bytes=settings.max_store_bytes)
             records = Records(store, ledger)
-            app.state.gateway = Gateway(settings, client, directory, store, Interruptions(), records)
+            app.state.gateway = Gateway(settings, client, directory, store, Interruptions(), records, watch)
             yield
 
     routes = [*OPENAI_ROUTES]

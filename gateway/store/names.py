@@ -19,3 +19,18 @@ def ledger_sizes() -> str:
 def ledger_expiries() -> str:
     """A sorted set of what is in `ledger_sizes`, by when it expires, in seconds of the server's clock."""
     return "penstock:gateway:{ledger}:expiries"
+
+
+def fingerprint(request_id: str) -> str:
+    """A digest of what was asked for under an Idempotency-Key, of which `request_id` is made."""
+    return f"penstock:gateway:{{{request_id}}}:fingerprint"
+
+
+def readers() -> str:
+    """A sorted set of the requests that clients wait for, by when they count as abandoned."""
+    return "penstock:gateway:{abandonment}:readers"
+
+
+def swept() -> str:
+    """Exists while gateways look for what is abandoned."""
+    return "penstock:gateway:{abandonment}:swept"
