@@ -22,7 +22,7 @@ class Directory:
 
     def __init__(self, client: AsyncClient, queues: tuple[str, ...] = ()) -> None:
         self._client = client
-        self._only = frozenset(queues)
+        self._only = tuple(sorted(set(queues)))
         self._cards: Mapping[str, ModelCard] = {}
         self._read_at_s: float | None = None
         self._reading = asyncio.Lock()
@@ -64,6 +64,6 @@ class Directory:
         return self._read_at_s is not None and time.monotonic() - self._read_at_s < MAX_AGE_S
 
     async def _read(self) -> Mapping[str, ModelCard]:
-        queues = [queue for queue in await self._client.queues() if not self._only or queue in self._only]
+        queues = self._only or await self._client.queues()  # whose list a user of some queues may not read
         cards = await asyncio.gather(*(self._client.model_card(queue=queue) for queue in queues))
         return {queue: card for queue, card in zip(queues, cards, strict=True) if card is not None}
