@@ -196,7 +196,7 @@ def redis_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     here, there, _ = mount.split(":")
     script = Path(program.replace(there, str(ROOT / here)))
     arguments = tuple(options[: options.index("--dir")])
-    with EmbeddedServer(script, data_dir=tmp_path / "data", arguments=arguments) as server:
+    with EmbeddedServer(script, data_dir=tmp_path, arguments=arguments) as server:
         yield server
 
 
