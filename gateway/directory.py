@@ -44,7 +44,8 @@ class Directory:
         """The queue that `model` names: its own name, or the model that it alone serves.
 
         Raises:
-            ApiError: there is none (404) or none any more (503), the caller may not use it (403), or there are several (400).
+            ApiError: there is none (404) or none any more (503), there are several (400), or the caller may not use it
+                (403).
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
         served = await self._served.cards()

@@ -122,8 +122,8 @@ class GatewaySettings(BaseSettings):
 
     max_store_share: Annotated[float, Field(gt=0.0, le=0.9)] = _setting(
         "Store",
-        "Share of Redis's maxmemory, of the machine's memory where that is 0, for what clients may ask for later: stored "
-        "responses, files, batches. All gateways together keep no more.",
+        "Share of Redis's maxmemory, of the machine's memory where that is 0, for what clients may ask for later: "
+        "stored responses, files, batches. All gateways together keep no more.",
         0.25,
     )
     max_store_bytes: Annotated[ByteSize | None, Field(ge=1), _OrNone] = _setting(
