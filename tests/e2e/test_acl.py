@@ -221,6 +221,42 @@ async def test_a_gateway_does_its_whole_job(acl_server: EmbeddedServer, admin: R
     assert await denials(admin) == []
 
 
+async def test_an_operator_makes_keys_that_a_gateway_holds_callers_to(
+    acl_server: EmbeddedServer, admin: RedisClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def penstock_keys(*arguments: str) -> str:
+        url = url_of(acl_server, "operator")
+        assert await asyncio.to_thread(run, ["keys", *arguments, "--redis-url", url]) == 0
+        return capsys.readouterr().out
+
+    limits = ("--requests-per-minute", "2", "--tokens-per-minute", "10000", "--max-concurrent", "1")
+    secret = (await penstock_keys("create", "--name", "mine", *limits)).strip()
+    assert "mine" in await penstock_keys("list")
+    async with (
+        running_worker(url_of(acl_server, "worker"), FakeEngine()),
+        running_gateway(url_of(acl_server, "gateway")) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=secret, max_retries=0) as client,
+    ):
+        chat = partial(
+            client.chat.completions.create, model="q", messages=[{"role": "user", "content": "hi"}], max_tokens=5
+        )
+        for _ in range(2):
+            assert (await chat()).choices
+        with pytest.raises(openai.RateLimitError):
+            await chat()
+        assert ": revoked" in await penstock_keys("revoke", "mine")
+        await eventually(lambda: _is_turned_away(client))
+    assert await denials(admin) == []
+
+
+async def _is_turned_away(client: openai.AsyncOpenAI) -> bool:
+    try:
+        await client.models.list()
+    except openai.APIStatusError as error:
+        return error.status_code == 401
+    return False
+
+
 @pytest.mark.parametrize("role", sorted(set(ROLES) - {"admin"}))
 async def test_only_gateways_have_their_own_keys(acl_server: EmbeddedServer, admin: RedisClient, role: str) -> None:
     """Of API keys, which an operator makes, too."""
