@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from penstock.gateway import health
+from penstock.gateway.abandonment.watch import Watch
 from penstock.gateway.context import Gateway
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError, api_error
@@ -34,9 +35,13 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         client = AsyncClient(settings.redis_url, max_queue_length=settings.max_queue_length)
-        async with client, Store(settings.redis_url) as store:
+        async with (
+            client,
+            Store(settings.redis_url) as store,
+            Watch(store, client, settings.abandon_after_s) as watch,
+        ):
             directory = Directory(client, settings.queues)
-            app.state.gateway = Gateway(settings, client, directory, store, Interruptions())
+            app.state.gateway = Gateway(settings, client, directory, store, Interruptions(), watch)
             yield
 
     routes = [

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
+from penstock.gateway.abandonment.watch import Watch
 from penstock.gateway.directory import Directory
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.settings import GatewaySettings
@@ -23,6 +24,7 @@ class Gateway:
     directory: Directory
     store: Store
     interruptions: Interruptions
+    watch: Watch
 
     @property
     def redis(self) -> RedisClient:
