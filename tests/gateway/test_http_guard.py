@@ -196,3 +196,31 @@ async def test_an_answer_that_nobody_takes_is_given_up() -> None:
         client.writer.transport.resume_reading()
         assert not (await client.reader.read()).endswith(b"okok")
     assert app.num_ended == 1
+
+
+async def test_a_client_that_takes_nothing_is_given_up() -> None:
+    app = at_once()
+    app.body = b"x" * (1 << 24)
+    async with serving(app, limits(stall_timeout_s=SOON_S)) as connect:
+        client = await connect()
+        client.writer.transport.pause_reading()
+        client.send(REQUEST)
+        await eventually(lambda: app.num_begun == 1)
+        await eventually(lambda: client.has_ended)
+        client.writer.transport.resume_reading()
+        assert not (await client.reader.read()).endswith(b"okok")
+
+
+async def test_a_client_that_takes_little_at_a_time_gets_all() -> None:
+    app = at_once()
+    app.body = b"x" * (1 << 22)
+    async with serving(app, limits(stall_timeout_s=0.2)) as connect:
+        client = await connect()
+        client.send(REQUEST.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+        taken = 0
+        while part := await client.reader.read(1 << 19):
+            taken += len(part)
+            client.writer.transport.pause_reading()
+            await asyncio.sleep(0.1)  # all of it takes longer than the limit
+            client.writer.transport.resume_reading()
+        assert taken > 2 * len(app.body)
