@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from penstock.gateway.abandonment.watch import Watch
 from penstock.gateway.admission.guard import KeyGuard
 from penstock.gateway.context import Gateway
 from penstock.gateway.directory import Directory
@@ -35,11 +36,16 @@ def create_app(settings: GatewaySettings) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         client = AsyncClient(settings.redis_url, max_queue_length=settings.max_queue_length)
-        async with client, Store(settings.redis_url) as store:
-            directory, interruptions = Directory(client, settings.queues), Interruptions()
-            async with Keeper(store, interruptions, is_key_required=settings.require_key) as keeper:
-                app.state.gateway = Gateway(settings, client, directory, store, interruptions, keeper)
-                yield
+        interruptions = Interruptions()
+        async with (
+            client,
+            Store(settings.redis_url) as store,
+            Keeper(store, interruptions, is_key_required=settings.require_key) as keeper,
+            Watch(store, client, settings.abandon_after_s) as watch,
+        ):
+            directory = Directory(client, settings.queues)
+            app.state.gateway = Gateway(settings, client, directory, store, interruptions, keeper, watch)
+            yield
 
     routes = [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]
     handlers = {

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from starlette.requests import HTTPConnection
 
+from penstock.gateway.abandonment.watch import Watch
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.interruptions import Interruptions
@@ -26,6 +27,7 @@ class Gateway:
     store: Store
     interruptions: Interruptions
     keeper: Keeper
+    watch: Watch
 
     @property
     def redis(self) -> RedisClient:

@@ -185,6 +185,9 @@ class Settings(BaseSettings):
     max_stop_strings: int = _worker("max_stop_strings", "Stop strings of one request.", "Limits")
     max_stop_chars: int = _worker("max_stop_chars", "Characters of one stop string.", "Limits")
     max_n: int = _worker("max_n", "Choices (`n`) of one request.", "Limits")
+    max_keep_s: float = _worker(
+        "max_keep_s", "How long after its end a request may have its reply kept (`keep_s`).", "Limits"
+    )
 
     health_host: str = _worker(
         "health_host",

@@ -39,3 +39,18 @@ def key_tokens(key_id: str) -> str:
 def key_charges(key_id: str) -> str:
     """A sorted set of charges that may still change, by the second they count in."""
     return f"penstock:gateway:{{{key_id}}}:charges"
+
+
+def fingerprint(request_id: str) -> str:
+    """A digest of what was asked for under an Idempotency-Key, of which `request_id` is made."""
+    return f"penstock:gateway:{{{request_id}}}:fingerprint"
+
+
+def readers() -> str:
+    """A sorted set of the requests that clients wait for, by when they count as abandoned."""
+    return "penstock:gateway:{abandonment}:readers"
+
+
+def swept() -> str:
+    """Exists while gateways look for what is abandoned."""
+    return "penstock:gateway:{abandonment}:swept"
