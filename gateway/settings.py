@@ -120,6 +120,16 @@ class GatewaySettings(BaseSettings):
     )
     stall_timeout_s: _Seconds = _setting("Limits of HTTP", "How long a client may take nothing of its answer.", 60.0)
 
+    max_store_share: Annotated[float, Field(gt=0.0, le=0.9)] = _setting(
+        "Store",
+        "Share of Redis's maxmemory, of the machine's memory where that is 0, for what clients may ask for later: stored "
+        "responses, files, batches. All gateways together keep no more.",
+        0.25,
+    )
+    max_store_bytes: Annotated[ByteSize | None, Field(ge=1), _OrNone] = _setting(
+        "Store", "The same in bytes, where that is less; none: only the share counts.", None
+    )
+
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "Logs", "Lowest level that is logged; each request is an info. Where not set, the worker's setting.", "info"
     )
