@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.gateway.admission.admission import Meter, admitted
-from penstock.gateway.context import Gateway, gateway_of
+from penstock.gateway.context import Gateway, caller_of, gateway_of
 from penstock.gateway.generation.idempotency import check_same, key_of, place_asked_for, request_id_of
 from penstock.gateway.http.disconnect import while_wanted
 from penstock.gateway.http.events import BEFORE_ALL, EventWriter, Place
@@ -58,7 +58,7 @@ class Job:
 
 
 async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
-    """A job for whoever asks.
+    """A job for whoever asks, and for the tenant that the caller's API key stands for.
 
     Without an Idempotency-Key it ends with the client. With one it is the same for all who ask with that key, and ends
     once nobody has read it for a while. Each call for one HTTP request is a job of its own.
@@ -68,7 +68,9 @@ async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
             key has used up its tokens.
         ConnectionLost, ServerRefused: Redis is away or says no.
     """
-    gateway = gateway_of(asked)
+    gateway, caller = gateway_of(asked), caller_of(asked)
+    if caller.key_id is not None:
+        request = request.model_copy(update={"tenant": caller.tenant})
     key = key_of(asked)
     after = place_asked_for(asked, key)
     if key is not None:
