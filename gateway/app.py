@@ -19,6 +19,7 @@ from penstock.gateway.http.disconnect import ClientGone
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.keys.guard import KeyGuard
 from penstock.gateway.openai.routes import ROUTES as OPENAI_ROUTES
+from penstock.gateway.responses.routes import ROUTES as RESPONSES_ROUTES
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
@@ -46,7 +47,7 @@ def create_app(settings: GatewaySettings) -> Starlette:
             app.state.gateway = Gateway(settings, client, directory, store, Interruptions(), records, watch)
             yield
 
-    routes = [*OPENAI_ROUTES]
+    routes = [*OPENAI_ROUTES, *RESPONSES_ROUTES]
     handlers = {
         ApiError: _answer_api_error,
         PenstockError: _answer_penstock_error,

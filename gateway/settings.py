@@ -7,6 +7,8 @@ from typing import Annotated
 from pydantic import ByteSize, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from penstock.producer.wire import MIN_KEEP_S
+
 
 class GatewaySettings(BaseSettings):
     """Every setting of a gateway. Nothing changes it once it is made."""
@@ -28,6 +30,8 @@ class GatewaySettings(BaseSettings):
     """Prompts in one request for completions, each of which is a request to the queue."""
     max_queue_length: Annotated[int, Field(ge=1)] = 10_000
     """Requests in a queue, waiting and running, from which on more are turned away."""
+    keep_responses_s: Annotated[int, Field(ge=MIN_KEEP_S)] = 86_400
+    """How long a stored response can be read after its end, as far as the workers' `max_keep_s` allows."""
     max_store_share: Annotated[float, Field(gt=0.0, le=0.9)] = 0.25
     """Of Redis's `maxmemory` (of the machine's memory where it is 0) for what clients may ask for later: stored
     responses, files, batches. All gateways together keep no more."""
