@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.gateway.admission.admission import Meter, admitted
 from penstock.gateway.context import Gateway, gateway_of
 from penstock.gateway.generation.idempotency import check_same, key_of, place_asked_for, request_id_of
 from penstock.gateway.http.disconnect import while_wanted
@@ -25,6 +26,7 @@ class Job:
 
     queue: str
     reply: ReplyStream
+    meter: Meter
     after: Place = BEFORE_ALL  # which a stream goes on behind
 
     @property
@@ -40,7 +42,9 @@ class Job:
             Whatever `ReplyStream` raises.
         """
         with gateway_of(asked).watch.reading(self.queue, self.reply):
-            return await while_wanted(asked.receive, _read(self.reply, each), interruption_of(asked))
+            reply = await while_wanted(asked.receive, _read(self.reply, each), interruption_of(asked))
+        self.meter.ended(reply)
+        return reply
 
     def streamed(
         self, asked: Request, writer: EventWriter, opening: Callable[[], Iterable[Event | None]] | None = None
@@ -49,7 +53,7 @@ class Job:
         gateway = gateway_of(asked)
         return EventStream(
             self.reply,
-            writer,
+            self.meter.counted(writer),
             reading=gateway.watch.reading(self.queue, self.reply),
             interruption=interruption_of(asked),
             commit_after_s=gateway.settings.commit_after_s,
@@ -67,6 +71,7 @@ async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
 
     Raises:
         ApiError: the key or the Last-Event-ID can't be used, or the key belongs to another request.
+        OverLimit: the API key would use more tokens than it may.
         ConnectionLost, ServerRefused: Redis is away or says no.
     """
     gateway = gateway_of(asked)
@@ -74,13 +79,14 @@ async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
     after = place_asked_for(asked, key)
     if key is not None:
         request = await _named(asked, gateway, queue, request, key)
-    return Job(queue, gateway.client.on(queue).stream(request), after)
+    request, meter = await admitted(asked, queue, request)
+    return Job(queue, gateway.client.on(queue).stream(request), meter, after)
 
 
-async def named(asked: Request, queue: str, request: GenerateRequest) -> GenerateRequest:
+async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[GenerateRequest, Meter]:
     """The request with an id: that of its Idempotency-Key, or a fresh one. So it can be written down before it is sent.
 
-    A job of it goes on when the client goes: whoever makes it, sees to its end.
+    A job of it (`job_of`) goes on when the client goes: whoever makes it, sees to its end.
 
     Raises:
         As `start`.
@@ -88,19 +94,20 @@ async def named(asked: Request, queue: str, request: GenerateRequest) -> Generat
     gateway = gateway_of(asked)
     key = key_of(asked)
     if key is not None:
-        return await _named(asked, gateway, queue, request, key)
+        return await admitted(asked, queue, await _named(asked, gateway, queue, request, key))
     is_cluster = gateway.store.address.kind == "cluster"
-    return request.model_copy(update={"id": request_id_of(asked, secrets.token_urlsafe(), 0, is_cluster=is_cluster)})
+    fresh_id = request_id_of(asked, secrets.token_urlsafe(), 0, is_cluster=is_cluster)
+    return await admitted(asked, queue, request.model_copy(update={"id": fresh_id}))
 
 
-def job_of(asked: Request, queue: str, request: GenerateRequest) -> Job:
+def job_of(asked: Request, queue: str, request: GenerateRequest, meter: Meter) -> Job:
     """A job of a request that has an id; it goes on behind the Last-Event-ID that was asked for.
 
     Raises:
         ApiError: the Last-Event-ID can't be used.
     """
     after = place_asked_for(asked, key_of(asked))
-    return Job(queue, gateway_of(asked).client.on(queue).stream(request), after)
+    return Job(queue, gateway_of(asked).client.on(queue).stream(request), meter, after)
 
 
 async def _read(reply: ReplyStream, each: Callable[[Chunk], object] | None) -> Reply:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -137,9 +137,7 @@ class CompletionEvents(ChoiceEvents):
 
     def _logprobs_of(self, chunk: Chunk) -> Document | None:
         writer = self._logprobs.setdefault(chunk.index, LegacyLogprobs(self._shown))
-        parts: Iterable[Document] = ()
         if self._prompt_text and chunk.prompt_logprobs:
-            parts = (writer.prompt(chunk.prompt_logprobs, self._prompt_text),)
-        if chunk.logprobs:
-            parts = (*parts, writer.part(chunk.logprobs))
-        return joined(*parts) if len(tuple(parts)) == 2 else next(iter(parts), None)
+            prompt = writer.prompt(chunk.prompt_logprobs, self._prompt_text)
+            return joined(prompt, writer.part(chunk.logprobs or ()))
+        return writer.part(chunk.logprobs) if chunk.logprobs else None

@@ -1,4 +1,4 @@
-"""What becomes of a request's fields: each is honoured, ignored for a reason, or refused. docs/gateway.md lists them."""
+"""What becomes of a request's fields: each is honoured, ignored for a reason or refused. docs/gateway.md lists them."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from penstock.gateway.admission.admission import Meter
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.generation.idempotency import key_of
@@ -30,20 +31,22 @@ async def create_response(asked: Request) -> Response:
     gateway = gateway_of(asked)
     body = read_response(await read_json(asked, gateway.settings.max_body_bytes))
     queue = await gateway.directory.queue_of(body.model)
-    response, request = await _prepared(asked, queue, body)
+    response, request, meter = await _prepared(asked, queue, body)
     if body.store is not False:
         response, request = await _kept(asked, body, response, request)
-    answer = _in_background if body.background else _in_foreground
-    return await answer(asked, response, request, is_streamed=body.stream)
+    if body.background:
+        return await _in_background(asked, response, request, meter, is_streamed=body.stream)
+    job = job_of(asked, queue, request, meter)
+    return _streamed(asked, response, job) if body.stream else await _whole(asked, response, job)
 
 
-async def _prepared(asked: Request, queue: str, body: ResponseBody) -> tuple[StoredResponse, GenerateRequest]:
+async def _prepared(asked: Request, queue: str, body: ResponseBody) -> tuple[StoredResponse, GenerateRequest, Meter]:
     """The response as one that is not stored, and its request to the queue."""
-    owner = caller_of(asked).key_id or ""
+    owner = caller_of(asked).owner
     items = _items(body)
-    history = await history_behind(asked, body.previous_response_id, owner)
+    history = await history_behind(asked, body.previous_response_id)
     card = await gateway_of(asked).directory.card_of(queue)
-    request = await named(asked, queue, body.request([*history, *to_messages(items)], card))
+    request, meter = await named(asked, queue, body.request([*history, *to_messages(items)], card))
     request_id = request.id or ""
     response = StoredResponse(
         request_id,
@@ -55,7 +58,7 @@ async def _prepared(asked: Request, queue: str, body: ResponseBody) -> tuple[Sto
         items=shown_items(items, request_id),
         history=history,
     )
-    return response, request
+    return response, request, meter
 
 
 def _items(body: ResponseBody) -> list[Item]:
@@ -87,9 +90,10 @@ def _keeping(request: GenerateRequest, keep_s: float) -> GenerateRequest:
 
 
 async def _in_background(
-    asked: Request, response: StoredResponse, request: GenerateRequest, *, is_streamed: bool
+    asked: Request, response: StoredResponse, request: GenerateRequest, meter: Meter, *, is_streamed: bool
 ) -> Response:
-    """It goes on whoever is there."""
+    """It goes on whoever is there. Nobody will be here to tell what it takes: what its client has asked for counts."""
+    meter.keep_reserved()
     gateway = gateway_of(asked)
     try:
         await gateway.client.on(response.queue).submit(request)
@@ -102,26 +106,24 @@ async def _in_background(
     return JSONResponse(pending(response, "queued") if is_new else await snapshot(asked, response))
 
 
-async def _in_foreground(
-    asked: Request, response: StoredResponse, request: GenerateRequest, *, is_streamed: bool
-) -> Response:
-    job = job_of(asked, response.queue, request)
+def _streamed(asked: Request, response: StoredResponse, job: Job) -> Response:
     writer = ResponseEvents(response)
-    if is_streamed:
-        opening = writer.begin if response.record is not None else None
+    opening = writer.begin if response.record is not None else None
 
-        async def left() -> None:
-            await _leave(asked, job, response, is_known=writer.has_begun)
+    async def left() -> None:
+        await _leave(asked, job, response, is_known=writer.has_begun)
 
-        return Attended(job.streamed(asked, writer, opening), left)
-    document = None
+    return Attended(job.streamed(asked, writer, opening), left)
+
+
+async def _whole(asked: Request, response: StoredResponse, job: Job) -> Response:
+    writer = ResponseEvents(response)
     try:
         reply = await job.whole(asked, each=lambda chunk: drain(writer.chunk(chunk)))
         drain(writer.end(reply))
-        document = writer.document
     finally:
-        await _leave(asked, job, response, is_known=document is not None)
-    return JSONResponse(document)
+        await _leave(asked, job, response, is_known=writer.document is not None)
+    return JSONResponse(writer.document)
 
 
 async def _leave(asked: Request, job: Job, response: StoredResponse, *, is_known: bool) -> None:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.gateway.context import gateway_of
+from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError, api_error
 from penstock.gateway.http.events import BEFORE_ALL, Place
 from penstock.gateway.http.interruptions import interruption_of
@@ -105,7 +105,7 @@ def handle_of(asked: Request, response: StoredResponse) -> Handle:
     return gateway_of(asked).client.handle(response.request_id, queue=response.queue)
 
 
-async def history_behind(asked: Request, response_id: str | None, owner: str) -> list[Document]:
+async def history_behind(asked: Request, response_id: str | None) -> list[Document]:
     """The messages of a conversation up to the answer of a response; without one there are none.
 
     Raises:
@@ -113,7 +113,7 @@ async def history_behind(asked: Request, response_id: str | None, owner: str) ->
     """
     if response_id is None:
         return []
-    response = await ResponseStore(gateway_of(asked).records).read(response_id, owner, param=_PREVIOUS)
+    response = await ResponseStore(gateway_of(asked).records).read(response_id, caller_of(asked), param=_PREVIOUS)
     if await state_of(asked, response, param=_PREVIOUS) != "finished":
         message = f"{_PREVIOUS}: response {response_id!r} has not ended"
         raise ApiError(400, message, param=_PREVIOUS, code="response_not_ended")

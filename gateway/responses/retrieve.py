@@ -60,7 +60,7 @@ async def list_input_items(asked: Request) -> Response:
 
 async def _stored(asked: Request) -> StoredResponse:
     store = ResponseStore(gateway_of(asked).records)
-    return await store.read(asked.path_params["response_id"], caller_of(asked).key_id or "")
+    return await store.read(asked.path_params["response_id"], caller_of(asked))
 
 
 async def _end(asked: Request, response: StoredResponse) -> None:

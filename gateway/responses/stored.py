@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.gateway.context import Caller
 from penstock.gateway.errors import ApiError
 from penstock.gateway.responses.items import Document
 from penstock.gateway.responses.request import ResponseBody
@@ -83,12 +84,12 @@ class ResponseStore:
         record = await self._records.create(KIND, response.request_id, document, ttl_s=ttl_s, more_bytes=more_bytes)
         return _restored(record)
 
-    async def read(self, response_id: str, owner: str, *, param: str | None = None) -> StoredResponse:
-        """Raises ApiError (404): there is none of `owner`'s with this id, or it has expired."""
+    async def read(self, response_id: str, caller: Caller, *, param: str | None = None) -> StoredResponse:
+        """Raises ApiError (404): there is none of the caller's with this id, or it has expired."""
         request_id = response_id.removeprefix(PREFIX)
         if response_id.startswith(PREFIX) and ID_PATTERN.fullmatch(request_id):
             record = await self._records.read(KIND, request_id)
-            if record is not None and record.document["owner"] == owner:
+            if record is not None and record.document["owner"] == caller.owner:
                 return _restored(record)
         raise not_found(response_id, param=param)
 

@@ -295,7 +295,7 @@ async def test_a_stream_says_what_a_whole_body_does(full: Asked) -> None:
 async def test_an_event_is_one_line_of_ascii(full: Asked) -> None:
     response = await full.post(CHAT, {**ALL, "stream": True})
     assert response.content.isascii()
-    assert response.text.splitlines() == response.text.rstrip("\n").split("\n") + [""]
+    assert response.text.splitlines() == [*response.text.rstrip("\n").split("\n"), ""]
 
 
 async def test_reasoning_can_be_left_out(full: Asked) -> None:
