@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import openai
 import pytest
-from fakes import ScriptedReply, ScriptedWorker, eventually
+from fakes import ScriptedReply, ScriptedWorker
 from gateway_harness import Running, announce, running_gateway
 from openai.types.responses import Response
 
-from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import ChunkEntry, ToolCallDelta
 
@@ -114,5 +112,7 @@ def strictly(response: Response) -> Response:
 async def test_an_answer(client: openai.AsyncOpenAI) -> None:
     response = strictly(await client.responses.create(model="tiny", input="say two words"))
     assert (response.status, response.output_text) == ("completed", "two words")
-    assert response.usage is not None and response.usage.output_tokens == 9
-    assert response.completed_at is not None and response.completed_at >= response.created_at
+    assert response.usage is not None
+    assert response.usage.output_tokens == 9
+    assert response.completed_at is not None
+    assert response.completed_at >= response.created_at
