@@ -62,7 +62,7 @@ docs: .venv/dev.stamp  ## write docs/configuration.md from the settings
 
 clean:  ## remove caches and build outputs
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find penstock producer engine worker tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
+	find penstock producer engine worker gateway tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean  ## also remove the virtual environment
 	rm -rf .venv
@@ -72,15 +72,15 @@ constraints: .venv/dev.stamp  ## resolve the newest versions of everything into 
 	@$(BIN)/python -m pip install --quiet --quiet uv
 	@for version in $(patsubst constraints/py3%.txt,3.%,$(CONSTRAINTS)); do \
 	  UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile pyproject.toml constraints/torch-needs.in --override constraints/without-torch.in \
-	    --python-version $$version --extra worker --extra tpu --extra bench --extra dev --upgrade --quiet --no-annotate \
+	    --python-version $$version --extra worker --extra gateway --extra tpu --extra bench --extra dev --upgrade --quiet --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make constraints" \
 	    --output-file constraints/py$$(echo $$version | tr -d .).txt && echo "resolved for Python $$version" || exit 1; \
 	done
 
 .venv/worker.stamp: pyproject.toml $(CONSTRAINTS)
-	@.ci/venv worker
+	@.ci/venv worker,gateway
 	@touch $@
 
 .venv/dev.stamp: pyproject.toml $(CONSTRAINTS)
-	@.ci/venv worker,dev
+	@.ci/venv worker,gateway,dev
 	@touch .venv/worker.stamp $@

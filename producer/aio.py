@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable, Sequence
+from copy import copy
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -14,7 +16,7 @@ from penstock.producer.progress import ProgressCallback
 from penstock.producer.queue_status import QueueStatus
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling, build_request
-from penstock.producer.transport import Transport, check_name
+from penstock.producer.transport import Connections, Transport, check_name
 from penstock.producer.wire import AnswerEntry, CallName, ModelCard
 
 DEFAULT_URL = "redis://localhost:6379"
@@ -51,17 +53,33 @@ class AsyncClient:
         reconnect_timeout_s: float = 60.0,
         durable: bool = False,
     ) -> None:
+        url = url if url is not None else os.environ.get("REDIS_URL", DEFAULT_URL)
+        self._connections: Connections | None = Connections(url, reconnect_timeout_s=reconnect_timeout_s)
         self._transport = Transport(
-            url if url is not None else os.environ.get("REDIS_URL", DEFAULT_URL),
+            self._connections,
             queue=queue,
             max_queue_length=max_queue_length,
             dedupe_window_s=dedupe_window_s,
-            reconnect_timeout_s=reconnect_timeout_s,
             is_durable=durable,
         )
+        self._others: dict[str, Self] = {}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} queue {self._transport.queue!r} at {self._transport.address}>"
+
+    def on(self, queue: str) -> Self:
+        """A client of another queue, over this one's connections and with its settings; closed with this one.
+
+        Raises:
+            ValueError: the queue could not be one.
+        """
+        if queue == self._transport.queue:
+            return self
+        if queue not in self._others:
+            other = copy(self)
+            vars(other).update(_transport=self._transport.beside(queue), _connections=None)  # not its to close
+            self._others[queue] = other
+        return self._others[queue]
 
     async def submit(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Handle:
         """Enqueues a request and returns at once. Sending the same `id` again returns a handle on the same reply.
@@ -255,6 +273,9 @@ class AsyncClient:
     async def close(self) -> None:
         """Closes all connections. What `stream`, `generate` and `map` still had in flight is cancelled."""
         await self._transport.close()
+        if self._connections is not None:
+            await asyncio.gather(*(other.close() for other in self._others.values()))
+            await self._connections.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -90,7 +90,8 @@ class Timings:
 class Reply:
     """A reply that ended: `stop`, `tool_calls`, `length`, `cancelled` or `expired` (`error` inside a `RequestFailed`).
 
-    `prompt_logprobs` are those of the prompt's tokens, if asked for; the first token has none.
+    `prompt_logprobs` are those of the prompt's tokens, if asked for; the first token has none. `entry_id` is that of
+    its end, where it was read from a stream.
     """
 
     request_id: str
@@ -99,6 +100,7 @@ class Reply:
     usage: Usage
     timings: Timings
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    entry_id: str | None = None
 
     @property
     def text(self) -> str:

@@ -37,17 +37,40 @@ MAX_COMMANDS_IN_FLIGHT = 16
 HISTORY_PAGE = 1000
 
 
+class Connections:
+    """What all queues of one client share: connections to Redis, one of which reads all replies."""
+
+    def __init__(self, url: str, *, reconnect_timeout_s: float) -> None:
+        self.address = parse_url(url)
+        self.commands = connect(self.address, decode=False, retries=COMMAND_RETRIES, name="penstock-client")
+        self.batcher = Batcher(self.commands, retries=COMMAND_RETRIES)
+        self.reader = ReplyReader(self.address, self.commands, self.batcher, give_up_after_s=reconnect_timeout_s)
+        self.slot = random_slot() if self.address.kind == "cluster" else None
+        self._gate = asyncio.Semaphore(MAX_COMMANDS_IN_FLIGHT)  # each command in flight holds a connection
+
+    @asynccontextmanager
+    async def redis(self) -> AsyncIterator[RedisClient]:
+        """The client for commands, once there is a connection to spare, with its errors turned into ours."""
+        async with self._gate:
+            with redis_errors(self.address):
+                yield self.commands
+
+    async def close(self) -> None:
+        await self.reader.close()
+        await self.batcher.close()
+        await self.commands.aclose()
+
+
 class Transport:
-    """The connections of one client and the settings of its queue."""
+    """One queue of a client, and the settings for it."""
 
     def __init__(
         self,
-        url: str,
+        connections: Connections,
         *,
         queue: str,
         max_queue_length: int | None,
         dedupe_window_s: int,
-        reconnect_timeout_s: float,
         is_durable: bool = False,
     ) -> None:
         check_name("queue", queue)
@@ -55,28 +78,40 @@ class Transport:
             raise ValueError(f"max_queue_length {max_queue_length} is below 1")
         if dedupe_window_s < 1:
             raise ValueError(f"dedupe_window_s {dedupe_window_s} is below 1")
-        self.address = parse_url(url)
+        self.connections = connections
+        self.address = connections.address
+        self.reader = connections.reader
         self.queue = queue
         self._max_queue_length = max_queue_length
         self._dedupe_window_s = dedupe_window_s
         self._is_durable = is_durable
-        self._commands = connect(self.address, decode=False, retries=COMMAND_RETRIES, name="penstock-client")
-        self._batcher = Batcher(self._commands, retries=COMMAND_RETRIES)
-        self.reader = ReplyReader(self.address, self._commands, self._batcher, give_up_after_s=reconnect_timeout_s)
+        self._batcher = connections.batcher
+        self._redis = connections.redis
         self.caller = Caller(self.address, self._batcher.execute, queue)
         self._served = ServedWatch(self._batcher.execute, queue)
-        self._slot = random_slot() if self.address.kind == "cluster" else None
         self._setup = asyncio.Lock()
         self._is_set_up = False
-        self._gate = asyncio.Semaphore(MAX_COMMANDS_IN_FLIGHT)  # each command in flight holds a connection
         self._owned: set[str] = set()
         self._background: set[asyncio.Task[None]] = set()
 
-    def new_id(self) -> str:
-        return new_id(self._slot)
+    def beside(self, queue: str) -> Transport:
+        """Another queue, over the same connections and with the same settings."""
+        return Transport(
+            self.connections,
+            queue=queue,
+            max_queue_length=self._max_queue_length,
+            dedupe_window_s=self._dedupe_window_s,
+            is_durable=self._is_durable,
+        )
 
-    async def enqueue(self, request: GenerateRequest) -> None:
+    def new_id(self) -> str:
+        return new_id(self.connections.slot)
+
+    async def enqueue(self, request: GenerateRequest) -> bool:
         """Adds the request to the queue, once, however often it is called or the network repeats it.
+
+        Returns:
+            Whether it was sent before.
 
         Raises:
             QueueFull, ConnectionLost, ServerRefused: it was not added, or (ConnectionLost) nobody knows.
@@ -99,8 +134,9 @@ class Transport:
         self._served.note_sent()
         if self._is_durable:
             await self._confirm(request.id)
+        return added.again
 
-    async def enqueue_when_not_full(self, request: GenerateRequest) -> None:
+    async def enqueue_when_not_full(self, request: GenerateRequest) -> bool:
         """Like `enqueue`, but waits while the queue is full, asking again after 0.1 to 2 s."""
         delay_s = 0.1
         while True:
@@ -189,16 +225,25 @@ class Transport:
             raise UnknownRequest(queue, request_id)
 
     async def _is_queued(self, queue: str, request_id: str) -> bool | None:
-        """Whether a request that no worker has taken yet was sent at all; None where this client may not look."""
+        """Whether a request that no worker has taken yet was sent at all; None where this client may not look.
+
+        Raises:
+            ReplyGone: it was sent, and there is nothing left of it.
+        """
+        stream = keys.requests(queue)
         async with self._redis() as redis:
             try:
-                if await redis.exists(keys.seen(queue, request_id)):
+                entry = await redis.get(keys.seen(queue, request_id))
+                if entry is None:
+                    return _is_entry_id(request_id) and bool(await redis.xrange(stream, request_id, request_id))
+                if await redis.xrange(stream, entry, entry):
                     return True
-                return _is_entry_id(request_id) and bool(
-                    await redis.xrange(keys.requests(queue), request_id, request_id)
-                )
+                # It has left the queue. It may have begun since the caller looked.
+                if await redis.exists(keys.state(queue, request_id), keys.reply(queue, request_id)):
+                    return True
             except exceptions.NoPermissionError:
                 return None
+        raise ReplyGone(request_id, "it ended and expired")
 
     async def history(self, queue: str, request_id: str, until: str) -> AsyncIterator[tuple[str, ReplyEntry]]:
         """The entries of a reply from its first to `until`.
@@ -220,16 +265,14 @@ class Transport:
             start = "(" + page[-1][0]
 
     async def close(self) -> None:
+        """Leaves the connections, which other queues may use."""
         owned, self._owned = self._owned, set()
         cancels = {*self._background, *(asyncio.create_task(self._try_to_cancel(each)) for each in owned)}
         if cancels:
             await asyncio.wait(cancels, timeout=CLOSE_TIMEOUT_S)
             await end_tasks(cancels)
-        await self.reader.close()
         await self.caller.close()
         await self._served.close()
-        await self._batcher.close()
-        await self._commands.aclose()
 
     async def _set_up(self) -> None:
         """What comes before the first request of a client."""
@@ -247,13 +290,6 @@ class Transport:
             reason = await durable.confirm(redis, keys.seen(self.queue, request_id), ttl_s=self._dedupe_window_s)
         if reason is not None:
             raise NotDurable(request_id, reason)
-
-    @asynccontextmanager
-    async def _redis(self) -> AsyncIterator[RedisClient]:
-        """The client for commands, once there is a connection to spare, with its errors turned into ours."""
-        async with self._gate:
-            with redis_errors(self.address):
-                yield self._commands
 
     async def _try_to_cancel(self, request_id: str) -> None:
         """Failing is harmless: the request just runs to its end."""

@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.timeout(TEST_S))
 
 
-BARE_NAMES = frozenset({"producer", "engine", "worker"})
+BARE_NAMES = frozenset({"producer", "engine", "worker", "gateway"})
 
 
 @pytest.hookimpl(trylast=True)

@@ -45,7 +45,7 @@ class Assembler:
         if isinstance(entry, OwnEntry):
             return None
         if isinstance(entry, EndEntry):
-            self._end(entry)
+            self._end(entry_id, entry)
             return None
         choice = self._choices.get(entry.index)
         if choice is None:
@@ -56,7 +56,7 @@ class Assembler:
         except ValueError as error:
             raise ReplyCorrupt(self._request_id, f"entry {entry_id}: {error}") from error
 
-    def _end(self, end: EndEntry) -> None:
+    def _end(self, entry_id: str, end: EndEntry) -> None:
         self.ended = True
         if end.finish_reason == "error" and end.code in REFUSED_CODES:
             raise RequestRefused(self._request_id, end.code or "", end.message or "")
@@ -64,11 +64,11 @@ class Assembler:
         if end.finish_reason != "error" and num_read != end.completion_tokens:
             reason = f"{num_read} tokens were read, the end entry counts {end.completion_tokens}"
             raise ReplyCorrupt(self._request_id, reason)
-        self.reply = reply = self._whole(end)
+        self.reply = reply = self._whole(entry_id, end)
         if end.finish_reason == "error":
             raise RequestFailed(self._request_id, end.code or "unknown", end.message or "no message given", reply)
 
-    def _whole(self, end: EndEntry) -> Reply:
+    def _whole(self, entry_id: str, end: EndEntry) -> Reply:
         num_choices = max([1, len(end.finish_reasons or ()), *(index + 1 for index in self._choices)])
         reasons = end.finish_reasons or ()
         return Reply(
@@ -83,6 +83,7 @@ class Assembler:
             usage=Usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens),
             timings=Timings(end.queued_ms, end.ttft_ms, end.total_ms),
             prompt_logprobs=self._prompt_logprobs,
+            entry_id=entry_id,
         )
 
 

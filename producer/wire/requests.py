@@ -41,6 +41,12 @@ _TRACEPARENT = re.compile(
     r"(?!ff|00.{53}.)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]*)?"
 )
 
+MIN_KEEP_S = 60
+"""Of a reply after its end: long enough for a worker that takes over from a dead one to see that there is an end."""
+
+MAX_KEEP_S = 366 * 86_400
+"""Of a reply after its end; a worker's own limit is `max_keep_s`."""
+
 MAX_FIELDS = 128
 """Of one request entry, and of its JSON document: several times what the schema has. What has more is not looked at."""
 
@@ -76,6 +82,7 @@ def _piece_by_piece(value: object, validate: ValidatorFunctionWrapHandler) -> An
 
 _PIECE = 256
 
+Name = Annotated[str, Field(pattern=f"^{ID_PATTERN.pattern}$")]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[tuple[TokenId, ...], FAIL_FAST, BeforeValidator(from_json)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
@@ -113,7 +120,7 @@ class GenerateRequest(WireModel):
     other_names: ClassVar[Mapping[str, str]] = {"max_completion_tokens": "max_tokens"}
 
     v: Annotated[Literal[1], BeforeValidator(_number)] = 1
-    id: Annotated[str, Field(pattern=f"^{ID_PATTERN.pattern}$")] | None = None
+    id: Name | None = None
     prompt: Text | None = None
     messages: Messages | None = None
     prompt_token_ids: TokenIds | None = None
@@ -156,6 +163,8 @@ class GenerateRequest(WireModel):
 
     priority: int = Field(0, ge=-1000, le=1000)  # higher runs first
     timeout_s: float | None = Field(None, gt=0.0, le=7 * 86_400.0)  # from the moment Redis accepted the request
+    keep_s: float | None = Field(None, ge=MIN_KEEP_S, le=MAX_KEEP_S)  # from the reply's end; None: what the worker says
+    tenant: Name | None = None  # whom it is for: in the state and in the worker's logs
     traceparent: Annotated[str, AfterValidator(_w3c)] | None = Field(None, max_length=256)  # bound to the worker's logs
 
     @model_validator(mode="before")

@@ -51,6 +51,24 @@ async def test_generate_returns_the_whole_reply(redis_url: str) -> None:
     assert (request.id, request.max_tokens, request.temperature) == (reply.request_id, 7, 0.5)
 
 
+async def test_one_client_serves_several_queues_over_its_connections(redis_url: str) -> None:
+    async with (
+        ScriptedWorker(redis_url, queue="left") as left,
+        ScriptedWorker(redis_url, queue="right") as right,
+        AsyncClient(redis_url, queue="left") as client,
+    ):
+        other = client.on("right")
+        assert client.on("left") is client
+        assert client.on("right") is other
+        assert other.on("left").handle("x").queue == "left"
+        replies = await asyncio.gather(client.generate("to the left", id="r"), other.generate("to the right", id="r"))
+    assert [reply.text for reply in replies] == ["to the left", "to the right"]
+    assert [len(worker.taken) for worker in (left, right)] == [1, 1]
+    assert replies[0].entry_id is not None
+    with pytest.raises(ValueError, match="queue 'a b' is not"):
+        client.on("a b")
+
+
 async def test_a_prompt_has_four_forms(redis_url: str) -> None:
     chat = [{"role": "user", "content": "hi"}]
     async with ScriptedWorker(redis_url) as worker, AsyncClient(redis_url) as client:
@@ -344,6 +362,24 @@ async def test_a_reply_that_ended_and_expired_is_gone(redis: RedisClient, redis_
         with pytest.raises(ReplyGone, match="1-1"):
             await anext(handle.stream(after="1-1"))
         assert reply.text == "x"
+
+
+async def test_a_request_that_is_sent_again_after_its_reply_expired_waits_for_nothing(
+    redis: RedisClient, redis_url: str
+) -> None:
+    async with ScriptedWorker(redis_url) as worker, AsyncClient(redis_url) as client:
+        assert (await client.generate("x", id="r")).text == "x"
+        assert (await client.generate("x", id="r")).text == "x"
+        await eventually(lambda: _is_empty(redis))
+        await redis.delete(keys.reply("default", "r"))
+        await redis.delete(keys.state("default", "r"))
+        with pytest.raises(ReplyGone, match="ended and expired"):
+            await client.generate("x", id="r")
+        assert len(worker.taken) == 1
+
+
+async def _is_empty(redis: RedisClient) -> bool:
+    return await redis.xlen(keys.requests("default")) == 0
 
 
 async def test_a_gap_or_a_strange_entry_is_an_error_of_that_reply_alone(redis: RedisClient, redis_url: str) -> None:

@@ -10,15 +10,17 @@ from fakes import eventually
 
 from penstock.producer import QueueFull, ReplyGone, UnknownRequest, keys, transport
 from penstock.producer.redis.connection import RedisClient
-from penstock.producer.transport import Transport, check_name
+from penstock.producer.transport import Connections, Transport, check_name
 from penstock.producer.wire import ChunkEntry, GenerateRequest, OwnEntry, encode_reply
 
 
 @pytest.fixture
 async def line(redis_url: str) -> AsyncIterator[Transport]:
-    made = Transport(redis_url, queue="q", max_queue_length=2, dedupe_window_s=60, reconnect_timeout_s=60.0)
+    connections = Connections(redis_url, reconnect_timeout_s=60.0)
+    made = Transport(connections, queue="q", max_queue_length=2, dedupe_window_s=60)
     yield made
     await made.close()
+    await connections.close()
 
 
 def request(request_id: str) -> GenerateRequest:
@@ -81,6 +83,19 @@ async def test_presence(redis: RedisClient, line: Transport) -> None:
     await redis.hset(keys.state("q", "r"), "status", "done")
     with pytest.raises(ReplyGone, match="ended and expired"):
         await line.check_present("q", "r")
+
+
+async def test_what_was_sent_and_left_no_trace_is_gone_and_not_waited_for(redis: RedisClient, line: Transport) -> None:
+    """The mark of the enqueue outlives the state and the reply by far."""
+    assert not await line.enqueue(request("r"))
+    assert await line.enqueue(request("r"))
+    ((entry_id, _),) = await redis.xrange(keys.requests("q"))
+    await redis.xdel(keys.requests("q"), entry_id)
+    for look in (line.check_present, line.state):
+        with pytest.raises(ReplyGone, match="ended and expired"):
+            await look("q", "r")
+    await write_reply(redis, num_chunks=1)
+    await line.check_present("q", "r")
 
 
 async def test_what_only_one_waiter_knew_is_cancelled_when_it_goes(redis: RedisClient, line: Transport) -> None:

@@ -1,0 +1,152 @@
+"""What can go wrong, as HTTP says it: one table from our errors to statuses, and OpenAI's body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock.producer import (
+    CallFailed,
+    CallTimedOut,
+    ConnectionLost,
+    NotDurable,
+    PenstockError,
+    QueueFull,
+    ReplyCorrupt,
+    ReplyGone,
+    ReplyTimeout,
+    RequestFailed,
+    RequestRefused,
+    ServerRefused,
+    UnknownRequest,
+)
+from penstock.producer.wire import explain
+
+RETRY_AFTER_S = 1
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Attributes:
+        status: of HTTP.
+        message: for people; it names the value that is wrong, and holds no prompt.
+        type: OpenAI's class of errors.
+        param: the field that is wrong, where it is one.
+        code: for programs.
+        retry_after_s: when trying again may help; None: it does not.
+        ends_reply: whether the reply itself has ended so, for everybody who reads it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",  # noqa: A002  the name in OpenAI's API
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+        ends_reply: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+        self.ends_reply = ends_reply
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """`x-should-retry` is what OpenAI's clients go by."""
+        if self.retry_after_s is None:
+            return {"x-should-retry": "false"}
+        return {"retry-after": str(self.retry_after_s), "x-should-retry": "true"}
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def _refused(error: RequestRefused) -> ApiError:
+    status = 413 if error.code == "too_large" else 400
+    code = "context_length_exceeded" if error.code == "too_long" else error.code
+    return ApiError(status, error.message, param=_field_of(error.message), code=code, ends_reply=True)
+
+
+def _field_of(message: str) -> str | None:
+    """The field that a refusal begins with, as in `temperature: Input should be ...`."""
+    name, colon, _ = message.partition(": ")
+    return name if colon and name.replace(".", "").replace("_", "").isalnum() else None
+
+
+def _unavailable(error: PenstockError) -> ApiError:
+    return ApiError(503, str(error), type="server_error", code="unavailable", retry_after_s=RETRY_AFTER_S)
+
+
+def _internal(error: PenstockError) -> ApiError:
+    is_end = isinstance(error, RequestFailed)
+    return ApiError(500, str(error), type="server_error", code="internal_error", ends_reply=is_end)
+
+
+def _full(error: QueueFull) -> ApiError:
+    return ApiError(429, str(error), type="rate_limit_error", code="queue_full", retry_after_s=RETRY_AFTER_S)
+
+
+_TABLE: Mapping[type[PenstockError], Callable[[Any], ApiError]] = {
+    RequestRefused: _refused,
+    QueueFull: _full,
+    UnknownRequest: lambda error: ApiError(404, str(error), code="not_found"),
+    ReplyGone: lambda error: ApiError(409, str(error), type="conflict_error", code="reply_expired"),
+    ReplyTimeout: lambda error: ApiError(408, str(error), type="timeout_error", code="timeout"),
+    CallTimedOut: _unavailable,
+    ConnectionLost: _unavailable,
+    NotDurable: _unavailable,
+    ServerRefused: _internal,
+    RequestFailed: _internal,
+    CallFailed: _internal,
+    ReplyCorrupt: _internal,
+}
+
+
+def api_error(error: PenstockError) -> ApiError:
+    """What a client is told of `error`."""
+    return next(_TABLE[kind](error) for kind in type(error).__mro__ if kind in _TABLE)
+
+
+def ended_early(finish_reason: str) -> ApiError:
+    """A reply that ended `cancelled` or `expired`: OpenAI's API has no finish reason for it."""
+    if finish_reason == "expired":
+        message = "the request expired before it was finished"
+        return ApiError(408, message, type="timeout_error", code="expired", ends_reply=True)
+    return ApiError(409, "the request was cancelled", type="conflict_error", code="cancelled", ends_reply=True)
+
+
+def invalid_value(error: ValidationError) -> ApiError:
+    """A body in which values are wrong, missing or unknown; `param` is the first of them."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    kind, message = first["type"], explain(error)
+    code = "missing_required_parameter" if kind == "missing" else "invalid_value"
+    if kind.endswith("_type"):
+        code = "invalid_type"
+    elif first["msg"].startswith("Value error, unknown field"):
+        code = "unknown_parameter"
+    return ApiError(400, message.removeprefix("request: "), param=_param(first["loc"]) or None, code=code)
+
+
+def _param(place: tuple[int | str, ...]) -> str:
+    """As `messages[0].role`; what a validator adds to a place, such as the branch of a union, is left out."""
+    param = ""
+    for part in place:
+        if isinstance(part, int):
+            param += f"[{part}]"
+        elif part.isidentifier() and len(part) <= MAX_PARAM_PART and part not in _BRANCHES:
+            param += f".{part}" if param else part
+    return param
+
+
+MAX_PARAM_PART = 80
+_BRANCHES = frozenset({"str", "int", "float", "bool", "list", "mode", "[key]"})
