@@ -10,22 +10,25 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import Response
 
 from penstock.gateway import health
 from penstock.gateway.abandonment.watch import Watch
+from penstock.gateway.admission.guard import KeyGuard
 from penstock.gateway.context import Gateway
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError, api_error
+from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.disconnect import ClientGone
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.http.observing import CLIENT_CLOSED_REQUEST, Observing
-from penstock.gateway.keys.guard import KeyGuard
+from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.openai.chat import create_chat_completion
+from penstock.gateway.openai.routes import ROUTES as OPENAI_ROUTES
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
+from penstock.gateway.store.ledger import Ledger
+from penstock.gateway.store.records import Records
 from penstock.producer import AsyncClient, PenstockError
 
 
@@ -35,19 +38,19 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         client = AsyncClient(settings.redis_url, max_queue_length=settings.max_queue_length)
+        directory, interruptions = Directory(client, settings.queues), Interruptions()
         async with (
             client,
             Store(settings.redis_url) as store,
+            Keeper(store, interruptions, is_key_required=settings.require_key) as keeper,
             Watch(store, client, settings.abandon_after_s) as watch,
         ):
-            directory = Directory(client, settings.queues)
-            app.state.gateway = Gateway(settings, client, directory, store, Interruptions(), watch)
+            ledger = Ledger(store, max_share=settings.max_store_share, max_bytes=settings.max_store_bytes)
+            records = Records(store, ledger)
+            app.state.gateway = Gateway(settings, client, directory, store, interruptions, keeper, records, watch)
             yield
 
-    routes = [
-        *health.ROUTES,
-        Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
-    ]
+    routes = [*health.ROUTES, *OPENAI_ROUTES]
     handlers = {
         ApiError: _answer_api_error,
         PenstockError: _answer_penstock_error,
@@ -80,25 +83,21 @@ def _cors(settings: GatewaySettings) -> Iterator[Middleware]:
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def _answer(error: ApiError) -> Response:
-    return JSONResponse(error.body(), error.status, error.headers)
-
-
 async def _answer_api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)  # noqa: S101  as it is registered
-    return _answer(error)
+    return error_response(error)
 
 
 async def _answer_penstock_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, PenstockError)  # noqa: S101  as it is registered
-    return _answer(api_error(error))
+    return error_response(api_error(error))
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
     """What Starlette itself says no to: a path or a method that is not there."""
     assert isinstance(error, HTTPException)  # noqa: S101  as it is registered
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    answer = _answer(ApiError(error.status_code, message, code=_CODES.get(error.status_code)))
+    answer = error_response(ApiError(error.status_code, message, code=_CODES.get(error.status_code)))
     answer.headers.update(error.headers or {})
     return answer
 

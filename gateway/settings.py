@@ -69,6 +69,11 @@ class GatewaySettings(BaseSettings):
         "Server", "PEM file with the certificate and those that lead to its authority; none: no TLS.", None
     )
     tls_key: Annotated[Path | None, _OrNone] = _setting("Server", "PEM file with the key of the certificate.", None)
+    require_key: bool = _setting(
+        "Server",
+        "Whether to turn everybody away while there are no API keys, as after Redis has lost its data.",
+        False,
+    )
     cors_origins: _Names = _setting(
         "Server",
         "Origins whose pages in a browser may ask, with commas; * for any. As a default no other origin.",
@@ -95,6 +100,9 @@ class GatewaySettings(BaseSettings):
     )
 
     max_body_bytes: ByteSize = _setting("Limits of HTTP", "Bytes of one body.", ByteSize(16 << 20))
+    max_prompts: Annotated[int, Field(ge=1)] = _setting(
+        "Limits of HTTP", "Prompts in one request for completions, each of which is a request to the queue.", 128
+    )
     max_header_bytes: ByteSize = _setting(
         "Limits of HTTP", "Bytes of the request line and the headers of one request.", ByteSize(64 << 10)
     )
@@ -111,6 +119,16 @@ class GatewaySettings(BaseSettings):
         "Limits of HTTP", "How long a connection may be without a request; longer than that of a proxy before it.", 75.0
     )
     stall_timeout_s: _Seconds = _setting("Limits of HTTP", "How long a client may take nothing of its answer.", 60.0)
+
+    max_store_share: Annotated[float, Field(gt=0.0, le=0.9)] = _setting(
+        "Store",
+        "Share of Redis's maxmemory, of the machine's memory where that is 0, for what clients may ask for later: "
+        "stored responses, files, batches. All gateways together keep no more.",
+        0.25,
+    )
+    max_store_bytes: Annotated[ByteSize | None, Field(ge=1), _OrNone] = _setting(
+        "Store", "The same in bytes, where that is less; none: only the share counts.", None
+    )
 
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "Logs", "Lowest level that is logged; each request is an info. Where not set, the worker's setting.", "info"

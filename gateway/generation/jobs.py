@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.gateway.admission.admission import Meter, admitted
 from penstock.gateway.context import Gateway, gateway_of
 from penstock.gateway.generation.idempotency import check_same, key_of, place_asked_for, request_id_of
 from penstock.gateway.http.disconnect import while_wanted
@@ -22,6 +23,7 @@ class Job:
 
     queue: str
     reply: ReplyStream
+    meter: Meter
     after: Place = BEFORE_ALL  # which a stream goes on behind
 
     @property
@@ -37,14 +39,16 @@ class Job:
             Whatever `ReplyStream` raises.
         """
         with gateway_of(asked).watch.reading(self.queue, self.reply):
-            return await while_wanted(asked.receive, self.reply.read_to_end(), interruption_of(asked))
+            reply = await while_wanted(asked.receive, self.reply.read_to_end(), interruption_of(asked))
+        self.meter.ended(reply)
+        return reply
 
     def streamed(self, asked: Request, writer: EventWriter) -> Response:
         """The reply as events, while it is written."""
         gateway = gateway_of(asked)
         return EventStream(
             self.reply,
-            writer,
+            self.meter.counted(writer),
             reading=gateway.watch.reading(self.queue, self.reply),
             interruption=interruption_of(asked),
             commit_after_s=gateway.settings.commit_after_s,
@@ -61,6 +65,7 @@ async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
 
     Raises:
         ApiError: the key or the Last-Event-ID can't be used, or the key belongs to another request.
+        OverLimit: the API key would use more tokens than it may.
         ConnectionLost, ServerRefused: Redis is away or says no.
     """
     gateway = gateway_of(asked)
@@ -68,7 +73,8 @@ async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
     after = place_asked_for(asked, key)
     if key is not None:
         request = await _named(asked, gateway, queue, request, key)
-    return Job(queue, gateway.client.on(queue).stream(request), after)
+    request, meter = await admitted(asked, queue, request)
+    return Job(queue, gateway.client.on(queue).stream(request), meter, after)
 
 
 async def _named(asked: Request, gateway: Gateway, queue: str, request: GenerateRequest, key: str) -> GenerateRequest:

@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager, asynccontextmanager
 
 import structlog
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.errors import ApiError, api_error
+from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.disconnect import ClientGone, while_wanted
 from penstock.gateway.http.events import BEFORE_ALL, PING, EventWriter, Place, encode, entry_of
 from penstock.gateway.http.interruptions import Interruption
@@ -112,7 +113,7 @@ class EventStream(Response):
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._has_begun:
-            await JSONResponse(error.body(), error.status, error.headers)(scope, receive, send)
+            await error_response(error)(scope, receive, send)
             return
         await self._write(encode(self._writer.error(error)), send)
         await send({"type": "http.response.body", "body": b""})

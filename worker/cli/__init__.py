@@ -27,6 +27,7 @@ from penstock.worker.cli import (
     doctor,
     drain,
     gateway,
+    keys,
     plan,
     send,
     version,
@@ -60,6 +61,7 @@ for command in (
     app.command()(command)
 app.add_typer(bench.app)
 app.add_typer(dead.dead)
+app.add_typer(keys.keys)
 
 
 @app.callback()

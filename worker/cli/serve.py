@@ -80,7 +80,7 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
         model,
         engine.describe(),
         engine.grammars,
-        identify(directory, tokenizer.templates),
+        identify(directory, tokenizer.templates, tokenizer.rules()),
         tokenizer.chat_format,
     )
 

@@ -1,0 +1,12 @@
+-- KEYS: tokens (a window), charged. ARGV: id of the charge, how many tokens it was short of (below 0: too many).
+-- What was too much is given back where it was taken, if that still counts.
+local second = redis.call('ZSCORE', KEYS[2], ARGV[1])
+if not second then return 0 end
+redis.call('ZREM', KEYS[2], ARGV[1])
+local short = tonumber(ARGV[2])
+if short > 0 then
+  count_in(KEYS[1], math.floor(clock() / 1000), short)
+elseif redis.call('HEXISTS', KEYS[1], second) == 1 then
+  redis.call('HINCRBY', KEYS[1], second, short)
+end
+return 1
