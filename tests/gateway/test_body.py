@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from fakes import eventually
 from starlette.applications import Starlette
 from starlette.requests import Request
 
@@ -38,7 +39,7 @@ class Sender:
 def request(sender: Sender, budget: BodyBudget | None = None, *headers: tuple[bytes, bytes]) -> Request:
     app = Starlette()
     app.state.bodies = budget or BodyBudget(MAX_BYTES)
-    return Request({"type": "http", "method": "POST", "headers": [*headers], "app": app}, sender.receive)  # type: ignore[arg-type]
+    return Request({"type": "http", "method": "POST", "headers": [*headers], "app": app}, sender.receive)
 
 
 async def parsed(body: bytes) -> dict[str, Any]:
@@ -100,8 +101,7 @@ async def test_large_ones_share_a_budget_and_small_ones_need_none() -> None:
     large = [b"x" * SMALL_BYTES] * 3
     held = Sender(large, is_held=True)
     reading = asyncio.create_task(read_body(request(held, budget), MAX_BYTES))
-    while held.num_sent < 3:
-        await asyncio.sleep(0)
+    await eventually(lambda: held.num_sent == 3)
     with pytest.raises(ApiError, match="too many large bodies") as caught:
         await read_body(request(Sender(large), budget), MAX_BYTES)
     assert (caught.value.status, caught.value.headers["retry-after"]) == (503, "1")
