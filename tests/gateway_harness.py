@@ -11,8 +11,12 @@ from typing import Any
 
 from fakes import eventually
 
+from penstock.gateway.keys.records import ApiKey
+from penstock.gateway.keys.secrets import Secret, new_secret
+from penstock.gateway.keys.store import KeyStore
 from penstock.gateway.server import GatewayServer
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.store.connection import Store
 from penstock.producer import ModelCard, keys
 from penstock.producer.redis.connection import RedisClient
 
@@ -58,3 +62,20 @@ async def announce(redis: RedisClient, queue: str = "default", card: ModelCard =
     fields: Any = card.to_fields()
     await redis.hset(keys.card(queue), mapping=fields)
     await redis.zadd(keys.queues(), {queue: FAR_AHEAD_MS})
+
+
+async def new_key(redis_url: str, *, expires_in_s: float | None = None, **fields: Any) -> Secret:
+    """Creates an API key, as `penstock keys create` does."""
+    secret = new_secret()
+    async with Store(redis_url) as store:
+        there = KeyStore(store.execute)
+        now_ms = (await there.find(secret.key_id)).now_ms
+        expires_ms = None if expires_in_s is None else now_ms + round(expires_in_s * 1000)
+        values = {"name": secret.key_id, "created_ms": now_ms, "expires_ms": expires_ms, **fields}
+        await there.add(ApiKey.model_validate({"id": secret.key_id, "digest": secret.digest, **values}))
+    return secret
+
+
+async def revoke(redis_url: str, secret: Secret) -> None:
+    async with Store(redis_url) as store:
+        assert await KeyStore(store.execute).revoke(secret.key_id)
