@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import HTTPConnection
 
+from penstock.gateway.abandonment.watch import Watch
 from penstock.gateway.directory import Directory
+from penstock.gateway.errors import ApiError
+from penstock.gateway.http.interruptions import Interruptions
+from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.store.connection import Store
+from penstock.gateway.store.records import Records
 from penstock.producer import AsyncClient
+from penstock.producer.redis.connection import RedisClient
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """One process's. `client` is of no queue in particular: `client.on(queue)` is."""
+    """One process's. `client` is of no queue in particular: `client.on(queue)` is. `store` is for the gateway's own."""
 
     settings: GatewaySettings
     client: AsyncClient
     directory: Directory
+    store: Store
+    interruptions: Interruptions
+    keeper: Keeper
+    records: Records
+    watch: Watch
+
+    @property
+    def redis(self) -> RedisClient:
+        return self.store.redis
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +44,40 @@ class Caller:
     tenant: str | None = None
     models: frozenset[str] | None = None  # names of models and queues that it may use; None: all
 
+    @property
+    def owner(self) -> str:
+        """What is kept beside what this caller has stored."""
+        return self.key_id or ""
+
 
 def gateway_of(connection: HTTPConnection) -> Gateway:
+    """The process's; its directory has what the caller may use."""
     gateway = connection.app.state.gateway
     assert isinstance(gateway, Gateway)  # noqa: S101  the application's lifespan has set it
-    return gateway
+    models = caller_of(connection).models
+    return gateway if models is None else replace(gateway, directory=gateway.directory.limited_to(models))
 
 
 def caller_of(connection: HTTPConnection) -> Caller:
     caller = getattr(connection.state, "caller", None) or Caller()
     assert isinstance(caller, Caller)  # noqa: S101  who checks keys has set it
     return caller
+
+
+def check_owner(caller: Caller, owner: str, what: str) -> None:
+    """What another key has stored does not exist for this one.
+
+    Args:
+        caller: who asks for it.
+        owner: whose it is, `Caller.owner` of who stored it.
+        what: its kind and id, for the message.
+
+    Raises:
+        ApiError: 404, as where there is none.
+    """
+    if caller.owner != owner:
+        raise not_found(what)
+
+
+def not_found(what: str) -> ApiError:
+    return ApiError(404, f"{what[:200]} does not exist", code="not_found")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from copy import copy
 
 from penstock.gateway.errors import RETRY_AFTER_S, ApiError
 from penstock.producer import AsyncClient, ModelCard
@@ -21,12 +22,14 @@ class Directory:
     """
 
     def __init__(self, client: AsyncClient, queues: tuple[str, ...] = ()) -> None:
-        self._client = client
-        self._only = frozenset(queues)
-        self._cards: Mapping[str, ModelCard] = {}
-        self._models: dict[str, str] = {}  # by queue, of all that were ever served here
-        self._read_at_s: float | None = None
-        self._reading = asyncio.Lock()
+        self._served = _ServedCards(client, tuple(sorted(set(queues))))
+        self._allowed: frozenset[str] | None = None
+
+    def limited_to(self, allowed: frozenset[str] | None) -> Directory:
+        """The same for a caller who may use these models and queues; None: all of them."""
+        limited = copy(self)
+        vars(limited).update(_allowed=allowed)
+        return limited
 
     async def cards(self) -> Mapping[str, ModelCard]:
         """By queue, in the order of their names.
@@ -34,6 +37,65 @@ class Directory:
         Raises:
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
+        served = await self._served.cards()
+        return {queue: card for queue, card in served.items() if self._allows(queue, card)}
+
+    async def queue_of(self, model: str) -> str:
+        """The queue that `model` names: its own name, or the model that it alone serves.
+
+        Raises:
+            ApiError: there is none (404) or none any more (503), there are several (400), or the caller may not use it
+                (403).
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        served = await self._served.cards()
+        named = {model: served[model]} if model in served else _serving(model, served)
+        queues = [queue for queue, card in named.items() if self._allows(queue, card)]
+        if len(queues) == 1:
+            return queues[0]
+        if queues:
+            message = f"model {model[:200]!r} is served by several queues, name one of them: {', '.join(queues)[:500]}"
+            raise ApiError(400, message, param="model", code="ambiguous_model")
+        if named:
+            message = f"this API key may not use model {model[:200]!r}; GET /v1/models lists those that it may"
+            raise ApiError(403, message, type="permission_error", param="model", code="model_not_allowed")
+        if self._served.knew(model):
+            raise _unserved(model)
+        message = f"model {model[:200]!r} does not exist; GET /v1/models lists those that are served"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+    async def card_of(self, queue: str) -> ModelCard:
+        """That of a queue that `queue_of` has named.
+
+        Raises:
+            ApiError: nobody serves it any more (503).
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        card = (await self._served.cards()).get(queue)
+        if card is None:
+            raise _unserved(queue)
+        return card
+
+    def _allows(self, queue: str, card: ModelCard) -> bool:
+        return self._allowed is None or queue in self._allowed or card.model in self._allowed
+
+
+def _serving(model: str, served: Mapping[str, ModelCard]) -> Mapping[str, ModelCard]:
+    return {queue: card for queue, card in served.items() if card.model == model}
+
+
+class _ServedCards:
+    """What all callers' directories share."""
+
+    def __init__(self, client: AsyncClient, only: tuple[str, ...]) -> None:
+        self._client = client
+        self._only = only
+        self._cards: Mapping[str, ModelCard] = {}
+        self._models: dict[str, str] = {}  # by queue, of all that were ever served here
+        self._read_at_s: float | None = None
+        self._reading = asyncio.Lock()
+
+    async def cards(self) -> Mapping[str, ModelCard]:
         if not self._is_fresh:
             async with self._reading:
                 if not self._is_fresh:
@@ -42,40 +104,16 @@ class Directory:
                     self._read_at_s = time.monotonic()
         return self._cards
 
-    async def queue_of(self, model: str) -> str:
-        """The queue that `model` names: its own name, or the model that it alone serves.
-
-        Raises:
-            ApiError: there is none (404) or none any more (503), or there are several (400).
-            ConnectionLost, ServerRefused: Redis is away or says no.
-        """
-        cards = await self.cards()
-        if model in cards:
-            return model
-        queues = [queue for queue, card in cards.items() if card.model == model]
-        if len(queues) == 1:
-            return queues[0]
-        if queues:
-            message = f"model {model[:200]!r} is served by several queues, name one of them: {', '.join(queues)[:500]}"
-            raise ApiError(400, message, param="model", code="ambiguous_model")
-        if model in self._models or model in self._models.values() or model in self._only:
-            raise _unserved(model)
-        message = f"model {model[:200]!r} does not exist; GET /v1/models lists those that are served"
-        raise ApiError(404, message, param="model", code="model_not_found")
-
-    async def card_of(self, queue: str) -> ModelCard:
-        """That of a queue that `queue_of` has named. Raises as it does."""
-        card = (await self.cards()).get(queue)
-        if card is None:
-            raise _unserved(queue)
-        return card
+    def knew(self, model: str) -> bool:
+        """Whether this names a queue or a model that was served, or is to be."""
+        return model in self._models or model in self._models.values() or model in self._only
 
     @property
     def _is_fresh(self) -> bool:
         return self._read_at_s is not None and time.monotonic() - self._read_at_s < MAX_AGE_S
 
     async def _read(self) -> Mapping[str, ModelCard]:
-        queues = [queue for queue in await self._client.queues() if not self._only or queue in self._only]
+        queues = self._only or await self._client.queues()  # whose list a user of some queues may not read
         cards = await asyncio.gather(*(self._client.model_card(queue=queue) for queue in queues))
         return {queue: card for queue, card in zip(queues, cards, strict=True) if card is not None}
 

@@ -17,7 +17,8 @@ from penstock.producer.transport import State, Transport
 from penstock.producer.wire import GenerateRequest
 
 T = TypeVar("T")
-Enqueue: TypeAlias = Callable[[GenerateRequest], Awaitable[None]]
+Enqueue: TypeAlias = Callable[[GenerateRequest], Awaitable[bool]]
+"""Sends a request, and tells whether it was sent before."""
 
 
 class ReplyStream:
@@ -35,6 +36,11 @@ class ReplyStream:
     def reply(self) -> Reply | None:
         """The whole reply, once the loop over the chunks ended; None before."""
         return self._assembler.reply
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the end of the reply was read, be it an error."""
+        return self._assembler.ended
 
     def __aiter__(self) -> Self:
         return self
@@ -179,7 +185,8 @@ async def _sent(
         transport.own(request_id)
     try:
         try:
-            await deadline.bound(enqueue(request))
+            if await deadline.bound(enqueue(request)):
+                await deadline.bound(transport.check_present(transport.queue, request_id))
         except (QueueFull, ServerRefused):
             transport.disown(request_id, cancel=False)
             raise

@@ -20,8 +20,11 @@ def new_id(slot: int | None = None) -> str:
     their replies over one connection.
     """
     text = "r" + secrets.token_urlsafe(_RANDOM_BYTES)
-    if slot is None:
-        return text
+    return text if slot is None else in_slot(text, slot)
+
+
+def in_slot(text: str, slot: int) -> str:
+    """The id that begins with `text` and whose keys live in `slot`: three characters follow."""
     # The checksum is linear: that of text + suffix is that of text + zeros, xor that of the suffix alone.
     so_far = binascii.crc_hqx(text.encode() + bytes(_SUFFIX_CHARS), 0)
     return text + _suffixes()[(so_far ^ slot) % NUM_SLOTS]

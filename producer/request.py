@@ -57,6 +57,8 @@ class Sampling(TypedDict, total=False):
     skip_special_tokens: bool
     priority: int
     timeout_s: float
+    keep_s: float
+    tenant: str
     traceparent: str
 
 

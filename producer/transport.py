@@ -107,8 +107,11 @@ class Transport:
     def new_id(self) -> str:
         return new_id(self.connections.slot)
 
-    async def enqueue(self, request: GenerateRequest) -> None:
+    async def enqueue(self, request: GenerateRequest) -> bool:
         """Adds the request to the queue, once, however often it is called or the network repeats it.
+
+        Returns:
+            Whether it was sent before.
 
         Raises:
             QueueFull, ConnectionLost, ServerRefused: it was not added, or (ConnectionLost) nobody knows.
@@ -131,8 +134,9 @@ class Transport:
         self._served.note_sent()
         if self._is_durable:
             await self._confirm(request.id)
+        return added.again
 
-    async def enqueue_when_not_full(self, request: GenerateRequest) -> None:
+    async def enqueue_when_not_full(self, request: GenerateRequest) -> bool:
         """Like `enqueue`, but waits while the queue is full, asking again after 0.1 to 2 s."""
         delay_s = 0.1
         while True:
@@ -221,16 +225,25 @@ class Transport:
             raise UnknownRequest(queue, request_id)
 
     async def _is_queued(self, queue: str, request_id: str) -> bool | None:
-        """Whether a request that no worker has taken yet was sent at all; None where this client may not look."""
+        """Whether a request that no worker has taken yet was sent at all; None where this client may not look.
+
+        Raises:
+            ReplyGone: it was sent, and there is nothing left of it.
+        """
+        stream = keys.requests(queue)
         async with self._redis() as redis:
             try:
-                if await redis.exists(keys.seen(queue, request_id)):
+                entry = await redis.get(keys.seen(queue, request_id))
+                if entry is None:
+                    return _is_entry_id(request_id) and bool(await redis.xrange(stream, request_id, request_id))
+                if await redis.xrange(stream, entry, entry):
                     return True
-                return _is_entry_id(request_id) and bool(
-                    await redis.xrange(keys.requests(queue), request_id, request_id)
-                )
+                # It has left the queue. It may have begun since the caller looked.
+                if await redis.exists(keys.state(queue, request_id), keys.reply(queue, request_id)):
+                    return True
             except exceptions.NoPermissionError:
                 return None
+        raise ReplyGone(request_id, "it ended and expired")
 
     async def history(self, queue: str, request_id: str, until: str) -> AsyncIterator[tuple[str, ReplyEntry]]:
         """The entries of a reply from its first to `until`.

@@ -11,7 +11,7 @@ from penstock.producer.wire import ModelCard
 from penstock.worker.config import WorkerConfig
 
 _OF_ENGINE = ("vocab_size", "max_model_len", "dtype")
-_LIMITS = ("max_body_bytes", "max_prompt_tokens", "max_n", "max_stop_strings", "max_stop_chars")
+_LIMITS = ("max_body_bytes", "max_prompt_tokens", "max_n", "max_stop_strings", "max_stop_chars", "max_keep_s")
 
 
 def make_card(

@@ -9,7 +9,7 @@ import socket
 from dataclasses import dataclass, field
 
 from penstock.producer import keys
-from penstock.producer.wire import ID_PATTERN
+from penstock.producer.wire import ID_PATTERN, MAX_KEEP_S, MIN_KEEP_S
 from penstock.worker.errors import BadWorkerConfig
 
 MAX_DEAD_TTL_S = 10 * 365 * 86_400  # far below what Redis takes for a time to live
@@ -54,6 +54,7 @@ class WorkerConfig:
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # of one stop string
     max_n: int = 8
+    max_keep_s: float = 7 * 86_400.0  # what a request may say instead of reply_ttl_after_end_s
 
     health_host: str = "127.0.0.1"  # whoever wants it seen from outside says so, as the image does for its containers
     health_port: int | None = 8080  # 0: any free one; None: no health server
@@ -62,6 +63,7 @@ class WorkerConfig:
         for name in ("queue", "name"):
             _require(bool(ID_PATTERN.fullmatch(getattr(self, name))), name, getattr(self, name), ID_PATTERN.pattern)
         _require(self.name != keys.UNOWNED, "name", self.name, "another one: this stands for entries without a worker")
+        _require(self.queue != keys.GATEWAY, "queue", self.queue, "another one: the gateway's own keys are called so")
         for name in (
             "heartbeat_ttl_s", "reclaim_interval_s", "block_ms", "cancel_poll_ms", "reply_ttl_s",
             "reply_ttl_after_end_s", "max_attempts", "max_dead_entries", "max_dead_bytes", "dead_ttl_s",
@@ -82,6 +84,8 @@ class WorkerConfig:
         _require(self.health_port is None or 0 <= self.health_port < 65_536, "health_port", self.health_port,
                  "0 to 65535")  # fmt: skip
         _require(self.dead_ttl_s <= MAX_DEAD_TTL_S, "dead_ttl_s", self.dead_ttl_s, f"at most {MAX_DEAD_TTL_S}")
+        _require(MIN_KEEP_S <= self.max_keep_s <= MAX_KEEP_S, "max_keep_s", self.max_keep_s,
+                 f"{MIN_KEEP_S} to {MAX_KEEP_S}")  # fmt: skip
         # A heartbeat is sent three times within its time to live; a read that blocks longer is no reason to miss one,
         # but a drain and a takeover wait for it.
         _require(self.block_ms <= 10_000, "block_ms", self.block_ms, "at most 10000")

@@ -57,10 +57,10 @@ def is_for_people(style: LogFormat, stream: TextIO = sys.stderr) -> bool:
     return style == "console" or (style == "auto" and stream.isatty())
 
 
-def request_logger(request_id: str, traceparent: str | None = None) -> Any:
-    """An immutable logger that names the request in every line."""
-    log = structlog.get_logger("worker").bind(request_id=request_id)
-    return log if traceparent is None else log.bind(traceparent=traceparent)
+def request_logger(request_id: str, **said: str | None) -> Any:
+    """An immutable logger that has the request's id, and what it says of itself, in every line."""
+    known = {name: value for name, value in said.items() if value is not None}
+    return structlog.get_logger("worker").bind(request_id=request_id, **known)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from starlette.types import Receive
 
+from penstock.gateway.http.interruptions import Interruption
 from penstock.producer.tasks import end_tasks
 
 T = TypeVar("T")
@@ -17,25 +18,35 @@ class ClientGone(Exception):
     """Whoever asked has closed the connection: there is nobody to answer."""
 
 
-async def until_gone(receive: Receive) -> None:
-    """Ends once the client is gone. What it still sends is dropped."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Awaits `work`, which is cancelled when the client goes.
+async def while_wanted(receive: Receive, work: Coroutine[Any, Any, T], interruption: Interruption | None = None) -> T:
+    """Awaits `work`, which is cancelled when the client goes, or when something interrupts the answer.
 
     Nobody else listens: a server says that the client has gone to whoever asks for more of the request.
 
     Raises:
         ClientGone: it went.
+        ApiError: the interruption came.
     """
-    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(receive))
+    working = asyncio.ensure_future(work)
+    watching = [asyncio.ensure_future(_until_gone(receive))]
+    if interruption is not None:
+        watching.append(asyncio.ensure_future(_until_interrupted(interruption)))
     try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientGone
+        await asyncio.wait((working, *watching), return_when=asyncio.FIRST_COMPLETED)
+        for task in watching:
+            if task.done() and not working.done():
+                task.result()
+        return working.result()
     finally:
-        await end_tasks([working, gone])
+        await end_tasks([working, *watching])
+
+
+async def _until_gone(receive: Receive) -> NoReturn:
+    """What the client still sends is dropped."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientGone
+
+
+async def _until_interrupted(interruption: Interruption) -> NoReturn:
+    raise await interruption.wait()

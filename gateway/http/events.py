@@ -6,6 +6,7 @@ events of that entry. So it is a function of the reply alone, and any replica ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -48,15 +49,19 @@ def place_of(event_id: str) -> Place:
     return int(epoch), int(number), int(place)
 
 
+def entry_of(entry_id: str) -> tuple[int, int]:
+    """An entry's id, as numbers that compare as entries follow each other."""
+    epoch, _, number = entry_id.partition("-")
+    return int(epoch), int(number)
+
+
 def encode(events: Iterable[Event], entry_id: str | None = None, after: Place = BEFORE_ALL) -> bytes:
-    """The bytes of the events of one entry, of those that come after `after`. Without an entry they have no ids."""
+    """The bytes of the events of one entry, of those that come after `after`. Without an entry they have no ids.
+
+    All events are taken, also those that are left out: a writer goes by what it has written.
+    """
+    first = 0 if entry_id is None else _first_after(entry_of(entry_id), after)
     lines: list[str] = []
-    first = 0
-    if entry_id is not None:
-        epoch, number = map(int, entry_id.split("-"))
-        if (epoch, number) < after[:2]:
-            return b""
-        first = after[2] + 1 if (epoch, number) == after[:2] else 0
     for place, (data, name) in enumerate(events):
         if place < first:
             continue
@@ -66,3 +71,10 @@ def encode(events: Iterable[Event], entry_id: str | None = None, after: Place = 
             lines.append(f"event: {name}\n")
         lines.append(f"data: {data}\n\n")
     return "".join(lines).encode()
+
+
+def _first_after(entry: tuple[int, int], after: Place) -> float:
+    """The place of the first event of `entry` that comes after `after`."""
+    if entry < after[:2]:
+        return math.inf
+    return after[2] + 1 if entry == after[:2] else 0

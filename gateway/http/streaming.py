@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 
+import structlog
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.errors import ApiError, api_error
-from penstock.gateway.http.disconnect import ClientGone, while_there
-from penstock.gateway.http.events import BEFORE_ALL, PING, EventWriter, Place, encode
+from penstock.gateway.http.answers import error_response
+from penstock.gateway.http.disconnect import ClientGone, while_wanted
+from penstock.gateway.http.events import BEFORE_ALL, PING, EventWriter, Place, encode, entry_of
+from penstock.gateway.http.interruptions import Interruption
 from penstock.producer import PenstockError, ReplyStream
 from penstock.producer.tasks import end_tasks
+
+log = structlog.get_logger(__name__)
 
 HEADERS: Mapping[str, str] = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -24,6 +29,16 @@ class EventStream(Response):
 
     The status is held back until there is an event, or until `commit_after_s`: what goes wrong before has a status of
     its own. Then a comment goes out whenever there was nothing for `ping_interval_s`.
+
+    Args:
+        reply: read from its beginning, and closed at the end.
+        writer: of the events.
+        reading: entered while the client is there.
+        interruption: ends the stream with its error.
+        commit_after_s: see above.
+        ping_interval_s: see above.
+        after: the last event that the client has.
+        headers: beside those of every stream.
     """
 
     media_type = "text/event-stream"
@@ -33,6 +48,8 @@ class EventStream(Response):
         reply: ReplyStream,
         writer: EventWriter,
         *,
+        reading: AbstractContextManager[None],
+        interruption: Interruption,
         commit_after_s: float,
         ping_interval_s: float,
         after: Place = BEFORE_ALL,
@@ -42,31 +59,46 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._reply = reply
         self._writer = writer
+        self._reading = reading
+        self._interruption = interruption
         self._commit_after_s = commit_after_s
         self._ping_interval_s = ping_interval_s
         self._after = after
         self._has_begun = False
+        self._beginning = asyncio.Lock()  # a ping and the first event may come at the same time
         self._is_quiet = True  # since the last look of `_keep_alive`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_there(receive, self._serve(scope, receive, send))
+            with self._reading:
+                error = await self._serve_until_interrupted(receive, send)
+                if error is not None:
+                    await while_wanted(receive, self._fail(error, scope, receive, send))
         except (ClientGone, ClientDisconnect, OSError):
             pass  # there is nobody to tell
         finally:
             await self._reply.aclose()
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_until_interrupted(self, receive: Receive, send: Send) -> ApiError | None:
+        """What the client is still to be told."""
         try:
-            async with self._kept_alive(send):
-                await self._send_events(send)
+            await while_wanted(receive, self._serve(send), self._interruption)
         except ApiError as error:
-            await self._fail(error, scope, receive, send)
+            return error
         except PenstockError as error:
-            await self._fail(api_error(error), scope, receive, send)
-        else:
-            await self._begin(send)
-            await send({"type": "http.response.body", "body": b""})
+            return api_error(error)
+        except (ClientGone, ClientDisconnect, OSError):
+            raise
+        except Exception as error:
+            log.exception("stream_failed", request_id=self._reply.request_id)
+            return ApiError(500, f"internal error: {type(error).__name__}", type="server_error", code="internal_error")
+        return None
+
+    async def _serve(self, send: Send) -> None:
+        async with self._kept_alive(send):
+            await self._send_events(send)
+        await self._begin(send)
+        await send({"type": "http.response.body", "body": b""})
 
     async def _send_events(self, send: Send) -> None:
         writer, after = self._writer, self._after
@@ -74,23 +106,28 @@ class EventStream(Response):
             await self._write(encode(writer.chunk(chunk), chunk.entry_id, after), send)
         reply = self._reply.reply
         assert reply is not None  # noqa: S101  the chunks end with the reply or raise
+        if reply.entry_id is not None and after[:2] > entry_of(reply.entry_id):
+            message = "Last-Event-ID names no event of this answer: it lies behind its end"
+            raise ApiError(400, message, param="Last-Event-ID", code="invalid_event_id")
         await self._write(encode(writer.end(reply), reply.entry_id, after), send)
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._has_begun:
-            await JSONResponse(error.body(), error.status, error.headers)(scope, receive, send)
+            await error_response(error)(scope, receive, send)
             return
         await self._write(encode(self._writer.error(error)), send)
         await send({"type": "http.response.body", "body": b""})
 
     async def _begin(self, send: Send) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with self._beginning:
+            if not self._has_begun:
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                self._has_begun = True
 
     async def _write(self, data: bytes, send: Send) -> None:
         if data:
-            await self._begin(send)
+            if not self._has_begun:
+                await self._begin(send)
             self._is_quiet = False
             await send({"type": "http.response.body", "body": data, "more_body": True})
 

@@ -33,6 +33,7 @@ BLOCK_S = 5.0
 GONE_CHECK_S = 15.0
 WAKE_TTL_S = 60
 ENTRIES_PER_READ = 256
+MAX_ARRIVED = 256
 MAX_BACKOFF_S = 1.0
 CLOSE_TIMEOUT_S = 1.0
 
@@ -46,6 +47,9 @@ class ReplyReader:
 
     When the connection fails, reading resumes after the last entry seen of each stream, with jittered backoff.
     Only when Redis stayed away for `give_up_after_s` do the waiting subscriptions fail, with `ConnectionLost`.
+
+    A subscription that lets `MAX_ARRIVED` entries wait is not read for until half of them are taken: what a slow reader
+    leaves stays in Redis.
     """
 
     def __init__(self, address: Address, commands: RedisClient, batcher: Batcher, *, give_up_after_s: float) -> None:
@@ -91,6 +95,7 @@ class Subscription:
         self._line = line
         self._arrived: deque[tuple[Position, Fields] | PenstockError] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._is_paused = False
 
     async def next(self) -> tuple[str, ReplyEntry]:
         """Waits for the next entry and its id. Cancelling the wait loses nothing. One task at a time may wait.
@@ -105,6 +110,9 @@ class Subscription:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         item = self._arrived.popleft()
+        if self._is_paused and len(self._arrived) <= MAX_ARRIVED // 2:
+            self._is_paused = False
+            self._line.resume(self)
         if isinstance(item, PenstockError):
             raise item
         return entry_id(item[0]), decode_fields(self.request_id, item[1])
@@ -121,6 +129,9 @@ class Subscription:
             self.rewound_at = None
             self._last = fields
             self._arrive((where, fields))
+            if len(self._arrived) >= MAX_ARRIVED and not self._is_paused:
+                self._is_paused = True
+                self._line.pause(self)
 
     def follows(self, entries: list[tuple[bytes, Fields]]) -> bool:
         """Whether `entries`, what the server has at the cursor now, is what was read there.
@@ -164,6 +175,7 @@ class _Line:
         self._wake_key = wake_key
         self._give_up_after_s = give_up_after_s
         self._followed: dict[str, set[Subscription]] = {}
+        self._paused: set[Subscription] = set()
         self._not_empty = asyncio.Event()
         self._reading: dict[str, Position] | None = None  # what the XREAD in flight asks for
         self._num_wakes = 0
@@ -184,7 +196,18 @@ class _Line:
             self._wakes.add(task)
             task.add_done_callback(self._wakes.discard)
 
+    def pause(self, subscription: Subscription) -> None:
+        """Reads no more for it until `resume`."""
+        self.remove(subscription)
+        self._paused.add(subscription)
+
+    def resume(self, subscription: Subscription) -> None:
+        if subscription in self._paused:
+            self._paused.remove(subscription)
+            self.add(subscription)
+
     def remove(self, subscription: Subscription) -> None:
+        self._paused.discard(subscription)
         subscribers = self._followed.get(subscription.key, set())
         subscribers.discard(subscription)
         if not subscribers:
@@ -313,7 +336,7 @@ class _Line:
         return any_failed
 
     def _all(self) -> list[Subscription]:
-        return [sub for subscribers in self._followed.values() for sub in subscribers]
+        return [*self._paused, *(sub for subscribers in self._followed.values() for sub in subscribers)]
 
     def _fail_all(self, kind: type[PenstockError], message: str) -> None:
         for sub in self._all():

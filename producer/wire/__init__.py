@@ -43,6 +43,8 @@ from penstock.producer.wire.replies import (
 from penstock.producer.wire.requests import (
     ID_PATTERN,
     MAX_FIELDS,
+    MAX_KEEP_S,
+    MIN_KEEP_S,
     VERSION,
     GenerateRequest,
     entry_size,
@@ -55,7 +57,9 @@ __all__ = [
     "DEFAULT_TIMEOUT_MS",
     "ID_PATTERN",
     "MAX_FIELDS",
+    "MAX_KEEP_S",
     "MAX_TIMEOUT_MS",
+    "MIN_KEEP_S",
     "REFUSED_CODES",
     "VERSION",
     "AllowedTools",

@@ -34,6 +34,7 @@ class ModelCard(BaseModel):
     max_n: int | None = None
     max_stop_strings: int | None = None
     max_stop_chars: int | None = None
+    max_keep_s: float | None = None
 
     def to_fields(self) -> dict[str, str]:
         """The fields of the hash; what is None is left out."""

@@ -41,6 +41,12 @@ _TRACEPARENT = re.compile(
     r"(?!ff|00.{53}.)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]*)?"
 )
 
+MIN_KEEP_S = 60
+"""Of a reply after its end: long enough for a worker that takes over from a dead one to see that there is an end."""
+
+MAX_KEEP_S = 366 * 86_400
+"""Of a reply after its end; a worker's own limit is `max_keep_s`."""
+
 MAX_FIELDS = 128
 """Of one request entry, and of its JSON document: several times what the schema has. What has more is not looked at."""
 
@@ -50,6 +56,11 @@ def _one_or_many(value: object) -> object:
     if isinstance(value, str):
         return from_json(value) if value.startswith("[") else [value]
     return value
+
+
+def _number(value: object) -> object:
+    """Flat entries carry numbers as text, which a literal does not take."""
+    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else value
 
 
 def _w3c(value: str) -> str:
@@ -71,12 +82,12 @@ def _piece_by_piece(value: object, validate: ValidatorFunctionWrapHandler) -> An
 
 _PIECE = 256
 
+Name = Annotated[str, Field(pattern=f"^{ID_PATTERN.pattern}$")]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[tuple[TokenId, ...], FAIL_FAST, BeforeValidator(from_json)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 LogitBias = Annotated[dict[TokenId, Bias], WrapValidator(_piece_by_piece), BeforeValidator(from_json)]
-
-
+Texts = Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], FAIL_FAST, BeforeValidator(_one_or_many)]
 Messages = Annotated[tuple[Message, ...], FAIL_FAST, Field(max_length=MAX_MESSAGES), BeforeValidator(from_json)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -108,12 +119,10 @@ class GenerateRequest(WireModel):
 
     other_names: ClassVar[Mapping[str, str]] = {"max_completion_tokens": "max_tokens"}
 
-    v: Literal[1] = 1
-    id: Annotated[str, Field(pattern=f"^{ID_PATTERN.pattern}$")] | None = None
+    v: Annotated[Literal[1], BeforeValidator(_number)] = 1
+    id: Name | None = None
     prompt: Text | None = None
-    messages: (
-        Annotated[tuple[Message, ...], FAIL_FAST, Field(max_length=MAX_MESSAGES), BeforeValidator(from_json)] | None
-    ) = None
+    messages: Messages | None = None
     prompt_token_ids: TokenIds | None = None
 
     tools: Annotated[tuple[ToolObject, ...], FAIL_FAST, Field(max_length=MAX_TOOLS), BeforeValidator(from_json)] = ()
@@ -126,7 +135,7 @@ class GenerateRequest(WireModel):
 
     response_format: Annotated[ResponseFormat, BeforeValidator(from_json)] | None = None
     regex: Annotated[Text, Field(min_length=1)] | None = None
-    choice: Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], FAIL_FAST, BeforeValidator(_one_or_many)] = ()
+    choice: Texts = ()
     grammar: Annotated[Text, Field(min_length=1)] | None = None  # in Lark's notation
 
     n: int = Field(1, ge=1, le=64)
@@ -143,7 +152,7 @@ class GenerateRequest(WireModel):
     logit_bias: LogitBias = Field(default_factory=dict)
     allowed_token_ids: TokenIds = ()
     bad_token_ids: TokenIds = ()
-    stop: Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], FAIL_FAST, BeforeValidator(_one_or_many)] = ()
+    stop: Texts = ()
     stop_token_ids: TokenIds = ()
     ignore_eos: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
@@ -154,6 +163,8 @@ class GenerateRequest(WireModel):
 
     priority: int = Field(0, ge=-1000, le=1000)  # higher runs first
     timeout_s: float | None = Field(None, gt=0.0, le=7 * 86_400.0)  # from the moment Redis accepted the request
+    keep_s: float | None = Field(None, ge=MIN_KEEP_S, le=MAX_KEEP_S)  # from the reply's end; None: what the worker says
+    tenant: Name | None = None  # whom it is for: in the state and in the worker's logs
     traceparent: Annotated[str, AfterValidator(_w3c)] | None = Field(None, max_length=256)  # bound to the worker's logs
 
     @model_validator(mode="before")

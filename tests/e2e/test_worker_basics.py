@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from fakes import ranked
@@ -86,6 +87,27 @@ async def test_reply_and_state_expire(redis_url: str, redis: RedisClient) -> Non
         await read_reply(redis, "x")
         for key in (keys.reply("q", "x"), keys.state("q", "x")):
             assert 90_000 < await redis.pttl(key) <= 100_000
+
+
+@pytest.mark.parametrize(
+    ("reason", "more"),
+    [
+        ("length", {}),
+        ("cancelled", {}),
+        ("expired", {"timeout_s": 0.001}),
+        ("error", {"prompt": "x" * 200}),
+    ],
+)
+async def test_a_reply_is_kept_as_its_request_says(
+    redis_url: str, redis: RedisClient, reason: str, more: dict[str, Any]
+) -> None:
+    if reason == "cancelled":
+        await redis.set(keys.cancel("q", "x"), 1)
+    await send(redis, **{"prompt": "x", "id": "x", "keep_s": 250_000, "max_tokens": 5, **more})
+    async with running_worker(redis_url, FakeEngine(max_model_len=100), reply_ttl_after_end_s=100):
+        assert (await read_reply(redis, "x")).end.finish_reason == reason
+        for key in (keys.reply("q", "x"), keys.state("q", "x")):
+            assert 240_000 < await redis.ttl(key) <= 250_000
 
 
 async def test_expiry_is_renewed_while_a_reply_is_written(redis_url: str, redis: RedisClient) -> None:

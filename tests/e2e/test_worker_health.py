@@ -121,7 +121,7 @@ async def test_metrics(redis_url: str, redis: RedisClient) -> None:
 async def test_one_line_per_request_and_never_its_text(redis_url: str, redis: RedisClient, logs: io.StringIO) -> None:
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     async with running_worker(redis_url, FakeEngine(max_model_len=100)):
-        await send(redis, prompt="SECRET words", id="good", max_tokens=5, traceparent=trace)
+        await send(redis, prompt="SECRET words", id="good", max_tokens=5, traceparent=trace, tenant="acme")
         await send(redis, prompt="SECRET words", id="bad", SECRET="SECRET")
         await send(redis, prompt="SECRET" * 100, id="long")
         replies = {name: await read_reply(redis, name) for name in ("good", "bad", "long")}
@@ -129,7 +129,9 @@ async def test_one_line_per_request_and_never_its_text(redis_url: str, redis: Re
     lines = [json.loads(line) for line in logs.getvalue().splitlines()]
     ends = {line["request_id"]: line for line in lines if line["event"] == "request_ended"}
     assert set(ends) == {"good", "bad", "long"}
-    assert ends["good"]["traceparent"] == trace
+    assert (ends["good"]["traceparent"], ends["good"]["tenant"]) == (trace, "acme")
+    assert ends["good"]["completion_tokens"] == 5
+    assert await redis.hget(keys.state("q", "good"), "tenant") == "acme"
     assert ends["good"]["total_ms"] == replies["good"].end.total_ms
     assert ends["bad"]["code"] == "invalid_request"
     assert "SECRET" not in logs.getvalue()

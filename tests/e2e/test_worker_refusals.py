@@ -26,6 +26,8 @@ MALFORMED: dict[str, dict[Any, Any]] = {
     "no prompt": {"max_tokens": "3"},
     "two prompts": {"prompt": "x", "prompt_token_ids": "[1]"},
     "no such version": {"prompt": "x", "v": "2"},
+    "kept too short": {"prompt": "x", "keep_s": "59"},
+    "bad tenant": {"prompt": "x", "tenant": "a b{c}"},
     "bad id": {"prompt": "x", "id": "a b{c}"},
     "too large": {"prompt": "x" * 5000},
 }
@@ -36,6 +38,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         {"prompt": "x", "stop": json.dumps(["a"] * 17)},
         "invalid_request",
         "max_stop_strings is 16",
+    ),
+    "kept too long": (
+        {"prompt": "x", "keep_s": 604_801},
+        "invalid_request",
+        "keep_s is 604801, the limit max_keep_s is 604800",
     ),
     "too long a stop string": ({"prompt": "x", "stop": "a" * 257}, "invalid_request", "max_stop_chars is 256"),
     "too many prompt tokens": ({"prompt": "x" * 101}, "too_long", "max_prompt_tokens is 100"),

@@ -59,7 +59,7 @@ async def test_kill_in_mid_stream(redis_url: str, redis: RedisClient, tmp_path: 
     engine = {"step_s": 0.005, "holds_back": holds_back}
     with WorkerProcess(redis_url, tmp_path / "log", engine=engine, name="victim") as victim:
         for i in range(3):
-            await send(redis, prompt=f"p{i}", id=f"r{i}", max_tokens=300, n=1 + i % 2)
+            await send(redis, prompt=f"p{i}", id=f"r{i}", max_tokens=300, n=1 + i % 2, keep_s=250_000, tenant="acme")
         await read_until(redis, "r2", lambda entry: is_chunk(entry) and entry.offset > 5)
         victim.kill()
         async with running_worker(redis_url, FakeEngine(holds_back=holds_back), name="heir") as heir:
@@ -73,7 +73,9 @@ async def test_kill_in_mid_stream(redis_url: str, redis: RedisClient, tmp_path: 
         for index in range(1 + i % 2):
             assert reply.text(index) == expected_text(f"p{i}", f"r{i}", 300, index)
             assert len(reply.tokens(index)) == 300
-        assert await redis.hmget(keys.state("q", f"r{i}"), "crashes", "strikes") == ["1", "1"]
+        state = keys.state("q", f"r{i}")
+        assert await redis.hmget(state, "crashes", "strikes", "tenant") == ["1", "1", "acme"]
+        assert all([240_000 < await redis.ttl(key) <= 250_000 for key in (state, keys.reply("q", f"r{i}"))])
 
 
 async def test_a_call_goes_on_at_the_byte_where_its_worker_died(redis_url: str, redis: RedisClient) -> None:

@@ -364,6 +364,24 @@ async def test_a_reply_that_ended_and_expired_is_gone(redis: RedisClient, redis_
         assert reply.text == "x"
 
 
+async def test_a_request_that_is_sent_again_after_its_reply_expired_waits_for_nothing(
+    redis: RedisClient, redis_url: str
+) -> None:
+    async with ScriptedWorker(redis_url) as worker, AsyncClient(redis_url) as client:
+        assert (await client.generate("x", id="r")).text == "x"
+        assert (await client.generate("x", id="r")).text == "x"
+        await eventually(lambda: _is_empty(redis))
+        await redis.delete(keys.reply("default", "r"))
+        await redis.delete(keys.state("default", "r"))
+        with pytest.raises(ReplyGone, match="ended and expired"):
+            await client.generate("x", id="r")
+        assert len(worker.taken) == 1
+
+
+async def _is_empty(redis: RedisClient) -> bool:
+    return await redis.xlen(keys.requests("default")) == 0
+
+
 async def test_a_gap_or_a_strange_entry_is_an_error_of_that_reply_alone(redis: RedisClient, redis_url: str) -> None:
     async def behave(reply: ScriptedReply) -> None:
         await reply.own()

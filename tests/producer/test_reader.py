@@ -11,7 +11,7 @@ from patience import TEST_S, WAIT_S
 from redis import Redis as BlockingRedis
 
 from penstock.producer import AsyncClient, ConnectionLost, ReplyGone, ReplyTimeout, ServerRefused, keys
-from penstock.producer.reading.reader import position
+from penstock.producer.reading.reader import MAX_ARRIVED, position
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.local.embedded import EmbeddedServer
 
@@ -100,6 +100,37 @@ async def test_a_reader_that_joins_while_a_read_is_under_way_misses_nothing(redi
         late = reader.follow("default", "r")
         assert [(await late.next())[0] for _ in range(2)] == ["1-0", "1-1"]
         assert (await early.next())[0] == "1-1"
+
+
+async def test_what_a_slow_reader_leaves_stays_in_redis(redis: RedisClient, redis_url: str) -> None:
+    key, count = keys.reply("default", "r"), 5 * MAX_ARRIVED
+    async with redis.pipeline(transaction=False) as pipe:
+        for number in range(count):
+            pipe.xadd(key, {"type": "own", "worker": "w", "epoch": "1"}, id=f"1-{number}")
+        await pipe.execute()
+    async with AsyncClient(redis_url) as client:
+        slow = client._transport.reader.follow("default", "r")
+        quick = client._transport.reader.follow("default", "r")
+        assert [(await quick.next())[0] for _ in range(count)] == [f"1-{number}" for number in range(count)]
+        assert len(slow._arrived) < 2 * MAX_ARRIVED
+        assert [(await slow.next())[0] for _ in range(count)] == [f"1-{number}" for number in range(count)]
+        await redis.xadd(key, {"type": "own", "worker": "w", "epoch": "1"}, id=f"1-{count}")
+        assert (await slow.next())[0] == (await quick.next())[0] == f"1-{count}"
+
+
+async def test_a_paused_reader_that_ends_is_not_resumed(redis: RedisClient, redis_url: str) -> None:
+    key = keys.reply("default", "r")
+    async with redis.pipeline(transaction=False) as pipe:
+        for number in range(2 * MAX_ARRIVED):
+            pipe.xadd(key, {"type": "own", "worker": "w", "epoch": "1"}, id=f"1-{number}")
+        await pipe.execute()
+    async with AsyncClient(redis_url) as client:
+        gone = client._transport.reader.follow("default", "r")
+        await eventually(lambda: len(gone._arrived) == MAX_ARRIVED)
+        gone.close()
+        for _ in range(MAX_ARRIVED):
+            await gone.next()
+        assert not gone._line._all()
 
 
 async def test_the_wake_up_stream_expires_and_is_removed(redis: RedisClient, redis_url: str) -> None:

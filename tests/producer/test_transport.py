@@ -85,6 +85,19 @@ async def test_presence(redis: RedisClient, line: Transport) -> None:
         await line.check_present("q", "r")
 
 
+async def test_what_was_sent_and_left_no_trace_is_gone_and_not_waited_for(redis: RedisClient, line: Transport) -> None:
+    """The mark of the enqueue outlives the state and the reply by far."""
+    assert not await line.enqueue(request("r"))
+    assert await line.enqueue(request("r"))
+    ((entry_id, _),) = await redis.xrange(keys.requests("q"))
+    await redis.xdel(keys.requests("q"), entry_id)
+    for look in (line.check_present, line.state):
+        with pytest.raises(ReplyGone, match="ended and expired"):
+            await look("q", "r")
+    await write_reply(redis, num_chunks=1)
+    await line.check_present("q", "r")
+
+
 async def test_what_only_one_waiter_knew_is_cancelled_when_it_goes(redis: RedisClient, line: Transport) -> None:
     for request_id in ("kept", "gone", "closed"):
         line.own(request_id)

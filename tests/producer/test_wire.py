@@ -73,6 +73,8 @@ sampling = st.fixed_dictionaries(
         "regex": text.filter(bool),
         "priority": st.integers(-1000, 1000),
         "timeout_s": st.floats(0.001, 604_800),
+        "keep_s": st.floats(60, 31_622_400),
+        "tenant": ids,
         "traceparent": traces,
     },
 )

@@ -116,8 +116,8 @@ def test_the_limits_are_those_of_the_worker() -> None:
     section = " ".join(TEXT.split("### Limits", 1)[1].split("###", 1)[0].split())
     assert "`max_body_bytes` (of a whole entry, 1 MiB)" in section
     assert config.max_body_bytes == 1 << 20
-    for name in ("max_stop_strings", "max_stop_chars", "max_n"):
-        assert re.search(rf"`{name}` \({getattr(config, name)}\b", section), name
+    for name in ("max_stop_strings", "max_stop_chars", "max_n", "max_keep_s"):
+        assert re.search(rf"`{name}` \({getattr(config, name):g}\b", section), name
     assert (config.reply_ttl_after_end_s, config.reply_ttl_s) == (3600, 86_400)
 
 

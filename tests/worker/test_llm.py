@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import eventually
@@ -235,10 +236,17 @@ def test_what_is_wrong_with_all_prompts_is_raised_once(llm: LLM, engine: FakeEng
     assert engine.prefilled == []
 
 
-def test_a_traceparent_has_no_log_to_go_to(llm: LLM) -> None:
-    traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-    with pytest.raises(RequestRefused, match=f"traceparent {traceparent} is for a worker's logs"):
-        llm.generate("x", traceparent=traceparent)
+@pytest.mark.parametrize(
+    ("name", "value", "purpose"),
+    [
+        ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "a worker's logs"),
+        ("tenant", "acme", "a worker's logs"),
+        ("keep_s", 90.0, "replies in Redis"),
+    ],
+)
+def test_what_only_a_queue_has_is_refused(llm: LLM, name: str, value: Any, purpose: str) -> None:
+    with pytest.raises(RequestRefused, match=f"{name} {value} is for {purpose}"):
+        llm.generate("x", **{name: value})
 
 
 def test_an_id_names_one_request_at_a_time(llm: LLM, engine: FakeEngine) -> None:

@@ -38,7 +38,7 @@ def test_auto_is_for_people_on_a_terminal_alone() -> None:
 
 def test_json_lines_name_level_time_and_request(logged: Logged) -> None:
     stream = logged("json")
-    request_logger("r-1", "00-trace").info("request_ended", tokens=3)
+    request_logger("r-1", traceparent="00-trace", tenant=None).info("request_ended", tokens=3)
     line = json.loads(stream.getvalue())
     assert line.pop("timestamp").endswith("Z")
     assert line == {

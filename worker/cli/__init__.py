@@ -2,11 +2,11 @@
 
 | status | meaning |
 | --- | --- |
-| 0 | done; for `worker`: drained |
+| 0 | done; for `worker` and `gateway`: drained |
 | 1 | failed: the message on stderr says why |
 | 2 | wrong usage or settings |
 | 3 to 8 | `worker` could not start or go on: `worker/errors.py` lists the reasons |
-| 130 | interrupted; for `worker`: told to stop twice |
+| 130 | interrupted; for `worker` and `gateway`: told to stop twice |
 """
 
 from __future__ import annotations
@@ -18,7 +18,22 @@ from collections.abc import Sequence
 
 import typer
 
-from penstock.worker.cli import bench, card, chaos, dead, demo, doctor, drain, plan, send, version, worker, workers
+from penstock.worker.cli import (
+    bench,
+    card,
+    chaos,
+    dead,
+    demo,
+    doctor,
+    drain,
+    gateway,
+    keys,
+    plan,
+    send,
+    version,
+    worker,
+    workers,
+)
 from penstock.worker.cli.errors import exit_status_of
 
 app = typer.Typer(
@@ -32,6 +47,7 @@ app = typer.Typer(
 )
 for command in (
     worker.worker,
+    gateway.gateway,
     send.send,
     workers.workers,
     card.card,
@@ -45,6 +61,7 @@ for command in (
     app.command()(command)
 app.add_typer(bench.app)
 app.add_typer(dead.dead)
+app.add_typer(keys.keys)
 
 
 @app.callback()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +17,7 @@ from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.cli.redis import connected, visible
+from penstock.worker.cli.times import moment, seconds
 from penstock.worker.protocol import dead_letters as letters
 from penstock.worker.protocol.dead_letters import Kind, Letter
 from penstock.worker.settings import Settings
@@ -32,8 +31,6 @@ dead = typer.Typer(
 
 _NOUN: Mapping[Kind, str] = {"request": "dead letter", "malformed": "malformed entry"}
 _NOUNS: Mapping[Kind, str] = {"request": "dead letters", "malformed": "malformed entries"}
-_LAST_MS = 253_402_300_799_999
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 _Names = Annotated[
     list[str] | None,
@@ -75,7 +72,7 @@ def _print_table(found: list[Letter]) -> None:
         table.add_column(title, overflow="fold", no_wrap=title != "request")
     for letter in found:
         crashes = str(letter.counts.get("crashes", ""))
-        cells = (letter.id, _time(letter.given_up_ms), letter.request_id, letter.code, crashes)
+        cells = (letter.id, moment(letter.given_up_ms), letter.request_id, letter.code, crashes)
         table.add_row(*(Text(visible(cell)) for cell in cells))
     console().print(table)
 
@@ -147,7 +144,7 @@ def purge(
 ) -> None:
     """Remove dead letters for good, after asking."""
     _check_selection(names, everything, code is not None or older_than is not None)
-    min_age_s = None if older_than is None else _seconds(older_than)
+    min_age_s = None if older_than is None else seconds(older_than, "--older-than")
     kind = _kind(malformed)
     ids = asyncio.run(_ids(settings, _Selection(kind, tuple(names or ()), code, min_age_s)))
     if not ids:
@@ -254,9 +251,9 @@ def _document(letter: Letter) -> dict[str, Any]:
     return {
         "letter": letter.id,
         "kind": letter.kind,
-        "given_up_at": _time(letter.given_up_ms),
+        "given_up_at": moment(letter.given_up_ms),
         "request_id": letter.request_id,
-        "enqueued_at": _time(letter.enqueued_ms),
+        "enqueued_at": moment(letter.enqueued_ms),
         "code": letter.code,
         "message": letter.message,
         "worker": letter.worker,
@@ -272,16 +269,3 @@ def _print(document: dict[str, Any]) -> None:
         typer.echo(f"{'claim:':14}{claim['epoch']} by {visible(claim['worker'])}")
     shown = "not kept, it was over a limit" if request is None else json.dumps(request, indent=2)
     typer.echo(f"{'request:':14}{shown}")
-
-
-def _time(ms: int) -> str:
-    if ms > _LAST_MS:  # anybody may choose the id of an entry
-        return f"after the year 9999 ({ms} ms)"
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def _seconds(age: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", age)
-    if match is None:
-        raise typer.BadParameter(f"{age!r} is no age such as 90m, 12h or 7d", param_hint="--older-than")
-    return float(match[1]) * _SECONDS[match[2]]

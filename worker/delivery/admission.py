@@ -24,6 +24,7 @@ def check_limits(request: GenerateRequest, config: WorkerConfig) -> None:
     _limit(len(request.stop), "the number of stop strings", config.max_stop_strings, "max_stop_strings")
     for stop in request.stop:
         _limit(len(stop), "the length of a stop string", config.max_stop_chars, "max_stop_chars")
+    _limit(request.keep_s or 0.0, "keep_s", config.max_keep_s, "max_keep_s")
 
 
 def to_engine_request(
@@ -75,9 +76,9 @@ def to_engine_request(
     )
 
 
-def _limit(value: int, what: str, limit: int, name: str) -> None:
+def _limit(value: float, what: str, limit: float, name: str) -> None:
     if value > limit:
-        raise InvalidRequest(f"{what} is {value}, the limit {name} is {limit}")
+        raise InvalidRequest(f"{what} is {value:.15g}, the limit {name} is {limit:.15g}")
 
 
 def _or(value: _T | None, default: _T) -> _T:

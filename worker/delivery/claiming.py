@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.pipeline import Batcher
-from penstock.producer.wire import GenerateRequest, WireError, parse_request
+from penstock.producer.wire import WireError, parse_request
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.ending import dead_letter_of, observe_letter, observe_loss, unclaimed_end
 from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.delivery.outbox import Outbox
-from penstock.worker.delivery.requests import LiveRequest
+from penstock.worker.delivery.requests import Asked, LiveRequest
 from penstock.worker.delivery.threads import Threads
 from penstock.worker.logs import request_logger
 from penstock.worker.metrics import Metrics
@@ -70,7 +71,7 @@ class Claimer:
             return None
         asked = await self._threads.run(lambda: _parse(entry, self._config.max_body_bytes), entry.fields)
         request_id = asked.request_id if isinstance(asked, WireError) else asked.id or entry.id
-        claim = await self._take_epoch(request_id, entry)
+        claim = await self._take_epoch(request_id, entry, asked)
         if claim is None:
             return None
         received_s = time.monotonic()
@@ -79,7 +80,7 @@ class Claimer:
                 *scripts.return_request(self._config.queue, request_id, epoch=claim.epoch, handbacks=0)
             )
             raise Suspect
-        log = request_logger(request_id, None if isinstance(asked, WireError) else asked.traceparent)
+        log = _logger_of(request_id, asked)
         live = LiveRequest(self._config.queue, request_id, entry, claim, received_s, asked, log)
         self._replace(live)
         self._metrics.claims.inc()
@@ -93,34 +94,35 @@ class Claimer:
             observe_loss(self._metrics, previous, "fenced")
         self._requests.add(live)
 
-    async def _take_epoch(self, request_id: str, entry: QueueEntry) -> Claim | None:
+    async def _take_epoch(self, request_id: str, entry: QueueEntry, asked: Asked) -> Claim | None:
+        tenant = None if isinstance(asked, WireError) else asked.tenant
         try:
-            answer = await self._try_claim(request_id, entry.id)
+            answer = await self._try_claim(request_id, entry.id, tenant)
             if isinstance(answer, NotClaimed) and answer.reason == "duplicate" and await self._is_gone(answer):
-                answer = await self._try_claim(request_id, entry.id, gone_entry=answer.other_entry)
+                answer = await self._try_claim(request_id, entry.id, tenant, gone_entry=answer.other_entry)
         except faults.REDIS_ERRORS as error:
             faults.raise_if_final(error)
             if faults.is_passing(error):
                 raise
-            self._give_up(request_id, entry, f"the request's keys can't be written: {error}")
+            self._give_up(request_id, entry, asked, f"the request's keys can't be written: {error}")
             return None
         if isinstance(answer, Claim):
             return answer
-        self._remove(request_id, entry, answer)
+        self._remove(request_id, entry, asked, answer)
         return None
 
-    def _remove(self, request_id: str, entry: QueueEntry, answer: NotClaimed) -> None:
+    def _remove(self, request_id: str, entry: QueueEntry, asked: Asked, answer: NotClaimed) -> None:
         if answer.reason == "unwritable":
-            self._give_up(request_id, entry, "the reply holds an entry id that nothing can be written after")
+            self._give_up(request_id, entry, asked, "the reply holds an entry id that nothing can be written after")
         elif answer.reason == "dead":  # its worker died between the end and the dead letter
             self._bury(request_id, entry, "given_up", "given up by an earlier worker; the end of the reply says why")
         else:
             self._metrics.duplicates.inc(answer.reason == "duplicate")
             self._outbox.remove(entry.id)
 
-    def _give_up(self, request_id: str, entry: QueueEntry, message: str) -> None:
+    def _give_up(self, request_id: str, entry: QueueEntry, asked: Asked, message: str) -> None:
         """A request that can't be claimed: its keys hold what no worker writes there."""
-        self._outbox.tell(unclaimed_end(request_id, message, self._config))
+        self._outbox.tell(unclaimed_end(request_id, asked, message, self._config))
         self._bury(request_id, entry, "reply_unwritable", message)
 
     def _bury(self, request_id: str, entry: QueueEntry, code: str, message: str) -> None:
@@ -128,7 +130,9 @@ class Claimer:
         observe_letter(self._metrics, letter)
         self._outbox.remove(letter)
 
-    async def _try_claim(self, request_id: str, entry_id: str, gone_entry: str = "") -> Claim | NotClaimed:
+    async def _try_claim(
+        self, request_id: str, entry_id: str, tenant: str | None, gone_entry: str = ""
+    ) -> Claim | NotClaimed:
         command = scripts.claim(
             self._config.queue,
             request_id,
@@ -137,6 +141,7 @@ class Claimer:
             instance=self._instance,
             ttl_ms=round(self._config.reply_ttl_s * 1000),
             gone_entry=gone_entry,
+            tenant=tenant or "",
         )
         return scripts.parse_claim(await self._batcher.execute(*command), self._instance)
 
@@ -146,7 +151,13 @@ class Claimer:
         return not await self._redis.xrange(keys.requests(self._config.queue), min=entry, max=entry)
 
 
-def _parse(entry: QueueEntry, max_body_bytes: int) -> GenerateRequest | WireError:
+def _logger_of(request_id: str, asked: Asked) -> Any:
+    if isinstance(asked, WireError):
+        return request_logger(request_id)
+    return request_logger(request_id, tenant=asked.tenant, traceparent=asked.traceparent)
+
+
+def _parse(entry: QueueEntry, max_body_bytes: int) -> Asked:
     try:
         return parse_request(entry.id, entry.fields, max_body_bytes=max_body_bytes, size=entry.size)
     except WireError as error:

@@ -10,7 +10,7 @@ from penstock.producer.redis.pipeline import Command
 from penstock.producer.wire import MAX_FIELDS, EndEntry, WireError, encode_reply, entry_size, parse_request
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.chunks import stop_fields
-from penstock.worker.delivery.requests import LiveRequest
+from penstock.worker.delivery.requests import Asked, LiveRequest
 from penstock.worker.delivery.writes import AsideWrite, Burial, RefreshWrite
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts
@@ -44,12 +44,22 @@ def end_entry(live: LiveRequest) -> EndEntry:
     )
 
 
-def unclaimed_end(request_id: str, message: str, config: WorkerConfig) -> Command:
+def kept_ms(asked: Asked, config: WorkerConfig) -> int:
+    """How long the reply to `asked` is kept after its end.
+
+    What is over the limit counts as nothing: that request is refused, and so is one that cannot be read.
+    """
+    kept_s = None if isinstance(asked, WireError) else asked.keep_s
+    if kept_s is None or kept_s > config.max_keep_s:
+        kept_s = config.reply_ttl_after_end_s
+    return round(kept_s * 1000)
+
+
+def unclaimed_end(request_id: str, asked: Asked, message: str, config: WorkerConfig) -> Command:
     """Tells whoever waits for a request that can't be claimed, as far as its reply can be written."""
     end = EndEntry(finish_reason="error", code="reply_unwritable", message=printable(message))
     fields = [part for item in encode_reply(end).items() for part in item]
-    ttl_ms = round(config.reply_ttl_after_end_s * 1000)
-    return scripts.end_unclaimed(config.queue, request_id, ttl_ms=ttl_ms, fields=fields)
+    return scripts.end_unclaimed(config.queue, request_id, ttl_ms=kept_ms(asked, config), fields=fields)
 
 
 def observe_end(metrics: Metrics, live: LiveRequest, end: EndEntry) -> None:

@@ -12,7 +12,7 @@ from penstock.producer.redis.pipeline import Command
 from penstock.producer.wire import EndEntry
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import writes
-from penstock.worker.delivery.ending import dead_letter, end_entry
+from penstock.worker.delivery.ending import dead_letter, end_entry, kept_ms
 from penstock.worker.delivery.journal import JournalError
 from penstock.worker.delivery.removals import Removals
 from penstock.worker.delivery.requests import LiveRequest, RequestTable
@@ -192,8 +192,7 @@ class Outbox:
         live.reply.is_urgent = False
         live.reply.has_begun = live.reply.has_begun or any(each.pending.is_readable for each in live.choices)
         if live.has_ended:
-            ttl_ms = round(self._config.reply_ttl_after_end_s * 1000)
-            return [writes.take_end(live, end_entry(live), ttl_ms=ttl_ms)]
+            return [writes.take_end(live, end_entry(live), ttl_ms=kept_ms(live.asked, self._config))]
         taken: list[Write] = [writes.take_chunk(live, each) for each in live.choices if writes.has_news(live, each)]
         if now_s >= live.reply.refreshed_at_s + self._config.reply_ttl_s / 2:
             live.reply.refreshed_at_s = now_s

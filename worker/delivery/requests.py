@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.engine.request import FinishReason, Output
 from penstock.producer import keys
@@ -24,6 +24,9 @@ from penstock.worker.delivery.choices import ChoiceBuffer, outcome_of
 from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.protocol.scripts import Claim
 from penstock.worker.tasks import Signal
+
+Asked: TypeAlias = GenerateRequest | WireError
+"""What a client wants, or why that can't be read."""
 
 
 class Phase(IntEnum):
@@ -106,7 +109,7 @@ class LiveRequest:
         entry: QueueEntry,
         claim: Claim,
         received_s: float,
-        asked: GenerateRequest | WireError,
+        asked: Asked,
         log: Any,
     ) -> None:
         self.phase = Phase.CLAIMED

@@ -32,6 +32,8 @@ from penstock.worker.errors import EngineFailed
 ENCODER_THREADS = 4  # a chat template renders in two processes at once; plain prompts need not wait for those
 HAND_OVER_S = 0.02  # outputs wait so long for each other: less than a reader sees, more than a step of a small model
 
+_OF_WORKERS = {"keep_s": "replies in Redis", "tenant": "a worker's logs", "traceparent": "a worker's logs"}
+
 # A worker's limits are for strangers.
 NO_LIMITS = WorkerConfig(max_n=sys.maxsize, max_stop_strings=sys.maxsize, max_stop_chars=sys.maxsize)
 
@@ -310,6 +312,7 @@ def _fed(assembler: Assembler, run: _Run, entry: ChunkEntry | EndEntry) -> Chunk
 
 
 def _check_honoured(request: GenerateRequest) -> None:
-    if request.traceparent is not None:
-        message = f"traceparent {request.traceparent} is for a worker's logs, and an engine without a queue writes none"
-        raise RequestRefused(request.id, "invalid_request", message)
+    for name, purpose in _OF_WORKERS.items():
+        if (value := getattr(request, name)) is not None:
+            message = f"{name} {value} is for {purpose}, and an engine without a queue has none"
+            raise RequestRefused(request.id, "invalid_request", message)

@@ -64,6 +64,7 @@ def test_every_field_reaches_the_engine() -> None:
             {"stop": ("ab", "abc")},
             "the length of a stop string is 3, the limit max_stop_chars is 2",
         ),
+        ({}, {"keep_s": 604_800.5}, "keep_s is 604800.5, the limit max_keep_s is 604800"),
     ],
 )
 def test_limits_are_named(config: dict[str, Any], fields: dict[str, Any], message: str) -> None:
@@ -73,7 +74,8 @@ def test_limits_are_named(config: dict[str, Any], fields: dict[str, Any], messag
 
 def test_what_is_at_its_limit_is_taken() -> None:
     check_limits(
-        GenerateRequest(prompt="ab", n=2, stop=("ab",)), WorkerConfig(max_n=2, max_stop_strings=1, max_stop_chars=2)
+        GenerateRequest(prompt="ab", n=2, stop=("ab",), keep_s=60),
+        WorkerConfig(max_n=2, max_stop_strings=1, max_stop_chars=2, max_keep_s=60),
     )
 
 

@@ -203,7 +203,7 @@ async def hold_string_as_state(raw: RedisClient) -> None:
 async def test_one_whose_keys_hold_something_else_is_given_up(
     desk: Desk, raw: RedisClient, spoil: Any, message: bytes
 ) -> None:
-    entry = await desk.entry()
+    entry = await desk.entry(keep_s="250000")
     await spoil(raw)
     assert await desk.claimer.claim(entry) is None
     told, letter = sorted(desk.writes(), key=lambda write: isinstance(write, Burial))
@@ -214,6 +214,7 @@ async def test_one_whose_keys_hold_something_else_is_given_up(
     await raw.execute_command(*told.command)
     ((_, fields),) = await raw.xrange(REPLY)
     assert (fields[b"type"], fields[b"code"]) == (b"end", b"reply_unwritable")
+    assert 240_000 < await raw.ttl(REPLY) <= 250_000
     assert desk.metrics.dead_letters.labels(kind="request")._value.get() == 1
     assert not len(desk.outbox.requests)
 

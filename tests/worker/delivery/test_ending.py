@@ -10,12 +10,12 @@ from structlog.testing import capture_logs
 
 from penstock.engine.request import Output
 from penstock.producer import keys
-from penstock.producer.wire import MAX_FIELDS, EndEntry, decode_reply
+from penstock.producer.wire import MAX_FIELDS, EndEntry, GenerateRequest, WireError, decode_reply
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import ending
 from penstock.worker.delivery.choices import ChoiceBuffer
-from penstock.worker.delivery.ending import dead_letter, dead_letter_of, end_entry, printable, unclaimed_end
-from penstock.worker.delivery.requests import LiveRequest
+from penstock.worker.delivery.ending import dead_letter, dead_letter_of, end_entry, kept_ms, printable, unclaimed_end
+from penstock.worker.delivery.requests import Asked, LiveRequest
 from penstock.worker.delivery.writes import Burial, acknowledge, refresh
 from penstock.worker.metrics import Metrics
 
@@ -87,13 +87,30 @@ def test_messages_become_printable_and_short() -> None:
 
 
 def test_a_request_that_cannot_be_claimed_is_told_so() -> None:
-    command = unclaimed_end("r", "a\ud800", WorkerConfig(queue="q", reply_ttl_after_end_s=60))
+    asked = GenerateRequest(prompt="x")
+    command = unclaimed_end("r", asked, "a\ud800", WorkerConfig(queue="q", reply_ttl_after_end_s=60))
     assert command[3] == keys.reply("q", "r")
     fields = [str(part) for part in command[command.index("type") :]]
     end = decode_reply(dict(zip(fields[::2], fields[1::2], strict=True)))
     assert isinstance(end, EndEntry)
     assert (end.finish_reason, end.code, end.message) == ("error", "reply_unwritable", "a\\ud800")
     assert 60_000 in command
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept_s"),
+    [
+        (GenerateRequest(prompt="x"), 100),
+        (GenerateRequest(prompt="x", keep_s=60), 60),
+        (GenerateRequest(prompt="x", keep_s=500), 500),
+        (GenerateRequest(prompt="x", keep_s=500.5), 100),  # it is refused
+        (WireError("invalid_request", "no", request_id="r"), 100),
+    ],
+)
+def test_a_reply_is_kept_as_its_request_says(asked: Asked, kept_s: int) -> None:
+    config = WorkerConfig(queue="q", reply_ttl_after_end_s=100, max_keep_s=500)
+    assert kept_ms(asked, config) == kept_s * 1000
+    assert kept_s * 1000 in unclaimed_end("r", asked, "why", config)
 
 
 def test_an_end_is_counted_and_logged_without_its_message(clock: FixedClock) -> None:

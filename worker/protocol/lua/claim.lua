@@ -1,5 +1,5 @@
 local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
-local entry, worker, instance, ttl, gone, leap, max_epoch = unpack(ARGV)
+local entry, worker, instance, ttl, gone, leap, max_epoch, tenant = unpack(ARGV)
 local s = redis.call('HMGET', state, 'status', 'entry', 'epoch', 'instance')
 local status, owner_entry, owner_epoch, owner_instance = unpack(s)
 if status == 'dead' and owner_entry == entry then return {'dead'} end
@@ -37,6 +37,7 @@ if status == 'running' and owner_instance ~= instance then
 end
 redis.call('HSET', state, 'status', 'running', 'entry', entry, 'epoch', epoch, 'worker', worker,
   'instance', instance, 'attempts', attempt)
+if tenant ~= '' then redis.call('HSET', state, 'tenant', tenant) end
 redis.call('HSETNX', state, 'claimed_ms', string.format('%d', now))
 redis.call('PEXPIRE', state, ttl)
 redis.call('PEXPIRE', reply, ttl)

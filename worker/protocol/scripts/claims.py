@@ -11,6 +11,7 @@ On the state hash of a request:
     crashes           claims that ended with the worker's death, as far as it has not come back
     strikes           crashes in a row between which the reply did not grow, counting the first
     handbacks         claims that a draining worker gave back
+    tenant            whom the request is for, where it says so
     alive:<epoch>     the owner of that claim was frozen, not dead
 
 An epoch is the server's clock in microseconds. Redis may forget its last writes, by a failover or a power cut; an epoch
@@ -88,7 +89,15 @@ class Standing:
 
 
 def claim(
-    queue: str, request_id: str, *, entry_id: str, worker: str, instance: str, ttl_ms: int, gone_entry: str = ""
+    queue: str,
+    request_id: str,
+    *,
+    entry_id: str,
+    worker: str,
+    instance: str,
+    ttl_ms: int,
+    gone_entry: str = "",
+    tenant: str = "",
 ) -> Command:
     """Takes a request under a higher epoch, its fencing token. Read the answer with `parse_claim`.
 
@@ -100,9 +109,10 @@ def claim(
         instance: of the process.
         ttl_ms: the state and the reply stream expire after this.
         gone_entry: an earlier answer's `other_entry`, once it is known that no such entry exists.
+        tenant: whom the request is for.
     """
     leap = secrets.randbits(_LEAP_BITS)
-    arguments = (entry_id, worker, instance, ttl_ms, gone_entry, leap, MAX_EPOCH)
+    arguments = (entry_id, worker, instance, ttl_ms, gone_entry, leap, MAX_EPOCH, tenant)
     return call(_CLAIM, _request_keys(queue, request_id), arguments)
 
 

@@ -1,0 +1,1 @@
+"""Requests that nobody waits for any more end, whichever gateway their clients came through."""

@@ -1,0 +1,129 @@
+"""What stands before every handler: who asks, how much it may, and what ends the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.gateway.admission.admission import Admission, headers_of
+from penstock.gateway.context import Caller, gateway_of
+from penstock.gateway.errors import ApiError, api_error
+from penstock.gateway.http.answers import error_response
+from penstock.gateway.http.interruptions import Interruption, Interruptions
+from penstock.gateway.keys.limits import Limiter, OverLimit
+from penstock.gateway.keys.records import Limits
+from penstock.gateway.keys.ring import Presented, expired
+from penstock.producer import PenstockError
+
+OPEN_PATHS = frozenset({"/", "/health", "/liveness", "/readiness"})
+"""Answered without a key: the page, which is the same for everybody, and what watches over the process."""
+
+
+class KeyGuard:
+    """Sets the caller of each request (`caller_of`), its admission and its interruption (`interruption_of`)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            presented = await _presented(HTTPConnection(scope))
+            admission = await _admission(scope, presented)
+        except ApiError as error:
+            await _refuse(error, scope, receive, send)
+        except PenstockError as error:
+            await _refuse(api_error(error), scope, receive, send)
+        else:
+            await self._answer(presented, admission, scope, receive, send)
+
+    async def _answer(
+        self, presented: Presented | None, admission: Admission, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        connection = HTTPConnection(scope)
+        try:
+            with _opened(gateway_of(connection).interruptions, presented) as interruption:
+                connection.state.caller = _caller(presented)
+                connection.state.interruption = interruption
+                connection.state.admission = admission
+                await self._app(scope, receive, _finishing(send, admission) if admission.is_limited else send)
+        finally:
+            await admission.finish()
+
+
+async def _presented(connection: HTTPConnection) -> Presented | None:
+    if connection.scope["path"] in OPEN_PATHS:  # not `url.path`, which is made up of headers too
+        return None
+    return await gateway_of(connection).keeper.ring.check(_sent_key(connection))
+
+
+def _sent_key(connection: HTTPConnection) -> str | None:
+    scheme, _, key = connection.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    return connection.headers.get("x-api-key")
+
+
+async def _admission(scope: Scope, presented: Presented | None) -> Admission:
+    """Limits are for what makes work. Who has used them up may still look and cancel."""
+    if presented is None or presented.key.limits == Limits() or not _makes_work(scope):
+        return Admission()
+    limiter: Limiter = gateway_of(HTTPConnection(scope)).keeper.limiter
+    lease = await limiter.admit(presented.key.id, presented.key.limits)
+    return Admission(limiter, presented.key.limits, lease)
+
+
+def _makes_work(scope: Scope) -> bool:
+    return scope["method"] == "POST" and not scope["path"].endswith("/cancel")
+
+
+async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    response = error_response(error)
+    if isinstance(error, OverLimit):
+        response.headers.update(headers_of("requests", error.usage))
+    await response(scope, receive, send)
+
+
+def _finishing(send: Send, admission: Admission) -> Send:
+    """Sends what says how much of the limits is left, and the end of the body only when nothing is taken any more."""
+
+    async def send_and_finish(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(admission.headers)
+        elif message["type"] == "http.response.body" and not message.get("more_body"):
+            await admission.finish()
+        await send(message)
+
+    return send_and_finish
+
+
+def _caller(presented: Presented | None) -> Caller:
+    if presented is None:
+        return Caller()
+    return Caller(key_id=presented.key.id, tenant=presented.key.tenant, models=presented.key.models)
+
+
+@contextmanager
+def _opened(interruptions: Interruptions, presented: Presented | None) -> Iterator[Interruption]:
+    if presented is None:
+        with interruptions.opened() as interruption:
+            yield interruption
+        return
+    key_id = presented.key.id
+    with interruptions.opened(key_id) as interruption:
+        if presented.expires_in_s is None:
+            yield interruption
+            return
+        loop = asyncio.get_running_loop()
+        expiry = loop.call_later(presented.expires_in_s, interruption.end, expired(key_id))
+        try:
+            yield interruption
+        finally:
+            expiry.cancel()

@@ -1,0 +1,91 @@
+"""`Idempotency-Key`: a request that is sent again joins the one that was sent before.
+
+The request's id is a function of the key, so that any gateway finds the same reply, and the queue itself sees to it
+that the request is there once. What remains to be known is whether the same was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64encode
+from hashlib import sha256
+
+from starlette.requests import Request
+
+from penstock.gateway.context import caller_of
+from penstock.gateway.errors import ApiError
+from penstock.gateway.http.events import BEFORE_ALL, Place, place_of
+from penstock.gateway.store import names
+from penstock.gateway.store.connection import Store
+from penstock.producer import GenerateRequest
+from penstock.producer.ids import NUM_SLOTS, in_slot
+from penstock.producer.redis import lua
+
+KEY_HEADER = "Idempotency-Key"
+PLACE_HEADER = "Last-Event-ID"
+MAX_KEY_CHARS = 255
+REMEMBERED_S = 86_400 + 3600
+"""For longer than the queue remembers an id, from the last time that the request was sent."""
+
+_CLUSTER_SLOTS = 16
+"""Under Redis Cluster a gateway reads the replies of each hash slot over a connection of its own."""
+
+_OF_THE_RETRY = {"id", "traceparent"}
+_REMEMBER = lua.load("penstock.gateway.generation", "remember")
+
+
+def key_of(asked: Request) -> str | None:
+    """The key that a request came with.
+
+    Raises:
+        ApiError: it is none.
+    """
+    key = asked.headers.get(KEY_HEADER)
+    if key is not None and not (0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
+        message = f"{KEY_HEADER} {key[:80]!r} is not 1 to {MAX_KEY_CHARS} printable characters of ASCII"
+        raise ApiError(400, message, param=KEY_HEADER, code="invalid_idempotency_key")
+    return key
+
+
+def request_id_of(asked: Request, key: str, number: int, *, is_cluster: bool) -> str:
+    """The id of the `number`th request to the queue that is made for what was asked with `key`."""
+    parts = (caller_of(asked).key_id, asked.url.path, key, number)
+    digest = sha256(json.dumps(parts).encode()).digest()
+    text = "k" + urlsafe_b64encode(digest).decode().rstrip("=")
+    return in_slot(text, digest[0] % _CLUSTER_SLOTS * (NUM_SLOTS // _CLUSTER_SLOTS)) if is_cluster else text
+
+
+async def check_same(store: Store, queue: str, request: GenerateRequest) -> None:
+    """Passes if nothing else was asked for under the request's id before.
+
+    The form of the answer, streamed or whole, is no part of what is asked for.
+
+    Raises:
+        ApiError: something else was.
+        ConnectionLost, ServerRefused: Redis is away or says no.
+    """
+    asked_for = request.model_dump(mode="json", exclude=_OF_THE_RETRY, exclude_defaults=True)
+    digest = sha256(json.dumps([queue, asked_for], sort_keys=True).encode()).hexdigest()
+    key = names.fingerprint(request.id or "")
+    first: bytes = await store.execute(*lua.call(_REMEMBER, [key], [digest, REMEMBERED_S]))
+    if first.decode() != digest:
+        message = f"this {KEY_HEADER} was used before for a request with another body"
+        raise ApiError(422, message, param=KEY_HEADER, code="idempotency_key_reused")
+
+
+def place_asked_for(asked: Request, key: str | None) -> Place:
+    """Behind which event the client wants to go on.
+
+    Raises:
+        ApiError: the header is no event's id, or there is no telling of which answer.
+    """
+    event_id = asked.headers.get(PLACE_HEADER)
+    if event_id is None:
+        return BEFORE_ALL
+    if key is None:
+        message = f"{PLACE_HEADER} needs the {KEY_HEADER} that the answer was asked for with"
+        raise ApiError(400, message, param=PLACE_HEADER, code="missing_idempotency_key")
+    try:
+        return place_of(event_id)
+    except ValueError as error:
+        raise ApiError(400, f"{PLACE_HEADER}: {error}", param=PLACE_HEADER, code="invalid_event_id") from None

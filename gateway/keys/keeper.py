@@ -1,0 +1,45 @@
+"""One gateway process's part in the API keys: who has one, how much it may ask for, when it ends."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from penstock.gateway.http.interruptions import Interruptions
+from penstock.gateway.keys.limits import Limiter
+from penstock.gateway.keys.ring import KeyRing, revoked
+from penstock.gateway.keys.store import KeyStore
+from penstock.gateway.keys.watch import RevocationWatch
+from penstock.gateway.store.connection import Store
+
+
+class Keeper:
+    """Use it with `async with`, after which it renews leases and hears of revocations.
+
+    Args:
+        store: where keys are, and what counts for their limits.
+        interruptions: which it ends for keys that are revoked.
+        is_key_required: whether to turn everybody away while there are no keys.
+    """
+
+    def __init__(self, store: Store, interruptions: Interruptions, *, is_key_required: bool) -> None:
+        self.ring = KeyRing(KeyStore(store.execute), is_required=is_key_required)
+        self.limiter = Limiter(store.execute)
+        self._interruptions = interruptions
+        self._watch = RevocationWatch(store.address, self._on_revoked)
+        self._running = AsyncExitStack()
+
+    def _on_revoked(self, key_id: str) -> None:
+        self.ring.forget(key_id)
+        self._interruptions.end_key(key_id, revoked(key_id))
+
+    async def __aenter__(self) -> Self:
+        await self._running.enter_async_context(self._watch.running())
+        await self._running.enter_async_context(self.limiter.running())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._running.aclose()

@@ -1,0 +1,5 @@
+-- KEYS: records, revocations. ARGV: id of a key.
+-- Answers how many keys there are, revoked ones too; the key's record; when it was revoked; the server's ms.
+return {
+  redis.call('HLEN', KEYS[1]), redis.call('HGET', KEYS[1], ARGV[1]), redis.call('HGET', KEYS[2], ARGV[1]), clock()
+}

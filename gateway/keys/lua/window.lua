@@ -1,0 +1,35 @@
+-- A window is a hash: second of the server's clock to what was counted in it. A second counts until all of it is more
+-- than a minute old, so no 60 s in a row have more than the limit.
+local function window(key, now_ms)
+  local sum, seconds, flat = 0, {}, redis.call('HGETALL', key)
+  for at = 1, #flat, 2 do
+    local second, count = tonumber(flat[at]), tonumber(flat[at + 1])
+    if (second + 61) * 1000 <= now_ms then
+      redis.call('HDEL', key, flat[at])
+    else
+      sum = sum + count
+      seconds[#seconds + 1] = {(second + 61) * 1000 - now_ms, count}
+    end
+  end
+  table.sort(seconds, function(one, other) return one[1] < other[1] end)
+  return sum, seconds
+end
+
+-- Milliseconds until at least `count` of what the window has no longer counts.
+local function until_free(seconds, count)
+  local wait = 0
+  for _, second in ipairs(seconds) do
+    if count <= 0 then break end
+    wait, count = second[1], count - second[2]
+  end
+  return wait
+end
+
+local function until_empty(seconds)
+  return #seconds > 0 and seconds[#seconds][1] or 0
+end
+
+local function count_in(key, second, count)
+  redis.call('HINCRBY', key, second, count)
+  redis.call('EXPIRE', key, 62)
+end

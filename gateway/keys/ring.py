@@ -1,0 +1,102 @@
+"""The API keys as one gateway process knows them: as they were in Redis at most a second ago."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from penstock.gateway.errors import ApiError
+from penstock.gateway.keys.records import ApiKey
+from penstock.gateway.keys.secrets import Secret, parse_secret
+from penstock.gateway.keys.store import Found, KeyStore
+
+MAX_AGE_S = 1.0
+MAX_KNOWN = 4096
+"""Keys, and ids of none that somebody tried. What is over is looked up again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    found: Found
+    at_s: float  # on the process's clock
+
+
+@dataclass(frozen=True, slots=True)
+class Presented:
+    """A key that its holder has shown."""
+
+    key: ApiKey
+    expires_in_s: float | None
+
+
+class KeyRing:
+    """
+    Args:
+        store: where they are.
+        is_required: whether to turn everybody away while there are none.
+    """
+
+    def __init__(self, store: KeyStore, *, is_required: bool) -> None:
+        self._store = store
+        self._is_required = is_required
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    async def check(self, presented: str | None) -> Presented | None:
+        """Whose key this is; None: there are no keys, and none is asked for.
+
+        Raises:
+            ApiError: a key is needed, and this is none (401).
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        secret = parse_secret(presented) if presented else None
+        known = await self._look_up(secret.key_id if secret else "")
+        if not known.found.num_keys and not self._is_required:
+            return None
+        if not presented:
+            raise _unauthorized("an API key is needed: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`")
+        if secret is None:
+            raise _unauthorized("the API key is none of this gateway's, which begin with sk-penstock-")
+        return _checked(secret, known)
+
+    def forget(self, key_id: str) -> None:
+        self._known.pop(key_id, None)
+
+    async def _look_up(self, key_id: str) -> _Known:
+        known = self._known.get(key_id)
+        if known is not None and time.monotonic() - known.at_s < MAX_AGE_S:
+            return known
+        asked_at_s = time.monotonic()  # what it says may be as old as that
+        self._known[key_id] = known = _Known(await self._store.find(key_id), asked_at_s)
+        self._known.move_to_end(key_id)
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return known
+
+
+def _checked(secret: Secret, known: _Known) -> Presented:
+    found = known.found
+    if found.key is None or not secret.fits(found.key.digest):
+        if found.problem:
+            raise _unauthorized(f"API key {secret.key_id} can't be used: {found.problem}")
+        raise _unauthorized("the API key is none of this gateway's")
+    if found.revoked_ms is not None:
+        raise revoked(secret.key_id)
+    if found.left_ms is None:
+        return Presented(found.key, None)
+    left_s = found.left_ms / 1000 - (time.monotonic() - known.at_s)
+    if left_s <= 0:
+        raise expired(secret.key_id)
+    return Presented(found.key, left_s)
+
+
+def revoked(key_id: str) -> ApiError:
+    return _unauthorized(f"API key {key_id} was revoked")
+
+
+def expired(key_id: str) -> ApiError:
+    return _unauthorized(f"API key {key_id} has expired")
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(401, message, type="authentication_error", code="invalid_api_key")

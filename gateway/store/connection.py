@@ -1,0 +1,51 @@
+"""One process's commands to Redis, beside those of its client of the queue."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.producer.redis.address import parse_url
+from penstock.producer.redis.connection import RedisClient, connect, redis_errors
+from penstock.producer.redis.pipeline import Batcher
+
+RETRIES = 5
+NAME = "penstock-gateway"
+
+
+class Store:
+    """Use it with `async with`. It connects on first use and survives reconnects.
+
+    Attributes:
+        address: where Redis is; it shows no password.
+        redis: for what is rare; each command in flight holds a connection. Answers are bytes.
+
+    Raises:
+        BadAddress: the URL can't be used.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.address = parse_url(url)
+        self.redis: RedisClient = connect(self.address, decode=False, retries=RETRIES, name=NAME)
+        self._batcher = Batcher(self.redis, retries=RETRIES)
+
+    async def execute(self, *command: str | bytes | int) -> Any:
+        """The answer to one command, as the server gives it; those of many requests share a few connections.
+
+        Only for what may run twice: reads, writes of one value, scripts that see that they have run.
+
+        Raises:
+            ConnectionLost: the server can't be reached or does not answer.
+            ServerRefused: the server answered with an error.
+        """
+        with redis_errors(self.address):
+            return await self._batcher.execute(*command)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._batcher.close()
+        await self.redis.aclose()

@@ -1,0 +1,71 @@
+"""Every Redis key of the gateway's own, and nothing else.
+
+The braces are Redis Cluster hash tags: a script touches keys of one tag only.
+"""
+
+from __future__ import annotations
+
+
+def api_keys() -> str:
+    """A hash of all API keys: id to record. Those that were revoked stay: to have none in use is not to have none."""
+    return "penstock:gateway:{keys}:records"
+
+
+def revocations() -> str:
+    """A hash of the API keys that were revoked: id to when, in milliseconds."""
+    return "penstock:gateway:{keys}:revoked"
+
+
+def revocation_notices() -> str:
+    """A stream that tells gateways of revocations."""
+    return "penstock:gateway:{keys}:notices"
+
+
+def key_requests(key_id: str) -> str:
+    """A hash: second to the requests that were let in with an API key. It and the next three share a slot."""
+    return f"penstock:gateway:{{{key_id}}}:requests"
+
+
+def key_running(key_id: str) -> str:
+    """A sorted set of leases, by when they lapse: the requests that are answered for an API key now."""
+    return f"penstock:gateway:{{{key_id}}}:running"
+
+
+def key_tokens(key_id: str) -> str:
+    """A hash: second to the tokens that an API key was charged."""
+    return f"penstock:gateway:{{{key_id}}}:tokens"
+
+
+def key_charges(key_id: str) -> str:
+    """A sorted set of charges that may still change, by the second they count in."""
+    return f"penstock:gateway:{{{key_id}}}:charges"
+
+
+def record(kind: str, record_id: str) -> str:
+    """One JSON document that clients may ask for later: a response, a batch, a file's description."""
+    return f"penstock:gateway:{{{record_id}}}:{kind}"
+
+
+def ledger_sizes() -> str:
+    """A hash: what takes part in the bound on the gateway's memory to its bytes, and their sum as `total`."""
+    return "penstock:gateway:{ledger}:sizes"
+
+
+def ledger_expiries() -> str:
+    """A sorted set of what is in `ledger_sizes`, by when it expires, in seconds of the server's clock."""
+    return "penstock:gateway:{ledger}:expiries"
+
+
+def fingerprint(request_id: str) -> str:
+    """A digest of what was asked for under an Idempotency-Key, of which `request_id` is made."""
+    return f"penstock:gateway:{{{request_id}}}:fingerprint"
+
+
+def readers() -> str:
+    """A sorted set of the requests that clients wait for, by when they count as abandoned."""
+    return "penstock:gateway:{abandonment}:readers"
+
+
+def swept() -> str:
+    """Exists while gateways look for what is abandoned."""
+    return "penstock:gateway:{abandonment}:swept"

@@ -1,0 +1,29 @@
+"""Moments and lengths of time, as people write and read them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+import typer
+
+_LAST_MS = 253_402_300_799_999
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def moment(ms: int) -> str:
+    """Milliseconds since 1970, as ISO 8601 says it."""
+    if ms > _LAST_MS:  # anybody may choose the id of an entry
+        return f"after the year 9999 ({ms} ms)"
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def seconds(text: str, option: str) -> float:
+    """
+    Raises:
+        BadParameter: it is none, as `option` is told.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no time such as 90m, 12h or 7d", param_hint=option)
+    return float(match[1]) * _SECONDS[match[2]]
