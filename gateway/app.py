@@ -25,6 +25,7 @@ from penstock.gateway.http.observing import CLIENT_CLOSED_REQUEST, Observing
 from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.openai.routes import ROUTES as OPENAI_ROUTES
+from penstock.gateway.responses.routes import ROUTES as RESPONSES_ROUTES
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
@@ -50,7 +51,7 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
             app.state.gateway = Gateway(settings, client, directory, store, interruptions, keeper, records, watch)
             yield
 
-    routes = [*health.ROUTES, *OPENAI_ROUTES]
+    routes = [*health.ROUTES, *OPENAI_ROUTES, *RESPONSES_ROUTES]
     handlers = {
         ApiError: _answer_api_error,
         PenstockError: _answer_penstock_error,
