@@ -80,9 +80,7 @@ async def _write(
     offset = reply.tokens.get(0, 0)
     reply.tokens[0] = offset + num_tokens
     tokens = tuple(range(num_tokens))
-    await reply.write(
-        ChunkEntry(index=0, offset=offset, text="", tokens=tokens, reasoning=reasoning, tool_calls=calls)
-    )
+    await reply.write(ChunkEntry(index=0, offset=offset, text="", tokens=tokens, reasoning=reasoning, tool_calls=calls))
 
 
 @pytest.fixture
