@@ -62,7 +62,7 @@ docs: .venv/dev.stamp  ## write docs/configuration.md from the settings
 
 clean:  ## remove caches and build outputs
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find penstock producer engine worker tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
+	find penstock producer engine worker gateway tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean  ## also remove the virtual environment
 	rm -rf .venv

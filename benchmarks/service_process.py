@@ -19,7 +19,7 @@ from penstock.producer.redis.connection import connect
 from penstock.worker.config import WorkerConfig
 from penstock.worker.local.embedded import EmbeddedServer
 from penstock.worker.service import Model, WorkerService
-from penstock.worker.settings import flag
+from penstock.worker.settings_loading import flag
 
 QUEUE = "bench"
 

@@ -13,6 +13,7 @@ from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
+from penstock.gateway.store.records import Records
 from penstock.producer import AsyncClient
 from penstock.producer.redis.connection import RedisClient
 
@@ -27,6 +28,7 @@ class Gateway:
     store: Store
     interruptions: Interruptions
     keeper: Keeper
+    records: Records
     watch: Watch
 
     @property

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from copy import copy
 
-from penstock.gateway.errors import ApiError
+from penstock.gateway.errors import RETRY_AFTER_S, ApiError
 from penstock.producer import AsyncClient, ModelCard
 
 MAX_AGE_S = 2.0
@@ -44,7 +44,8 @@ class Directory:
         """The queue that `model` names: its own name, or the model that it alone serves.
 
         Raises:
-            ApiError: there is none (404), the caller may not use it (403), or there are several (400).
+            ApiError: there is none (404) or none any more (503), there are several (400), or the caller may not use it
+                (403).
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
         served = await self._served.cards()
@@ -58,8 +59,22 @@ class Directory:
         if named:
             message = f"this API key may not use model {model[:200]!r}; GET /v1/models lists those that it may"
             raise ApiError(403, message, type="permission_error", param="model", code="model_not_allowed")
+        if self._served.knew(model):
+            raise _unserved(model)
         message = f"model {model[:200]!r} does not exist; GET /v1/models lists those that are served"
         raise ApiError(404, message, param="model", code="model_not_found")
+
+    async def card_of(self, queue: str) -> ModelCard:
+        """That of a queue that `queue_of` has named.
+
+        Raises:
+            ApiError: nobody serves it any more (503).
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        card = (await self._served.cards()).get(queue)
+        if card is None:
+            raise _unserved(queue)
+        return card
 
     def _allows(self, queue: str, card: ModelCard) -> bool:
         return self._allowed is None or queue in self._allowed or card.model in self._allowed
@@ -76,6 +91,7 @@ class _ServedCards:
         self._client = client
         self._only = only
         self._cards: Mapping[str, ModelCard] = {}
+        self._models: dict[str, str] = {}  # by queue, of all that were ever served here
         self._read_at_s: float | None = None
         self._reading = asyncio.Lock()
 
@@ -84,8 +100,13 @@ class _ServedCards:
             async with self._reading:
                 if not self._is_fresh:
                     self._cards = await self._read()
+                    self._models |= {queue: card.model for queue, card in self._cards.items()}
                     self._read_at_s = time.monotonic()
         return self._cards
+
+    def knew(self, model: str) -> bool:
+        """Whether this names a queue or a model that was served, or is to be."""
+        return model in self._models or model in self._models.values() or model in self._only
 
     @property
     def _is_fresh(self) -> bool:
@@ -95,3 +116,8 @@ class _ServedCards:
         queues = [queue for queue in await self._client.queues() if not self._only or queue in self._only]
         cards = await asyncio.gather(*(self._client.model_card(queue=queue) for queue in queues))
         return {queue: card for queue, card in zip(queues, cards, strict=True) if card is not None}
+
+
+def _unserved(model: str) -> ApiError:
+    message = f"no worker serves model {model[:200]!r} now"
+    return ApiError(503, message, type="server_error", param="model", code="no_worker", retry_after_s=RETRY_AFTER_S)

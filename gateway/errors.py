@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from penstock.producer import (
     CallFailed,
     CallTimedOut,
@@ -20,6 +22,7 @@ from penstock.producer import (
     ServerRefused,
     UnknownRequest,
 )
+from penstock.producer.wire import explain
 
 RETRY_AFTER_S = 1
 
@@ -115,3 +118,30 @@ def ended_early(finish_reason: str) -> ApiError:
     if finish_reason == "expired":
         return ApiError(408, "the request expired before it was finished", type="timeout_error", code="expired")
     return ApiError(409, "the request was cancelled", type="conflict_error", code="cancelled")
+
+
+def invalid_value(error: ValidationError) -> ApiError:
+    """A body in which values are wrong, missing or unknown; `param` is the first of them."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    kind, message = first["type"], explain(error)
+    code = "missing_required_parameter" if kind == "missing" else "invalid_value"
+    if kind.endswith("_type"):
+        code = "invalid_type"
+    elif first["msg"].startswith("Value error, unknown field"):
+        code = "unknown_parameter"
+    return ApiError(400, message.removeprefix("request: "), param=_param(first["loc"]) or None, code=code)
+
+
+def _param(place: tuple[int | str, ...]) -> str:
+    """As `messages[0].role`; what a validator adds to a place, such as the branch of a union, is left out."""
+    param = ""
+    for part in place:
+        if isinstance(part, int):
+            param += f"[{part}]"
+        elif part.isidentifier() and len(part) <= MAX_PARAM_PART and part not in _BRANCHES:
+            param += f".{part}" if param else part
+    return param
+
+
+MAX_PARAM_PART = 80
+_BRANCHES = frozenset({"str", "int", "float", "bool", "mode"})

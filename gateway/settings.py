@@ -1,30 +1,168 @@
-"""What an operator can set of the gateway."""
+"""What an operator can set of the gateway. `penstock gateway` reads them from its flags, the environment and a file."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import ByteSize, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_validator
+from pydantic.config import JsonDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from penstock.producer.redis.address import parse_url
+from penstock.producer.wire import ID_PATTERN
+
+PREFIX = "PENSTOCK_GATEWAY_"
+
+
+def _names(value: object) -> object:
+    """A list as people write it: with commas."""
+    if not isinstance(value, str):
+        return value
+    return tuple(name for part in value.split(",") if (name := part.strip()))
+
+
+def _none(value: object) -> object:
+    return None if isinstance(value, str) and value.lower() == "none" else value
+
+
+_OrNone = BeforeValidator(_none)
+_Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+_Port = Annotated[int, Field(ge=0, le=65535)]
+_Seconds = Annotated[float, Field(gt=0.0)]
+
+
+def _setting(group: str, text: str, default: Any, shown: str | None = None, **more: Any) -> Any:
+    extra: JsonDict = {"group": group} if shown is None else {"group": group, "default": shown}
+    return Field(default, description=text, json_schema_extra=extra, **more)
 
 
 class GatewaySettings(BaseSettings):
     """Every setting of a gateway. Nothing changes it once it is made."""
 
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_GATEWAY_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
 
-    redis_url: str = Field("redis://localhost:6379/0", repr=False)
-    queues: tuple[str, ...] = ()  # those to serve; none: all that have a card
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    commit_after_s: Annotated[float, Field(gt=0.0)] = 10.0
-    """How long the status of a streamed answer is held back for what may go wrong before the first token."""
-    ping_interval_s: Annotated[float, Field(gt=0.0)] = 15.0
-    """Between comments in a stream without news, which keep proxies from closing it."""
-    abandon_after_s: Annotated[float, Field(gt=0.0)] = 30.0
-    """How long a request with an Idempotency-Key goes on without anybody who reads it."""
-    max_body_bytes: ByteSize = ByteSize(16 * 2**20)
-    require_key: bool = False
-    """Whether to turn everybody away while there are no API keys, as after Redis has lost its data."""
-    max_queue_length: Annotated[int, Field(ge=1)] = 10_000
-    """Requests in a queue, waiting and running, from which on more are turned away."""
+    redis_url: str = _setting(
+        "Redis",
+        "Where Redis is, as for a worker. Where it is set nowhere for the gateway, the worker's setting is taken, then "
+        "REDIS_URL.",
+        "redis://localhost:6379/0",
+        repr=False,
+    )
+    queues: _Names = _setting("Redis", "Queues to serve, with commas; as a default all that have a card.", (), "all")
+    max_queue_length: Annotated[int, Field(ge=1)] = _setting(
+        "Redis", "Requests in a queue, waiting and running, from which on more are turned away.", 10_000
+    )
+
+    host: str = _setting("Server", "Address to listen on; 0.0.0.0: all of them, as in the image.", "127.0.0.1")
+    port: _Port = _setting("Server", "Port to listen on; 0: any free one.", 8000)
+    workers: Annotated[int, Field(ge=1, le=256)] = _setting(
+        "Server", "Processes that share the port. One that is killed is replaced.", 1
+    )
+    metrics_port: Annotated[_Port | None, _OrNone] = _setting(
+        "Server",
+        "Port of /metrics at the same address, of the first process; the next one has the next port. 0: any free one, "
+        "none: no such server.",
+        None,
+    )
+    tls_certificate: Annotated[Path | None, _OrNone] = _setting(
+        "Server", "PEM file with the certificate and those that lead to its authority; none: no TLS.", None
+    )
+    tls_key: Annotated[Path | None, _OrNone] = _setting("Server", "PEM file with the key of the certificate.", None)
+    require_key: bool = _setting(
+        "Server",
+        "Whether to turn everybody away while there are no API keys, as after Redis has lost its data.",
+        False,
+    )
+    cors_origins: _Names = _setting(
+        "Server",
+        "Origins whose pages in a browser may ask, with commas; * for any. As a default no other origin.",
+        (),
+        "",
+    )
+    drain_timeout_s: _Seconds = _setting(
+        "Server",
+        "How long answers may go on after SIGTERM. Streams that are still open then get an event that says how to go "
+        "on elsewhere.",
+        20.0,
+    )
+
+    commit_after_s: _Seconds = _setting(
+        "Streams",
+        "How long the status of a streamed answer is held back for what may go wrong before the first token.",
+        10.0,
+    )
+    ping_interval_s: _Seconds = _setting(
+        "Streams", "Time between comments in a stream without news, which keep proxies from closing it.", 15.0
+    )
+    abandon_after_s: _Seconds = _setting(
+        "Streams", "How long a request with an Idempotency-Key goes on without anybody who reads it.", 30.0
+    )
+
+    max_body_bytes: ByteSize = _setting("Limits of HTTP", "Bytes of one body.", ByteSize(16 << 20))
+    max_prompts: Annotated[int, Field(ge=1)] = _setting(
+        "Limits of HTTP", "Prompts in one request for completions, each of which is a request to the queue.", 128
+    )
+    max_header_bytes: ByteSize = _setting(
+        "Limits of HTTP", "Bytes of the request line and the headers of one request.", ByteSize(64 << 10)
+    )
+    max_connections: Annotated[int, Field(ge=1)] = _setting(
+        "Limits of HTTP",
+        "Connections of one process; over it, the one that has waited longest without a whole request is closed.",
+        4096,
+    )
+    header_timeout_s: _Seconds = _setting(
+        "Limits of HTTP", "From the connection to the end of the TLS handshake, and of the headers.", 10.0
+    )
+    body_timeout_s: _Seconds = _setting("Limits of HTTP", "From the headers to the end of the body.", 120.0)
+    idle_timeout_s: _Seconds = _setting(
+        "Limits of HTTP", "How long a connection may be without a request; longer than that of a proxy before it.", 75.0
+    )
+    stall_timeout_s: _Seconds = _setting("Limits of HTTP", "How long a client may take nothing of its answer.", 60.0)
+
+    max_store_share: Annotated[float, Field(gt=0.0, le=0.9)] = _setting(
+        "Store",
+        "Share of Redis's maxmemory, of the machine's memory where that is 0, for what clients may ask for later: "
+        "stored responses, files, batches. All gateways together keep no more.",
+        0.25,
+    )
+    max_store_bytes: Annotated[ByteSize | None, Field(ge=1), _OrNone] = _setting(
+        "Store", "The same in bytes, where that is less; none: only the share counts.", None
+    )
+
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "Logs", "Lowest level that is logged; each request is an info. Where not set, the worker's setting.", "info"
+    )
+    log_format: Literal["auto", "json", "console"] = _setting(
+        "Logs",
+        "Form of the log lines; auto: console on a terminal, JSON elsewhere. Where not set, the worker's setting.",
+        "auto",
+    )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        parse_url(value)
+        return value
+
+    @field_validator("queues")
+    @classmethod
+    def _check_queues(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for queue in value:
+            if not ID_PATTERN.fullmatch(queue):
+                raise ValueError(f"a queue's name has 1 to 128 of the characters A-Z a-z 0-9 _ . : -, not {queue!r}")
+        return value
+
+    @field_validator("host")
+    @classmethod
+    def _check_host(cls, value: str) -> str:
+        if not value:
+            raise ValueError("an address is needed; 0.0.0.0 stands for all")
+        return value
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> GatewaySettings:
+        if (self.tls_key is None) != (self.tls_certificate is None):
+            missing = "tls_key" if self.tls_key is None else "tls_certificate"
+            raise ValueError(f"TLS needs tls_key and tls_certificate: {missing} is not set")
+        return self

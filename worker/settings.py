@@ -1,4 +1,4 @@
-"""What an operator can set, and the one place that reads the environment.
+"""What an operator can set of a worker.
 
 A setting has one name everywhere: `max_num_seqs` in the TOML file is `PENSTOCK_MAX_NUM_SEQS` in the environment and
 `--max-num-seqs` on the command line. Ranges are checked by `WorkerConfig` and `EngineConfig`, which settings become.
@@ -6,34 +6,28 @@ A setting has one name everywhere: `max_num_seqs` in the TOML file is `PENSTOCK_
 
 from __future__ import annotations
 
-import difflib
 import os
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ByteSize, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, ByteSize, Field, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
 from penstock.engine.text.response.formats import FORMATS
+from penstock.gateway.settings import PREFIX as GATEWAY_PREFIX
+from penstock.gateway.settings import GatewaySettings
 from penstock.producer.redis.address import parse_url
 from penstock.producer.wire import ID_PATTERN
 from penstock.worker.config import WorkerConfig
+from penstock.worker.settings_loading import Program, SettingsError, load
 
 PREFIX = "PENSTOCK_"
-CONFIG_VARIABLE = "PENSTOCK_CONFIG"
-FALLBACK_URL_VARIABLE = "REDIS_URL"
-DEFAULT_CONFIG = Path("penstock.toml")
 DEMO_MODEL = "demo"
-
-
-class SettingsError(ValueError):
-    """A setting that is unknown or cannot be used. The message names it and where it was set, never a password."""
 
 
 def _none(value: object) -> object:
@@ -247,46 +241,21 @@ class Settings(BaseSettings):
             raise SettingsError(str(error)) from error
 
 
+WORKER = Program(Settings, PREFIX)
+GATEWAY = Program(
+    GatewaySettings, GATEWAY_PREFIX, table="gateway", shared=frozenset({"redis_url", "log_level", "log_format"})
+)
+PROGRAMS = (WORKER, GATEWAY)
+
+
 def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
-    """Joins the command line, the environment and the TOML file, the first that has a setting giving it.
-
-    The file is `config`, else the one PENSTOCK_CONFIG names, else `penstock.toml` in the current folder if it is there.
-
-    Raises:
-        SettingsError: an unknown name, a value that cannot be read, or a file that cannot.
-    """
-    path = config or _configured_path()
-    table = _read_toml(path) if path is not None else {}
-    _refuse_unknown_variables()
-    fallback = {"redis_url": url} if (url := os.environ.get(FALLBACK_URL_VARIABLE)) else {}
-
-    class Joined(Settings):
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            in_file = InitSettingsSource(settings_cls, table)
-            return init_settings, env_settings, in_file, InitSettingsSource(settings_cls, fallback)
-
-    try:
-        return Joined(**flags)
-    except ValidationError as error:
-        raise SettingsError("; ".join(_explain(item, flags, table, path) for item in error.errors())) from None
+    """Those of a worker. Raises as `settings_loading.load`."""
+    return load(WORKER, PROGRAMS, flags, config)
 
 
 def variable(name: str) -> str:
-    """The environment variable of a setting."""
-    return PREFIX + name.upper()
-
-
-def flag(name: str) -> str:
-    """The command-line option of a setting."""
-    return "--" + name.replace("_", "-")
+    """The environment variable of a worker's setting."""
+    return WORKER.variable(name)
 
 
 def default_text(field: FieldInfo) -> str:
@@ -305,52 +274,3 @@ def group_of(field: FieldInfo) -> str:
     """The heading that a setting stands under, in `--help` and in docs/configuration.md."""
     extra = field.json_schema_extra
     return str(extra["group"]) if isinstance(extra, dict) else ""
-
-
-def _configured_path() -> Path | None:
-    named = os.environ.get(CONFIG_VARIABLE)
-    if named:
-        return Path(named)
-    return DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            table = tomllib.load(file)
-    except OSError as error:
-        raise SettingsError(f"configuration file {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"configuration file {path} is not TOML: {error}") from error
-    for name in table:
-        if name not in Settings.model_fields:
-            raise SettingsError(f"unknown setting {name!r} in {path}{nearest(name, Settings.model_fields)}")
-    return table
-
-
-def _refuse_unknown_variables() -> None:
-    known = {variable(name) for name in Settings.model_fields} | {CONFIG_VARIABLE}
-    for name in sorted(os.environ):
-        if name.upper().startswith(PREFIX) and name.upper() not in known:
-            raise SettingsError(f"unknown environment variable {name}{nearest(name.upper(), known)}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: which known one was probably meant; empty if none is like it."""
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {found[0]}?" if found else ""
-
-
-def _explain(item: Any, flags: Mapping[str, Any], table: Mapping[str, Any], path: Path | None) -> str:
-    """Names the place that the offending value came from, as precedence chose it."""
-    name = str(item["loc"][0])
-    if name in flags:
-        where = flag(name)
-    elif variable(name) in {present.upper() for present, value in os.environ.items() if value}:
-        where = variable(name)
-    elif name in table:
-        where = f"{name} in {path}"
-    else:
-        where = FALLBACK_URL_VARIABLE
-    shown = "" if name == "redis_url" else f", not {str(item['input'])!r}"
-    return f"{where}: {item['msg'].removeprefix('Value error, ')}{shown}"

@@ -82,8 +82,8 @@ class MaskBuilder:
     def _renewed(self, sequence: Sequence, newest: Mapping[Sequence, int], failure: GrammarFailed) -> Matcher | None:
         """Another matcher for a sequence whose own has failed; None if it ends with that."""
         grammar = sequence.request.grammar
-        if grammar is not None and grammar.renew(self._matchers[sequence]):
-            self._new_matcher(sequence)
+        while grammar is not None and (matcher := grammar.instead_of(self._matchers[sequence])) is not None:
+            self._matchers[sequence] = matcher
             try:
                 return self._advanced(sequence, newest)
             except GrammarFailed as error:
@@ -103,12 +103,10 @@ class MaskBuilder:
 
     def _fill_again(self, masks: np.ndarray, place: int, sequence: Sequence, newest: Mapping[Sequence, int]) -> None:
         """The mask of a row whose matcher failed at it."""
-        matcher = self._renewed(sequence, newest, self._matchers[sequence].failure())
-        if matcher is not None:
+        while (matcher := self._renewed(sequence, newest, self._matchers[sequence].failure())) is not None:
             self._fill(masks, [(matcher, place)])
             if not matcher.has_failed:
                 return
-            self._ended.append((sequence, matcher.failure()))
         masks[place] = -1
 
     @cached_property

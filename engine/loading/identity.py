@@ -15,11 +15,7 @@ DIGEST_CHARS = 32
 SAMPLES = 32  # of a weight file
 SAMPLE_BYTES = 4096
 
-_FAST = "tokenizer.json"
-_TOKENIZER_CONFIG = "tokenizer_config.json"
-_SLOW = re.compile(r"tokenizer.*|.*\.tiktoken|spiece\.model|vocab\.(json|txt)|merges\.txt|.*tokens(_map)?\.json")
-# What these files have that says nothing of tokens; the template has a digest of its own.
-_IMMATERIAL = ("chat_template", "name_or_path", "padding", "transformers_version", "truncation")
+_IMMATERIAL = ("_name_or_path", "transformers_version")  # what config.json has that says nothing of the model
 _SNAPSHOT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -29,12 +25,17 @@ class Identity:
 
     revision: str | None  # the commit, of a model from the hub
     weights: str  # of config.json, and of the names, sizes and samples of the weight files
-    tokenizer: str  # of the tokenizer's files, whatever their formatting
+    tokenizer: str  # of what the tokenizer does, whatever its files say beside that
     template: str | None  # of the chat templates, if there is one
 
 
-def identify(directory: Path, templates: Mapping[str, str]) -> Identity:
-    """Reads little of the weights, whatever their size. `templates` are those of `Tokenizer.templates`.
+def identify(directory: Path, templates: Mapping[str, str], token_rules: str) -> Identity:
+    """Reads little of the weights, whatever their size.
+
+    Args:
+        directory: of the checkpoint.
+        templates: as in `Tokenizer.templates`.
+        token_rules: as `Tokenizer.rules` gives them.
 
     Raises:
         CheckpointError: a file is missing, or is no file that can be read.
@@ -44,7 +45,7 @@ def identify(directory: Path, templates: Mapping[str, str]) -> Identity:
     return Identity(
         revision=revision,
         weights=_weights(directory),
-        tokenizer=_tokenizer(directory),
+        tokenizer=_digest(token_rules),
         template=_digest(json.dumps(templates, sort_keys=True)) if templates else None,
     )
 
@@ -71,19 +72,6 @@ def _samples(path: Path) -> Iterator[bytes]:
         for place in range(SAMPLES):
             file.seek(place * max(0, size - SAMPLE_BYTES) // (SAMPLES - 1))
             yield file.read(SAMPLE_BYTES)
-
-
-def _tokenizer(directory: Path) -> str:
-    has_fast = (directory / _FAST).exists()
-    names = sorted(path.name for path in directory.iterdir() if path.is_file() and _SLOW.fullmatch(path.name))
-    if has_fast:  # it is the whole of it, and the others are for those who can't read it
-        names = [name for name in names if name in (_FAST, _TOKENIZER_CONFIG)]
-    return _digest(b"".join(name.encode() + b"\n" + _contents(directory / name) + b"\n" for name in names))
-
-
-def _contents(path: Path) -> bytes:
-    check_file(path)
-    return _canonical(path) if path.suffix == ".json" else path.read_bytes()
 
 
 def _canonical(path: Path) -> bytes:

@@ -10,6 +10,7 @@ from llguidance import LLMatcher
 from penstock.engine.errors import EngineError
 
 RENEWABLE_S = 0.01  # what the engine's thread may spend on compiling
+MAX_LEXERS = 3  # of one reply: two that it shares, then one of its own
 
 
 class GrammarFailed(EngineError):
@@ -20,8 +21,8 @@ class Grammar:
     """What a reply must follow.
 
     Its replies share a lexer, which grows with what they say, and once it is too large fails for all of them. So the
-    engine renews it then: whether a reply fails follows from its own tokens. Where compiling takes too long for the
-    engine's thread, the grammar is spent: the next request that asks for it gets another one.
+    engine gives them another one then: whether a reply fails follows from its own tokens. Where compiling takes too
+    long for the engine's thread, the grammar is spent: the next request that asks for it gets another one.
     """
 
     def __init__(self, source: str, compiled: Callable[[], LLMatcher], eos_token_ids: tuple[int, ...]) -> None:
@@ -43,25 +44,35 @@ class Grammar:
         can_end = not set(self._eos_token_ids).issubset(bad_token_ids)
         return Matcher(self._start.deep_copy(), can_end, self._num_renewals)
 
-    def renew(self, failed: Matcher) -> bool:
-        """Whether a new matcher may go on where `failed` did not: its lexer had grown too large, and is not used
-        any more.
-        """
-        if not failed.is_lexer_full:
-            return False
-        if failed.num_renewals == self._num_renewals:  # else it was renewed for another reply already
-            self.is_spent = self.is_spent or not self._renewed()
-        return not self.is_spent
+    def instead_of(self, failed: Matcher) -> Matcher | None:
+        """A matcher that has seen no token, for a reply whose own `failed` because its lexer had grown too large.
 
-    def _renewed(self) -> bool:
-        if not self._is_renewable:
-            return False
+        The first time it shares a new lexer with the others. The second time it gets one of its own: long replies
+        would fill a shared one for each other again and again. None: it failed by itself, or compiling takes too long.
+        """
+        if not failed.is_lexer_full or failed.num_lexers == MAX_LEXERS:
+            return None
+        if failed.num_renewals == self._num_renewals and not self._renew():
+            return None
+        is_last = failed.num_lexers + 1 == MAX_LEXERS
+        state = self._made() if is_last else self._start.deep_copy()
+        if state is None:
+            return None
+        return Matcher(state, failed.can_end, self._num_renewals, failed.num_lexers + 1)
+
+    def _renew(self) -> bool:
+        state = self._made() if self._is_renewable and not self.is_spent else None
+        self.is_spent = state is None
+        if state is not None:
+            self._start = state
+            self._num_renewals += 1
+        return state is not None
+
+    def _made(self) -> LLMatcher | None:
         try:
-            self._start = self._compiled()
+            return self._compiled()
         except EngineError:
-            return False
-        self._num_renewals += 1
-        return True
+            return None
 
 
 class Matcher:
@@ -70,11 +81,12 @@ class Matcher:
     Once it has failed it fails for ever.
     """
 
-    def __init__(self, state: LLMatcher, can_end: bool, num_renewals: int = 0) -> None:
+    def __init__(self, state: LLMatcher, can_end: bool, num_renewals: int = 0, num_lexers: int = 1) -> None:
         self.state = state  # for who fills masks
         self.num_tokens = 0  # that it has taken
         self.num_renewals = num_renewals  # of its grammar, at the time
-        self._can_end = can_end
+        self.num_lexers = num_lexers  # that its reply has had, this one's included
+        self.can_end = can_end  # whether a token says so
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Takes the reply's next tokens. None of them ends it.
@@ -91,7 +103,7 @@ class Matcher:
         """Whether nothing can follow, and no token says so: the vocabulary has none that ends a reply, or it is not
         to be sampled.
         """
-        return not self._can_end and self.state.is_stopped() and not self.has_failed
+        return not self.can_end and self.state.is_stopped() and not self.has_failed
 
     @property
     def has_failed(self) -> bool:

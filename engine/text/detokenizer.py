@@ -69,10 +69,11 @@ class ContextDetokenizer:
     U+FFFD. So a run is held back until it ends or becomes invalid, and nothing else ever is.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, context: Sequence[int] = ()) -> None:
+        """`context`: a token with text that this text goes on behind, and so keeps its first space; none: it begins."""
         self._vocabulary = vocabulary
-        self._context: list[int] = []  # at most one token with text, and one without behind it
-        self._context_text = ""
+        self._context = [*context]  # at most one token with text, and one without behind it
+        self._context_text = vocabulary.decode(self._context) if context else ""
         self._run: list[int] = []  # byte tokens that are held back: so far the beginning of valid UTF-8
         self._run_decoder = codecs.getincrementaldecoder("utf-8")()
         self._in_invalid_run = False

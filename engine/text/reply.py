@@ -66,6 +66,7 @@ class ReplyStreams:
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             delimiters={} if spec is None else self._formats.dialect(spec.format).special,
+            goes_on=request.grammar is not None,  # which has the last word on each space
         )
         if spec is None:
             return ReplyStream(text)

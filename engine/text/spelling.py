@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import islice
 
 import tokenizers
 
@@ -47,8 +48,17 @@ class Spelling:
         """The bytes that a token stands for, of those that stand for bytes rather than text."""
         return self._bytes.get(token_id)
 
-    def detokenizer(self) -> Detokenizer:
-        return ByteDetokenizer(self._bytes) if self._kind is DecoderKind.BYTES else ContextDetokenizer(self)
+    def detokenizer(self, *, goes_on: bool = False) -> Detokenizer:
+        """`goes_on`: each token has the text that `spell` gives it, the first one too."""
+        if self._kind is DecoderKind.BYTES:
+            return ByteDetokenizer(self._bytes)
+        return ContextDetokenizer(self, self._some_token if goes_on else ())
+
+    @cached_property
+    def _some_token(self) -> tuple[int, ...]:
+        """One with text, if there is one."""
+        texts = (id_ for id_ in self._tokens if id_ not in self._bytes and self.decode([id_, id_]))
+        return tuple(islice(texts, 1))
 
     def spell(self, token_id: int) -> tuple[str, bytes]:
         """The text of one token inside a text, a leading space included, and the bytes that it adds.

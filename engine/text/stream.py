@@ -24,13 +24,21 @@ class TextStream:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         delimiters: Mapping[int, str] | None = None,
+        goes_on: bool = False,
     ) -> None:
-        """`delimiters` has the characters by which tokens that delimit parts of a reply are known in its text.
+        """
+        Args:
+            tokenizer: of the model.
+            stops: what ends the text.
+            include_stop: whether the text ends with the stop string, and not before it.
+            skip_special_tokens: whether special tokens have no text.
+            delimiters: the characters by which tokens that delimit parts of a reply are known in its text.
+            goes_on: as in `Tokenizer.detokenizer`.
 
         Raises:
             InvalidRequest: a stop string is empty.
         """
-        self._new_detokenizer = partial(tokenizer.detokenizer, skip_special_tokens=skip_special_tokens)
+        self._new_detokenizer = partial(tokenizer.detokenizer, skip_special_tokens=skip_special_tokens, goes_on=goes_on)
         self._detokenizer = self._new_detokenizer()
         self._delimiters = delimiters or {}
         self._matcher = StopMatcher(stops, include=include_stop) if stops else None

@@ -44,6 +44,7 @@ class Tokenizer:
         self.templates = {name: template.source for name, template in self._templates.items()}
         """The texts of the chat templates; the one that is not for special cases is called `default`."""
         names = ("default", *self.templates)
+        self._special_tokens = special_tokens
         self._formats = {name: resolve_format(chat_format, self.templates.get(name)) for name in names}
         self._backend = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these at every call, while other threads read them.
@@ -87,6 +88,15 @@ class Tokenizer:
         """How answers in chats are read; None: as plain text."""
         return self._formats["default"]
 
+    def rules(self) -> str:
+        """All that decides which tokens a text becomes and which text they have, chat templates apart, as JSON.
+
+        It is of the tokenizer as it was loaded: two checkpoints whose files say the same in other words have the same.
+        Takes a second for a large vocabulary.
+        """
+        backend = json.loads(self._backend.to_str())
+        return json.dumps({"backend": backend, "special_tokens": self._special_tokens}, sort_keys=True)
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds, such as BOS.
 
@@ -124,9 +134,12 @@ class Tokenizer:
         """
         return self._spelling.decode(token_ids)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """One for a new sequence of tokens. Special tokens have no text, or that which they are spelled with."""
-        return (self._spelling if skip_special_tokens else self._full_spelling).detokenizer()
+    def detokenizer(self, *, skip_special_tokens: bool = True, goes_on: bool = False) -> Detokenizer:
+        """One for a new sequence of tokens. Special tokens have no text, or that which they are spelled with.
+
+        With a SentencePiece vocabulary there is no space in front of a text's first word, unless the text `goes_on`.
+        """
+        return (self._spelling if skip_special_tokens else self._full_spelling).detokenizer(goes_on=goes_on)
 
     def spell(self, token_id: int) -> tuple[str, bytes]:
         """Text and bytes of one token inside a text, as in `Spelling`, special tokens spelled out."""

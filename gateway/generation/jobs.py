@@ -64,8 +64,8 @@ async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
     once nobody has read it for a while. Each call for one HTTP request is a job of its own.
 
     Raises:
-        ApiError: the key or the Last-Event-ID can't be used, the key belongs to another request, or the caller's API
-            key has used up its tokens.
+        ApiError: the key or the Last-Event-ID can't be used, or the key belongs to another request.
+        OverLimit: the API key would use more tokens than it may.
         ConnectionLost, ServerRefused: Redis is away or says no.
     """
     gateway = gateway_of(asked)

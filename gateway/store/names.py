@@ -41,6 +41,21 @@ def key_charges(key_id: str) -> str:
     return f"penstock:gateway:{{{key_id}}}:charges"
 
 
+def record(kind: str, record_id: str) -> str:
+    """One JSON document that clients may ask for later: a response, a batch, a file's description."""
+    return f"penstock:gateway:{{{record_id}}}:{kind}"
+
+
+def ledger_sizes() -> str:
+    """A hash: what takes part in the bound on the gateway's memory to its bytes, and their sum as `total`."""
+    return "penstock:gateway:{ledger}:sizes"
+
+
+def ledger_expiries() -> str:
+    """A sorted set of what is in `ledger_sizes`, by when it expires, in seconds of the server's clock."""
+    return "penstock:gateway:{ledger}:expiries"
+
+
 def fingerprint(request_id: str) -> str:
     """A digest of what was asked for under an Idempotency-Key, of which `request_id` is made."""
     return f"penstock:gateway:{{{request_id}}}:fingerprint"

@@ -58,6 +58,11 @@ def _one_or_many(value: object) -> object:
     return value
 
 
+def _number(value: object) -> object:
+    """Flat entries carry numbers as text, which a literal does not take."""
+    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else value
+
+
 def _w3c(value: str) -> str:
     if not _TRACEPARENT.fullmatch(value):
         raise ValueError("must be a W3C traceparent, such as 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
@@ -82,8 +87,7 @@ TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[tuple[TokenId, ...], FAIL_FAST, BeforeValidator(from_json)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 LogitBias = Annotated[dict[TokenId, Bias], WrapValidator(_piece_by_piece), BeforeValidator(from_json)]
-
-
+Texts = Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], FAIL_FAST, BeforeValidator(_one_or_many)]
 Messages = Annotated[tuple[Message, ...], FAIL_FAST, Field(max_length=MAX_MESSAGES), BeforeValidator(from_json)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -115,12 +119,10 @@ class GenerateRequest(WireModel):
 
     other_names: ClassVar[Mapping[str, str]] = {"max_completion_tokens": "max_tokens"}
 
-    v: Literal[1] = 1
+    v: Annotated[Literal[1], BeforeValidator(_number)] = 1
     id: Name | None = None
     prompt: Text | None = None
-    messages: (
-        Annotated[tuple[Message, ...], FAIL_FAST, Field(max_length=MAX_MESSAGES), BeforeValidator(from_json)] | None
-    ) = None
+    messages: Messages | None = None
     prompt_token_ids: TokenIds | None = None
 
     tools: Annotated[tuple[ToolObject, ...], FAIL_FAST, Field(max_length=MAX_TOOLS), BeforeValidator(from_json)] = ()
@@ -133,7 +135,7 @@ class GenerateRequest(WireModel):
 
     response_format: Annotated[ResponseFormat, BeforeValidator(from_json)] | None = None
     regex: Annotated[Text, Field(min_length=1)] | None = None
-    choice: Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], FAIL_FAST, BeforeValidator(_one_or_many)] = ()
+    choice: Texts = ()
     grammar: Annotated[Text, Field(min_length=1)] | None = None  # in Lark's notation
 
     n: int = Field(1, ge=1, le=64)
@@ -150,7 +152,7 @@ class GenerateRequest(WireModel):
     logit_bias: LogitBias = Field(default_factory=dict)
     allowed_token_ids: TokenIds = ()
     bad_token_ids: TokenIds = ()
-    stop: Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], FAIL_FAST, BeforeValidator(_one_or_many)] = ()
+    stop: Texts = ()
     stop_token_ids: TokenIds = ()
     ignore_eos: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)

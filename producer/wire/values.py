@@ -49,7 +49,7 @@ class WireModel(BaseModel):
         if not given.keys() <= _names(cls):
             unknown = [name for name in given if name not in _names(cls)][:5]
             shown = [field.alias or name for name, field in cls.model_fields.items()]
-            raise ValueError("; ".join(_unknown(name, [*shown, *cls.other_names]) for name in unknown))
+            raise ValueError("; ".join(unknown_field(name, [*shown, *cls.other_names]) for name in unknown))
         return given
 
 
@@ -103,6 +103,12 @@ def shown(text: str) -> str:
     return text if text.isprintable() and len(text) <= 80 else repr(text)[:80]
 
 
+def unknown_field(name: object, known: Iterable[str]) -> str:
+    """What is said of a field that does not exist, with the name that was probably meant."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if _may_be_ours(name) else ()
+    return f"unknown field {shown(str(name))}{f', did you mean {near[0]}?' if near else ''}"
+
+
 def explain(error: Exception) -> str:
     """One line that names each offending field; pydantic's own text spans many and links to its website."""
     if not isinstance(error, ValidationError):
@@ -145,8 +151,3 @@ def _rename(values: dict[Any, Any], other: str, ours: str) -> None:
 
 def _may_be_ours(name: object) -> TypeGuard[str]:
     return isinstance(name, str) and len(name) <= _MAX_SUGGESTED
-
-
-def _unknown(name: object, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if _may_be_ours(name) else ()
-    return f"unknown field {shown(str(name))}{f', did you mean {near[0]}?' if near else ''}"

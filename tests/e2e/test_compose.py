@@ -106,12 +106,13 @@ def test_the_image_can_build_the_kernels_for_cpus_where_it_has_no_accelerator(tm
     final_stage = DOCKERFILE.rpartition("\nFROM ")[2]
     instruction = re.search(r"^RUN (case (?:.*\\\n)*.*)$", final_stage, re.MULTILINE)
     assert instruction
-    assert re.search(r"^ARG EXTRAS=worker$", final_stage[: instruction.start()], re.MULTILINE)
+    assert re.search(r"^ARG EXTRAS=worker,gateway$", final_stage[: instruction.start()], re.MULTILINE)
     asked = tmp_path / "asked"
     (tmp_path / "apt-get").write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
     (tmp_path / "apt-get").chmod(0o755)
     (tmp_path / "rm").symlink_to("/bin/true")
-    for extras, has_compiler in (("worker", True), ("worker,tpu", False), ("worker,cuda", False)):
+    expected = {"worker,gateway": True, "worker": True, "worker,tpu": False, "worker,cuda": False, "gateway": False}
+    for extras, has_compiler in expected.items():
         asked.unlink(missing_ok=True)
         variables = {"EXTRAS": extras, "PATH": f"{tmp_path}:/usr/bin:/bin"}
         subprocess.run(["/bin/sh", "-ec", instruction[1]], env=variables, check=True, timeout=WAIT_S)

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.loading.identity import identify
+from penstock.engine.text.tokenizer import Tokenizer
 from penstock.producer import AsyncClient, GenerateRequest, Message, PenstockError, Reply, RequestRefused
 from penstock.worker.llm import LLM
 from penstock.worker.local.worker_process import local_worker
@@ -130,7 +131,8 @@ async def calls_are_those_of_the_worker(client: AsyncClient, llm: LLM) -> None:
             await client.validate(request)
     card = await client.model_card()
     assert card is not None
-    identity = identify(MODEL_DIR, {"default": (MODEL_DIR / "chat_template.jinja").read_text()})
+    template = (MODEL_DIR / "chat_template.jinja").read_text()
+    identity = identify(MODEL_DIR, {"default": template}, Tokenizer.from_dir(MODEL_DIR).rules())
     assert (card.model, card.tokenizer, card.template) == ("demo", identity.tokenizer, identity.template)
     assert (card.weights, card.vocab_size, card.max_model_len) == (identity.weights, 640, 1024)
 

@@ -149,6 +149,14 @@ def test_the_command_runs_beside_files_named_as_its_parts(
     assert not (tmp_path / "imported").exists()
 
 
+def test_every_part_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+    """The sdist has the same files."""
+    for part in ("producer", "engine", "worker", "gateway"):
+        sources = {f"penstock/{path.relative_to(ROOT)}" for path in (ROOT / part).rglob("*.py")}
+        assert sources
+        assert sources == {name for name in wheel.namelist() if re.match(rf"penstock/{part}/.*\.py$", name)}
+
+
 def test_the_wheel_holds_the_demo_model_but_not_its_training(wheel: zipfile.ZipFile) -> None:
     packed = {name for name in wheel.namelist() if name.startswith("penstock/engine/demo/")}
     files = {f"penstock/engine/demo/model/{file.name}" for file in (ROOT / "engine/demo/model").iterdir()}
@@ -169,7 +177,7 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
     metadata = HeaderParser().parsestr(wheel.read(f"{folder}/METADATA").decode())
     assert metadata["License-Expression"] == "Apache-2.0"
     assert f"{folder}/licenses/LICENSE" in wheel.namelist()
-    assert {"worker", "tpu", "cuda", "dev"} <= set(metadata.get_all("Provides-Extra", []))
+    assert {"worker", "gateway", "tpu", "cuda", "dev"} <= set(metadata.get_all("Provides-Extra", []))
     assert "penstock = penstock.worker.cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()
 
 
@@ -178,11 +186,23 @@ def test_the_client_needs_only_light_packages() -> None:
     assert names == {"pydantic", "pydantic-settings", "redis", "structlog", "typer", "rich"}
 
 
-@pytest.mark.parametrize("module", ["penstock", "penstock.worker.cli"])
-def test_importing_the_client_loads_nothing_heavy(module: str, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+HEAVY = ("jax", "jaxlib", "flax", "numpy", "transformers", "tokenizers", "safetensors", "torch")
+SERVERS = ("uvicorn", "starlette", "httptools", "python_multipart")
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("penstock", (*HEAVY, *SERVERS)),
+        ("penstock.worker.cli", (*HEAVY, *SERVERS)),
+        ("penstock.gateway.app", (*HEAVY, "jinja2")),
+    ],
+)
+def test_importing_it_loads_nothing_heavy(
+    module: str, heavy: tuple[str, ...], wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
     """From the wheel's own files, in a fresh interpreter, with the heavy packages out of reach."""
     wheel.extractall(tmp_path)
-    heavy = ("jax", "jaxlib", "flax", "numpy", "transformers", "tokenizers", "safetensors", "torch", "uvicorn")
     code = f"""
 import sys
 for name in {heavy}: sys.modules[name] = None

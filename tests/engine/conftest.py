@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 from engines import SMALL, write_model
 
@@ -33,3 +35,12 @@ def engine(shared_engine: Engine) -> Engine:
     assert not shared_engine.has_work(), "an earlier test left work that never ends"
     shared_engine._pool.forget_contents()
     return shared_engine
+
+
+@pytest.fixture
+def little_optimised() -> Iterator[None]:
+    """For kernels that are interpreted: the compiler would take most of the time, for a program that runs once."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

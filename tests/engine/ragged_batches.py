@@ -1,4 +1,7 @@
-"""Random ragged batches, on which attention implementations are held to the reference that JAX publishes."""
+"""Random ragged batches, on which attention implementations are held to a reference in NumPy.
+
+That one is held to the reference that JAX publishes, which compiles each operation anew for each length.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
 
 from penstock.engine.attention import AttentionBackend, RaggedBatch, attention_for
 from penstock.engine.attention.contract import PLAIN
@@ -49,6 +51,40 @@ def run_attention(
     name: str, qkv: QKV, cache: LayerCache, batch: RaggedBatch, options: AttentionOptions = PLAIN
 ) -> tuple[jax.Array, LayerCache]:
     return implementation(name)(qkv, cache, batch, options=options)
+
+
+def reference_attention(
+    q: np.ndarray,  # [num_tokens, num_heads, head_dim]
+    kv_pages: np.ndarray,  # [num_pages, page_size, 2 * num_kv_heads, head_dim]; K and V interleaved
+    kv_lens: np.ndarray,  # i32[max_seqs]
+    page_indices: np.ndarray,  # i32[max_seqs, pages_per_seq]
+    cu_q_lens: np.ndarray,  # i32[max_seqs + 1]
+    num_seqs: int,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> np.ndarray:
+    """What is attended over pages that already hold the new keys and values: f32 [num_real, num_heads, head_dim]."""
+    outputs = []
+    for i in range(num_seqs):
+        q_len, kv_len = cu_q_lens[i + 1] - cu_q_lens[i], kv_lens[i]
+        mine = q[cu_q_lens[i] : cu_q_lens[i + 1]].astype(np.float32)
+        held = kv_pages[page_indices[i]].reshape(-1, *kv_pages.shape[2:])[:kv_len].astype(np.float32)
+        group = q.shape[1] // (kv_pages.shape[2] // 2)
+        k, v = held[:, 0::2].repeat(group, axis=1) * k_scale, held[:, 1::2].repeat(group, axis=1) * v_scale
+        scores = np.einsum("qhd,khd->hqk", mine, k) * scale
+        if soft_cap is not None:
+            scores = soft_cap * np.tanh(scores / soft_cap)
+        places, keys = np.arange(kv_len - q_len, kv_len)[:, None], np.arange(kv_len)
+        is_seen = keys <= places
+        if sliding_window is not None:
+            is_seen &= keys > places - sliding_window
+        weights = np.where(is_seen, np.exp(scores - scores.max(-1, keepdims=True)), 0.0)
+        outputs.append(np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v))
+    return np.concatenate(outputs)
 
 
 def compare(
@@ -100,15 +136,15 @@ def compare(
     count = np.array([len(lengths)], np.int32)
 
     batch = RaggedBatch(*map(jnp.asarray, (slots, kv_lens, page_indices, cu_q_lens, count)))
-    reference = ref_ragged_paged_attention(
-        jnp.asarray(q),
-        jnp.asarray(with_new, dtype),
-        *map(jnp.asarray, (kv_lens, page_indices, cu_q_lens, count)),
-        sm_scale=head_dim**-0.5,
+    expected = reference_attention(
+        q,
+        with_new,
+        *(kv_lens, page_indices, cu_q_lens),
+        len(lengths),
+        scale=head_dim**-0.5,
         sliding_window=sliding_window,
         soft_cap=soft_cap,
     )
-    expected = np.asarray(reference, np.float32)[:num_real]
     options = AttentionOptions(sliding_window, soft_cap=soft_cap)
     for name in names:
         halves = (pages[:, :, 0::2], pages[:, :, 1::2])

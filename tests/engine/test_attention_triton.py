@@ -1,4 +1,4 @@
-"""The GPU kernels, interpreted on CPU, against the reference that JAX publishes with its own for TPU."""
+"""The GPU kernels, interpreted on CPU, against the reference."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from penstock.engine.attention.triton import TritonAttention
 from penstock.engine.attention.triton.decode import split_work
 from penstock.engine.attention.triton.tiles import Heads, decode_tiles, prefill_tiles
 from penstock.engine.models import QKV
+
+pytestmark = pytest.mark.usefixtures("little_optimised")
 
 compare = partial(ragged_batches.compare, names=(TRITON,))
 LONG = [(1, 150), (70, 140), (1, 64), (1, 129), (33, 33)]  # each over several blocks of keys

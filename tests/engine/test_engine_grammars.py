@@ -27,7 +27,7 @@ from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight, Started
 from penstock.engine.scheduling.scheduler import Row, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.structured import GrammarCompiler, GrammarFailed, Matcher
+from penstock.engine.structured import Grammar, GrammarCompiler, GrammarFailed, Matcher
 from penstock.engine.structured import compiler as compiler_module
 from penstock.engine.structured import grammar as grammar_module
 from penstock.engine.text.vocabulary import vocabulary_of
@@ -400,7 +400,7 @@ def failing(patch: pytest.MonkeyPatch, method: str, at: int) -> None:
 
     def advance(self: Matcher, token_ids: list[int]) -> None:
         real(self, token_ids)
-        if self.num_tokens >= at and not self._can_end:  # the bad one, by its bad token
+        if self.num_tokens >= at and not self.can_end:  # the bad one, by its bad token
             if method == "advance":
                 raise GrammarFailed("the reply's grammar failed: sabotage")
             self.state.consume_token(0)  # as a limit that is met in a mask: it is in its error state from here on
@@ -489,6 +489,27 @@ def test_a_lexer_that_is_full_is_renewed_for_the_replies_that_share_it(
         same(result, expected[0])
     for index, result in enumerate(alone(engine, request)):
         same(result, expected[index])
+
+
+def test_long_replies_do_not_fill_each_other_s_lexers_until_one_fails(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = replace(HOT, max_tokens=76, bad_token_ids=(264,))  # it never ends
+    expected = alone(engine, request_of(engine, GROWING, params=params, n=4))
+    monkeypatch.setattr(compiler_module, "LIMITS", LLParserLimits(max_lexer_states=300, verbose_errors=False))
+    monkeypatch.setattr(engine.grammars, "_kept", compiler_module._Kept())
+    request = request_of(engine, GROWING, params=params, n=4)
+    given: list[int] = []
+    original = Grammar.instead_of
+
+    def counted(grammar: Grammar, failed: Matcher) -> Matcher | None:
+        given.append(failed.num_lexers)
+        return original(grammar, failed)
+
+    monkeypatch.setattr(Grammar, "instead_of", counted)
+    for index, result in enumerate(alone(engine, request)):
+        same(result, expected[index])
+    assert sorted(given) == [1, 1, 1, 1, 2, 2, 2, 2]  # no reply changes its lexer again and again
 
 
 def test_what_compiles_too_long_to_be_renewed_is_compiled_again_for_the_next_request(

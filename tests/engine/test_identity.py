@@ -6,9 +6,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers_for_tests import byte_level, llama2, metaspace, word_level
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.errors import CheckpointError
@@ -16,6 +19,7 @@ from penstock.engine.loading.identity import Identity, identify
 from penstock.engine.text.tokenizer import Tokenizer
 
 TEMPLATES = {"default": "{{ messages }}"}
+RULES = "rules"
 
 
 @pytest.fixture
@@ -26,10 +30,14 @@ def copy(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def original() -> Identity:
-    return identify(MODEL_DIR, TEMPLATES)
+    return identified(MODEL_DIR)
 
 
-def edit_json(path: Path, change: Callable[[dict[str, object]], object], indent: int | None = None) -> None:
+def identified(directory: Path) -> Identity:
+    return identify(directory, TEMPLATES, Tokenizer.from_dir(directory).rules())
+
+
+def edit_json(path: Path, change: Callable[[dict[str, Any]], object], indent: int | None = None) -> None:
     fields = json.loads(path.read_text())
     change(fields)
     path.write_text(json.dumps(fields, indent=indent))
@@ -38,9 +46,10 @@ def edit_json(path: Path, change: Callable[[dict[str, object]], object], indent:
 def test_a_copy_is_the_same_whatever_its_formatting(copy: Path, original: Identity) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         edit_json(copy / name, lambda fields: fields.update(dict(reversed(fields.items()))), indent=3)
-    edit_json(copy / "tokenizer_config.json", lambda fields: fields.update(chat_template="other"))
+    edit_json(copy / "tokenizer_config.json", lambda fields: fields.update(chat_template="other", model_max_length=7))
+    edit_json(copy / "config.json", lambda fields: fields.update(transformers_version="4.0.0"))
     (copy / "README.md").write_text("anything")
-    assert identify(copy, TEMPLATES) == original
+    assert identified(copy) == original
     assert original.revision is None
     assert {len(original.weights), len(original.tokenizer), len(original.template or "")} == {32}
 
@@ -49,29 +58,62 @@ def test_other_weights(copy: Path, original: Identity) -> None:
     path = copy / "model.safetensors"
     weights = load_file(path)
     save_file({name: value + 1 for name, value in weights.items()}, path)
-    other = identify(copy, TEMPLATES)
+    other = identified(copy)
     assert other.weights != original.weights
     assert other.tokenizer == original.tokenizer
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def one_more_token(fields: dict[str, Any]) -> None:
+    fields["added_tokens"].append(fields["added_tokens"][0] | {"content": "<|new|>", "id": 639, "special": False})
+
+
+def not_special(fields: dict[str, Any]) -> None:
+    fields["added_tokens"][-1]["special"] = False
+
+
+def swap_merges(fields: dict[str, Any]) -> None:
+    fields["model"]["merges"] = [*fields["model"]["merges"][1:], fields["model"]["merges"][0]]
+
+
+OTHERS: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "one more added token": ("tokenizer.json", one_more_token),
+    "a token that is not special": ("tokenizer.json", not_special),
+    "merges in another order": ("tokenizer.json", swap_merges),
+    "a normalizer": ("tokenizer.json", lambda fields: fields.update(normalizer={"type": "Lowercase"})),
+    "another end": ("tokenizer_config.json", lambda fields: fields.update(eos_token="<|pad|>")),
+    "one more special token": ("tokenizer_config.json", lambda fields: fields.update(bos_token="<|new|>")),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_another_tokenizer(copy: Path, original: Identity, name: str) -> None:
-    edit_json(copy / name, lambda fields: fields.update(added="x"))
-    other = identify(copy, TEMPLATES)
+    file, change = OTHERS[name]
+    edit_json(copy / file, change)
+    other = identified(copy)
     assert other.tokenizer != original.tokenizer
     assert other.weights == original.weights
 
 
-def test_a_tokenizer_of_other_files(copy: Path, original: Identity) -> None:
-    (copy / "tokenizer.json").rename(copy / "tokenizer.model")
-    first = identify(copy, TEMPLATES).tokenizer
-    (copy / "vocab.json").write_text('{"a": 1}')
-    assert len({first, identify(copy, TEMPLATES).tokenizer, original.tokenizer}) == 3
+@pytest.mark.parametrize("make", [None, byte_level, llama2, metaspace, word_level])
+def test_a_tokenizer_that_was_saved_anew_is_the_same(
+    tmp_path: Path, make: Callable[[], PreTrainedTokenizerFast] | None
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    if make is None:
+        shutil.copytree(MODEL_DIR, first)  # as another version of transformers wrote it
+    else:
+        make().save_pretrained(first)
+    tokenizer = AutoTokenizer.from_pretrained(first)
+    if tokenizer.pad_token:
+        tokenizer("text", padding="max_length", truncation=True, max_length=4)  # which is saved too
+    tokenizer.save_pretrained(second)
+    assert (first / "tokenizer_config.json").read_text() != (second / "tokenizer_config.json").read_text()
+    assert Tokenizer.from_dir(second).rules() == Tokenizer.from_dir(first).rules()
 
 
 def test_templates(original: Identity) -> None:
     found = {
-        identify(MODEL_DIR, templates).template
+        identify(MODEL_DIR, templates, RULES).template
         for templates in ({}, TEMPLATES, {"default": "x"}, {**TEMPLATES, "tool_use": "x"})
     }
     assert len(found) == 4
@@ -87,10 +129,10 @@ def test_a_snapshot_of_the_hub_has_its_revision(copy: Path, tmp_path: Path) -> N
     commit = "0123456789abcdef" * 2 + "01234567"
     (tmp_path / "snapshots").mkdir()
     copy.rename(tmp_path / "snapshots" / commit)
-    assert identify(tmp_path / "snapshots" / commit, {}).revision == commit
+    assert identify(tmp_path / "snapshots" / commit, {}, RULES).revision == commit
 
 
 def test_a_file_that_is_none_is_refused(copy: Path) -> None:
     (copy / "more.safetensors").mkdir()
     with pytest.raises(CheckpointError, match=r"more\.safetensors is a directory"):
-        identify(copy, {})
+        identify(copy, {}, RULES)

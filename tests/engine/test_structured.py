@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import threading
@@ -16,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers_for_tests import byte_level, llama2, metaspace, word_level
 
-from penstock.engine import InvalidRequest
+from penstock.engine import InvalidRequest, Request, SamplingParams
 from penstock.engine.errors import EngineError
 from penstock.engine.sandbox import sandbox as sandbox_module
 from penstock.engine.structured import Grammar, GrammarCompiler, GrammarFailed, Matcher, Vocabulary
 from penstock.engine.structured import compiler as compiler_module
 from penstock.engine.structured.vocabulary import llguidance_tokenizer
+from penstock.engine.text.reply import ReplyStreams
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.engine.text.vocabulary import vocabulary_of
 
@@ -329,6 +331,29 @@ def test_small_vocabularies_compile_too(make: Any) -> None:
     matcher = compiler_for(tokenizer, tokenizer.vocab_size, (1,)).compile("start: /[a-zé .#']*/").matcher()
     assert 1 in allowed(matcher)
     assert len(allowed(matcher)) > 2
+
+
+@pytest.mark.parametrize("make", [byte_level, llama2, metaspace])
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_the_text_of_a_reply_is_what_its_grammar_says_from_the_first_space_on(
+    make: Any, skip_special_tokens: bool
+) -> None:
+    tokenizer = Tokenizer(make())
+    grammar = compiler_for(tokenizer, tokenizer.vocab_size, ()).compile("start: / ? ?a[ab]{0,6}( a)?/")
+    params = SamplingParams(skip_special_tokens=skip_special_tokens)
+    rng = np.random.default_rng(5)
+    texts = set()
+    for _ in range(40):
+        matcher = grammar.matcher()
+        stream = ReplyStreams(tokenizer).stream(Request("r", (0,), params, grammar=grammar), 0)
+        text = ""
+        while not matcher.is_complete and (choices := sorted(allowed(matcher, tokenizer.vocab_size))):
+            id_ = int(rng.choice(choices))
+            matcher.advance([id_])
+            text += stream.push(id_)[0].text
+        texts.add(text + stream.finish().text)
+    assert all(re.fullmatch(" ? ?a[ab]{0,6}( a)?", text) for text in texts)
+    assert any(text.startswith(" ") for text in texts)
 
 
 @settings(deadline=None, max_examples=60)

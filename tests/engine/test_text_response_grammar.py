@@ -306,6 +306,21 @@ def test_the_parser_reads_what_the_grammar_allows(format_: str, calls: CallRule,
     assert num_whole >= 4
 
 
+@pytest.mark.parametrize("format_", [name for name in FORMATS if not FORMATS[name].text_begin])
+@pytest.mark.parametrize("prefix", ["Well, ", "\n"])
+def test_a_required_call_is_one_behind_what_the_prompt_has_of_the_reply_too(format_: str, prefix: str) -> None:
+    source = grammar(format_, REQUIRED, prefix=prefix)
+    for seed in range(8):
+        walk = vocabulary().walk(source, random.Random(f"{format_}/{seed}"))
+        reply = vocabulary().read(ResponseSpec(format_, prefix, TOOLS), walk.ids)
+        assert (reply.calls and not reply.text.strip()) or not walk.is_whole
+
+
+def test_a_required_call_can_t_go_on_as_text() -> None:
+    with pytest.raises(InvalidRequest, match="requires a call, and the final message that is continued is text"):
+        grammar("gpt_oss", REQUIRED, prefix="<|channel|>final<|message|>Well, ")
+
+
 @pytest.mark.parametrize("format_", [name for name in FORMATS if FORMATS[name].calls.arguments is Arguments.PARAMETERS])
 def test_a_bare_string_of_several_kinds_does_not_read_like_another_kind(format_: str) -> None:
     tools = (Tool("f", '{"properties": {"x": {"type": ["string", "null"]}}, "required": ["x"]}', strict=True),)

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from reply_texts import TOOLS, Message, as_written, parser, read, write
 
 from penstock.engine.text.response.formats import FORMATS
+from penstock.engine.text.response.reading.calls import CallReader
 from penstock.engine.text.response.reading.delta import DELIMITER, Delta
+from penstock.engine.text.response.reading.parser import MAX_CUT_OFF
+from penstock.engine.text.response.reading.source import Reading, Source
 
 NAMES = list(FORMATS)
 each_format = pytest.mark.parametrize("name", NAMES)
@@ -477,3 +480,61 @@ def test_what_does_not_end_is_given_up(name: str, begun: str, endless: str) -> N
     assert read(reading, begun + endless + "a") == whole
     assert whole.text.endswith("a")
     assert not reading.calls_tools
+
+
+# --- what a long reply costs: each character is looked at a bounded number of times ---
+
+
+@each_format
+def test_white_space_at_the_beginning_is_not_looked_at_again(name: str) -> None:
+    reading = parser(name)
+    message = Message()
+    for _ in range(50):
+        message.take(reading.push(" \n" * 40))
+        assert reading._held == ""
+    assert message == Message()
+    format_ = FORMATS[name]
+    tag = format_.reasoning.begin.strip() if format_.reasoning else ""
+    message.take(reading.push(f"{tag}x"))
+    message.take(reading.finish())
+    assert message == (Message(reasoning="x") if tag else Message(" \n" * 2000 + "x"))
+
+
+def test_a_long_word_is_looked_at_once() -> None:
+    looked_at: list[str] = []
+
+    class Characters:
+        def match(self, text: str, start: int) -> re.Match[str] | None:
+            looked_at.append(text[start:])
+            return re.compile("[a-z]*").match(text, start)
+
+    source = Source("=")
+    source.place = 1
+    source.settle()
+    reading = source.run(Characters())  # type: ignore[arg-type]
+    for _ in range(100):
+        next(reading)
+        source.push("abc")
+    source.push(",")
+    with pytest.raises(StopIteration) as ended:
+        next(reading)
+    assert ended.value.value == "abc" * 100
+    assert sum(map(len, looked_at)) <= 301
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm"])
+def test_calls_within_calls_that_are_cut_off_are_read_a_bounded_number_of_times(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    original = CallReader.read
+
+    def read_call(calls: CallReader, source: Source, *, is_marked: bool) -> Reading[None]:
+        begun.append(source.text)
+        return original(calls, source, is_marked=is_marked)
+
+    monkeypatch.setattr(CallReader, "read", read_call)
+    text = write(name, Message(calls=[("search", "")]), call_arguments=[{"city": "Oslo"}])
+    text = text[: text.index("Oslo")] * 500 + "end"
+    assert read(parser(name), [text]) == Message(text)
+    assert len(begun) == MAX_CUT_OFF + 1

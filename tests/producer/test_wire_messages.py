@@ -162,6 +162,14 @@ def tool(**fields: Any) -> dict[str, Any]:
     return {"messages": [USER], "tools": [{"type": "function", "function": {"name": "f", **fields}}]}
 
 
+def test_the_version_may_be_said_in_either_form() -> None:
+    for read in (parse, parse_document):
+        assert read(prompt="x", v=1).v == 1
+        for version in (2, "one", "1" * 5000):
+            with pytest.raises(WireError, match="v: Input should be 1, not"):
+                read(prompt="x", v=version)
+
+
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     (chat(temprature=1), "unknown field temprature, did you mean temperature?"),
     (chat(max_completion_token=1), "did you mean max_completion_tokens?"),

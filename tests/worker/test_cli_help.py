@@ -6,10 +6,12 @@ import pytest
 from cli_process import penstock
 
 from penstock import __version__
-from penstock.worker.settings import Settings, flag
+from penstock.gateway.settings import GatewaySettings
+from penstock.worker.settings import Settings
+from penstock.worker.settings_loading import flag
 
-HEAVY = ("jax", "flax", "numpy", "transformers", "penstock.engine.engine", "uvicorn", "prometheus_client")
-COMMANDS = ("worker", "send", "workers", "drain", "dead", "demo", "chaos", "doctor", "version")
+HEAVY = ("jax", "flax", "numpy", "transformers", "penstock.engine.engine", "uvicorn", "prometheus_client", "starlette")
+COMMANDS = ("worker", "gateway", "send", "workers", "drain", "dead", "demo", "chaos", "doctor", "version")
 
 RUN_AND_LIST_MODULES = f"""
 import sys
@@ -19,7 +21,7 @@ try:
 finally:
     print("loaded:", *(name for name in {HEAVY} if name in sys.modules))
 """
-WITHOUT_JAX = "import sys; sys.modules['jax'] = None\nfrom penstock.worker.cli import main\nmain()"
+WITHOUT = "import sys; sys.modules['{}'] = None\nfrom penstock.worker.cli import main\nmain()"
 
 
 async def test_help_lists_every_command() -> None:
@@ -48,6 +50,11 @@ async def test_worker_has_an_option_for_every_setting() -> None:
     assert [name for name in Settings.model_fields if f"{flag(name)} " not in out] == []
 
 
+async def test_gateway_has_an_option_for_every_setting() -> None:
+    out = (await penstock("gateway", "--help", COLUMNS="200")).out
+    assert [name for name in GatewaySettings.model_fields if f"{flag(name)} " not in out] == []
+
+
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["send", "--help"], ["dead", "replay", "--help"], ["drain", "--help"], ["--version"]]
 )
@@ -63,11 +70,14 @@ async def test_version_is_that_of_the_package(argument: str) -> None:
     assert (outcome.status, outcome.out, outcome.err) == (0, f"{__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", ["worker", "demo"])
-async def test_a_missing_extra_is_one_line_that_says_what_to_install(command: str) -> None:
-    outcome = await penstock(command, code=WITHOUT_JAX)
+@pytest.mark.parametrize(
+    ("command", "extra", "module"),
+    [("worker", "worker", "jax"), ("demo", "worker", "jax"), ("gateway", "gateway", "starlette")],
+)
+async def test_a_missing_extra_is_one_line_that_says_what_to_install(command: str, extra: str, module: str) -> None:
+    outcome = await penstock(command, code=WITHOUT.format(module))
     assert outcome.status == 1
-    assert outcome.err == "penstock: jax is not installed; install it with: pip install 'penstock[worker]'\n"
+    assert outcome.err == f"penstock: {module} is not installed; install it with: pip install 'penstock[{extra}]'\n"
 
 
 async def test_an_unknown_option_is_named() -> None:

@@ -10,7 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 from penstock.worker.cli.options import gathers, option, takes_settings
-from penstock.worker.settings import Settings, SettingsError, variable
+from penstock.worker.settings import Settings, variable
+from penstock.worker.settings_loading import SettingsError
 
 
 def run(command: Any, *arguments: str) -> Any:

@@ -1,4 +1,4 @@
-"""What the worker overrides in uvicorn and takes from Python, although it is not documented.
+"""What the HTTP servers override in uvicorn and a worker takes from Python, although it is not documented.
 
 A new version must fail here first. `tests/producer/test_redis_privates.py` does the same for redis-py.
 """
@@ -11,9 +11,10 @@ import sys
 from multiprocessing import forkserver
 from typing import Any
 
+import httptools
 import pytest
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 
@@ -22,26 +23,47 @@ def parameters(function: Any) -> list[str]:
 
 
 def test_uvicorn_s_protocol_is_made_and_called_as_ours_expects() -> None:
-    """`worker/health/http_guard.py` overrides these."""
-    assert parameters(H11Protocol.__init__) == ["self", "config", "server_state", "app_state", "_loop"]
-    assert parameters(H11Protocol.connection_made) == ["self", "transport"]
-    assert parameters(H11Protocol.data_received) == ["self", "data"]
-    assert parameters(H11Protocol.on_response_complete) == ["self"]
-    assert parameters(H11Protocol.connection_lost) == ["self", "exc"]
+    """`gateway/http/guard.py` overrides these."""
+    protocol = HttpToolsProtocol
+    assert parameters(protocol.__init__) == ["self", "config", "server_state", "app_state", "_loop"]
+    assert parameters(protocol.connection_made) == ["self", "transport"]
+    assert parameters(protocol.data_received) == ["self", "data"]
+    assert parameters(protocol.connection_lost) == ["self", "exc"]
+    assert parameters(protocol.on_url) == ["self", "url"]
+    assert parameters(protocol.on_header) == ["self", "name", "value"]
+    assert parameters(protocol.on_body) == ["self", "body"]
+    for name in (
+        *("on_message_begin", "on_headers_complete", "on_message_complete", "on_response_complete"),
+        *("pause_writing", "resume_writing"),
+    ):
+        assert parameters(getattr(protocol, name)) == ["self"]
+    assert parameters(protocol.send_400_response) == ["self", "msg"]
+    assert "except httptools.HttpParserError:" in inspect.getsource(protocol.data_received)
+    assert "self.pipeline.appendleft" in inspect.getsource(protocol.on_headers_complete)
+    assert issubclass(httptools.HttpParserCallbackError, httptools.HttpParserError)
+
+
+def test_uvicorn_s_server_is_started_and_stopped_as_ours_expects() -> None:
+    """`gateway/http/guard.py` and `gateway/server.py` override these."""
     assert parameters(uvicorn.Server.startup) == ["self", "sockets"]
+    assert parameters(uvicorn.Server.shutdown) == ["self", "sockets"]
     assert inspect.iscoroutinefunction(uvicorn.Server.startup)
-    assert {"http", "ws", "backlog"} <= set(parameters(uvicorn.Config.__init__))
+    assert inspect.iscoroutinefunction(uvicorn.Server.shutdown)
+    assert "self.servers" in inspect.getsource(uvicorn.Server.startup)
+    assert {"http", "ws", "backlog", "timeout_keep_alive"} <= set(parameters(uvicorn.Config.__init__))
 
 
 async def test_uvicorn_s_protocol_has_what_ours_reads() -> None:
-    config = uvicorn.Config(lambda: None, timeout_keep_alive=7)
+    config = uvicorn.Config(lambda: None)
     config.load()
-    protocol = H11Protocol(config, ServerState(), {}, asyncio.get_running_loop())
+    protocol = HttpToolsProtocol(config, ServerState(), {}, asyncio.get_running_loop())
     assert protocol.cycle is None
-    assert protocol.timeout_keep_alive == 7
+    assert not protocol.pipeline
     assert protocol.loop is asyncio.get_running_loop()
     assert protocol.transport is None
-    assert "self.response_complete = False" in inspect.getsource(RequestResponseCycle.__init__)
+    cycle = inspect.getsource(RequestResponseCycle.__init__)
+    for line in ("self.response_complete = False", "self.response_started = False", "self.more_body = True"):
+        assert line in cycle
     assert "self.on_response()" in inspect.getsource(RequestResponseCycle.send)
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from penstock.engine.config import EngineConfig
+from penstock.gateway.settings import GatewaySettings
 from penstock.producer.redis.address import parse_url
 from penstock.worker.config import WorkerConfig
-from penstock.worker.settings import Settings, SettingsError, load_settings
+from penstock.worker.settings import GATEWAY, PROGRAMS, WORKER, Settings, group_of, load_settings
+from penstock.worker.settings_loading import SettingsError, load
 from penstock.worker.settings_page import page
 
 NOT_OF_A_CONFIG = {"redis_url", "model", "log_level", "log_format"}  # read by the commands themselves
@@ -18,7 +20,7 @@ NOT_OF_A_CONFIG = {"redis_url", "model", "log_level", "log_format"}  # read by t
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("REDIS_URL", "PENSTOCK_CONFIG", *(f"PENSTOCK_{field.upper()}" for field in Settings.model_fields)):
+    for name in ("REDIS_URL", "PENSTOCK_CONFIG", *WORKER.variables, *GATEWAY.variables):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 
@@ -74,6 +76,49 @@ def test_unknown_key_is_named_with_file_and_nearest() -> None:
     write_toml("flush_interval = 3")
     with pytest.raises(SettingsError, match=r"'flush_interval' in penstock.toml; did you mean flush_interval_ms"):
         load_settings({})
+
+
+def test_a_gateway_has_a_table_and_variables_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_toml('queue = "q"\n[gateway]\nport = 1\nhost = "::1"\nqueues = "a, b,"\n')
+    monkeypatch.setenv("PENSTOCK_GATEWAY_PORT", "2")
+    settings = load(GATEWAY, PROGRAMS, {"workers": "3"})
+    assert (settings.port, settings.host, settings.queues, settings.workers) == (2, "::1", ("a", "b"), 3)
+    assert load_settings({}).queue == "q"
+
+
+def test_a_gateway_shares_some_of_a_worker_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://common:1")
+    write_toml('redis_url = "redis://file:2"\nlog_level = "error"\nmax_body_bytes = 5\n')
+    settings = load(GATEWAY, PROGRAMS, {})
+    assert (settings.redis_url, settings.log_level, settings.max_body_bytes) == ("redis://file:2", "error", 16 << 20)
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", "redis://worker:3")
+    assert load(GATEWAY, PROGRAMS, {}).redis_url == "redis://worker:3"
+    monkeypatch.setenv("PENSTOCK_GATEWAY_REDIS_URL", "redis://gateway:4")
+    assert load(GATEWAY, PROGRAMS, {}).redis_url == "redis://gateway:4"
+    assert load_settings({}).redis_url == "redis://worker:3"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[gateway]\nprot = 1", r"'prot' in \[gateway\] of penstock.toml; did you mean port"),
+        ("gateway = 1", r"gateway in penstock.toml is not a table: write \[gateway\]"),
+        ("[gateway]\nport = 99999", "port in penstock.toml: .*, not '99999'"),
+        ('[gateway]\ntls_key = "k"', "TLS needs tls_key and tls_certificate: tls_certificate is not set"),
+        ('[gateway]\nqueues = "a b"', "not 'a b'"),
+        ('[gateway]\nhost = ""', "host in penstock.toml: an address is needed"),
+    ],
+)
+def test_a_wrong_setting_of_a_gateway_is_named(text: str, message: str) -> None:
+    write_toml(text)
+    with pytest.raises(SettingsError, match=message):
+        load(GATEWAY, PROGRAMS, {})
+
+
+def test_every_setting_of_a_gateway_says_what_it_is() -> None:
+    fields = GatewaySettings.model_fields
+    assert [name for name, field in fields.items() if not (field.description and group_of(field))] == []
+    assert load(GATEWAY, PROGRAMS, {}) == GatewaySettings()
 
 
 def test_a_table_is_an_unknown_key() -> None:

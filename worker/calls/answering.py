@@ -21,6 +21,8 @@ _log = structlog.get_logger(__name__)
 Answer = dict[str, str]
 """The fields of an answer, but for whose it is."""
 
+MAX_GROWTH = 4  # times `max_body_bytes` that an answer may have: a token's text may be much longer than its id
+
 
 class Answerer:
     """Answers the entries of the stream of calls, in threads of its own."""
@@ -36,7 +38,7 @@ class Answerer:
     async def answer(self, entry: QueueEntry) -> Answer:
         """What a call's entry asks for, or why it can't be had. Raises nothing: a call harms nobody but itself."""
         try:
-            return await self._answer(entry)
+            return self._bounded(await self._answer(entry))
         except (RequestError, WireError) as error:
             return refusal(error.code, str(error))
         except Exception:
@@ -58,6 +60,14 @@ class Answerer:
         if call.name == "validate":  # which may compile a grammar
             return await self._threads.run_grammar(work)
         return await self._threads.run(work, entry.fields)
+
+    def _bounded(self, answer: Answer) -> Answer:
+        """It goes through Redis, which holds it for whoever reads it."""
+        num_bytes, limit = sum(len(value.encode()) for value in answer.values()), MAX_GROWTH * self._max_body_bytes
+        if num_bytes <= limit:
+            return answer
+        message = f"the answer has {num_bytes} bytes, the limit is {limit}, {MAX_GROWTH} times max_body_bytes"
+        return refusal("too_large", message)
 
     def _parse(self, entry: QueueEntry) -> Call:
         return parse_call(entry.id, entry.fields, max_body_bytes=self._max_body_bytes, size=entry.size)

@@ -19,7 +19,7 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.local.embedded import dies_with_parent
 from penstock.worker.logs import configure_logs
 from penstock.worker.service import WorkerService
-from penstock.worker.settings import flag
+from penstock.worker.settings_loading import flag
 
 _FORKS = multiprocessing.get_context("forkserver")
 _ROOT = Path(__file__).parents[3]  # of the installed package, or of the source tree

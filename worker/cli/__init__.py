@@ -2,11 +2,11 @@
 
 | status | meaning |
 | --- | --- |
-| 0 | done; for `worker`: drained |
+| 0 | done; for `worker` and `gateway`: drained |
 | 1 | failed: the message on stderr says why |
 | 2 | wrong usage or settings |
 | 3 to 8 | `worker` could not start or go on: `worker/errors.py` lists the reasons |
-| 130 | interrupted; for `worker`: told to stop twice |
+| 130 | interrupted; for `worker` and `gateway`: told to stop twice |
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from penstock.worker.cli import (
     demo,
     doctor,
     drain,
+    gateway,
     keys,
     plan,
     send,
@@ -46,6 +47,7 @@ app = typer.Typer(
 )
 for command in (
     worker.worker,
+    gateway.gateway,
     send.send,
     workers.workers,
     card.card,

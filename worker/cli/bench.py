@@ -10,7 +10,8 @@ import typer
 
 from penstock.worker.cli.errors import CommandFailed, require_worker_extra
 from penstock.worker.cli.options import gathers, option
-from penstock.worker.settings import Settings, default_text, flag, group_of
+from penstock.worker.settings import Settings, default_text, group_of
+from penstock.worker.settings_loading import flag
 
 app = typer.Typer(
     name="bench",

@@ -9,7 +9,8 @@ from penstock.worker.bench.errors import ImpossibleLoad
 from penstock.worker.bench.presets import PREFIX, preset_dir, preset_root
 from penstock.worker.cli.errors import USAGE, CommandFailed
 from penstock.worker.cli.progress import shown
-from penstock.worker.settings import DEMO_MODEL, Settings, flag
+from penstock.worker.settings import DEMO_MODEL, Settings
+from penstock.worker.settings_loading import flag
 
 
 def resolved(settings: Settings) -> tuple[Settings, int, str]:

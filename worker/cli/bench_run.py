@@ -31,7 +31,8 @@ from penstock.worker.local.embedded import EmbeddedServer, EmbeddedServerError
 from penstock.worker.local.worker_process import WorkerEnded, local_worker, wait_joined
 from penstock.worker.logs import configure_logs
 from penstock.worker.progress import Progress
-from penstock.worker.settings import Settings, flag, group_of, load_settings
+from penstock.worker.settings import Settings, group_of, load_settings
+from penstock.worker.settings_loading import flag
 
 DEFAULT_VOCAB_SIZE = 1024
 

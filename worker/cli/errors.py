@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 
 from penstock.producer.errors import PenstockError
 from penstock.worker.errors import WorkerError
-from penstock.worker.settings import SettingsError
+from penstock.worker.settings_loading import SettingsError
 
 USAGE = 2  # exit status of what was asked for in a wrong way
-WORKER_EXTRA = ("jax", "flax", "transformers", "tokenizers", "safetensors", "jinja2", "prometheus_client", "uvicorn")
+GATEWAY_EXTRA = ("starlette", "uvicorn", "httptools", "python_multipart", "prometheus_client")
+WORKER_EXTRA = (
+    *(
+        "jax",
+        "flax",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "jinja2",
+        "prometheus_client",
+        "uvicorn",
+        "httptools",
+    ),
+)
 
 
 class CommandFailed(Exception):
@@ -31,7 +45,7 @@ def exit_status_of(error: Exception) -> int | None:
 
 def missing_worker_extra() -> list[str]:
     """What of the worker extra is not installed. Imports none of it."""
-    return [name for name in WORKER_EXTRA if importlib.util.find_spec(name) is None]
+    return _missing(WORKER_EXTRA)
 
 
 def require_worker_extra() -> None:
@@ -40,6 +54,19 @@ def require_worker_extra() -> None:
     Raises:
         CommandFailed: something is missing; the message says how to install it.
     """
-    missing = missing_worker_extra()
+    _require("worker", WORKER_EXTRA)
+
+
+def require_gateway_extra() -> None:
+    """Checks that what serves HTTP is there. Raises as `require_worker_extra`."""
+    _require("gateway", GATEWAY_EXTRA)
+
+
+def _require(extra: str, modules: Sequence[str]) -> None:
+    missing = _missing(modules)
     if missing:
-        raise CommandFailed(f"{missing[0]} is not installed; install it with: pip install 'penstock[worker]'")
+        raise CommandFailed(f"{missing[0]} is not installed; install it with: pip install 'penstock[{extra}]'")
+
+
+def _missing(modules: Sequence[str]) -> list[str]:
+    return [name for name in modules if importlib.util.find_spec(name) is None]

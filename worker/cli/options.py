@@ -10,23 +10,26 @@ from typing import Any, get_args
 import typer
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
 
-from penstock.worker.settings import Settings, default_text, flag, group_of, load_settings
+from penstock.worker.settings import PROGRAMS, WORKER, default_text, group_of
+from penstock.worker.settings_loading import Program, flag, load
 
 Subcommand = Callable[..., None]
 Decorator = Callable[[Subcommand], Subcommand]
 
 
-def takes_settings(names: Iterable[str]) -> Decorator:
+def takes_settings(names: Iterable[str], program: Program[Any] = WORKER) -> Decorator:
     """Replaces a command's parameter `settings` by one option for each of `names`, and `--config`.
 
-    Values stay text: `load_settings` reads them as it reads the environment.
+    Values stay text: `load` reads them as it reads the environment.
     """
-    options = [_setting_option(name, Settings.model_fields[name]) for name in names]
+    options = [_setting_option(name, program.settings.model_fields[name]) for name in names]
 
-    def build(given: dict[str, Any]) -> Settings:
+    def build(given: dict[str, Any]) -> BaseSettings:
         config = given.pop("config", None)
-        return load_settings(given, config)
+        loaded: BaseSettings = load(program, PROGRAMS, given, config)
+        return loaded
 
     return gathers("settings", [*options, _CONFIG], build)
 
@@ -69,7 +72,7 @@ def _setting_option(name: str, field: FieldInfo) -> inspect.Parameter:
         name,
         str,
         flag(name),
-        help=f"{field.description} [dim]\\[{default_text(field)}][/]",
+        help=f"{field.description} [dim]\\[{default_text(field)}][/]" if default_text(field) else field.description,
         metavar=_metavar(field),
         rich_help_panel=f"{group_of(field)} settings",
     )
@@ -80,7 +83,7 @@ def _metavar(field: FieldInfo) -> str:
     kinds: list[Any] = [kind for kind in get_args(field.annotation) or [field.annotation] if kind is not type(None)]
     if isinstance(kinds[0], str):
         return "|".join(kinds)
-    return _METAVARS.get(kinds[0], "TEXT")
+    return _METAVARS.get(getattr(kinds[0], "__origin__", kinds[0]), "TEXT")  # of Annotated, the type itself
 
 
 _METAVARS: dict[type, str] = {int: "NUMBER", float: "NUMBER", bool: "on|off", Path: "PATH", ByteSize: "BYTES"}

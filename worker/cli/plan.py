@@ -9,7 +9,8 @@ import typer
 
 from penstock.worker.cli.errors import require_worker_extra
 from penstock.worker.cli.options import takes_settings
-from penstock.worker.settings import Settings, SettingsError, flag
+from penstock.worker.settings import Settings
+from penstock.worker.settings_loading import SettingsError, flag
 
 _SETTINGS = (
     "model", "dtype", "max_model_len", "max_num_seqs", "max_batch_tokens", "page_size", "num_pages", "kv_cache_dtype",

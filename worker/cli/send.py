@@ -18,7 +18,8 @@ from penstock.worker.cli.answer import AnswerWriter
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.options import gathers, option, takes_settings
 from penstock.worker.cli.waiting import shown_wait
-from penstock.worker.settings import Settings, flag
+from penstock.worker.settings import Settings
+from penstock.worker.settings_loading import flag
 
 _HELP = {
     "max_tokens": "Tokens to generate at most.",

@@ -24,7 +24,8 @@ from penstock.worker.cli.progress import Say, shown
 from penstock.worker.logs import configure_logs, is_for_people
 from penstock.worker.progress import BYTES
 from penstock.worker.service import Model, WorkerService
-from penstock.worker.settings import DEMO_MODEL, Settings, SettingsError, flag, variable
+from penstock.worker.settings import DEMO_MODEL, Settings, variable
+from penstock.worker.settings_loading import SettingsError, flag
 
 _log = structlog.get_logger(__name__)
 
@@ -79,7 +80,7 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
         model,
         engine.describe(),
         engine.grammars,
-        identify(directory, tokenizer.templates),
+        identify(directory, tokenizer.templates, tokenizer.rules()),
         tokenizer.chat_format,
     )
 

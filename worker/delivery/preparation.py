@@ -121,6 +121,11 @@ class Preparer:
         if chat.reply_format is not None:
             response = ResponseSpec(chat.reply_format, chat.reply_prefix, callable_tools(asked))
         source = self._grammar_source(asked, response, has_reasoning=chat.has_reasoning)
+        if source is not None and asked.add_generation_prompt is False and not asked.continue_final_message:
+            raise InvalidRequest(
+                "add_generation_prompt false: the model writes the head of its answer itself, "
+                "which contradicts the form or the calls that the answer is held to"
+            )
         return Preparation(chat.token_ids, response, _last_words(asked), source)
 
     def _read_prompt(self, asked: GenerateRequest) -> Preparation:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from penstock.worker.health.http_guard import GuardedServer, Limits
+from penstock.gateway.http.guard import GuardedServer, Limits
 from penstock.worker.readiness import Readiness
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -22,7 +22,7 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _log = structlog.get_logger(__name__)
 _JSON = "application/json"
 
-LIMITS = Limits(max_connections=64, header_timeout_s=5.0, answer_timeout_s=10.0)
+LIMITS = Limits(max_connections=64, header_timeout_s=5.0, body_timeout_s=5.0, answer_timeout_s=10.0)
 """Beside probes and a scraper or two there is nobody to serve, and the worker needs its descriptors itself."""
 
 

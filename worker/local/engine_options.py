@@ -8,7 +8,8 @@ from typing import Annotated, Any, TypedDict, cast
 from pydantic import TypeAdapter, ValidationError
 
 from penstock.engine import ConfigError, EngineConfig
-from penstock.worker.settings import Settings, nearest
+from penstock.worker.settings import Settings
+from penstock.worker.settings_loading import nearest
 
 
 class EngineOptions(TypedDict, total=False):

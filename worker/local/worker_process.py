@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from penstock.producer import keys
 from penstock.producer.redis.connection import connect
 from penstock.worker.local.embedded import dies_with_parent
-from penstock.worker.settings import flag
+from penstock.worker.settings_loading import flag
 
 STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.1

@@ -42,8 +42,8 @@ def reply_grammar(
         special_token_ids: the ids of the tokenizer's special tokens. What is none of them is ordinary text.
 
     Raises:
-        InvalidRequest: calls are required that the model can't make; a schema is none; the format has no syntax for
-            arguments of such a schema.
+        InvalidRequest: calls are required that the model can't make, there or at all; a schema is none; the format has
+            no syntax for arguments of such a schema.
     """
     tools = () if response is None else response.tools
     if calls.required and not tools:
@@ -100,16 +100,24 @@ class _Reply:
         if self._calls is None:
             return sequence([gap, self._text or ""])
         if self._rule.required:
-            return sequence([_optional(_GAP) if self._calls.is_anywhere else "", self._calls.run()])
+            return self._required_calls(self._calls)
         if self._text is not None:
             return either([sequence([gap, self._text]), sequence([gap, self._calls.marked_run()])])
         return self._calls.within_text(unlike)
+
+    def _required_calls(self, calls: CallGrammar) -> str:
+        """Behind text that the prompt has already, calls without a mark would be text too."""
+        if calls.is_anywhere:
+            return sequence([_optional(_GAP), calls.run()])
+        return calls.marked_run() if self._prefix.strip() else calls.run()
 
     def _messages(self) -> str:
         """Of a format in which every part of a reply has a header."""
         format_, writer = self._format, self._writer
         _, end = self._tags()
         if format_.text_begin in self._prefix:
+            if self._rule.required:
+                raise InvalidRequest("tool_choice requires a call, and the final message that is continued is text")
             return self._text or ANY
         if self._reasoning is _Reasoning.NONE:
             return self._last_messages([])

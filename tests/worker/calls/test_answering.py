@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -105,6 +105,22 @@ async def test_what_the_engine_refuses_is_refused() -> None:
     answerer = make()
     answer = await answerer.answer(entry("validate", prompt="x" * 11))
     assert answer == {"code": "too_long", "message": "the prompt has 11 tokens, at most 10"}
+    answerer.close()
+
+
+class Wordy(FakeText):
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "é" * 100 * len(token_ids)
+
+
+async def test_an_answer_is_not_many_times_larger_than_any_call() -> None:
+    answerer = make(Wordy(), max_body_bytes=500)
+    assert await answerer.answer(entry("detokenize", prompt_token_ids=[1] * 10)) == {"text": "é" * 1000}
+    answer = await answerer.answer(entry("detokenize", prompt_token_ids=[1] * 11))
+    message = "the answer has 2200 bytes, the limit is 2000, 4 times max_body_bytes"
+    assert answer == {"code": "too_large", "message": message}
+    answer = await answerer.answer(entry("tokenize", prompt="z" * 460))
+    assert (answer["prompt_tokens"], len(answer["tokens"])) == ("460", 4 * 460 - 1)
     answerer.close()
 
 

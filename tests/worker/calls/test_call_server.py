@@ -233,6 +233,18 @@ async def test_the_stream_is_kept_while_it_is_served_and_no_longer(redis_url: st
     assert 0 < await redis.pttl(CALLS) <= MAX_TIMEOUT_MS
 
 
+async def test_what_was_added_where_nobody_served_is_dropped_by_the_first_worker(
+    redis_url: str, redis: RedisClient
+) -> None:
+    for number in range(300):  # more than one script drops
+        await redis.xadd(CALLS, {"call": "count_tokens", "prompt": "x"}, id=f"{number + 1}-0")
+    assert await redis.pttl(CALLS) == -1
+    async with running_worker(redis_url):
+        await eventually(lambda: is_idle(redis))
+    assert 0 < await redis.pttl(CALLS) <= MAX_TIMEOUT_MS
+    assert await redis.keys(keys.answers("q", "*")) == []
+
+
 async def _is_renewed(redis: RedisClient) -> bool:
     return int(await redis.pttl(CALLS)) > MAX_TIMEOUT_MS // 2
 

@@ -54,7 +54,7 @@ class Collector:
         self._reasoning: list[str] = []
         self._calls: list[ToolCallDelta] = []
         self._open_name: str | None = None  # of the call whose arguments go on
-        self._space = ""  # the white space that the part ends with so far
+        self._space: list[str] = []  # the white space that the part ends with so far
         self._is_behind_border = False  # and nothing but white space since
 
     def text(self, text: str, *, is_last_part: bool = False) -> None:
@@ -68,7 +68,7 @@ class Collector:
     def border(self) -> None:
         """One part has ended, and another may begin."""
         self._open_name = None
-        self._space = ""
+        self._space = []
         self._is_behind_border = True
 
     def begin_call(self, name: str) -> None:
@@ -88,15 +88,15 @@ class Collector:
     def forget(self) -> None:
         """Drops what was collected and held back: it is the prompt's. A call that goes on is the reply's first."""
         self.take()
-        self._space = ""
+        self._space = []
         self.num_calls = self.num_complete = 0
         if self._open_name is not None:
             self.begin_call(self._open_name)
 
     def last_space(self, *, is_reasoning: bool) -> None:
         """Nothing follows: the white space that was held back belongs to the last part."""
-        (self._reasoning if is_reasoning else self._text).append(self._space)
-        self._space = ""
+        (self._reasoning if is_reasoning else self._text).extend(self._space)
+        self._space = []
 
     def take(self) -> Delta:
         """What was collected since the last time."""
@@ -112,7 +112,9 @@ class Collector:
             if not text:
                 return ""
             self._is_behind_border = False
-        text = self._space + text
         trimmed = text.rstrip()
-        self._space = text[len(trimmed) :]
-        return trimmed
+        if not trimmed:
+            self._space.append(text)
+            return ""
+        before, self._space = self._space, [text[len(trimmed) :]]
+        return "".join([*before, trimmed])

@@ -28,6 +28,8 @@ from penstock.engine.text.response.reading.modes import (
 )
 from penstock.engine.text.response.reading.source import Malformed, Reading, Source
 
+MAX_CUT_OFF = 64  # what is behind each is looked at again, up to the end
+
 
 class ReplyParser:
     """The parts of one growing reply.
@@ -51,6 +53,7 @@ class ReplyParser:
         self._tag = ""
         self._num_calls = 0  # when the reading began; -1: it has begun calls in the prompt
         self._is_behind_header = False
+        self._num_cut_off = 0  # what looked like a call when the reply ended, and was none
         if spec.prefix:
             self._take_prefix(dialect.written(spec.prefix))
 
@@ -89,6 +92,8 @@ class ReplyParser:
         """Looks for a tag; returns what is to be looked at next, None if nothing is."""
         scanner = self._scanner
         if scanner is None:
+            if self._mode is self._modes.start and self._mode.template is not None:
+                text = self._without_space(text)
             template, start = self._mode.template, self._mode.first_place(text)
             if template is None or start < 0 or not text:
                 self._emit(text)
@@ -116,6 +121,12 @@ class ReplyParser:
         if is_last or not self._held:
             self._scanner = None
         return None
+
+    def _without_space(self, text: str) -> str:
+        """The beginning of a reply, without white space: a tag that counts only there may still follow."""
+        rest = text.lstrip()
+        self._collector.text(text[: len(text) - len(rest)])
+        return rest
 
     def _enter(self, begun: str, rest: str) -> str:
         """A tag was found; `rest` is behind it."""
@@ -157,9 +168,15 @@ class ReplyParser:
             self._collector.border()
             return self._source.unsettled()
         if is_last and self._is_in_header():
+            self._collector.border()
             return ""
         self._collector.text(self._tag)
-        return self._source.text[len(self._tag) :]
+        rest = self._source.text[len(self._tag) :]
+        self._num_cut_off += is_last
+        if self._num_cut_off > MAX_CUT_OFF:
+            self._collector.text(rest)
+            return ""
+        return rest
 
     def _is_in_header(self) -> bool:
         """Whether what was begun can be nothing but a header: text may look like the form that has no tag."""

@@ -119,13 +119,16 @@ class Source:
         _check_length(end - self.place, max_chars)
         return self.take(end - self.place)
 
-    def run(self, pattern: re.Pattern[str], max_chars: int | None = None) -> Reading[str]:
-        """The longest text here that `pattern` matches, which is left to be read; it ends where other text follows."""
-        while (match := pattern.match(self.text, self.place)) is None or match.end() == len(self.text):
-            _check_length(len(self.text) - self.place, max_chars)
+    def run(self, characters: re.Pattern[str], max_chars: int | None = None) -> Reading[str]:
+        """The longest text here of these `characters`, which is left to be read; it ends where others follow."""
+        seen = self.place
+        while (end := self._end_of(characters, seen)) == len(self.text):
+            _check_length(end - self.place, max_chars)
+            first = self.place
             yield from self.more()
-        _check_length(len(match[0]), max_chars)
-        return match[0]
+            seen = end + self.place - first
+        _check_length(end - self.place, max_chars)
+        return self.text[self.place : end]
 
     def name(self) -> Reading[str]:
         """The name of a function, or of one of its arguments."""
@@ -134,6 +137,10 @@ class Source:
         if not name:
             raise Malformed
         return self.take(len(name))
+
+    def _end_of(self, characters: re.Pattern[str], start: int) -> int:
+        match = characters.match(self.text, start)
+        return start if match is None else match.end()
 
     def _match(self, syntax: str) -> int | None:
         """Where `syntax` ends if it is next; None: more text is needed to say; -1: it is not next."""

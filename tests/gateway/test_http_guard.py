@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from fakes import eventually
 from patience import WAIT_S
-from worker_harness import eventually
 
-from penstock.worker.health.http_guard import GuardedServer, Limits
+from penstock.gateway.http.guard import GuardedServer, Limits
 
 FOREVER_S = 1000.0
 SOON_S = 0.05
@@ -63,10 +63,8 @@ Connect = Callable[[], Awaitable[Client]]
 
 
 @asynccontextmanager
-async def serving(app: App, limits: Limits, keep_alive_s: float = FOREVER_S) -> AsyncIterator[Connect]:
-    server = GuardedServer(
-        app, limits, log_config=None, lifespan="off", timeout_keep_alive=keep_alive_s, timeout_graceful_shutdown=5
-    )
+async def serving(app: App, limits: Limits) -> AsyncIterator[Connect]:
+    server = GuardedServer(app, limits, log_config=None, log_level="error", lifespan="off", timeout_graceful_shutdown=5)
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     task = asyncio.create_task(server.serve([listener]))
@@ -86,6 +84,12 @@ async def serving(app: App, limits: Limits, keep_alive_s: float = FOREVER_S) -> 
         await task
 
 
+def limits(max_connections: int = 8, **others: Any) -> Limits:
+    """Those that are not named last for ever."""
+    forever = {"header_timeout_s": FOREVER_S, "body_timeout_s": FOREVER_S, "idle_timeout_s": FOREVER_S}
+    return Limits(max_connections=max_connections, **{**forever, **others})
+
+
 def at_once() -> App:
     app = App()
     app.may_answer.set()
@@ -95,7 +99,7 @@ def at_once() -> App:
 @pytest.mark.parametrize("sent", [b"", b"GET / HTT", b"GET / HTTP/1.1\r\n", REQUEST[:-1]])
 async def test_headers_that_never_come_end_the_connection(sent: bytes) -> None:
     app = at_once()
-    async with serving(app, Limits(8, SOON_S, None)) as connect:
+    async with serving(app, limits(8, header_timeout_s=SOON_S)) as connect:
         client = await connect()
         client.send(sent)
         assert await client.was_cut()
@@ -103,7 +107,7 @@ async def test_headers_that_never_come_end_the_connection(sent: bytes) -> None:
 
 
 async def test_dripping_headers_do_not_put_the_end_off() -> None:
-    async with serving(at_once(), Limits(8, SOON_S, None)) as connect:
+    async with serving(at_once(), limits(8, header_timeout_s=SOON_S)) as connect:
         client = await connect()
         client.send(b"GET / HTTP/1.1\r\n")
         cut = asyncio.create_task(client.was_cut())
@@ -115,7 +119,7 @@ async def test_dripping_headers_do_not_put_the_end_off() -> None:
 
 @pytest.mark.parametrize("sent", [b"", REQUEST[:-1]])
 async def test_later_headers_that_never_come_do_too(sent: bytes) -> None:
-    async with serving(at_once(), Limits(8, SOON_S, None), keep_alive_s=0.1) as connect:
+    async with serving(at_once(), limits(8, header_timeout_s=SOON_S, idle_timeout_s=0.1)) as connect:
         client = await connect()
         client.send(REQUEST + REQUEST)
         assert (await client.answer()).startswith(b"HTTP/1.1 200")
@@ -125,7 +129,7 @@ async def test_later_headers_that_never_come_do_too(sent: bytes) -> None:
 
 
 async def test_a_body_that_never_ends_ends_with_its_answer() -> None:
-    async with serving(at_once(), Limits(8, SOON_S, None), keep_alive_s=0.1) as connect:
+    async with serving(at_once(), limits(8, header_timeout_s=SOON_S, idle_timeout_s=0.1)) as connect:
         client = await connect()
         client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
         await client.answer()
@@ -138,7 +142,7 @@ async def test_a_body_that_never_ends_ends_with_its_answer() -> None:
 
 async def test_a_request_that_came_whole_is_answered_however_long_it_takes() -> None:
     app = App()
-    async with serving(app, Limits(8, SOON_S, None)) as connect:
+    async with serving(app, limits(8, header_timeout_s=SOON_S)) as connect:
         client = await connect()
         client.send(REQUEST)
         await eventually(lambda: app.num_begun)
@@ -149,7 +153,7 @@ async def test_a_request_that_came_whole_is_answered_however_long_it_takes() -> 
 
 async def test_over_the_limit_who_waits_longest_goes() -> None:
     app = App()
-    async with serving(app, Limits(3, FOREVER_S, None)) as connect:
+    async with serving(app, limits(3)) as connect:
         clients = [await connect() for _ in range(3)]
         clients[0].send(REQUEST)
         await eventually(lambda: app.num_begun == 1)
@@ -170,7 +174,7 @@ async def test_over_the_limit_who_waits_longest_goes() -> None:
 
 
 async def test_who_leaves_makes_room() -> None:
-    async with serving(at_once(), Limits(2, FOREVER_S, None)) as connect:
+    async with serving(at_once(), limits(2)) as connect:
         first = await connect()
         for _ in range(10):
             other = await connect()
@@ -184,7 +188,7 @@ async def test_who_leaves_makes_room() -> None:
 async def test_an_answer_that_nobody_takes_is_given_up() -> None:
     app = at_once()
     app.body = b"x" * (1 << 24)  # more than the buffers of both sides
-    async with serving(app, Limits(8, FOREVER_S, SOON_S)) as connect:
+    async with serving(app, limits(8, answer_timeout_s=SOON_S)) as connect:
         client = await connect()
         client.writer.transport.pause_reading()
         client.send(REQUEST)

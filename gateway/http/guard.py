@@ -1,0 +1,286 @@
+"""What a stranger may hold of an HTTP server: so many connections and bytes, and each only for so long.
+
+uvicorn bounds none of it. It waits for ever for a request that never ends, or for a client that takes nothing of its
+answer; it gathers headers of any size; and connections use up the descriptors of a process that needs them for
+something else. Nothing here is about Penstock: any of its HTTP servers can be made so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+ACCEPTS_AT_ONCE = 16
+"""Before any of them is looked at: they come on top of the limit, and must be far fewer than it, or else a whole
+request that comes among them is turned away unread."""
+
+NUM_QUEUED = 1024
+"""Connections that wait in the kernel to be accepted. Where it has no place, a client tries again only after 1 s."""
+
+MAX_PIPELINED = 8
+"""Requests of one connection that may wait for the answer to the one before. No client of today sends any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of one server.
+
+    Over `max_connections` the one that has waited longest without a whole request is closed, be it the newest: who
+    holds connections open, or goes on opening them, cannot keep out a client that sends its request at once.
+    """
+
+    max_connections: int
+    header_timeout_s: float  # from the connection to the end of the headers, and before that of the TLS handshake
+    body_timeout_s: float  # from there to the end of the body
+    idle_timeout_s: float = 5.0  # after an answer, with the time for headers on top once they begin
+    answer_timeout_s: float | None = None  # from the request to the end of the answer; None: for as long as it takes
+    stall_timeout_s: float | None = None  # in which the client takes nothing of its answer; None: it may
+    max_header_bytes: int = 64 << 10  # of a request, with its first line and its trailers
+
+
+class GuardedServer(uvicorn.Server):
+    """Serves `app` over HTTP/1.1 to connections that keep to `limits`. `options` are those of `uvicorn.Config`."""
+
+    def __init__(self, app: Any, limits: Limits, **options: Any) -> None:
+        super().__init__(_GuardedConfig(app, limits, **options))
+        self._limits = limits
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])  # with none it listens to none
+        loop = asyncio.get_running_loop()
+        tls = self.config.ssl
+        for listener in sockets or ():
+            server = await loop.create_server(
+                self._protocol,
+                sock=listener,
+                backlog=ACCEPTS_AT_ONCE,
+                ssl=tls,
+                ssl_handshake_timeout=self._limits.header_timeout_s if tls else None,
+            )
+            listener.listen(NUM_QUEUED)  # asyncio has one number for this and for how many it accepts at once
+            self.servers.append(server)
+
+    def _protocol(self) -> asyncio.Protocol:
+        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
+
+class _GuardedConfig(uvicorn.Config):
+    """Each connection is made with it, so it is where they find each other."""
+
+    def __init__(self, app: Any, limits: Limits, **options: Any) -> None:
+        # A WebSocket would take the connection out of the protocol's hands.
+        super().__init__(
+            app,
+            http=_GuardedProtocol,
+            ws="none",
+            backlog=ACCEPTS_AT_ONCE,
+            timeout_keep_alive=limits.idle_timeout_s,  # type: ignore[arg-type]  # goes to `call_later`
+            **options,
+        )
+        self.limits = limits
+        self.waiting: dict[_GuardedProtocol, None] = {}  # for a whole request; who waits longest comes first
+        self.answering: set[_GuardedProtocol] = set()
+
+
+class _Refused(Exception):
+    """Ends the parsing of a request, which is answered with this."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+
+
+class _GuardedProtocol(HttpToolsProtocol):
+    """One connection. It is in `waiting` or in `answering`, with a deadline, until it is cut or lost."""
+
+    def __init__(
+        self,
+        config: _GuardedConfig,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._guard = config
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._refusal: _Refused | None = None
+        self._num_header_bytes = 0
+        self._num_silent_bytes = 0  # that have made no whole header and no part of a body: the parser gathers them
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base
+        super().connection_made(transport)
+        self._wait(self._guard.limits.header_timeout_s)
+        if len(self._guard.waiting) + len(self._guard.answering) > self._guard.limits.max_connections:
+            next(iter(self._guard.waiting)).cut()
+
+    def data_received(self, data: bytes) -> None:
+        had_request = self._has_request
+        self._num_silent_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._num_silent_bytes > self._guard.limits.max_header_bytes:
+            self._refuse(self._headers_too_large)
+        elif self in self._guard.waiting:
+            if self._has_whole_request:
+                self._answer()
+            elif self._has_request and not had_request:
+                self._wait(self._guard.limits.body_timeout_s)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._num_header_bytes = self._num_silent_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count_header(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count_header(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refusal = _Refused(429, f"more than {MAX_PIPELINED} requests wait on this connection", "pipelined")
+            raise self._refusal
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_silent_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_silent_bytes = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # goes on with the next request, if that is there already
+        if self.transport.is_closing():
+            return
+        if self._has_whole_request:
+            self._answer()
+        elif self._has_request:
+            self._wait(self._guard.limits.body_timeout_s)
+        else:
+            self._wait(self._guard.limits.idle_timeout_s + self._guard.limits.header_timeout_s)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_stall()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unwatch_stall()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        self._unwatch_stall()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn does about a request that the parser refuses."""
+        self._refuse(self._refusal or _Refused(400, "this is no valid HTTP request", "invalid_http"))
+
+    @property
+    def _has_request(self) -> bool:
+        """The headers of one that is not answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _has_whole_request(self) -> bool:
+        """With its body."""
+        return self._has_request and (not self.cycle.more_body or bool(self.pipeline))
+
+    @property
+    def _headers_too_large(self) -> _Refused:
+        limit = self._guard.limits.max_header_bytes
+        return _Refused(431, f"the headers are over the limit of {limit} bytes", "headers_too_large")
+
+    def _count_header(self, num_bytes: int) -> None:
+        self._num_silent_bytes = 0
+        self._num_header_bytes += num_bytes
+        if self._num_header_bytes > self._guard.limits.max_header_bytes:
+            self._refusal = self._headers_too_large
+            raise self._refusal
+
+    def _refuse(self, refusal: _Refused) -> None:
+        """Says why and closes, unless that would come amid an answer."""
+        if self._has_request and (self.cycle.response_started or self.pipeline or not self.cycle.more_body):
+            self.cut()
+            return
+        detail = {"message": refusal.message, "type": "invalid_request_error", "param": None, "code": refusal.code}
+        body = json.dumps({"error": detail}).encode()
+        head = (
+            f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\nconnection: close\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _wait(self, timeout_s: float) -> None:
+        """Where it waits already it keeps its place among those that wait."""
+        if self in self._guard.waiting:
+            self._end_deadline()
+        else:
+            self._leave()
+            self._guard.waiting[self] = None
+        self._deadline = self.loop.call_later(timeout_s, self._expire)
+
+    def _answer(self) -> None:
+        self._leave()
+        self._guard.answering.add(self)
+        if self._guard.limits.answer_timeout_s is not None:
+            self._deadline = self.loop.call_later(self._guard.limits.answer_timeout_s, self.cut)
+
+    def _leave(self) -> None:
+        self._guard.waiting.pop(self, None)
+        self._guard.answering.discard(self)
+        self._end_deadline()
+
+    def _end_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expire(self) -> None:
+        if self._has_request:
+            timeout_s = self._guard.limits.body_timeout_s
+            self._refuse(_Refused(408, f"the body did not come within {timeout_s:g} s", "body_timeout"))
+        else:
+            self.cut()
+
+    def _watch_stall(self) -> None:
+        timeout_s = self._guard.limits.stall_timeout_s
+        if timeout_s is not None:
+            num_unsent = self.transport.get_write_buffer_size()
+            self._stall = self.loop.call_later(timeout_s, self._end_stall, num_unsent)
+
+    def _unwatch_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _end_stall(self, num_unsent: int) -> None:
+        if self.transport.get_write_buffer_size() >= num_unsent:
+            self.cut()
+        else:
+            self._watch_stall()
+
+    def cut(self) -> None:
+        """At once: closing would first wait for the client to take what is still to be sent."""
+        self._leave()
+        self.transport.abort()

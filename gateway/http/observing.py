@@ -1,0 +1,130 @@
+"""What is said of every request, to its client and to the operator. Nothing of it is a prompt or a reply."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+
+import structlog
+from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.gateway.errors import ApiError
+from penstock.gateway.metrics import Metrics
+
+_log = structlog.get_logger(__name__)
+
+CLIENT_CLOSED_REQUEST = 499
+"""Nobody receives it; logs and metrics show it."""
+
+QUIET = frozenset({"/liveness", "/readiness", "/health"})
+"""Routes that are asked all the time: they are logged as debug."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_NO_ROUTE = "none"
+
+
+class Observing:
+    """Gives each answer an `x-request-id`, the client's own where it sent one, and `openai-processing-ms`; logs and
+    counts it. What a handler did not expect to go wrong ends here: with a 500, and where it was in the log.
+
+    Args:
+        app: the application around which it stands.
+        metrics: of the process.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(scope, send)
+        with self._metrics.open_requests.track_inprogress():
+            try:
+                await self._app(scope, receive, answer.send)
+            except Exception as error:
+                _log_unexpected(error, answer.request_id)
+                await answer.fail(receive)
+            finally:
+                self._record(scope, answer)
+
+    def _record(self, scope: Scope, answer: _Answer) -> None:
+        now_s = time.perf_counter()
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        route = getattr(scope.get("route"), "path", _NO_ROUTE)
+        labels = (method, route)
+        self._metrics.requests.labels(*labels, str(answer.status)).inc()
+        self._metrics.first_byte_seconds.labels(*labels).observe((answer.begun_s or now_s) - answer.asked_s)
+        self._metrics.request_seconds.labels(*labels).observe(now_s - answer.asked_s)
+        log = _log.debug if route in QUIET else _log.info
+        caller = scope.get("state", {}).get("caller")
+        log(
+            "request",
+            request_id=answer.request_id,
+            client=scope["client"][0] if scope.get("client") else None,
+            key=caller and caller.key_id,
+            tenant=caller and caller.tenant,
+            method=method,
+            path=scope["path"][:200],
+            status=answer.status,
+            ms=round(1000 * (now_s - answer.asked_s), 1),
+            num_bytes=answer.num_bytes,
+        )
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What has been sent of one."""
+
+    scope: Scope
+    to_client: Send
+    asked_s: float = field(default_factory=time.perf_counter)
+    begun_s: float | None = None
+    status: int = CLIENT_CLOSED_REQUEST
+    num_bytes: int = 0
+    request_id: str = ""
+
+    def __post_init__(self) -> None:
+        self.request_id = _given_id(self.scope) or f"req_{secrets.token_hex(16)}"
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.begun_s = time.perf_counter()
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.request_id
+            headers["openai-processing-ms"] = str(round(1000 * (self.begun_s - self.asked_s)))
+        else:
+            self.num_bytes += len(message.get("body", b""))
+        await self.to_client(message)
+
+    async def fail(self, receive: Receive) -> None:
+        """An answer that has begun is left without an end: the server closes the connection, and the client sees that
+        something is missing.
+        """
+        if self.begun_s is None:
+            error = ApiError(500, "this went wrong inside the gateway", type="server_error", code="internal_error")
+            await JSONResponse(error.body(), error.status, error.headers)(self.scope, receive, self.send)
+
+
+def _given_id(scope: Scope) -> str | None:
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+    return given if _REQUEST_ID.fullmatch(given) else None
+
+
+def _log_unexpected(error: Exception, request_id: str) -> None:
+    """Where it was, and of which kind it is: its message may quote a prompt."""
+    places = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        places.append(f"{code.co_filename}:{trace.tb_lineno} {code.co_name}")
+        trace = trace.tb_next
+    _log.error("request_failed", request_id=request_id, error=type(error).__name__, places=places[-12:])

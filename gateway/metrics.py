@@ -1,0 +1,35 @@
+"""A gateway process's Prometheus metrics, in a registry of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+_LABELS = ("method", "route")
+
+
+class Metrics:
+    """One process's. Routes are named by their templates, and what leads nowhere is one route."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "penstock_gateway_requests",
+            "HTTP requests answered, by status; 499: the client went before.",
+            (*_LABELS, "status"),
+            registry=self.registry,
+        )
+        self.open_requests = Gauge(
+            "penstock_gateway_open_requests", "HTTP requests that are being answered.", registry=self.registry
+        )
+        self.first_byte_seconds = self._histogram("first_byte_seconds", "From the request to the status of its answer.")
+        self.request_seconds = self._histogram("request_seconds", "From the request to the end of its answer.")
+
+    def watch_connections(self, count: Callable[[], int]) -> None:
+        gauge = Gauge("penstock_gateway_connections", "Connections that clients hold.", registry=self.registry)
+        gauge.set_function(count)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(f"penstock_gateway_{name}", text, _LABELS, buckets=_SECONDS, registry=self.registry)

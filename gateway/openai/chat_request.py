@@ -1,0 +1,102 @@
+"""The body of a request for a chat completion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from penstock.gateway.openai.fields import IGNORED, REFUSED, Policy, Refusal, read_fields
+from penstock.gateway.openai.messages import clean
+from penstock.gateway.openai.options import Options, Shown, check_stream_options, shown_of, to_request, to_the_end
+from penstock.producer import GenerateRequest, ModelCard
+
+_MODES = ("none", "auto", "required")
+
+
+def _mode_or_object(value: Any) -> Any:
+    if value in _MODES or isinstance(value, dict):
+        return value
+    raise ValueError(f"must be {', '.join(_MODES)}, or an object that names a function")
+
+
+class ChatBody(Options):
+    """The fields that are honoured."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Annotated[Any, AfterValidator(_mode_or_object)] = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool = True
+
+    def to_wire(self) -> dict[str, Any]:
+        values = super().to_wire() | {name: getattr(self, name) for name in self.model_fields_set & _CHAT_OF_WIRE}
+        values["messages"] = clean(self.messages)
+        if self.top_logprobs == 0 and not self.logprobs:
+            del values["top_logprobs"]
+        return values
+
+    def request(self, card: ModelCard) -> GenerateRequest:
+        """What the queue takes.
+
+        Raises:
+            ApiError: naming the field that is wrong.
+        """
+        values = self.to_wire()
+        if not {"max_tokens", "max_completion_tokens"} & values.keys():
+            values |= to_the_end(card)
+        return to_request(values)
+
+    def shown(self, prompt_token_ids: tuple[int, ...] | None) -> Shown:
+        return shown_of(
+            self, logprobs=bool(self.logprobs), reasoning=self.include_reasoning, prompt_token_ids=prompt_token_ids
+        )
+
+
+_CHAT_OF_WIRE = frozenset(
+    {
+        "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "logprobs", "top_logprobs",
+        "max_completion_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
+    }
+)  # fmt: skip
+
+_USE_TOOLS = "is deprecated and not supported; use {}"
+
+CHAT_POLICY = Policy(
+    honoured=frozenset(ChatBody.model_fields),
+    ignored={
+        **IGNORED,
+        "store": "chat completions are not stored, and none can be listed; /v1/responses are",
+        "prediction": "it would make an answer quicker, and changes none",
+        "verbosity": "a hint that the models served here do not know",
+    },
+    refused={
+        **REFUSED,
+        "functions": Refusal(_USE_TOOLS.format("tools"), ([],)),
+        "function_call": Refusal(_USE_TOOLS.format("tool_choice"), ("none", "auto")),
+        "modalities": Refusal("answers are text", (["text"],)),
+        "audio": Refusal("answers are text"),
+        "web_search_options": Refusal("there is no search of the web"),
+        "moderation": Refusal("there is no moderation"),
+        "chat_template": Refusal("the template is the model's own"),
+        "add_special_tokens": Refusal("the chat template says which there are", (False,)),
+        "documents": Refusal("they are not handed to the template; put them into a message", ([],)),
+        "mm_processor_kwargs": Refusal("prompts are text"),
+    },
+)
+
+
+def read_chat(body: Mapping[str, Any]) -> ChatBody:
+    """Raises ApiError naming the field that is wrong."""
+    chat = read_fields(CHAT_POLICY, ChatBody, body)
+    check_stream_options(chat)
+    return chat

@@ -1,0 +1,103 @@
+"""The body of a request for completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import AfterValidator
+
+from penstock.gateway.errors import ApiError
+from penstock.gateway.openai.fields import IGNORED, REFUSED, Policy, Refusal, read_fields
+from penstock.gateway.openai.options import Options, Shown, check_stream_options, shown_of, to_request
+from penstock.producer import GenerateRequest
+
+Prompt: TypeAlias = str | list[int]
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's, of this API alone."""
+
+
+def _is_tokens(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(type(token) is int for token in value)
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    if isinstance(value, str) or _is_tokens(value):
+        return [value]
+    is_several = isinstance(value, list) and len(value) > 0
+    if is_several and (all(isinstance(prompt, str) for prompt in value) or all(map(_is_tokens, value))):
+        return list(value)
+    raise ValueError("must be a text, a list of token ids, or a list of texts or of such lists, none of them empty")
+
+
+class CompletionBody(Options):
+    """The fields that are honoured."""
+
+    prompt: Annotated[Any, AfterValidator(_prompts)]
+    logprobs: int | None = None
+    best_of: int | None = None
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        prompts: list[Prompt] = self.prompt
+        return prompts
+
+    def to_wire(self) -> dict[str, Any]:
+        """But for the prompt. What is echoed has log-probabilities like all else."""
+        values = {"max_tokens": DEFAULT_MAX_TOKENS, **super().to_wire()}
+        if self.logprobs is not None:
+            values["logprobs"] = self.logprobs
+            if self.echo:
+                values.setdefault("prompt_logprobs", self.logprobs)
+        return values
+
+    def requests(self) -> list[GenerateRequest]:
+        """What the queue takes, for each prompt.
+
+        Raises:
+            ApiError: naming the field that is wrong.
+        """
+        values = self.to_wire()
+        return [to_request(values | _prompt_field(prompt)) for prompt in self.prompts]
+
+    @property
+    def shown(self) -> Shown:
+        return shown_of(self, logprobs=self.logprobs is not None)
+
+
+def _prompt_field(prompt: Prompt) -> dict[str, Prompt]:
+    return {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
+
+
+COMPLETION_POLICY = Policy(
+    honoured=frozenset(CompletionBody.model_fields),
+    ignored=IGNORED,
+    refused={
+        **REFUSED,
+        "suffix": Refusal("text cannot be filled in", ("",)),
+        "add_special_tokens": Refusal("the tokenizer says which there are; give tokens to have none", (True,)),
+        **dict.fromkeys(("messages", "tools", "tool_choice"), Refusal("is for POST /v1/chat/completions", ([],))),
+    },
+)
+
+
+def read_completion(body: Mapping[str, Any]) -> CompletionBody:
+    """Raises ApiError naming the field that is wrong."""
+    completion = read_fields(COMPLETION_POLICY, CompletionBody, body)
+    check_stream_options(completion)
+    if completion.best_of not in (None, completion.n or 1):
+        message = f"best_of: {completion.best_of} is not n, and answers are not ranked"
+        raise ApiError(400, message, param="best_of", code="unsupported_parameter")
+    if completion.stream:
+        _check_streamed(completion)
+    return completion
+
+
+def _check_streamed(completion: CompletionBody) -> None:
+    """What has no order in which another replica could go on with it."""
+    if len(completion.prompts) > 1:
+        message = f"prompt: of {len(completion.prompts)} prompts no answer is streamed; send a request for each"
+        raise ApiError(400, message, param="prompt", code="invalid_value")
+    if completion.echo and completion.logprobs is not None and (completion.n or 1) > 1:
+        raise ApiError(400, "n: is 1 with stream, echo and logprobs together", param="n", code="invalid_value")

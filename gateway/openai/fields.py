@@ -1,0 +1,110 @@
+"""What becomes of a request's fields: each is honoured, ignored for a reason or refused. docs/gateway.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import ConfigDict, ValidationError
+
+from penstock.gateway.errors import ApiError, invalid_value
+from penstock.producer.wire.values import WireModel, unknown_field
+
+BodyT = TypeVar("BodyT", bound="Body")
+
+
+class Body(WireModel):
+    """Fields as JSON has them: a number is no text, and a boolean no number."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Refusal(NamedTuple):
+    """Why a field is refused, unless it has one of the values that ask for nothing."""
+
+    reason: str
+    neutral: Sequence[object] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One API's: `ignored` fields ask for nothing that an answer could lack."""
+
+    honoured: frozenset[str]
+    ignored: Mapping[str, str]  # to the reason
+    refused: Mapping[str, Refusal]
+
+    def honoured_of(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields to honour. One that is null was left out.
+
+        Raises:
+            ApiError: a field is refused or unknown.
+        """
+        given = {name: value for name, value in body.items() if value is not None and name not in self.ignored}
+        for name in given.keys() - self.honoured:
+            self._pass_over(name, given.pop(name))
+        return given
+
+    def _pass_over(self, name: str, value: object) -> None:
+        if name not in self.refused:
+            raise ApiError(400, unknown_field(name, self.honoured), param=name[:80], code="unknown_parameter")
+        reason, neutral = self.refused[name]
+        if value not in neutral:
+            raise ApiError(400, f"{name}: {reason}", param=name, code="unsupported_parameter")
+
+
+def read_fields(policy: Policy, kind: type[BodyT], body: Mapping[str, Any]) -> BodyT:
+    """The body as `kind`, whose fields are those that the policy honours.
+
+    Raises:
+        ApiError: a field is refused, unknown, missing, or of another type.
+    """
+    try:
+        return kind.model_validate(policy.honoured_of(body))
+    except ValidationError as error:
+        raise invalid_value(error) from None
+
+
+_NO_CACHE_KEY = "every prompt's prefix is cached as it is"
+_OLLAMA = "a worker's settings say how it uses its machine"
+
+IGNORED: Mapping[str, str] = {
+    "user": "whom a request is for comes from its API key",
+    "safety_identifier": "as `user`",
+    "metadata": "no answer is stored that it could describe",
+    "service_tier": "`priority` orders requests",
+    "prompt_cache_key": _NO_CACHE_KEY,
+    "prompt_cache_retention": _NO_CACHE_KEY,
+    "prompt_cache_options": _NO_CACHE_KEY,
+    "spaces_between_special_tokens": "text is what the model's tokenizer makes of its tokens",
+    **dict.fromkeys(
+        ("num_ctx", "num_batch", "num_thread", "num_gpu", "num_keep", "keep_alive", "use_mmap", "use_mlock"), _OLLAMA
+    ),
+}
+"""Of all requests."""
+
+_USE = "is another server's name for {}"
+_NO_SEARCH = Refusal("beam search is not supported", (False,))
+
+REFUSED: Mapping[str, Refusal] = {
+    "id": Refusal("the id of a request is the gateway's to choose; send the header Idempotency-Key to name one"),
+    "request_id": Refusal("as `id`"),
+    "use_beam_search": _NO_SEARCH,
+    "length_penalty": Refusal("it belongs to beam search, which is not supported", (1.0,)),
+    "early_stopping": _NO_SEARCH,
+    "bad_words": Refusal("words are not supported, tokens are: bad_token_ids", ([],)),
+    "truncate_prompt_tokens": Refusal("no prompt is cut; POST /v1/count_tokens tells how long it is"),
+    "logits_processors": Refusal("code of a client is not run", ([],)),
+    "vllm_xargs": Refusal("there are no plug-ins", ({},)),
+    "kv_transfer_params": Refusal("pages of the KV cache do not travel"),
+    "cache_salt": Refusal("the prefix cache cannot be split"),
+    "thinking_token_budget": Refusal("reasoning has no budget of its own"),
+    "guided_decoding_backend": Refusal("there is one backend"),
+    "guided_whitespace_pattern": Refusal("white space in JSON is not configurable"),
+    "max_new_tokens": Refusal(_USE.format("max_tokens")),
+    "num_predict": Refusal(_USE.format("max_tokens")),
+    "repeat_penalty": Refusal(_USE.format("repetition_penalty")),
+    "prompt_embeds": Refusal("prompts are text or tokens"),
+}
+"""Of all requests."""

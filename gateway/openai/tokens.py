@@ -1,0 +1,119 @@
+"""Questions about prompts, which a worker answers: `/v1/count_tokens`, and vLLM's `/tokenize` and `/detokenize`."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from penstock.gateway.context import gateway_of
+from penstock.gateway.errors import ApiError
+from penstock.gateway.http.body import read_json
+from penstock.gateway.http.disconnect import while_wanted
+from penstock.gateway.openai.fields import Body, Policy, Refusal, read_fields
+from penstock.gateway.openai.messages import clean
+from penstock.gateway.openai.options import TokenIds, to_request
+from penstock.producer import GenerateRequest
+
+T = TypeVar("T")
+
+
+class PromptBody(Body):
+    """A prompt, or a chat. `conversation` is either."""
+
+    model: Annotated[str, Field(min_length=1)]
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    conversation: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def request(self) -> GenerateRequest:
+        """Raises ApiError naming what is wrong."""
+        values = {name: getattr(self, name) for name in self.model_fields_set - {"model", "conversation"}}
+        if self.conversation is not None:
+            name = "prompt" if isinstance(self.conversation, str) else "messages"
+            if name in values:
+                raise ApiError(400, f"conversation and {name} are the same; give one", param="conversation")
+            values[name] = self.conversation
+        if "messages" in values:
+            values["messages"] = clean(values["messages"])
+        return to_request(values)
+
+
+class TokensBody(Body):
+    """Tokens whose text is asked for."""
+
+    model: Annotated[str, Field(min_length=1)]
+    tokens: TokenIds
+
+
+_PROMPT_POLICY = Policy(
+    honoured=frozenset(PromptBody.model_fields),
+    ignored={"user": "whom a request is for comes from its API key"},
+    refused={
+        "return_token_strs": Refusal("send the tokens to /detokenize", (False,)),
+        "add_special_tokens": Refusal("they are counted as the model gets them", (True,)),
+        "chat_template": Refusal("the template is the model's own"),
+        "mm_processor_kwargs": Refusal("prompts are text"),
+    },
+)
+_TOKENS_POLICY = Policy(frozenset(TokensBody.model_fields), {}, {})
+
+
+async def count_tokens(asked: Request) -> Response:
+    body = await _prompt_body(asked)
+    queue = await gateway_of(asked).directory.queue_of(body.model)
+    client = gateway_of(asked).client.on(queue)
+    return JSONResponse({"model": body.model, "count": await _ask(asked, client.count_tokens(body.request))})
+
+
+async def tokenize(asked: Request) -> Response:
+    body = await _prompt_body(asked)
+    queue = await gateway_of(asked).directory.queue_of(body.model)
+    tokens = await prompt_tokens(asked, queue, body.request)
+    card = await gateway_of(asked).directory.card_of(queue)
+    document = {"count": len(tokens), "max_model_len": card.max_model_len, "tokens": tokens, "token_strs": None}
+    return JSONResponse(document)
+
+
+async def detokenize(asked: Request) -> Response:
+    body = read_fields(_TOKENS_POLICY, TokensBody, await _json(asked))
+    queue = await gateway_of(asked).directory.queue_of(body.model)
+    return JSONResponse({"prompt": await text_of(asked, queue, body.tokens)})
+
+
+async def prompt_tokens(asked: Request, queue: str, request: GenerateRequest) -> tuple[int, ...]:
+    """Those of a request's prompt."""
+    if request.prompt_token_ids is not None:
+        return request.prompt_token_ids
+    return await _ask(asked, gateway_of(asked).client.on(queue).tokenize(request))
+
+
+async def prompt_text(asked: Request, queue: str, request: GenerateRequest) -> str:
+    """That of a request's prompt, which is no chat."""
+    if request.prompt_token_ids is None:
+        return request.prompt or ""
+    return await text_of(asked, queue, request.prompt_token_ids)
+
+
+async def text_of(asked: Request, queue: str, token_ids: list[int] | tuple[int, ...]) -> str:
+    return await _ask(asked, gateway_of(asked).client.on(queue).detokenize(token_ids))
+
+
+async def _json(asked: Request) -> dict[str, Any]:
+    return await read_json(asked, gateway_of(asked).settings.max_body_bytes)
+
+
+async def _prompt_body(asked: Request) -> PromptBody:
+    return read_fields(_PROMPT_POLICY, PromptBody, await _json(asked))
+
+
+async def _ask(asked: Request, call: Coroutine[Any, Any, T]) -> T:
+    return await while_wanted(asked.receive, call)

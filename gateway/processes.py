@@ -1,0 +1,130 @@
+"""Several processes that do the same, each of which is replaced when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import structlog
+
+_log = structlog.get_logger(__name__)
+
+RESTART_INTERVAL_S = 1.0
+"""Between two starts in one place: one that ends at once is no reason to use up a processor."""
+
+_STOPPING = frozenset({signal.SIGTERM, signal.SIGINT})
+_AWAITED = _STOPPING | {signal.SIGCHLD}
+
+
+class Work(Protocol):
+    def __call__(self, place: int, lifeline: int) -> int:
+        """What the process in `place` does; its exit status. It drains on SIGTERM, and once `lifeline` can be read:
+        then the process that started it is gone.
+        """
+
+
+def keep_running(count: int, work: Work) -> int:
+    """Forks `count` processes and replaces those that end, until SIGTERM or SIGINT; then it waits for all of them.
+
+    They are forked from a process that does nothing else, so one that is started later is like the first ones. Call it
+    without other threads and without an event loop.
+
+    Returns:
+        The highest exit status of those that were told to stop.
+    """
+    with _blocked():
+        return _Processes(work).run(count)
+
+
+class _Processes:
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._places: dict[int, int] = {}  # by process id
+        self._started_s: dict[int, float] = {}  # by place
+        self._due_s: dict[int, float] = {}  # by place that is empty: when it is filled
+        self._is_stopping = False
+        self._status = 0
+        self._lifeline, self._held = os.pipe()
+
+    def run(self, count: int) -> int:
+        try:
+            for place in range(count):
+                self._start(place)
+            while self._places or self._due_s:
+                self._handle(self._await_signal())
+        finally:
+            os.close(self._held)
+            os.close(self._lifeline)
+        return self._status
+
+    def _await_signal(self) -> int | None:
+        """None: a place is to be filled."""
+        if not self._due_s:
+            return signal.sigwait(_AWAITED)
+        timeout_s = max(0.0, min(self._due_s.values()) - time.monotonic())
+        info = signal.sigtimedwait(_AWAITED, timeout_s)
+        return None if info is None else info.si_signo
+
+    def _handle(self, number: int | None) -> None:
+        if number in _STOPPING:
+            self._is_stopping = True
+            self._due_s.clear()
+            for pid in self._places:
+                os.kill(pid, signal.SIGTERM)
+        for pid in list(self._places):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._ended(pid, os.waitstatus_to_exitcode(status))
+        for place, due_s in list(self._due_s.items()):
+            if time.monotonic() >= due_s:
+                del self._due_s[place]
+                self._start(place)
+
+    def _ended(self, pid: int, status: int) -> None:
+        place = self._places.pop(pid)
+        if self._is_stopping:
+            self._status = max(self._status, status)
+            return
+        _log.error("process_ended", pid=pid, place=place, exit_status=status)
+        self._due_s[place] = self._started_s[place] + RESTART_INTERVAL_S
+
+    def _start(self, place: int) -> None:
+        self._started_s[place] = time.monotonic()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            _become(lambda: self._work(place, self._lifeline), self._held)
+        self._places[pid] = place
+        _log.info("process_started", pid=pid, place=place)
+
+
+def _become(work: Callable[[], int], held: int) -> None:
+    """Does the work in a process that was just forked, which then ends."""
+    status = 1
+    try:
+        os.close(held)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; who started this one decides
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
+        status = work()
+    except Exception:
+        _log.exception("process_failed")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+@contextmanager
+def _blocked() -> Iterator[None]:
+    """So that signals wait until they are asked for."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

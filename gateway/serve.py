@@ -1,0 +1,142 @@
+"""What `penstock gateway` runs: one process that serves, or several that share the port."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import resource
+import signal
+import socket
+import ssl
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import structlog
+
+from penstock.gateway.processes import keep_running
+from penstock.gateway.server import GatewayServer, serving_metrics
+from penstock.gateway.settings import GatewaySettings
+
+_log = structlog.get_logger(__name__)
+
+ABORTED = 130
+"""Exit status of who was told to stop twice."""
+
+_OTHER_DESCRIPTORS = 256
+"""That a process needs beside those of its clients: connections to Redis, files, pipes."""
+
+
+class CannotServe(Exception):
+    """An address that cannot be listened on, or a certificate that cannot be used. The message names the setting."""
+
+
+def serve(settings: GatewaySettings) -> int:
+    """Serves until SIGTERM or SIGINT, then drains.
+
+    Returns:
+        The exit status: 0, or `ABORTED` after a second signal, which cut what was still open.
+
+    Raises:
+        CannotServe: nothing was begun.
+    """
+    _check_tls(settings)
+    with ExitStack() as stack:
+        listener = stack.enter_context(_listen(settings.host, settings.port, "port"))
+        metrics = [stack.enter_context(each) for each in _listen_for_metrics(settings)]
+        _log.info(
+            "listening",
+            url=_url("http" if settings.tls_key is None else "https", listener),
+            metrics=[_url("http", each) for each in metrics],
+            workers=settings.workers,
+        )
+        process = _Process(settings, listener, metrics, _descriptors_for(settings.max_connections))
+        status = process.run() if settings.workers == 1 else keep_running(settings.workers, process.work)
+    _log.info("stopped")
+    return status
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine can connect to the address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """What one of them does."""
+
+    settings: GatewaySettings
+    listener: socket.socket
+    metrics_listeners: Sequence[socket.socket]  # by place; none: no metrics are served
+    max_connections: int
+
+    def work(self, place: int, lifeline: int) -> int:
+        """As one of several, until SIGTERM, or until `lifeline` can be read."""
+        return asyncio.run(self._serve(place, (signal.SIGTERM,), lifeline))
+
+    def run(self) -> int:
+        """As the only one, until SIGTERM or SIGINT."""
+        return asyncio.run(self._serve(0, (signal.SIGTERM, signal.SIGINT), None))
+
+    async def _serve(self, place: int, signals: Iterable[signal.Signals], lifeline: int | None) -> int:
+        server = GatewayServer(self.settings, self.max_connections)
+        loop = asyncio.get_running_loop()
+        for number in signals:
+            loop.add_signal_handler(number, server.stop)
+        if lifeline is not None:
+            loop.add_reader(lifeline, self._lose_parent, server, lifeline)
+        metrics_listener = self.metrics_listeners[place] if self.metrics_listeners else None
+        async with serving_metrics(server.metrics, metrics_listener):
+            await server.serve([self.listener])
+        return ABORTED if server.force_exit else 0
+
+    def _lose_parent(self, server: GatewayServer, lifeline: int) -> None:
+        asyncio.get_running_loop().remove_reader(lifeline)
+        server.stop()
+
+
+def _listen(host: str, port: int, setting: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise CannotServe(f"cannot listen on {host} port {port}: {error}; set host or {setting}") from error
+
+
+def _listen_for_metrics(settings: GatewaySettings) -> Iterable[socket.socket]:
+    """One for each process: what they counted is in their memory."""
+    first = settings.metrics_port
+    if first is not None:
+        for place in range(settings.workers):
+            yield _listen(settings.host, first + place if first else 0, "metrics_port")
+
+
+def _url(scheme: str, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _check_tls(settings: GatewaySettings) -> None:
+    if settings.tls_certificate is None:
+        return
+    try:
+        # Without a password it would be asked for at the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key, "")
+    except (OSError, ValueError) as error:
+        files = f"tls_certificate {settings.tls_certificate} and tls_key {settings.tls_key}"
+        raise CannotServe(f"{files} cannot be used: {error}") from error
+
+
+def _descriptors_for(max_connections: int) -> int:
+    """Has the system allow as many descriptors; how many connections there may be with those that it allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = max_connections + _OTHER_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        _log.warning("few_descriptors", limit=hard, max_connections=hard - _OTHER_DESCRIPTORS)
+        needed = hard
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return max(1, needed - _OTHER_DESCRIPTORS)

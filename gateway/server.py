@@ -1,0 +1,125 @@
+"""One process's HTTP servers: that of the application, and that of its metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.gateway.app import create_app
+from penstock.gateway.errors import ApiError
+from penstock.gateway.http.guard import GuardedServer, Limits
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.settings import GatewaySettings
+
+_log = structlog.get_logger(__name__)
+
+METRICS_LIMITS = Limits(max_connections=16, header_timeout_s=5.0, body_timeout_s=5.0, answer_timeout_s=10.0)
+
+END_S = 5.0
+"""How long streams may take to send their last event, at the end of a drain."""
+
+STOPPING = ApiError(
+    503,
+    "this gateway stops before the answer is complete; send the request again: a stream with the same Idempotency-Key, "
+    "and with the last event id as Last-Event-ID, goes on where it was",
+    type="server_error",
+    code="gateway_stopping",
+    retry_after_s=1,
+)
+
+
+class _Server(GuardedServer):
+    """One that leaves the process's signals to others."""
+
+    def __init__(self, app: Any, limits: Limits, **options: Any) -> None:
+        super().__init__(
+            app,
+            limits,
+            log_config=None,
+            log_level="error",  # a warning for each malformed request would let a stranger fill the log
+            access_log=False,
+            server_header=False,
+            **options,
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class GatewayServer(_Server):
+    """Serves the application until `stop`, then drains for `drain_timeout_s`."""
+
+    def __init__(self, settings: GatewaySettings, max_connections: int) -> None:
+        self.metrics = Metrics()
+        self._app = create_app(settings, self.metrics)
+        self._settings = settings
+        super().__init__(
+            self._app,
+            _limits(settings, max_connections),
+            lifespan="on",
+            timeout_graceful_shutdown=settings.drain_timeout_s + END_S,
+            ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=settings.tls_key,
+        )
+        self.metrics.watch_connections(lambda: len(self.server_state.connections))
+
+    def stop(self) -> None:
+        """Begins the drain; a second time it ends it."""
+        if not self.should_exit:
+            self.should_exit = True
+            _log.info("draining", connections=len(self.server_state.connections))
+        else:
+            self.force_exit = True
+            for connection in list(self.server_state.connections):
+                connection.cut()  # type: ignore[union-attr]  # all are those of the guard
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        interruptions = self._app.state.gateway.interruptions
+        timeout_s = self._settings.drain_timeout_s
+        ending = asyncio.get_running_loop().call_later(timeout_s, interruptions.end_all, STOPPING)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+
+@asynccontextmanager
+async def serving_metrics(metrics: Metrics, listener: socket.socket | None) -> AsyncIterator[None]:
+    """Answers GET /metrics on `listener`, if there is one, until the end of the block."""
+    if listener is None:
+        yield
+        return
+
+    async def scrape(_: Request) -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    app = Starlette(routes=[Route("/metrics", scrape)])
+    server = _Server(app, METRICS_LIMITS, lifespan="off", timeout_graceful_shutdown=1)
+    task = asyncio.create_task(server.serve([listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+def _limits(settings: GatewaySettings, max_connections: int) -> Limits:
+    return Limits(
+        max_connections=max_connections,
+        header_timeout_s=settings.header_timeout_s,
+        body_timeout_s=settings.body_timeout_s,
+        idle_timeout_s=settings.idle_timeout_s,
+        stall_timeout_s=settings.stall_timeout_s,
+        max_header_bytes=settings.max_header_bytes,
+    )

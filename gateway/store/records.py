@@ -1,0 +1,88 @@
+"""Documents that clients may ask for later, each under a key of its own that expires."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.gateway.store import names
+from penstock.gateway.store.connection import Store
+from penstock.gateway.store.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A document as it is kept."""
+
+    kind: str
+    id: str
+    document: Mapping[str, Any]
+    num_bytes: int
+
+    @property
+    def name(self) -> str:
+        """In the ledger."""
+        return name_of(self.kind, self.id)
+
+
+def name_of(kind: str, record_id: str) -> str:
+    return f"{kind}/{record_id}"
+
+
+class Records:
+    """JSON documents by kind and id, within what the ledger grants."""
+
+    def __init__(self, store: Store, ledger: Ledger) -> None:
+        self._store = store
+        self._ledger = ledger
+
+    async def create(
+        self, kind: str, record_id: str, document: Mapping[str, Any], *, ttl_s: int, more_bytes: int = 0
+    ) -> Record:
+        """Keeps a document for `ttl_s`, with `created_at` (seconds of the server's clock), unless there is one.
+
+        Args:
+            kind: what it is.
+            record_id: the same id in another kind is another record.
+            document: a JSON object.
+            ttl_s: from now.
+            more_bytes: what is to be kept elsewhere because of it, as far as is known.
+
+        Returns:
+            The record that is there now: of the same id, so of the same request, perhaps made before.
+
+        Raises:
+            ApiError: it is too much to keep (507).
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        size = len(_encode(document))
+        now_ms = await self._ledger.charge(name_of(kind, record_id), size + more_bytes, ttl_s)
+        value = _encode({**document, "created_at": now_ms // 1000})
+        is_new = await self._store.execute("SET", names.record(kind, record_id), value, "NX", "EX", ttl_s)
+        there = None if is_new else await self.read(kind, record_id)
+        return there or Record(kind, record_id, json.loads(value), len(value))
+
+    async def read(self, kind: str, record_id: str) -> Record | None:
+        """The record; None: there is none, or it has expired.
+
+        Raises:
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        value = await self._store.execute("GET", names.record(kind, record_id))
+        return None if value is None else Record(kind, record_id, json.loads(value), len(value))
+
+    async def correct(self, record: Record, more_bytes: int) -> None:
+        """What is kept elsewhere because of `record` turned out to be `more_bytes`."""
+        await self._ledger.correct(record.name, record.num_bytes + more_bytes)
+
+    async def delete(self, kind: str, record_id: str) -> bool:
+        """Whether there was one."""
+        was_there = await self._store.execute("DEL", names.record(kind, record_id))
+        await self._ledger.release(name_of(kind, record_id))
+        return bool(was_there)
+
+
+def _encode(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()

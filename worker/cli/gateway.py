@@ -1,0 +1,34 @@
+"""`penstock gateway`: its options. What it runs is in `penstock.gateway.serve`, which needs the gateway extra."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from penstock.gateway.settings import GatewaySettings
+from penstock.worker.cli.errors import CommandFailed, require_gateway_extra
+from penstock.worker.cli.options import takes_settings
+from penstock.worker.logs import configure_logs
+from penstock.worker.settings import GATEWAY
+
+
+@takes_settings(GatewaySettings.model_fields, GATEWAY)
+def gateway(*, settings: GatewaySettings) -> None:
+    """Serve HTTP in front of the queues: the APIs of OpenAI and Anthropic, for any client of theirs.
+
+    The first SIGTERM or SIGINT drains: nothing new is taken, and open answers may go on for the drain timeout. A second
+    one cuts them.
+
+    Exit status: 0 drained; 1 failed; 2 wrong settings; 130 told to stop twice.
+    """
+    require_gateway_extra()
+    from penstock.gateway.serve import CannotServe, serve  # which --help and a light install do without
+
+    configure_logs(settings.log_level, settings.log_format, sys.stderr)
+    try:
+        status = serve(settings)
+    except CannotServe as error:
+        raise CommandFailed(str(error)) from error
+    if status:
+        raise typer.Exit(status)

@@ -1,0 +1,171 @@
+"""Joins the command line, the environment and the TOML file into the settings of one program."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings
+
+CONFIG_VARIABLE = "PENSTOCK_CONFIG"
+FALLBACK_URL_VARIABLE = "REDIS_URL"
+DEFAULT_CONFIG = Path("penstock.toml")
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+class SettingsError(ValueError):
+    """A setting that is unknown or cannot be used. The message names it and where it was set, never a password."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program(Generic[S]):
+    """What has settings of its own.
+
+    Attributes:
+        settings: their class.
+        prefix: of their environment variables.
+        table: of the TOML file that holds them; None: its top level.
+        shared: those that are taken from the program before it in `PROGRAMS` where they are not set.
+    """
+
+    settings: type[S]
+    prefix: str
+    table: str | None = None
+    shared: frozenset[str] = frozenset()
+
+    def variable(self, name: str) -> str:
+        """The environment variable of a setting."""
+        return self.prefix + name.upper()
+
+    @property
+    def variables(self) -> set[str]:
+        return {self.variable(name) for name in self.settings.model_fields}
+
+
+class _Source(NamedTuple):
+    values: Mapping[str, Any]
+    where: Callable[[str], str]  # as a message names the place of a setting
+
+
+def flag(name: str) -> str:
+    """The command-line option of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: which known one was probably meant; empty if none is like it."""
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def load(
+    program: Program[S], programs: Sequence[Program[Any]], flags: Mapping[str, Any], config: Path | None = None
+) -> S:
+    """The settings of `program`, each from the first of flags, environment and file that has it.
+
+    The file is `config`, else the one PENSTOCK_CONFIG names, else `penstock.toml` in the current folder if it is there.
+    It and the environment may have settings of all `programs`, the first of which shares some with the others.
+
+    Raises:
+        SettingsError: an unknown name, a value that cannot be read, or a file that cannot.
+    """
+    path = config or _configured_path()
+    document = _read_toml(path, programs) if path is not None else {}
+    _refuse_unknown_variables(programs)
+    sources = _sources(program, programs[0], flags, document, path)
+    joined: dict[str, Any] = {}
+    for source in reversed(sources):
+        joined.update(source.values)
+    try:
+        return program.settings(**joined)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(item, sources) for item in error.errors())) from None
+
+
+def _sources(
+    program: Program[Any], first: Program[Any], flags: Mapping[str, Any], document: Mapping[str, Any], path: Path | None
+) -> list[_Source]:
+    """In the order of their precedence."""
+    programs = [program] if program is first else [program, first]
+    common = [program.settings.model_fields, program.shared]  # what is taken from each of them
+    pairs = list(zip(programs, common, strict=False))
+    fallback = {"redis_url": url} if (url := os.environ.get(FALLBACK_URL_VARIABLE)) else {}
+    return [
+        _Source(flags, flag),
+        *(_Source(_in_environment(other, names), other.variable) for other, names in pairs),
+        *(_Source(_in_file(other, names, document), _place_in(path)) for other, names in pairs),
+        _Source(fallback, lambda _: FALLBACK_URL_VARIABLE),
+    ]
+
+
+def _in_environment(program: Program[Any], names: Iterable[str]) -> Mapping[str, str]:
+    """An empty variable counts as not set."""
+    present = {name.upper(): value for name, value in os.environ.items() if value}
+    return {name: present[variable] for name in names if (variable := program.variable(name)) in present}
+
+
+def _in_file(program: Program[Any], names: Iterable[str], document: Mapping[str, Any]) -> Mapping[str, Any]:
+    table = document if program.table is None else document.get(program.table, {})
+    return {name: table[name] for name in names if name in table}
+
+
+def _place_in(path: Path | None) -> Callable[[str], str]:
+    return lambda name: f"{name} in {path}"
+
+
+def _explain(item: Any, sources: Sequence[_Source]) -> str:
+    """Names the place that the offending value came from; there is none if it is about several values."""
+    message = item["msg"].removeprefix("Value error, ")
+    if not item["loc"]:
+        return str(message)
+    name = str(item["loc"][0])
+    where = next(source.where(name) for source in sources if name in source.values)
+    shown = "" if name == "redis_url" else f", not {str(item['input'])!r}"
+    return f"{where}: {message}{shown}"
+
+
+def _configured_path() -> Path | None:
+    named = os.environ.get(CONFIG_VARIABLE)
+    if named:
+        return Path(named)
+    return DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None
+
+
+def _read_toml(path: Path, programs: Sequence[Program[Any]]) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(f"configuration file {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"configuration file {path} is not TOML: {error}") from error
+    tables = {program.table for program in programs if program.table is not None}
+    for program in programs:
+        if program.table is None:
+            _refuse_unknown_names(program, document.keys() - tables, str(path))
+        elif isinstance(table := document.get(program.table, {}), Mapping):
+            _refuse_unknown_names(program, table, f"[{program.table}] of {path}")
+        else:
+            raise SettingsError(f"{program.table} in {path} is not a table: write [{program.table}]")
+    return document
+
+
+def _refuse_unknown_names(program: Program[Any], names: Iterable[str], where: str) -> None:
+    for name in sorted(names):
+        if name not in program.settings.model_fields:
+            raise SettingsError(f"unknown setting {name!r} in {where}{nearest(name, program.settings.model_fields)}")
+
+
+def _refuse_unknown_variables(programs: Sequence[Program[Any]]) -> None:
+    prefix = programs[0].prefix
+    known = {CONFIG_VARIABLE}.union(*(program.variables for program in programs))
+    for name in sorted(os.environ):
+        if name.upper().startswith(prefix) and name.upper() not in known:
+            raise SettingsError(f"unknown environment variable {name}{nearest(name.upper(), known)}")
