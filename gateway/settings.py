@@ -10,7 +10,7 @@ from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from penstock.producer.redis.address import parse_url
-from penstock.producer.wire import ID_PATTERN
+from penstock.producer.wire import ID_PATTERN, MIN_KEEP_S
 
 PREFIX = "PENSTOCK_GATEWAY_"
 
@@ -120,6 +120,11 @@ class GatewaySettings(BaseSettings):
     )
     stall_timeout_s: _Seconds = _setting("Limits of HTTP", "How long a client may take nothing of its answer.", 60.0)
 
+    keep_responses_s: Annotated[int, Field(ge=MIN_KEEP_S)] = _setting(
+        "Store",
+        "How long a stored response can be read after its end, as far as the workers' max_keep_s allows.",
+        86_400,
+    )
     max_store_share: Annotated[float, Field(gt=0.0, le=0.9)] = _setting(
         "Store",
         "Share of Redis's maxmemory, of the machine's memory where that is 0, for what clients may ask for later: "

@@ -31,6 +31,11 @@ class Meter:
         """`writer`, with what goes through it counted."""
         return _CountingWriter(writer, self) if self._admission.is_limited else writer
 
+    def keep_reserved(self) -> None:
+        """Nobody here will see what the reply takes: it is what was reserved for it."""
+        if self._charge is not None:
+            self._num_tokens = self._charge.num_tokens
+
     def ended(self, reply: Reply) -> None:
         """The whole reply is there. What it has taken is settled while its last bytes go to the client."""
         self._num_tokens = reply.usage.prompt_tokens + reply.usage.completion_tokens
@@ -52,15 +57,15 @@ class _CountingWriter:
         self._writer = writer
         self._meter = meter
 
-    def chunk(self, chunk: Chunk) -> Iterable[Event]:
+    def chunk(self, chunk: Chunk) -> Iterable[Event | None]:
         self._meter.count(len(chunk.tokens))
         return self._writer.chunk(chunk)
 
-    def end(self, reply: Reply) -> Iterable[Event]:
+    def end(self, reply: Reply) -> Iterable[Event | None]:
         self._meter.ended(reply)
         return self._writer.end(reply)
 
-    def error(self, error: ApiError) -> Iterable[Event]:
+    def error(self, error: ApiError) -> Iterable[Event | None]:
         return self._writer.error(error)
 
 

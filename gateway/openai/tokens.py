@@ -13,6 +13,7 @@ from penstock.gateway.context import gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.body import read_json
 from penstock.gateway.http.disconnect import while_wanted
+from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.openai.fields import Body, Policy, Refusal, read_fields
 from penstock.gateway.openai.messages import clean
 from penstock.gateway.openai.options import TokenIds, to_request
@@ -116,4 +117,4 @@ async def _prompt_body(asked: Request) -> PromptBody:
 
 
 async def _ask(asked: Request, call: Coroutine[Any, Any, T]) -> T:
-    return await while_wanted(asked.receive, call)
+    return await while_wanted(asked.receive, call, interruption_of(asked))
