@@ -81,6 +81,9 @@ def _cors(settings: GatewaySettings) -> Iterator[Middleware]:
         )
 
 
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
 async def _answer_api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)  # noqa: S101  as it is registered
     return error_response(error)
@@ -95,7 +98,9 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
     """What Starlette itself says no to: a path or a method that is not there."""
     assert isinstance(error, HTTPException)  # noqa: S101  as it is registered
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return error_response(ApiError(error.status_code, message, code="not_found" if error.status_code == 404 else None))
+    answer = error_response(ApiError(error.status_code, message, code=_CODES.get(error.status_code)))
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 async def _answer_nobody(_: Request, __: Exception) -> Response:

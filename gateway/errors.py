@@ -149,4 +149,4 @@ def _param(place: tuple[int | str, ...]) -> str:
 
 
 MAX_PARAM_PART = 80
-_BRANCHES = frozenset({"str", "int", "float", "bool", "mode"})
+_BRANCHES = frozenset({"str", "int", "float", "bool", "list", "mode", "[key]"})

@@ -120,14 +120,19 @@ class Watch:
             self._over.difference_update(over)
 
     async def _cancel_overdue(self) -> None:
-        arguments = (MAX_OVERDUE, self._patience_ms, LEASE_MS)
-        keys = [names.readers(), names.swept()]
-        overdue: list[bytes] = await self._store.execute(*lua.call(_OVERDUE, keys, arguments))
-        for member in overdue:
-            queue, _, request_id = member.decode().partition(" ")
+        for member in await self._take_overdue():
+            queue, _, request_id = member.partition(" ")
             with suppress(ReplyGone, ReplyCorrupt):
                 await self._cancel(queue, request_id)
             await self._store.execute("ZREM", names.readers(), member)
+
+    async def _take_overdue(self) -> list[str]:
+        """Those that no other gateway has taken."""
+        keys = [names.readers(), names.swept()]
+        members: list[bytes] = await self._store.execute(
+            *lua.call(_OVERDUE, keys, (MAX_OVERDUE, self._patience_ms, LEASE_MS))
+        )
+        return [member.decode() for member in members]
 
     async def _cancel(self, queue: str, request_id: str) -> None:
         handle = self._client.handle(request_id, queue=queue)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from penstock.gateway.admission.admission import Meter, admitted
-from penstock.gateway.context import Gateway, gateway_of
+from penstock.gateway.context import Gateway, caller_of, gateway_of
 from penstock.gateway.generation.idempotency import check_same, key_of, place_asked_for, request_id_of
 from penstock.gateway.http.disconnect import while_wanted
 from penstock.gateway.http.events import BEFORE_ALL, Event, EventWriter, Place
@@ -63,17 +63,19 @@ class Job:
 
 
 async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
-    """A job for whoever asks.
+    """A job for whoever asks, and for the tenant that the caller's API key stands for.
 
     Without an Idempotency-Key it ends with the client. With one it is the same for all who ask with that key, and ends
     once nobody has read it for a while. Each call for one HTTP request is a job of its own.
 
     Raises:
-        ApiError: the key or the Last-Event-ID can't be used, or the key belongs to another request.
-        OverLimit: the API key would use more tokens than it may.
+        ApiError: the key or the Last-Event-ID can't be used, the key belongs to another request, or the caller's API
+            key has used up its tokens.
         ConnectionLost, ServerRefused: Redis is away or says no.
     """
-    gateway = gateway_of(asked)
+    gateway, caller = gateway_of(asked), caller_of(asked)
+    if caller.key_id is not None:
+        request = request.model_copy(update={"tenant": caller.tenant})
     key = key_of(asked)
     after = place_asked_for(asked, key)
     if key is not None:

@@ -1,0 +1,71 @@
+"""A bare HTTP client of a gateway: what goes over the wire, and connections that end when a test says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import httpx2
+from gateway_harness import Running
+from patience import WAIT_S
+
+CHAT = "/v1/chat/completions"
+
+
+class Received(NamedTuple):
+    """One event of a stream."""
+
+    data: str
+    id: str | None = None
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.data)
+
+
+def chat(text: str = "hello", **fields: Any) -> dict[str, Any]:
+    """The body of a request."""
+    return {"model": "default", "messages": [{"role": "user", "content": text}], **fields}
+
+
+def events_of(body: str) -> list[Received]:
+    """The events of a whole stream, without its comments."""
+    return [event for block in body.split("\n\n") if (event := _event(block.split("\n"))) is not None]
+
+
+def text_of(events: Iterable[Received]) -> str:
+    """What the chunks of a chat's first choice say."""
+    documents = [event.document for event in events if event.data != "[DONE]"]
+    choices = [choice for document in documents for choice in document["choices"] if choice["index"] == 0]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+@asynccontextmanager
+async def bare_client(*gateways: Running) -> AsyncIterator[Any]:
+    """A client, or one for each of several gateways."""
+    clients = [httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S, trust_env=False) for gateway in gateways]
+    try:
+        yield clients[0] if len(clients) == 1 else clients
+    finally:
+        for client in clients:
+            await client.aclose()
+
+
+async def read_events(response: httpx2.Response) -> AsyncIterator[Received]:
+    """Those of a stream, as they come. Who drops the iterator closes the response."""
+    lines: list[str] = []
+    async for line in response.aiter_lines():
+        if line:
+            lines.append(line)
+        elif (event := _event(lines)) is not None:
+            yield event
+            lines = []
+        else:
+            lines = []
+
+
+def _event(lines: Iterable[str]) -> Received | None:
+    fields = dict(line.split(": ", 1) for line in lines if line and not line.startswith(":"))
+    return Received(fields["data"], fields.get("id")) if "data" in fields else None
