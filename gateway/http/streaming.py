@@ -68,7 +68,8 @@ class EventStream(Response):
         self._after = after
         self._opening = opening
         self._is_sure = is_sure
-        self._has_begun = False
+        self.has_begun = False
+        """Whether the client has the status: it is not told otherwise any more."""
         self._beginning = asyncio.Lock()  # a ping and the first event may come at the same time
         self._is_quiet = True  # since the last look of `_keep_alive`
 
@@ -124,7 +125,7 @@ class EventStream(Response):
         return encode(opening(), OPENING, self._after) if opening is not None else b""
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._has_begun:
+        if not self.has_begun:
             await error_response(error)(scope, receive, send)
             return
         await self._write(encode(self._writer.error(error)), send)
@@ -132,13 +133,13 @@ class EventStream(Response):
 
     async def _begin(self, send: Send) -> None:
         async with self._beginning:
-            if not self._has_begun:
+            if not self.has_begun:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                self._has_begun = True
+                self.has_begun = True
 
     async def _write(self, data: bytes, send: Send) -> None:
         if data:
-            if not self._has_begun:
+            if not self.has_begun:
                 await self._begin(send)
             self._is_quiet = False
             await send({"type": "http.response.body", "body": data, "more_body": True})
