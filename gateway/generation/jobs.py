@@ -8,7 +8,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from penstock.gateway.admission.admission import Meter, admitted
 from penstock.gateway.context import Gateway, gateway_of
@@ -48,7 +47,7 @@ class Job:
 
     def streamed(
         self, asked: Request, writer: EventWriter, opening: Callable[[], Iterable[Event | None]] | None = None
-    ) -> Response:
+    ) -> EventStream:
         """The reply as events, while it is written; `opening` gives those that come before its first."""
         gateway = gateway_of(asked)
         return EventStream(
