@@ -8,17 +8,17 @@ from __future__ import annotations
 
 def api_keys() -> str:
     """A hash of all API keys: id to record. Those that were revoked stay: to have none in use is not to have none."""
-    return "penstock:gateway:{keys}:records"
+    return "penstock:gateway:keys:{keys}:records"
 
 
 def revocations() -> str:
     """A hash of the API keys that were revoked: id to when, in milliseconds."""
-    return "penstock:gateway:{keys}:revoked"
+    return "penstock:gateway:keys:{keys}:revoked"
 
 
 def revocation_notices() -> str:
     """A stream that tells gateways of revocations."""
-    return "penstock:gateway:{keys}:notices"
+    return "penstock:gateway:keys:{keys}:notices"
 
 
 def key_requests(key_id: str) -> str:
