@@ -19,12 +19,14 @@ from penstock.gateway.context import Gateway
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError, api_error
 from penstock.gateway.http.answers import error_response
+from penstock.gateway.http.body import BodyBudget
 from penstock.gateway.http.disconnect import ClientGone
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.http.observing import CLIENT_CLOSED_REQUEST, Observing
 from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.openai.routes import ROUTES as OPENAI_ROUTES
+from penstock.gateway.responses.routes import ROUTES as RESPONSES_ROUTES
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
@@ -50,7 +52,7 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
             app.state.gateway = Gateway(settings, client, directory, store, interruptions, keeper, records, watch)
             yield
 
-    routes = [*health.ROUTES, *OPENAI_ROUTES]
+    routes = [*health.ROUTES, *OPENAI_ROUTES, *RESPONSES_ROUTES]
     handlers = {
         ApiError: _answer_api_error,
         PenstockError: _answer_penstock_error,
@@ -64,6 +66,7 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
         Middleware(KeyGuard),
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
+    app.state.bodies = BodyBudget(settings.max_bodies_bytes)
     app.router.redirect_slashes = False  # the redirection would name the host that the client named
     return app
 
@@ -80,6 +83,9 @@ def _cors(settings: GatewaySettings) -> Iterator[Middleware]:
         )
 
 
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
 async def _answer_api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)  # noqa: S101  as it is registered
     return error_response(error)
@@ -94,7 +100,9 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
     """What Starlette itself says no to: a path or a method that is not there."""
     assert isinstance(error, HTTPException)  # noqa: S101  as it is registered
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return error_response(ApiError(error.status_code, message, code="not_found" if error.status_code == 404 else None))
+    answer = error_response(ApiError(error.status_code, message, code=_CODES.get(error.status_code)))
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 async def _answer_nobody(_: Request, __: Exception) -> Response:

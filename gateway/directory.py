@@ -22,7 +22,7 @@ class Directory:
     """
 
     def __init__(self, client: AsyncClient, queues: tuple[str, ...] = ()) -> None:
-        self._served = _ServedCards(client, frozenset(queues))
+        self._served = _ServedCards(client, tuple(sorted(set(queues))))
         self._allowed: frozenset[str] | None = None
 
     def limited_to(self, allowed: frozenset[str] | None) -> Directory:
@@ -44,7 +44,8 @@ class Directory:
         """The queue that `model` names: its own name, or the model that it alone serves.
 
         Raises:
-            ApiError: there is none (404) or none any more (503), the caller may not use it (403), or there are several (400).
+            ApiError: there is none (404) or none any more (503), there are several (400), or the caller may not use it
+                (403).
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
         served = await self._served.cards()
@@ -86,7 +87,7 @@ def _serving(model: str, served: Mapping[str, ModelCard]) -> Mapping[str, ModelC
 class _ServedCards:
     """What all callers' directories share."""
 
-    def __init__(self, client: AsyncClient, only: frozenset[str]) -> None:
+    def __init__(self, client: AsyncClient, only: tuple[str, ...]) -> None:
         self._client = client
         self._only = only
         self._cards: Mapping[str, ModelCard] = {}
@@ -112,7 +113,7 @@ class _ServedCards:
         return self._read_at_s is not None and time.monotonic() - self._read_at_s < MAX_AGE_S
 
     async def _read(self) -> Mapping[str, ModelCard]:
-        queues = [queue for queue in await self._client.queues() if not self._only or queue in self._only]
+        queues = self._only or await self._client.queues()  # whose list a user of some queues may not read
         cards = await asyncio.gather(*(self._client.model_card(queue=queue) for queue in queues))
         return {queue: card for queue, card in zip(queues, cards, strict=True) if card is not None}
 

@@ -37,6 +37,7 @@ class ApiError(Exception):
         param: the field that is wrong, where it is one.
         code: for programs.
         retry_after_s: when trying again may help; None: it does not.
+        ends_reply: whether the reply itself has ended so, for everybody who reads it.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: int | None = None,
+        ends_reply: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -56,6 +58,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.ends_reply = ends_reply
 
     @property
     def headers(self) -> dict[str, str]:
@@ -71,7 +74,7 @@ class ApiError(Exception):
 def _refused(error: RequestRefused) -> ApiError:
     status = 413 if error.code == "too_large" else 400
     code = "context_length_exceeded" if error.code == "too_long" else error.code
-    return ApiError(status, error.message, param=_field_of(error.message), code=code)
+    return ApiError(status, error.message, param=_field_of(error.message), code=code, ends_reply=True)
 
 
 def _field_of(message: str) -> str | None:
@@ -85,7 +88,8 @@ def _unavailable(error: PenstockError) -> ApiError:
 
 
 def _internal(error: PenstockError) -> ApiError:
-    return ApiError(500, str(error), type="server_error", code="internal_error")
+    is_end = isinstance(error, RequestFailed)
+    return ApiError(500, str(error), type="server_error", code="internal_error", ends_reply=is_end)
 
 
 def _full(error: QueueFull) -> ApiError:
@@ -116,8 +120,9 @@ def api_error(error: PenstockError) -> ApiError:
 def ended_early(finish_reason: str) -> ApiError:
     """A reply that ended `cancelled` or `expired`: OpenAI's API has no finish reason for it."""
     if finish_reason == "expired":
-        return ApiError(408, "the request expired before it was finished", type="timeout_error", code="expired")
-    return ApiError(409, "the request was cancelled", type="conflict_error", code="cancelled")
+        message = "the request expired before it was finished"
+        return ApiError(408, message, type="timeout_error", code="expired", ends_reply=True)
+    return ApiError(409, "the request was cancelled", type="conflict_error", code="cancelled", ends_reply=True)
 
 
 def invalid_value(error: ValidationError) -> ApiError:
@@ -144,4 +149,4 @@ def _param(place: tuple[int | str, ...]) -> str:
 
 
 MAX_PARAM_PART = 80
-_BRANCHES = frozenset({"str", "int", "float", "bool", "mode"})
+_BRANCHES = frozenset({"str", "int", "float", "bool", "list", "mode", "[key]"})

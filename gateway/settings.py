@@ -10,7 +10,7 @@ from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from penstock.producer.redis.address import parse_url
-from penstock.producer.wire import ID_PATTERN
+from penstock.producer.wire import ID_PATTERN, MIN_KEEP_S
 
 PREFIX = "PENSTOCK_GATEWAY_"
 
@@ -99,7 +99,16 @@ class GatewaySettings(BaseSettings):
         "Streams", "How long a request with an Idempotency-Key goes on without anybody who reads it.", 30.0
     )
 
-    max_body_bytes: ByteSize = _setting("Limits of HTTP", "Bytes of one body.", ByteSize(16 << 20))
+    max_body_bytes: ByteSize = _setting(
+        "Limits of HTTP",
+        "Bytes of one body. A worker has a limit too, which is lower by default; JSON may take three times as many.",
+        ByteSize(4 << 20),
+    )
+    max_bodies_bytes: ByteSize = _setting(
+        "Limits of HTTP",
+        "Bytes of large bodies that a process reads at once; over it they are refused for a while.",
+        ByteSize(256 << 20),
+    )
     max_prompts: Annotated[int, Field(ge=1)] = _setting(
         "Limits of HTTP", "Prompts in one request for completions, each of which is a request to the queue.", 128
     )
@@ -120,10 +129,15 @@ class GatewaySettings(BaseSettings):
     )
     stall_timeout_s: _Seconds = _setting("Limits of HTTP", "How long a client may take nothing of its answer.", 60.0)
 
+    keep_responses_s: Annotated[int, Field(ge=MIN_KEEP_S)] = _setting(
+        "Store",
+        "How long a stored response can be read after its end, as far as the workers' max_keep_s allows.",
+        86_400,
+    )
     max_store_share: Annotated[float, Field(gt=0.0, le=0.9)] = _setting(
         "Store",
-        "Share of Redis's maxmemory, of the machine's memory where that is 0, for what clients may ask for later: stored "
-        "responses, files, batches. All gateways together keep no more.",
+        "Share of Redis's maxmemory, of the machine's memory where that is 0, for what clients may ask for later: "
+        "stored responses, files, batches. All gateways together keep no more.",
         0.25,
     )
     max_store_bytes: Annotated[ByteSize | None, Field(ge=1), _OrNone] = _setting(

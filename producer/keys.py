@@ -13,6 +13,10 @@ UNOWNED = "unowned"
 """The consumer that holds entries handed back or taken from a dead worker, until a worker with capacity takes them."""
 
 
+GATEWAY = "gateway"
+"""No queue's name: the gateway's own keys are `penstock:gateway:{...}:NAME`, and would be those of requests in it."""
+
+
 def requests(queue: str) -> str:
     """The stream that requests of `queue` wait in."""
     return f"penstock:{{{queue}}}:requests"

@@ -9,11 +9,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
 from fakes import eventually
 
-from penstock.gateway.app import create_app
+from penstock.gateway.keys.records import ApiKey
+from penstock.gateway.keys.secrets import Secret, new_secret
+from penstock.gateway.keys.store import KeyStore
+from penstock.gateway.server import GatewayServer
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.store.connection import Store
 from penstock.producer import ModelCard, keys
 from penstock.producer.redis.connection import RedisClient
 
@@ -21,11 +24,15 @@ CARD = ModelCard(model="tiny", worker="scripted", version="0", vocab_size=256, m
 FAR_AHEAD_MS = 2**52
 
 
+MAX_CONNECTIONS = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """A gateway that answers."""
 
     port: int
+    server: GatewayServer
 
     @property
     def url(self) -> str:
@@ -33,17 +40,20 @@ class Running:
 
 
 @asynccontextmanager
-async def running_gateway(redis_url: str, **settings: Any) -> AsyncIterator[Running]:
-    """Serves until the end of the block, and then waits until it has stopped."""
-    app = create_app(GatewaySettings(redis_url=redis_url, **settings))
+async def running_gateway(
+    redis_url: str, *, max_connections: int = MAX_CONNECTIONS, **settings: Any
+) -> AsyncIterator[Running]:
+    """Serves until the end of the block, and then waits until it has stopped, which cuts short what is still open."""
+    made = GatewaySettings(redis_url=redis_url, **{"drain_timeout_s": 0.1, **settings})
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=1))
+        server = GatewayServer(made, max_connections)
         serving = asyncio.create_task(server.serve([listener]))
         try:
             await eventually(lambda: server.started or serving.done())
-            yield Running(listener.getsockname()[1])
+            yield Running(listener.getsockname()[1], server)
         finally:
-            server.should_exit = True
+            if not server.should_exit:
+                server.stop()
             await serving
 
 
@@ -52,3 +62,20 @@ async def announce(redis: RedisClient, queue: str = "default", card: ModelCard =
     fields: Any = card.to_fields()
     await redis.hset(keys.card(queue), mapping=fields)
     await redis.zadd(keys.queues(), {queue: FAR_AHEAD_MS})
+
+
+async def new_key(redis_url: str, *, expires_in_s: float | None = None, **fields: Any) -> Secret:
+    """Creates an API key, as `penstock keys create` does."""
+    secret = new_secret()
+    async with Store(redis_url) as store:
+        there = KeyStore(store.execute)
+        now_ms = (await there.find(secret.key_id)).now_ms
+        expires_ms = None if expires_in_s is None else now_ms + round(expires_in_s * 1000)
+        values = {"name": secret.key_id, "created_ms": now_ms, "expires_ms": expires_ms, **fields}
+        await there.add(ApiKey.model_validate({"id": secret.key_id, "digest": secret.digest, **values}))
+    return secret
+
+
+async def revoke(redis_url: str, secret: Secret) -> None:
+    async with Store(redis_url) as store:
+        assert await KeyStore(store.execute).revoke(secret.key_id)

@@ -63,6 +63,7 @@ class WorkerConfig:
         for name in ("queue", "name"):
             _require(bool(ID_PATTERN.fullmatch(getattr(self, name))), name, getattr(self, name), ID_PATTERN.pattern)
         _require(self.name != keys.UNOWNED, "name", self.name, "another one: this stands for entries without a worker")
+        _require(self.queue != keys.GATEWAY, "queue", self.queue, "another one: the gateway's own keys are called so")
         for name in (
             "heartbeat_ttl_s", "reclaim_interval_s", "block_ms", "cancel_poll_ms", "reply_ttl_s",
             "reply_ttl_after_end_s", "max_attempts", "max_dead_entries", "max_dead_bytes", "dead_ttl_s",

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 from starlette.requests import HTTPConnection
 
-from penstock.gateway.context import gateway_of
+from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.events import Event, EventWriter
-from penstock.gateway.keys.limits import Charge, Lease, Limiter, OverLimit, Usage
+from penstock.gateway.keys.limits import Charge, Lease, Limiter, OverLimit, Usage, new_charge
 from penstock.gateway.keys.records import Limits
 from penstock.producer import Chunk, GenerateRequest, Reply
 
@@ -23,17 +23,33 @@ class Meter:
 
     def __init__(self, admission: Admission, charge: Charge | None = None, num_prompt_tokens: int = 0) -> None:
         self._admission = admission
-        self.charge = charge
-        self.num_tokens = num_prompt_tokens
+        self._charge = charge
+        self._num_tokens = num_prompt_tokens
+        self._has_ended = False
 
     def counted(self, writer: EventWriter) -> EventWriter:
         """`writer`, with what goes through it counted."""
         return _CountingWriter(writer, self) if self._admission.is_limited else writer
 
+    def keep_reserved(self) -> None:
+        """Nobody here will see what the reply takes: it is what was reserved for it."""
+        if self._charge is not None:
+            self._num_tokens = self._charge.num_tokens
+
     def ended(self, reply: Reply) -> None:
         """The whole reply is there. What it has taken is settled while its last bytes go to the client."""
-        self.num_tokens = reply.usage.prompt_tokens + reply.usage.completion_tokens
-        self._admission.ended(self)
+        self._num_tokens = reply.usage.prompt_tokens + reply.usage.completion_tokens
+        self._has_ended = True
+        self._admission.ended_one()
+
+    def count(self, num_tokens: int) -> None:
+        """So many more have come."""
+        self._num_tokens += num_tokens
+
+    async def settle(self, limiter: Limiter) -> None:
+        """A reply that others may read to its end is left for them to settle."""
+        if self._charge is not None and (self._has_ended or not self._charge.is_shared):
+            await limiter.settle(self._charge, self._num_tokens)
 
 
 class _CountingWriter:
@@ -41,15 +57,15 @@ class _CountingWriter:
         self._writer = writer
         self._meter = meter
 
-    def chunk(self, chunk: Chunk) -> Iterable[Event]:
-        self._meter.num_tokens += len(chunk.tokens)
+    def chunk(self, chunk: Chunk) -> Iterable[Event | None]:
+        self._meter.count(len(chunk.tokens))
         return self._writer.chunk(chunk)
 
-    def end(self, reply: Reply) -> Iterable[Event]:
+    def end(self, reply: Reply) -> Iterable[Event | None]:
         self._meter.ended(reply)
         return self._writer.end(reply)
 
-    def error(self, error: ApiError) -> Iterable[Event]:
+    def error(self, error: ApiError) -> Iterable[Event | None]:
         return self._writer.error(error)
 
 
@@ -83,23 +99,22 @@ class Admission:
         if self._limiter is not None and self._lease is not None and per_minute is not None:
             num_prompt_tokens = _num_prompt_tokens(request)
             num_tokens = num_prompt_tokens + _num_wanted_tokens(request, max_model_len)
-            charge = await self._reserve(self._limiter, self._lease.key_id, num_tokens, per_minute)
+            charge = new_charge(self._lease.key_id, request.id, num_tokens, per_minute)
+            await self._reserve(self._limiter, charge)
             meter = Meter(self, charge, num_prompt_tokens)
         self._meters.append(meter)
         self._num_open += 1
         return meter
 
-    async def _reserve(self, limiter: Limiter, key_id: str, num_tokens: int, per_minute: int) -> Charge:
+    async def _reserve(self, limiter: Limiter, charge: Charge) -> None:
         try:
-            charge = await limiter.reserve(key_id, num_tokens, per_minute)
+            self._tokens = await limiter.reserve(charge)
         except OverLimit as error:
             self._tokens = error.usage
             raise
-        self._tokens = charge.usage
-        return charge
 
-    def ended(self, meter: Meter) -> None:
-        """The reply of one of `meter`'s requests is there."""
+    def ended_one(self) -> None:
+        """One of the replies is there. With the last of them, what was taken is given back."""
         self._num_open -= 1
         if not self._num_open:
             self._begin_to_finish()
@@ -110,9 +125,8 @@ class Admission:
         return self._finishing
 
     async def _finish(self, limiter: Limiter) -> None:
-        charges = [(meter.charge, meter.num_tokens) for meter in self._meters if meter.charge is not None]
         releases = [] if self._lease is None else [limiter.release(self._lease)]
-        await asyncio.gather(*releases, *(limiter.settle(charge, num_tokens) for charge, num_tokens in charges))
+        await asyncio.gather(*releases, *(meter.settle(limiter) for meter in self._meters))
 
     async def finish(self) -> None:
         """Gives back what is no longer taken, before the client knows that the answer has ended, so that it may ask
@@ -152,7 +166,9 @@ async def admitted(asked: HTTPConnection, queue: str, request: GenerateRequest) 
         OverLimit: its key would use more tokens than it may.
         ConnectionLost, ServerRefused: Redis is away or says no.
     """
-    gateway, admission = gateway_of(asked), admission_of(asked)
+    gateway, caller, admission = gateway_of(asked), caller_of(asked), admission_of(asked)
+    if caller.key_id is not None:
+        request = request.model_copy(update={"tenant": caller.tenant})  # whatever the client says that it is
     card = (await gateway.directory.cards()).get(queue) if admission.is_limited else None
     return request, await admission.meter(request, None if card is None else card.max_model_len)
 

@@ -59,7 +59,7 @@ class KeyGuard:
 
 
 async def _presented(connection: HTTPConnection) -> Presented | None:
-    if connection.url.path in OPEN_PATHS:
+    if connection.scope["path"] in OPEN_PATHS:  # not `url.path`, which is made up of headers too
         return None
     return await gateway_of(connection).keeper.ring.check(_sent_key(connection))
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from penstock.gateway.admission.admission import Meter, admitted
-from penstock.gateway.context import Gateway, caller_of, gateway_of
+from penstock.gateway.context import Gateway, gateway_of
 from penstock.gateway.generation.idempotency import check_same, key_of, place_asked_for, request_id_of
 from penstock.gateway.http.disconnect import while_wanted
-from penstock.gateway.http.events import BEFORE_ALL, EventWriter, Place
+from penstock.gateway.http.events import BEFORE_ALL, Event, EventWriter, Place
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.http.streaming import EventStream
-from penstock.producer import GenerateRequest, Reply, ReplyStream
+from penstock.producer import Chunk, GenerateRequest, Reply, ReplyStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,8 @@ class Job:
     def id(self) -> str:
         return self.reply.request_id
 
-    async def whole(self, asked: Request) -> Reply:
-        """The reply, once it has ended.
+    async def whole(self, asked: Request, each: Callable[[Chunk], object] | None = None) -> Reply:
+        """The reply, once it has ended. `each` gets its chunks as they come.
 
         Raises:
             ClientGone: who asked has gone; a request that nobody else knows of is cancelled.
@@ -39,12 +41,14 @@ class Job:
             Whatever `ReplyStream` raises.
         """
         with gateway_of(asked).watch.reading(self.queue, self.reply):
-            reply = await while_wanted(asked.receive, self.reply.read_to_end(), interruption_of(asked))
+            reply = await while_wanted(asked.receive, _read(self.reply, each), interruption_of(asked))
         self.meter.ended(reply)
         return reply
 
-    def streamed(self, asked: Request, writer: EventWriter) -> Response:
-        """The reply as events, while it is written."""
+    def streamed(
+        self, asked: Request, writer: EventWriter, opening: Callable[[], Iterable[Event | None]] | None = None
+    ) -> EventStream:
+        """The reply as events, while it is written; `opening` gives those that come before its first."""
         gateway = gateway_of(asked)
         return EventStream(
             self.reply,
@@ -54,6 +58,7 @@ class Job:
             commit_after_s=gateway.settings.commit_after_s,
             ping_interval_s=gateway.settings.ping_interval_s,
             after=self.after,
+            opening=opening,
         )
 
 
@@ -64,19 +69,52 @@ async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
     once nobody has read it for a while. Each call for one HTTP request is a job of its own.
 
     Raises:
-        ApiError: the key or the Last-Event-ID can't be used, or the key belongs to another request.
-        OverLimit: the API key would use more tokens than it may.
+        ApiError: the key or the Last-Event-ID can't be used, the key belongs to another request, or the caller's API
+            key has used up its tokens.
         ConnectionLost, ServerRefused: Redis is away or says no.
     """
-    gateway, caller = gateway_of(asked), caller_of(asked)
-    if caller.key_id is not None:
-        request = request.model_copy(update={"tenant": caller.tenant})
+    gateway = gateway_of(asked)
     key = key_of(asked)
     after = place_asked_for(asked, key)
     if key is not None:
         request = await _named(asked, gateway, queue, request, key)
     request, meter = await admitted(asked, queue, request)
     return Job(queue, gateway.client.on(queue).stream(request), meter, after)
+
+
+async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[GenerateRequest, Meter]:
+    """The request with an id: that of its Idempotency-Key, or a fresh one. So it can be written down before it is sent.
+
+    A job of it (`job_of`) goes on when the client goes: whoever makes it, sees to its end.
+
+    Raises:
+        As `start`.
+    """
+    gateway = gateway_of(asked)
+    key = key_of(asked)
+    if key is not None:
+        return await admitted(asked, queue, await _named(asked, gateway, queue, request, key))
+    is_cluster = gateway.store.address.kind == "cluster"
+    fresh_id = request_id_of(asked, secrets.token_urlsafe(), 0, is_cluster=is_cluster)
+    return await admitted(asked, queue, request.model_copy(update={"id": fresh_id}))
+
+
+def job_of(asked: Request, queue: str, request: GenerateRequest, meter: Meter) -> Job:
+    """A job of a request that has an id; it goes on behind the Last-Event-ID that was asked for.
+
+    Raises:
+        ApiError: the Last-Event-ID can't be used.
+    """
+    after = place_asked_for(asked, key_of(asked))
+    return Job(queue, gateway_of(asked).client.on(queue).stream(request), meter, after)
+
+
+async def _read(reply: ReplyStream, each: Callable[[Chunk], object] | None) -> Reply:
+    if each is not None:
+        async with aclosing(reply):
+            async for chunk in reply:
+                each(chunk)
+    return await reply.read_to_end()
 
 
 async def _named(asked: Request, gateway: Gateway, queue: str, request: GenerateRequest, key: str) -> GenerateRequest:

@@ -20,6 +20,9 @@ Place: TypeAlias = tuple[int, int, int]
 
 BEFORE_ALL: Place = (0, 0, -1)
 
+OPENING = "0-0"
+"""The entry, so to speak, of events that come before the reply's first."""
+
 
 class Event(NamedTuple):
     """`data` is one line."""
@@ -31,12 +34,13 @@ class Event(NamedTuple):
 class EventWriter(Protocol):
     """One API's events of one reply, which is fed to it from its beginning: what it gives depends on that alone."""
 
-    def chunk(self, chunk: Chunk) -> Iterable[Event]: ...
+    def chunk(self, chunk: Chunk) -> Iterable[Event | None]:
+        """None has a place like every event, and is not sent: the client has it."""
 
-    def end(self, reply: Reply) -> Iterable[Event]:
+    def end(self, reply: Reply) -> Iterable[Event | None]:
         """The last ones."""
 
-    def error(self, error: ApiError) -> Iterable[Event]:
+    def error(self, error: ApiError) -> Iterable[Event | None]:
         """Those that say what ended the stream before its end."""
 
 
@@ -55,16 +59,17 @@ def entry_of(entry_id: str) -> tuple[int, int]:
     return int(epoch), int(number)
 
 
-def encode(events: Iterable[Event], entry_id: str | None = None, after: Place = BEFORE_ALL) -> bytes:
+def encode(events: Iterable[Event | None], entry_id: str | None = None, after: Place = BEFORE_ALL) -> bytes:
     """The bytes of the events of one entry, of those that come after `after`. Without an entry they have no ids.
 
     All events are taken, also those that are left out: a writer goes by what it has written.
     """
     first = 0 if entry_id is None else _first_after(entry_of(entry_id), after)
     lines: list[str] = []
-    for place, (data, name) in enumerate(events):
-        if place < first:
+    for place, event in enumerate(events):
+        if place < first or event is None:
             continue
+        data, name = event
         if entry_id is not None:
             lines.append(f"id: {entry_id}.{place}\n")
         if name is not None:

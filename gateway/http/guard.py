@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -27,6 +28,11 @@ NUM_QUEUED = 1024
 
 MAX_PIPELINED = 8
 """Requests of one connection that may wait for the answer to the one before. No client of today sends any."""
+
+LINGER_S = 2.0
+"""How long what a refused client still sends is dropped: a connection reset would take away what it was told."""
+
+_NUM_SEPARATORS = 4  # bytes around the name and the value of a header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +124,8 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._refusal: _Refused | None = None
+        self._is_deaf = False  # to whatever the client still sends
+        self._wants_upgrade = False
         self._num_header_bytes = 0
         self._num_silent_bytes = 0  # that have made no whole header and no part of a body: the parser gathers them
 
@@ -128,10 +136,12 @@ class _GuardedProtocol(HttpToolsProtocol):
             next(iter(self._guard.waiting)).cut()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
         had_request = self._has_request
         self._num_silent_bytes += len(data)
-        super().data_received(data)
-        if self.transport.is_closing():
+        self._parse(data)
+        if self._is_deaf or self.transport.is_closing():
             return
         if self._num_silent_bytes > self._guard.limits.max_header_bytes:
             self._refuse(self._headers_too_large)
@@ -140,6 +150,25 @@ class _GuardedProtocol(HttpToolsProtocol):
                 self._answer()
             elif self._has_request and not had_request:
                 self._wait(self._guard.limits.body_timeout_s)
+
+    def _parse(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._parse(self._without_upgrade() + data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or _Refused(400, "this is no valid HTTP request", "invalid_http"))
+
+    def _without_upgrade(self) -> bytes:
+        """The head of a request that asked for another protocol, as if it had not: a server may go on so (RFC 9110,
+        7.8), and clients that ask for HTTP/2 in this way rely on it. The parser takes what follows for that protocol.
+        """
+        self._wants_upgrade = False
+        first = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        kept = [(name, value) for name, value in self.headers if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        return first + b"".join(b"%s: %s\r\n" % header for header in kept) + b"\r\n"
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -151,13 +180,27 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
-        self._count_header(len(name) + len(value))
+        self._count_header(len(name) + len(value) + _NUM_SEPARATORS)
 
     def on_headers_complete(self) -> None:
-        if len(self.pipeline) >= MAX_PIPELINED:
-            self._refusal = _Refused(429, f"more than {MAX_PIPELINED} requests wait on this connection", "pipelined")
+        self._wants_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self._wants_upgrade:
+            return
+        self._refusal = self._wrong_head()
+        if self._refusal is not None:
             raise self._refusal
         super().on_headers_complete()
+
+    def _wrong_head(self) -> _Refused | None:
+        version = self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            return _Refused(505, f"HTTP {version} is not served, HTTP 1.1 is", "http_version_not_supported")
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
+            return _Refused(400, f"the request has {num_hosts} Host headers, not one", "invalid_http")
+        if len(self.pipeline) >= MAX_PIPELINED:
+            return _Refused(429, f"more than {MAX_PIPELINED} requests wait on this connection", "pipelined")
+        return None
 
     def on_body(self, body: bytes) -> None:
         self._num_silent_bytes = 0
@@ -165,7 +208,8 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._num_silent_bytes = 0
-        super().on_message_complete()
+        if not self._wants_upgrade:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # goes on with the next request, if that is there already
@@ -191,10 +235,6 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._unwatch_stall()
         super().connection_lost(exc)
 
-    def send_400_response(self, msg: str) -> None:
-        """What uvicorn does about a request that the parser refuses."""
-        self._refuse(self._refusal or _Refused(400, "this is no valid HTTP request", "invalid_http"))
-
     @property
     def _has_request(self) -> bool:
         """The headers of one that is not answered."""
@@ -218,10 +258,17 @@ class _GuardedProtocol(HttpToolsProtocol):
             raise self._refusal
 
     def _refuse(self, refusal: _Refused) -> None:
-        """Says why and closes, unless that would come amid an answer."""
-        if self._has_request and (self.cycle.response_started or self.pipeline or not self.cycle.more_body):
+        """Says why and ends the connection; amid an answer it only does not listen any more."""
+        self._is_deaf = True
+        if self._has_request and not self.cycle.more_body:
+            self.cycle.keep_alive = False
+        elif self._has_request and (self.cycle.response_started or self.pipeline):
             self.cut()
-            return
+        else:
+            self._say(refusal)
+            self._linger()
+
+    def _say(self, refusal: _Refused) -> None:
         detail = {"message": refusal.message, "type": "invalid_request_error", "param": None, "code": refusal.code}
         body = json.dumps({"error": detail}).encode()
         head = (
@@ -229,7 +276,16 @@ class _GuardedProtocol(HttpToolsProtocol):
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self.transport.close()
+
+    def _linger(self) -> None:
+        """For the application the client is gone."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._wait(LINGER_S)
 
     def _wait(self, timeout_s: float) -> None:
         """Where it waits already it keeps its place among those that wait."""
@@ -257,7 +313,7 @@ class _GuardedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _expire(self) -> None:
-        if self._has_request:
+        if self._has_request and not self._is_deaf:
             timeout_s = self._guard.limits.body_timeout_s
             self._refuse(_Refused(408, f"the body did not come within {timeout_s:g} s", "body_timeout"))
         else:

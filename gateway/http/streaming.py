@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 
-import structlog
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -14,12 +13,11 @@ from starlette.types import Receive, Scope, Send
 from penstock.gateway.errors import ApiError, api_error
 from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.disconnect import ClientGone, while_wanted
-from penstock.gateway.http.events import BEFORE_ALL, PING, EventWriter, Place, encode, entry_of
+from penstock.gateway.http.events import BEFORE_ALL, OPENING, PING, Event, EventWriter, Place, encode, entry_of
 from penstock.gateway.http.interruptions import Interruption
+from penstock.gateway.http.unexpected import internal_error, log_unexpected
 from penstock.producer import PenstockError, ReplyStream
 from penstock.producer.tasks import end_tasks
-
-log = structlog.get_logger(__name__)
 
 HEADERS: Mapping[str, str] = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -38,6 +36,8 @@ class EventStream(Response):
         commit_after_s: see above.
         ping_interval_s: see above.
         after: the last event that the client has.
+        opening: events that come before the reply's first: with it, or once the status is sent without it.
+        is_sure: the status is sent at once, and what goes wrong is an event.
         headers: beside those of every stream.
     """
 
@@ -53,6 +53,8 @@ class EventStream(Response):
         commit_after_s: float,
         ping_interval_s: float,
         after: Place = BEFORE_ALL,
+        opening: Callable[[], Iterable[Event | None]] | None = None,
+        is_sure: bool = False,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(headers={**HEADERS, **(headers or {})})
@@ -64,7 +66,10 @@ class EventStream(Response):
         self._commit_after_s = commit_after_s
         self._ping_interval_s = ping_interval_s
         self._after = after
-        self._has_begun = False
+        self._opening = opening
+        self._is_sure = is_sure
+        self.has_begun = False
+        """Whether the client has the status: it is not told otherwise any more."""
         self._beginning = asyncio.Lock()  # a ping and the first event may come at the same time
         self._is_quiet = True  # since the last look of `_keep_alive`
 
@@ -90,8 +95,8 @@ class EventStream(Response):
         except (ClientGone, ClientDisconnect, OSError):
             raise
         except Exception as error:
-            log.exception("stream_failed", request_id=self._reply.request_id)
-            return ApiError(500, f"internal error: {type(error).__name__}", type="server_error", code="internal_error")
+            log_unexpected("stream_failed", error, reply=self._reply.request_id)
+            return internal_error()
         return None
 
     async def _serve(self, send: Send) -> None:
@@ -102,17 +107,25 @@ class EventStream(Response):
 
     async def _send_events(self, send: Send) -> None:
         writer, after = self._writer, self._after
+        if self._is_sure:
+            await self._begin(send)
+            await self._write(self._open(), send)
         async for chunk in self._reply:
-            await self._write(encode(writer.chunk(chunk), chunk.entry_id, after), send)
+            await self._write(self._open() + encode(writer.chunk(chunk), chunk.entry_id, after), send)
         reply = self._reply.reply
         assert reply is not None  # noqa: S101  the chunks end with the reply or raise
         if reply.entry_id is not None and after[:2] > entry_of(reply.entry_id):
             message = "Last-Event-ID names no event of this answer: it lies behind its end"
             raise ApiError(400, message, param="Last-Event-ID", code="invalid_event_id")
-        await self._write(encode(writer.end(reply), reply.entry_id, after), send)
+        await self._write(self._open() + encode(writer.end(reply), reply.entry_id, after), send)
+
+    def _open(self) -> bytes:
+        """What comes before the reply's events, once."""
+        opening, self._opening = self._opening, None
+        return encode(opening(), OPENING, self._after) if opening is not None else b""
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._has_begun:
+        if not self.has_begun:
             await error_response(error)(scope, receive, send)
             return
         await self._write(encode(self._writer.error(error)), send)
@@ -120,13 +133,13 @@ class EventStream(Response):
 
     async def _begin(self, send: Send) -> None:
         async with self._beginning:
-            if not self._has_begun:
+            if not self.has_begun:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                self._has_begun = True
+                self.has_begun = True
 
     async def _write(self, data: bytes, send: Send) -> None:
         if data:
-            if not self._has_begun:
+            if not self.has_begun:
                 await self._begin(send)
             self._is_quiet = False
             await send({"type": "http.response.body", "body": data, "more_body": True})
@@ -143,6 +156,6 @@ class EventStream(Response):
         await asyncio.sleep(self._commit_after_s)
         while True:
             if self._is_quiet:
-                await self._write(PING, send)
+                await self._write(self._open() or PING, send)
             self._is_quiet = True
             await asyncio.sleep(self._ping_interval_s)

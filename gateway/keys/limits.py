@@ -66,12 +66,22 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Tokens that were reserved."""
+    """About so many tokens, for one request to the queue."""
 
     key_id: str
     id: str
     num_tokens: int
-    usage: Usage
+    per_minute: int
+    is_shared: bool  # among all who ask for this request: they pay for it once
+
+
+def new_charge(key_id: str, request_id: str | None, num_tokens: int, per_minute: int) -> Charge:
+    """For a request that has a name others may ask for, or none.
+
+    One of more than the limit is one of the limit, and needs a minute without any other.
+    """
+    charge_id = request_id or secrets.token_hex(8)
+    return Charge(key_id, charge_id, min(num_tokens, per_minute), per_minute, is_shared=request_id is not None)
 
 
 class Limiter:
@@ -132,29 +142,28 @@ class Limiter:
         with suppress(PenstockError):
             await self._execute("ZREM", names.key_running(lease.key_id), lease.id)
 
-    async def reserve(self, key_id: str, num_tokens: int, per_minute: int) -> Charge:
-        """
+    async def reserve(self, charge: Charge) -> Usage:
+        """How much is used after it.
+
         Raises:
             OverLimit: the key would have used more tokens in this minute than it may.
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
-        charge_id = secrets.token_hex(8)
-        keys = (names.key_tokens(key_id), names.key_charges(key_id))
-        command = lua.call(_RESERVE, keys, (charge_id, num_tokens, per_minute, KEPT_S))
+        keys = (names.key_tokens(charge.key_id), names.key_charges(charge.key_id))
+        command = lua.call(_RESERVE, keys, (charge.id, charge.num_tokens, charge.per_minute, KEPT_S))
         is_reserved, used, wait_ms = await self._execute(*command)
-        usage = Usage(per_minute, used, wait_ms)
-        if not is_reserved:
-            message = (
-                f"{used} tokens in the last minute and about {num_tokens} more, API key {key_id} may use {per_minute}"
-            )
-            raise OverLimit(message, wait_ms, usage)
-        return Charge(key_id, charge_id, min(num_tokens, per_minute), usage)
+        usage = Usage(charge.per_minute, used, wait_ms)
+        if is_reserved:
+            return usage
+        needed = f"{used} tokens in the last minute and about {charge.num_tokens} more"
+        raise OverLimit(f"{needed}: API key {charge.key_id} may use {charge.per_minute}", wait_ms, usage)
 
     async def settle(self, charge: Charge, num_tokens: int) -> None:
-        """Makes a charge one of `num_tokens`; where Redis is away, it stays as it was."""
+        """Makes a charge one of `num_tokens`, once; where Redis is away, it stays as it was."""
         keys = (names.key_tokens(charge.key_id), names.key_charges(charge.key_id))
+        arguments = (charge.id, num_tokens - charge.num_tokens, int(charge.is_shared))
         with suppress(PenstockError):
-            await self._execute(*lua.call(_SETTLE, keys, (charge.id, num_tokens - charge.num_tokens)))
+            await self._execute(*lua.call(_SETTLE, keys, arguments))
 
     async def _keep_renewing(self) -> None:
         while True:

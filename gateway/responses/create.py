@@ -1,0 +1,146 @@
+"""`POST /v1/responses`: https://platform.openai.com/docs/api-reference/responses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from penstock.gateway.admission.admission import Meter
+from penstock.gateway.context import caller_of, gateway_of
+from penstock.gateway.errors import ApiError
+from penstock.gateway.generation.idempotency import key_of
+from penstock.gateway.generation.jobs import Job, job_of, named
+from penstock.gateway.http.body import read_json
+from penstock.gateway.http.interruptions import interruption_of
+from penstock.gateway.responses.documents import pending
+from penstock.gateway.responses.events import ResponseEvents, drain
+from penstock.gateway.responses.items import Item, read_items, shown_items, to_messages
+from penstock.gateway.responses.reading import Attended, followed, history_behind, snapshot
+from penstock.gateway.responses.request import ResponseBody, read_response
+from penstock.gateway.responses.stored import ResponseStore, StoredResponse, asked_for
+from penstock.producer import GenerateRequest, PenstockError, QueueFull, ServerRefused
+from penstock.producer.wire import MAX_KEEP_S
+
+log = structlog.get_logger(__name__)
+
+
+async def create_response(asked: Request) -> Response:
+    gateway = gateway_of(asked)
+    body = read_response(await read_json(asked, gateway.settings.max_body_bytes))
+    queue = await gateway.directory.queue_of(body.model)
+    response, request, meter = await _prepared(asked, queue, body)
+    if body.store is not False:
+        response, request = await _kept(asked, body, response, request)
+    if body.background:
+        return await _in_background(asked, response, request, meter, is_streamed=body.stream)
+    job = job_of(asked, queue, request, meter)
+    return _streamed(asked, response, job) if body.stream else await _whole(asked, response, job)
+
+
+async def _prepared(asked: Request, queue: str, body: ResponseBody) -> tuple[StoredResponse, GenerateRequest, Meter]:
+    """The response as one that is not stored, and its request to the queue."""
+    owner = caller_of(asked).owner
+    items = _items(body)
+    history = await history_behind(asked, body.previous_response_id)
+    card = await gateway_of(asked).directory.card_of(queue)
+    request, meter = await named(asked, queue, body.request([*history, *to_messages(items)], card))
+    request_id = request.id or ""
+    response = StoredResponse(
+        request_id,
+        queue,
+        owner,
+        created_at=None,
+        asked=asked_for(body),
+        has_logprobs=body.num_logprobs is not None,
+        items=shown_items(items, request_id),
+        history=history,
+    )
+    return response, request, meter
+
+
+def _items(body: ResponseBody) -> list[Item]:
+    if body.input is None:
+        if body.previous_response_id is None:
+            raise ApiError(400, "input: is missing", param="input", code="missing_required_parameter")
+        return []
+    return read_items(body.input)
+
+
+async def _kept(
+    asked: Request, body: ResponseBody, response: StoredResponse, request: GenerateRequest
+) -> tuple[StoredResponse, GenerateRequest]:
+    """The response with its record. Where too much is kept already, one that nobody asked to store is not stored."""
+    gateway = gateway_of(asked)
+    card = await gateway.directory.card_of(response.queue)
+    keep_s = min(gateway.settings.keep_responses_s, card.max_keep_s or MAX_KEEP_S)
+    kept, request_to_keep = replace(response, asked={**response.asked, "store": True}), _keeping(request, keep_s)
+    try:
+        return await ResponseStore(gateway.records).create(kept, request_to_keep), request_to_keep
+    except ApiError as error:
+        if error.code != "store_full" or body.store or body.background:
+            raise
+    return response, request
+
+
+def _keeping(request: GenerateRequest, keep_s: float) -> GenerateRequest:
+    return request.model_copy(update={"keep_s": keep_s})
+
+
+async def _in_background(
+    asked: Request, response: StoredResponse, request: GenerateRequest, meter: Meter, *, is_streamed: bool
+) -> Response:
+    """It goes on whoever is there. Nobody will be here to tell what it takes: what its client has asked for counts."""
+    meter.keep_reserved()
+    gateway = gateway_of(asked)
+    try:
+        await gateway.client.on(response.queue).submit(request)
+    except (QueueFull, ServerRefused):
+        await ResponseStore(gateway.records).delete(response)
+        raise
+    if is_streamed:
+        return followed(asked, response)
+    is_new = key_of(asked) is None
+    return JSONResponse(pending(response, "queued") if is_new else await snapshot(asked, response))
+
+
+def _streamed(asked: Request, response: StoredResponse, job: Job) -> Response:
+    writer = ResponseEvents(response)
+    stream = job.streamed(asked, writer, opening=writer.begin if response.record is not None else None)
+
+    async def left() -> None:
+        await _leave(asked, job, response, is_known=stream.has_begun)
+
+    return Attended(stream, left)
+
+
+async def _whole(asked: Request, response: StoredResponse, job: Job) -> Response:
+    writer = ResponseEvents(response)
+    try:
+        reply = await job.whole(asked, each=lambda chunk: drain(writer.chunk(chunk)))
+        drain(writer.end(reply))
+    finally:
+        await _leave(asked, job, response, is_known=writer.document is not None)
+    return JSONResponse(writer.document)
+
+
+async def _leave(asked: Request, job: Job, response: StoredResponse, *, is_known: bool) -> None:
+    """What becomes of a request once its answer is over here, or nobody is there to get it.
+
+    Under an Idempotency-Key others may wait for it. Else it ends, but for one whose client knows it by its id, and
+    which this gateway had to leave.
+    """
+    gateway = gateway_of(asked)
+    store = ResponseStore(gateway.records)
+    is_shared, is_interrupted = key_of(asked) is not None, interruption_of(asked).error is not None
+    try:
+        if job.reply.reply is not None:
+            await store.count(response, job.reply.reply)
+        elif not (job.reply.has_ended or is_shared or (is_known and is_interrupted)):
+            await gateway.client.handle(job.id, queue=job.queue).cancel()
+        if not (is_known or is_shared):
+            await store.delete(response)
+    except PenstockError as error:
+        log.warning("response_left", response_id=response.id, error=str(error))

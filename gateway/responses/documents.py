@@ -1,0 +1,74 @@
+"""A response's body, before its end and after it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from penstock.gateway.errors import ApiError
+from penstock.gateway.responses.items import Document
+from penstock.gateway.responses.output import Output
+from penstock.gateway.responses.stored import StoredResponse
+from penstock.producer import FinishReason, Reply, Usage
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
+
+_STATUSES: dict[FinishReason, Status] = {
+    "stop": "completed",
+    "tool_calls": "completed",
+    "length": "incomplete",
+    "cancelled": "cancelled",
+}
+
+
+def pending(response: StoredResponse, status: Status) -> Document:
+    """Of one that has not ended."""
+    return _document(response, status)
+
+
+def ended(response: StoredResponse, output: Output, reply: Reply) -> Document:
+    """Of one with a reply that is no error. `output` is closed."""
+    status = _STATUSES[reply.finish_reason]
+    return _document(
+        response,
+        status,
+        output=output.items,
+        usage=_usage(reply.usage, output.num_reasoning_tokens),
+        incomplete_details={"reason": "max_output_tokens"} if status == "incomplete" else None,
+        completed_at=_ended_at(response, reply) if status == "completed" else None,
+    )
+
+
+def failed(response: StoredResponse, output: Output, error: ApiError) -> Document:
+    """Of one that ended with an error, with what there was before it."""
+    code = "invalid_prompt" if error.status in (400, 413) else "server_error"
+    return _document(response, "failed", output=output.items, error={"code": code, "message": error.message})
+
+
+def _document(response: StoredResponse, status: Status, **more: object) -> Document:
+    return {
+        "id": response.id,
+        "object": "response",
+        "created_at": response.created_at,
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+        "completed_at": None,
+        **response.asked,
+        **more,
+    }
+
+
+def _ended_at(response: StoredResponse, reply: Reply) -> int:
+    return (response.created_at or 0) + (reply.timings.total_ms or 0) // 1000
+
+
+def _usage(counts: Usage, num_reasoning_tokens: int) -> Document:
+    return {
+        "input_tokens": counts.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": counts.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": counts.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
+        "total_tokens": counts.prompt_tokens + counts.completion_tokens,
+    }

@@ -1,0 +1,110 @@
+"""A response as events. They follow from what was asked and from the reply alone, their numbers too."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from penstock.gateway.errors import ApiError, ended_early
+from penstock.gateway.http.events import Event
+from penstock.gateway.openai.documents import created_at
+from penstock.gateway.responses import documents
+from penstock.gateway.responses.items import Document
+from penstock.gateway.responses.output import Output, Part, part, spell
+from penstock.gateway.responses.stored import StoredResponse
+from penstock.producer import Chunk, Reply
+
+
+class ResponseEvents:
+    """One response's, from its beginning.
+
+    Args:
+        response: whose.
+        after: the number of the last event that the client has; it gets those behind it.
+    """
+
+    def __init__(self, response: StoredResponse, *, after: int = -1) -> None:
+        self._response = response
+        self._after = after
+        self._number = 0
+        self._output = Output(response.request_id, has_logprobs=response.has_logprobs)
+        self._has_started = False
+        self._has_begun = False
+        self.document: Document | None = None
+        """The body, once the response has ended."""
+
+    def begin(self) -> Iterable[Event | None]:
+        """Of a stored response that waits: one in the background may do so for long."""
+        self._has_begun = True
+        if self._response.is_background:
+            yield self._status("created", "queued")
+            yield self._status("queued", "queued")
+        else:
+            yield self._status("created", "in_progress")
+            yield from self._start()
+
+    def chunk(self, chunk: Chunk) -> Iterable[Event | None]:
+        if not self._has_started:
+            yield from self._start(chunk.entry_id)
+        for each in self._output.chunk(chunk):
+            yield self._event(each)
+
+    def end(self, reply: Reply) -> Iterable[Event | None]:
+        """Raises ApiError (408): the request expired."""
+        if reply.finish_reason == "expired":
+            raise ended_early(reply.finish_reason)
+        yield from self._start(reply.entry_id)
+        is_completed = reply.finish_reason in ("stop", "tool_calls")
+        yield from self._close(is_completed=is_completed)
+        self.document = documents.ended(self._response, self._output, reply)
+        yield self._whole("completed" if is_completed else "incomplete", self.document)
+
+    def error(self, error: ApiError) -> Iterable[Event | None]:
+        """The response's own failure, which everybody finds, or what ended only this stream: that has no number of its
+        own, so that who goes on behind it misses nothing.
+        """
+        if error.ends_reply:
+            yield from self._start()
+            yield from self._close(is_completed=False)
+            self.document = documents.failed(self._response, self._output, error)
+            yield self._whole("failed", self.document)
+            return
+        fields = {"code": error.code, "message": error.message, "param": error.param}
+        number = max(self._after, self._number - 1)
+        yield Event(spell({"type": "error", "sequence_number": number, **fields, **error.body()}), "error")
+
+    def _start(self, entry_id: str | None = None) -> Iterator[Event | None]:
+        """What comes before the first item, as far as it has not come: a response that is not stored begins here."""
+        if self._response.created_at is None:
+            began_at = int(time.time()) if entry_id is None else created_at(entry_id)
+            self._response = replace(self._response, created_at=began_at)
+        if not self._has_begun:
+            yield from self.begin()
+        if not self._has_started:
+            self._has_started = True
+            yield self._status("in_progress", "in_progress")
+
+    def _close(self, *, is_completed: bool) -> Iterator[Event | None]:
+        for each in self._output.close("completed" if is_completed else "incomplete"):
+            yield self._event(each)
+
+    def _status(self, name: str, status: documents.Status) -> Event | None:
+        return self._whole(name, documents.pending(self._response, status))
+
+    def _whole(self, name: str, document: Document) -> Event | None:
+        return self._event(part(f"response.{name}", response=document))
+
+    def _event(self, each: Part) -> Event | None:
+        """None: the client has it."""
+        number = self._number
+        self._number += 1
+        if number <= self._after:
+            return None
+        return Event(f'{{"type":"{each.type}","sequence_number":{number},{each.fields}}}', each.type)
+
+
+def drain(events: Iterable[Event | None]) -> None:
+    """For what the writer has learned by them."""
+    deque(events, maxlen=0)

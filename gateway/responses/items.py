@@ -1,0 +1,218 @@
+"""What a response is asked with: items, which become messages of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from penstock.gateway.errors import ApiError, invalid_value
+from penstock.gateway.openai.fields import Body
+
+Document = dict[str, Any]
+
+MAX_ITEMS = 4096
+
+_TEXT_OF_PARTS: Mapping[str, str] = {
+    **dict.fromkeys(("input_text", "output_text", "text", "reasoning_text", "summary_text"), "text"),
+    "refusal": "refusal",
+}
+_IGNORED_IN_PARTS = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
+_IGNORED_IN_ITEMS: Mapping[str, str] = {
+    "status": "an item is given as a whole",
+    "phase": "templates know no phases of an answer",
+    "caller": "functions are called by the model alone",
+    "created_by": "it says nothing to the model",
+    "encrypted_content": "reasoning is given in plain",
+}
+
+
+def _texts(value: object) -> object:
+    """A content as the texts of its parts."""
+    if isinstance(value, str):
+        return [value]
+    return [_text(part) for part in value] if isinstance(value, list) else value
+
+
+def _text(part: object) -> object:
+    if not isinstance(part, dict):
+        raise ValueError("a part of a content must be an object")  # noqa: TRY004  pydantic takes no other
+    kind = part.get("type")
+    name = _TEXT_OF_PARTS.get(kind) if isinstance(kind, str) else None
+    if name is None:
+        raise ValueError(f"a part of type {kind!r:.80} is not supported, only text")
+    unknown = [each for each in part if each not in ("type", name) and each not in _IGNORED_IN_PARTS]
+    if unknown:
+        raise ValueError(f"a part of type {kind} has no field {unknown[0]!r:.80}")
+    return part.get(name)
+
+
+Texts = Annotated[list[str], BeforeValidator(_texts)]
+
+
+class Item(Body):
+    """One of a list. `id` is what it had in an earlier answer, if it comes from one."""
+
+    id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+    prefix: ClassVar[str]  # of ids that items get here
+
+    def shown(self) -> Document:
+        """But for its id: as GET .../input_items has it, and as it can be given again."""
+        raise NotImplementedError
+
+    def add_to(self, messages: list[Document]) -> None:
+        """Puts it behind the messages of the items before."""
+        raise NotImplementedError
+
+
+class MessageItem(Item):
+    """Who said what."""
+
+    prefix: ClassVar[str] = "msg"
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Texts
+
+    def shown(self) -> Document:
+        if self.role == "assistant":
+            content: list[Document] = [
+                {"type": "output_text", "text": text, "annotations": []} for text in self.content
+            ]
+        else:
+            content = _parts("input_text", self.content)
+        return {"type": self.type, "role": self.role, "status": "completed", "content": content}
+
+    def add_to(self, messages: list[Document]) -> None:
+        if self.role != "assistant":
+            messages.append({"role": self.role, "content": _content(self.content)})
+            return
+        turn = _turn(messages, ends_with=("content", "tool_calls"))
+        turn["content"] = "".join(self.content)
+
+
+class ReasoningItem(Item):
+    """What the assistant thought. One that has only encrypted content, of another server, says nothing."""
+
+    prefix: ClassVar[str] = "rs"
+
+    type: Literal["reasoning"]
+    summary: Texts = Field(default_factory=list)
+    content: Texts = Field(default_factory=list)
+
+    def shown(self) -> Document:
+        summary, content = _parts("summary_text", self.summary), _parts("reasoning_text", self.content)
+        return {"type": self.type, "status": "completed", "summary": summary, "content": content}
+
+    def add_to(self, messages: list[Document]) -> None:
+        text = "".join(self.content) or "\n\n".join(self.summary)
+        if text:
+            turn = _turn(messages, ends_with=("reasoning", "content", "tool_calls"))
+            turn["reasoning"] = text
+
+
+class FunctionCallItem(Item):
+    """What the assistant called."""
+
+    prefix: ClassVar[str] = "fc"
+
+    type: Literal["function_call"]
+    call_id: Annotated[str, Field(min_length=1, max_length=256)]
+    name: str
+    arguments: str
+
+    def shown(self) -> Document:
+        return {**self.model_dump(exclude={"id"}), "status": "completed"}
+
+    def add_to(self, messages: list[Document]) -> None:
+        function = {"name": self.name, "arguments": self.arguments}
+        calls = _turn(messages, ends_with=()).setdefault("tool_calls", [])
+        calls.append({"id": self.call_id, "type": "function", "function": function})
+
+
+class FunctionCallOutputItem(Item):
+    """What the function said."""
+
+    prefix: ClassVar[str] = "fco"
+
+    type: Literal["function_call_output"]
+    call_id: Annotated[str, Field(min_length=1, max_length=256)]
+    output: Texts
+
+    def shown(self) -> Document:
+        output = self.output[0] if len(self.output) == 1 else _parts("input_text", self.output)
+        return {"type": self.type, "call_id": self.call_id, "output": output, "status": "completed"}
+
+    def add_to(self, messages: list[Document]) -> None:
+        messages.append({"role": "tool", "content": _content(self.output), "tool_call_id": self.call_id})
+
+
+_KINDS: Mapping[str, type[Item]] = {
+    "message": MessageItem,
+    "reasoning": ReasoningItem,
+    "function_call": FunctionCallItem,
+    "function_call_output": FunctionCallOutputItem,
+}
+
+
+def read_items(value: object) -> list[Item]:
+    """`input` of a request, or the items that a record holds.
+
+    Raises:
+        ApiError: naming what is wrong.
+    """
+    if isinstance(value, str):
+        return [MessageItem.model_validate({"role": "user", "content": value})]
+    if not isinstance(value, list):
+        raise ApiError(400, "input: must be a text or a list of items", param="input", code="invalid_type")
+    if len(value) > MAX_ITEMS:
+        raise ApiError(400, f"input: has {len(value)} items, the limit is {MAX_ITEMS}", param="input")
+    return [_read_item(f"input[{place}]", item) for place, item in enumerate(value)]
+
+
+def _read_item(place: str, value: object) -> Item:
+    if not isinstance(value, dict):
+        raise ApiError(400, f"{place}: must be an object", param=place, code="invalid_type")
+    kind = value.get("type") or "message"
+    model = _KINDS.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        message = f"{place}: items of type {kind!r:.80} are not supported, only {', '.join(_KINDS)}"
+        raise ApiError(400, message, param=f"{place}.type", code="unsupported_value")
+    try:
+        return model.model_validate({name: each for name, each in value.items() if name not in _IGNORED_IN_ITEMS})
+    except ValidationError as error:
+        wrong = invalid_value(error)
+        param = f"{place}.{wrong.param}" if wrong.param else place
+        raise ApiError(400, f"{place}: {wrong.message}", param=param, code=wrong.code) from None
+
+
+def shown_items(items: Iterable[Item], request_id: str) -> list[Document]:
+    """As they are kept. An item without an id gets one that follows from its place."""
+    return [
+        {"id": item.id or f"{item.prefix}_{request_id}_in{place}", **item.shown()} for place, item in enumerate(items)
+    ]
+
+
+def to_messages(items: Iterable[Item]) -> list[Document]:
+    """Reasoning, text and calls that follow each other are one turn of the assistant: one message."""
+    messages: list[Document] = []
+    for item in items:
+        item.add_to(messages)
+    return messages
+
+
+def _turn(messages: list[Document], ends_with: Sequence[str]) -> Document:
+    """The assistant's turn that goes on; a new one where none does, or where it has one of `ends_with` already."""
+    if not messages or messages[-1]["role"] != "assistant" or any(name in messages[-1] for name in ends_with):
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _content(texts: Sequence[str]) -> str | list[Document]:
+    return texts[0] if len(texts) == 1 else _parts("text", texts)
+
+
+def _parts(kind: str, texts: Sequence[str]) -> list[Document]:
+    return [{"type": kind, "text": text} for text in texts]

@@ -1,0 +1,227 @@
+"""An answer as items, which are written one after the other: reasoning, a message, calls of functions.
+
+What is written is a function of the chunks of the reply alone. Each part of it is an event's type and its fields, as
+JSON without the braces: nearly all are deltas, whose fields but the text are written once per item.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import ClassVar, Literal, NamedTuple
+
+from penstock.gateway.responses.items import Document
+from penstock.producer import Chunk, TokenLogprob, ToolCallDelta, TopLogprob
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class Part(NamedTuple):
+    """An event but for its number. `fields` is JSON without the braces around it."""
+
+    type: str
+    fields: str
+
+
+def spell(value: object) -> str:
+    """As JSON on one line, in ASCII: some clients take other characters than CR and LF for the end of a line."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def part(type_: str, **fields: object) -> Part:
+    return Part(type_, spell(fields)[1:-1])
+
+
+class Output:
+    """The items so far. Only the last one is open."""
+
+    def __init__(self, request_id: str, *, has_logprobs: bool = False) -> None:
+        self.num_reasoning_tokens = 0
+        self._request_id = request_id
+        self._has_logprobs = has_logprobs
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text has not come yet
+        self._items: list[_Item] = []
+        self._is_open = False
+
+    @property
+    def items(self) -> list[Document]:
+        return [item.document() for item in self._items]
+
+    def chunk(self, chunk: Chunk) -> Iterator[Part]:
+        if chunk.reasoning:
+            self._count_reasoning(chunk)
+            yield from self._open(_Reasoning)
+            yield self._items[-1].delta(chunk.reasoning)
+        elif self._has_logprobs and chunk.logprobs:
+            self._logprobs += chunk.logprobs
+        if chunk.text:
+            yield from self._open(_Message)
+            yield self._items[-1].delta(chunk.text, self._logprobs)
+            self._logprobs = []
+        for delta in chunk.tool_calls:
+            yield from self._call(delta)
+
+    def close(self, status: Status) -> Iterator[Part]:
+        """The end of the last item."""
+        if self._is_open:
+            self._is_open = False
+            yield from self._items[-1].close(status)
+
+    def _open(self, kind: type[_Item]) -> Iterator[Part]:
+        """A new item, unless the open one is of this kind."""
+        if not self._is_open or type(self._items[-1]) is not kind:
+            yield from self._begin(kind(self._request_id, len(self._items)))
+
+    def _call(self, delta: ToolCallDelta) -> Iterator[Part]:
+        if delta.id is not None:
+            yield from self._begin(_Call(self._request_id, len(self._items), delta.id, delta.name or ""))
+        if delta.arguments:
+            yield self._items[-1].delta(delta.arguments)
+
+    def _begin(self, item: _Item) -> Iterator[Part]:
+        yield from self.close("completed")
+        self._items.append(item)
+        self._is_open = True
+        yield from item.open()
+
+    def _count_reasoning(self, chunk: Chunk) -> None:
+        """Of a chunk in which reasoning ends, the share of its characters."""
+        num_others = len(chunk.text) + sum(len(delta.arguments) for delta in chunk.tool_calls)
+        num_chars = len(chunk.reasoning)
+        self.num_reasoning_tokens += round(len(chunk.tokens) * num_chars / (num_chars + num_others))
+
+
+class _Item(ABC):
+    """One item, from its beginning."""
+
+    prefix: ClassVar[str]  # of its id
+    name: ClassVar[str]  # of the events of what is in it
+
+    def __init__(self, request_id: str, index: int) -> None:
+        self.id = f"{self.prefix}_{request_id}_{index}"
+        self.index = index
+        self._texts: list[str] = []
+        self._status: Status = "in_progress"
+        self._frame = spell(self._place())[1:-1] + ',"delta":'
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @abstractmethod
+    def document(self) -> Document: ...
+
+    def open(self) -> Iterator[Part]:
+        yield part("response.output_item.added", output_index=self.index, item=self.document())
+
+    def delta(self, text: str, logprobs: Iterable[TokenLogprob] = ()) -> Part:
+        self._texts.append(text)
+        return Part(f"response.{self.name}.delta", self._frame + spell(text))
+
+    def close(self, status: Status) -> Iterator[Part]:
+        yield self._done()
+        self._status = status
+        yield part("response.output_item.done", output_index=self.index, item=self.document())
+
+    @abstractmethod
+    def _done(self) -> Part: ...
+
+    def _place(self) -> Document:
+        return {"item_id": self.id, "output_index": self.index}
+
+
+class _TextItem(_Item):
+    """One with a single content: a text."""
+
+    def _place(self) -> Document:
+        return {**super()._place(), "content_index": 0}
+
+    def open(self) -> Iterator[Part]:
+        yield from super().open()
+        yield part("response.content_part.added", **self._place(), part=self._content())
+
+    def close(self, status: Status) -> Iterator[Part]:
+        yield self._done()
+        yield part("response.content_part.done", **self._place(), part=self._content())
+        self._status = status
+        yield part("response.output_item.done", output_index=self.index, item=self.document())
+
+    @abstractmethod
+    def _content(self) -> Document: ...
+
+    def _contents(self) -> list[Document]:
+        return [self._content()] if self._texts else []
+
+    def _done(self) -> Part:
+        return part(f"response.{self.name}.done", **self._place(), text=self.text)
+
+
+class _Reasoning(_TextItem):
+    prefix = "rs"
+    name = "reasoning_text"
+
+    def document(self) -> Document:
+        return {
+            "id": self.id, "type": "reasoning", "summary": [], "content": self._contents(), "status": self._status,
+        }  # fmt: skip
+
+    def _content(self) -> Document:
+        return {"type": "reasoning_text", "text": self.text}
+
+
+class _Message(_TextItem):
+    prefix = "msg"
+    name = "output_text"
+
+    def __init__(self, request_id: str, index: int) -> None:
+        super().__init__(request_id, index)
+        self._logprobs: list[Document] = []
+
+    def document(self) -> Document:
+        return {
+            "id": self.id, "type": "message", "role": "assistant", "content": self._contents(), "status": self._status,
+        }  # fmt: skip
+
+    def delta(self, text: str, logprobs: Iterable[TokenLogprob] = ()) -> Part:
+        shown = [_logprob(token) for token in logprobs]
+        self._logprobs += shown
+        made = super().delta(text)
+        return Part(made.type, f'{made.fields},"logprobs":{spell(shown) if shown else "[]"}')
+
+    def _content(self) -> Document:
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self._logprobs}
+
+    def _done(self) -> Part:
+        return part(f"response.{self.name}.done", **self._place(), text=self.text, logprobs=self._logprobs)
+
+
+class _Call(_Item):
+    prefix = "fc"
+    name = "function_call_arguments"
+
+    def __init__(self, request_id: str, index: int, call_id: str, function: str) -> None:
+        super().__init__(request_id, index)
+        self._call_id = call_id
+        self._function = function
+
+    def document(self) -> Document:
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "call_id": self._call_id,
+            "name": self._function,
+            "arguments": self.text,
+            "status": self._status,
+        }
+
+    def _done(self) -> Part:
+        return part(f"response.{self.name}.done", **self._place(), name=self._function, arguments=self.text)
+
+
+def _logprob(token: TokenLogprob) -> Document:
+    return {**_one(token), "top_logprobs": [_one(other) for other in token.top]}
+
+
+def _one(token: TopLogprob) -> Document:
+    return {"token": token.token, "bytes": list(token.bytes), "logprob": token.logprob}

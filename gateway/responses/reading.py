@@ -1,0 +1,156 @@
+"""The answer of a stored response, read from its reply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.gateway.context import caller_of, gateway_of
+from penstock.gateway.errors import ApiError, api_error
+from penstock.gateway.http.events import BEFORE_ALL, Place
+from penstock.gateway.http.interruptions import interruption_of
+from penstock.gateway.http.streaming import EventStream
+from penstock.gateway.responses.documents import pending
+from penstock.gateway.responses.events import ResponseEvents, drain
+from penstock.gateway.responses.items import Document, read_items, to_messages
+from penstock.gateway.responses.stored import ResponseStore, StoredResponse, not_found
+from penstock.producer import Handle, PenstockError, Reply, ReplyGone, ReplyStream, RequestFailed, RequestRefused, State
+
+log = structlog.get_logger(__name__)
+
+_PREVIOUS = "previous_response_id"
+
+
+class Attended(Response):
+    """An answer after which something is still to be done, however it ended; not where the process ends in it."""
+
+    def __init__(self, answer: Response, done: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self._answer = answer
+        self._done = done
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(scope, receive, send)
+        except Exception:
+            await self._done()
+            raise
+        await self._done()
+
+
+def followed(asked: Request, response: StoredResponse, *, after: int = -1, place: Place = BEFORE_ALL) -> Response:
+    """The response's events behind the one with the number `after`, or behind `place`. It goes on without readers if it
+    runs in the background.
+    """
+    gateway = gateway_of(asked)
+    reply = handle_of(asked, response).stream()
+    writer = ResponseEvents(response, after=after)
+    stream = EventStream(
+        reply,
+        writer,
+        reading=nullcontext() if response.is_background else gateway.watch.reading(response.queue, reply),
+        interruption=interruption_of(asked),
+        commit_after_s=gateway.settings.commit_after_s,
+        ping_interval_s=gateway.settings.ping_interval_s,
+        after=place,
+        opening=writer.begin,
+        is_sure=True,
+    )
+    return Attended(stream, lambda: _count(asked, response, reply))
+
+
+async def snapshot(asked: Request, response: StoredResponse) -> Document:
+    """The response as it is now.
+
+    Raises:
+        ApiError: its reply has expired (404).
+    """
+    state = await state_of(asked, response)
+    if state != "finished":
+        return pending(response, "queued" if state == "queued" else "in_progress")
+    writer = ResponseEvents(response)
+    reply = handle_of(asked, response).stream()
+    try:
+        async with reply:
+            async for chunk in reply:
+                drain(writer.chunk(chunk))
+        drain(writer.end(_whole(reply)))
+    except (RequestFailed, RequestRefused) as error:
+        drain(writer.error(api_error(error)))
+    except ApiError as error:  # it expired, which a body can say
+        drain(writer.error(error))
+    await _count(asked, response, reply)
+    assert writer.document is not None  # noqa: S101  the last event has it
+    return writer.document
+
+
+async def state_of(asked: Request, response: StoredResponse, *, param: str | None = None) -> State:
+    """Raises ApiError (404): it was never sent, or its reply has expired."""
+    try:
+        state = await handle_of(asked, response).state()
+    except ReplyGone:
+        raise not_found(response.id, param=param) from None
+    if state == "unknown":
+        raise not_found(response.id, param=param)
+    return state
+
+
+def handle_of(asked: Request, response: StoredResponse) -> Handle:
+    return gateway_of(asked).client.handle(response.request_id, queue=response.queue)
+
+
+async def history_behind(asked: Request, response_id: str | None) -> list[Document]:
+    """The messages of a conversation up to the answer of a response; without one there are none.
+
+    Raises:
+        ApiError: it is not there (404), or has no answer to go on from (400).
+    """
+    if response_id is None:
+        return []
+    response = await ResponseStore(gateway_of(asked).records).read(response_id, caller_of(asked), param=_PREVIOUS)
+    if await state_of(asked, response, param=_PREVIOUS) != "finished":
+        message = f"{_PREVIOUS}: response {response_id!r} has not ended"
+        raise ApiError(400, message, param=_PREVIOUS, code="response_not_ended")
+    try:
+        reply = await handle_of(asked, response).result()
+    except (RequestFailed, RequestRefused) as error:
+        message = f"{_PREVIOUS}: response {response_id!r} failed, {error.code}"
+        raise ApiError(400, message, param=_PREVIOUS, code="response_failed") from None
+    except ReplyGone:
+        raise not_found(response_id, param=_PREVIOUS) from None
+    return [*response.history, *to_messages(read_items(list(response.items))), _turn(reply)]
+
+
+def _turn(reply: Reply) -> Document:
+    """The answer as a message. A call that was cut off is left out: its arguments are no JSON."""
+    message = reply.message
+    calls = [call for call in message.pop("tool_calls", ()) if _is_whole(call["function"]["arguments"])]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _is_whole(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments or "{}"), dict)
+    except ValueError:
+        return False
+
+
+def _whole(reply: ReplyStream) -> Reply:
+    assert reply.reply is not None  # noqa: S101  the chunks end with the reply or raise
+    return reply.reply
+
+
+async def _count(asked: Request, response: StoredResponse, reply: ReplyStream) -> None:
+    """Failing is harmless: whoever reads the end next counts."""
+    if reply.reply is None:
+        return
+    try:
+        await ResponseStore(gateway_of(asked).records).count(response, reply.reply)
+    except PenstockError as error:
+        log.warning("response_not_counted", response_id=response.id, error=str(error))

@@ -1,0 +1,242 @@
+"""The body of a request for a response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, ConfigDict, Field
+
+from penstock.gateway.errors import ApiError
+from penstock.gateway.openai.fields import IGNORED, REFUSED, Body, Policy, Refusal, read_fields
+from penstock.gateway.openai.options import Options, to_request, to_the_end
+from penstock.gateway.responses.items import Document
+from penstock.producer import GenerateRequest, ModelCard
+
+Window: TypeAlias = Literal["soonest", "2h", "8h"]
+
+LOWEST_PRIORITY = -1000
+_WINDOWS_S: Mapping[Window, int] = {"2h": 7200, "8h": 28_800}
+_LOGPROBS = "message.output_text.logprobs"
+
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",  # reasoning is given in plain, and can be given back so
+    "message.input_image.image_url",  # the rest is of tools and images, of which no answer has any
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class Format(Body):
+    """`text.format`."""
+
+    model_config = ConfigDict(validate_by_alias=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class Text(Body):
+    """`text`. A verbosity is a hint that the models served here do not know."""
+
+    format: Format | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(Body):
+    """`reasoning`. It is given as it is, so there are no summaries, and none of earlier turns is left out."""
+
+    effort: str | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "all_turns"] | None = None
+
+
+class Function(Body):
+    """A tool. There are no built-in ones."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class BackgroundOptions(Body):
+    """`background_options`."""
+
+    completion_window: Window = "soonest"
+
+
+class StreamOptions(Body):
+    """`stream_options`."""
+
+    include_obfuscation: bool = False  # of the lengths of events: a protection between client and OpenAI, not offered
+
+
+def _described(values: dict[str, str]) -> dict[str, str]:
+    if len(values) > 16 or any(len(name) > 64 or len(value) > 512 for name, value in values.items()):
+        raise ValueError("has at most 16 pairs, of names of 64 and values of 512 characters")
+    return values
+
+
+class ResponseBody(Options):
+    """The fields that are honoured, beside those of `Options` that the policy names."""
+
+    input: Any = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    background: bool = False
+    background_options: BackgroundOptions | None = None
+    store: bool | None = None  # None: if it can be
+    metadata: Annotated[dict[str, str], AfterValidator(_described)] = Field(default_factory=dict)
+    include: list[Includable] = Field(default_factory=list)
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    text: Text = Field(default_factory=Text)
+    reasoning: Reasoning = Field(default_factory=Reasoning)
+    tools: list[Function] = Field(default_factory=list)
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Of each token of the text, beside its own; None: they are not asked for."""
+        return self.top_logprobs or 0 if self.top_logprobs or _LOGPROBS in self.include else None
+
+    def request(self, messages: Sequence[Document], card: ModelCard) -> GenerateRequest:
+        """What the queue takes.
+
+        Raises:
+            ApiError: naming the field that is wrong.
+        """
+        instructions = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        values = self.to_wire() | self._chat()
+        values |= to_the_end(card) if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}
+        values["messages"] = [*instructions, *messages]
+        try:
+            return to_request(values)
+        except ApiError as error:
+            raise _in_our_names(error) from None
+
+    def _chat(self) -> dict[str, Any]:
+        """What the queue has for chats, under its names; nothing for what was left open."""
+        window_s = _WINDOWS_S.get(self.background_options.completion_window) if self.background_options else None
+        values = {
+            "tools": [_tool(tool) for tool in self.tools] or None,
+            "tool_choice": None if self.tool_choice in _NO_CHOICE and not self.tools else _choice(self.tool_choice),
+            "parallel_tool_calls": self.parallel_tool_calls if self.tools else None,
+            "reasoning_effort": self.reasoning.effort,
+            "response_format": _response_format(self.text.format),
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "logprobs": self.num_logprobs,
+            **({"timeout_s": window_s, "priority": LOWEST_PRIORITY} if window_s else {}),
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+_NO_CHOICE = ("none", "auto")
+_OUR_NAMES: Mapping[str, str] = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "logprobs": "top_logprobs",
+}
+
+_OF_OPTIONS = frozenset(Options.model_fields) - {
+    "n", "max_tokens", "response_format", "echo", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids",
+}  # fmt: skip
+_ECHOED = frozenset({"metadata", "user", "safety_identifier", "prompt_cache_key"})
+
+RESPONSE_POLICY = Policy(
+    honoured=(frozenset(ResponseBody.model_fields) - frozenset(Options.model_fields)) | _OF_OPTIONS,
+    ignored={
+        **{name: reason for name, reason in IGNORED.items() if name not in _ECHOED},
+        "max_tool_calls": "it limits calls of built-in tools, of which there are none",
+    },
+    refused={
+        **REFUSED,
+        "n": Refusal("a response has one answer", (1,)),
+        "max_tokens": Refusal("is max_output_tokens here"),
+        "max_completion_tokens": Refusal("is max_output_tokens here"),
+        "messages": Refusal("is input here"),
+        "response_format": Refusal("is text.format here"),
+        "reasoning_effort": Refusal("is reasoning.effort here"),
+        "truncation": Refusal("no conversation is cut; begin a new one with what is to be kept", ("disabled",)),
+        "conversation": Refusal("there are no conversations; previous_response_id goes on from a response"),
+        "prompt": Refusal("there are no stored prompts"),
+        "context_management": Refusal("no conversation is compacted", ([],)),
+        "moderation": Refusal("there is no moderation"),
+        "image": Refusal("answers are text"),
+        "modalities": Refusal("answers are text", (["text"],)),
+        "echo": Refusal("the prompt is not part of a response", (False,)),
+        "prompt_logprobs": Refusal("a response has none"),
+        "return_token_ids": Refusal("a response has no place for them", (False,)),
+        "return_tokens_as_token_ids": Refusal("a response has no place for them", (False,)),
+    },
+)
+
+
+def read_response(body: Mapping[str, Any]) -> ResponseBody:
+    """Raises ApiError naming the field that is wrong."""
+    asked = read_fields(RESPONSE_POLICY, ResponseBody, body)
+    if asked.background and asked.store is False:
+        raise ApiError(400, "background: needs a response that is stored, and store is false", param="background")
+    if asked.background_options and not asked.background:
+        raise ApiError(400, "background_options: goes with background true only", param="background_options")
+    return asked
+
+
+def _tool(tool: Function) -> Document:
+    if tool.type != "function":
+        message = f"tools: a tool of type {tool.type!r:.80} is not there, only functions are"
+        raise ApiError(400, message, param="tools", code="unsupported_value")
+    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+
+
+def _choice(choice: Any) -> Any:
+    """`tool_choice` as chat completions have it."""
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") == "function":
+        return _named(choice)
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        tools = [_named(tool) if isinstance(tool, dict) else tool for tool in choice["tools"]]
+        allowed = {name: value for name, value in choice.items() if name != "type"}
+        return {"type": "allowed_tools", "allowed_tools": allowed | {"tools": tools}}
+    message = "tool_choice: is none, auto, required, a function or allowed_tools"
+    raise ApiError(400, message, param="tool_choice", code="unsupported_value")
+
+
+def _named(tool: Document) -> Document:
+    return {"type": tool.get("type"), "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _response_format(asked: Format | None) -> Document | None:
+    if asked is None:
+        return None
+    rest = asked.model_dump(exclude={"type"}, exclude_none=True)
+    return {"type": asked.type, "json_schema": rest} if rest else {"type": asked.type}
+
+
+def _in_our_names(error: ApiError) -> ApiError:
+    """What the queue calls a field is not always what this API does."""
+    theirs = (error.param or "").partition(".")[0].partition("[")[0]
+    ours = _OUR_NAMES.get(theirs)
+    if ours is None:
+        return error
+    param = ours + (error.param or "").removeprefix(theirs)
+    return ApiError(error.status, f"{ours}: {error.message}", param=param, code=error.code)

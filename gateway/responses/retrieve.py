@@ -1,0 +1,128 @@
+"""What can be asked of a stored response: itself, its events, what it was asked with, its end."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from penstock.gateway.context import caller_of, gateway_of
+from penstock.gateway.errors import ApiError
+from penstock.gateway.generation.idempotency import PLACE_HEADER
+from penstock.gateway.http.events import BEFORE_ALL, Place, place_of
+from penstock.gateway.responses.items import Document
+from penstock.gateway.responses.reading import followed, handle_of, snapshot, state_of
+from penstock.gateway.responses.stored import ResponseStore, StoredResponse
+from penstock.producer import ReplyTimeout, RequestFailed, RequestRefused, keys
+from penstock.producer.wire import MIN_KEEP_S
+
+CANCEL_WAIT_S = 5.0
+"""A worker sees a cancellation within a fraction of it; where none is there, the request still waits."""
+
+MAX_LISTED = 100
+
+
+async def retrieve_response(asked: Request) -> Response:
+    response = await _stored(asked)
+    if _flag(asked, "stream"):
+        await state_of(asked, response)
+        return followed(asked, response, after=_starting_after(asked), place=_place(asked))
+    return JSONResponse(await snapshot(asked, response))
+
+
+async def cancel_response(asked: Request) -> Response:
+    """The response as it has ended, however; one that no worker has seen to within a while still waits."""
+    response = await _stored(asked)
+    await _end(asked, response)
+    return JSONResponse(await snapshot(asked, response))
+
+
+async def delete_response(asked: Request) -> Response:
+    """Nobody finds it any more. A takeover may still need the end of its reply, which therefore goes a little later."""
+    response = await _stored(asked)
+    gateway = gateway_of(asked)
+    with suppress(ApiError):  # its reply has expired
+        await _end(asked, response)
+    await gateway.store.execute("EXPIRE", keys.reply(response.queue, response.request_id), MIN_KEEP_S)
+    await ResponseStore(gateway.records).delete(response)
+    return JSONResponse({"id": response.id, "object": "response", "deleted": True})
+
+
+async def list_input_items(asked: Request) -> Response:
+    response = await _stored(asked)
+    items = list(response.items)
+    if _order(asked) == "desc":
+        items.reverse()
+    return JSONResponse(_page(items, after=asked.query_params.get("after"), limit=_limit(asked)))
+
+
+async def _stored(asked: Request) -> StoredResponse:
+    store = ResponseStore(gateway_of(asked).records)
+    return await store.read(asked.path_params["response_id"], caller_of(asked))
+
+
+async def _end(asked: Request, response: StoredResponse) -> None:
+    if await state_of(asked, response) == "finished":
+        return
+    handle = handle_of(asked, response)
+    await handle.cancel()
+    with suppress(ReplyTimeout, RequestFailed, RequestRefused):
+        await handle.result(timeout=CANCEL_WAIT_S)
+
+
+def _page(items: list[Document], *, after: str | None, limit: int) -> Document:
+    ids: list[Any] = [item["id"] for item in items]
+    if after is not None and after not in ids:
+        raise ApiError(404, f"after: item {after[:200]!r} is not there", param="after", code="not_found")
+    first = 0 if after is None else ids.index(after) + 1
+    page = items[first : first + limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else "",
+        "last_id": page[-1]["id"] if page else "",
+        "has_more": first + limit < len(items),
+    }
+
+
+def _flag(asked: Request, name: str) -> bool:
+    value = asked.query_params.get(name, "false").lower()
+    if value not in ("true", "false", "1", "0"):
+        raise ApiError(400, f"{name}: is true or false, not {value[:80]!r}", param=name, code="invalid_value")
+    return value in ("true", "1")
+
+
+def _starting_after(asked: Request) -> int:
+    value = asked.query_params.get("starting_after")
+    return -1 if value is None else _number("starting_after", value, smallest=0, largest=2**53)
+
+
+def _place(asked: Request) -> Place:
+    """As browsers go on, by the id of the last event that they saw."""
+    event_id = asked.headers.get(PLACE_HEADER)
+    if event_id is None:
+        return BEFORE_ALL
+    try:
+        return place_of(event_id)
+    except ValueError as error:
+        raise ApiError(400, f"{PLACE_HEADER}: {error}", param=PLACE_HEADER, code="invalid_event_id") from None
+
+
+def _limit(asked: Request) -> int:
+    return _number("limit", asked.query_params.get("limit", "20"), smallest=1, largest=MAX_LISTED)
+
+
+def _order(asked: Request) -> str:
+    order = asked.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise ApiError(400, f"order: is asc or desc, not {order[:80]!r}", param="order", code="invalid_value")
+    return order
+
+
+def _number(name: str, text: str, *, smallest: int, largest: int) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 20 and smallest <= int(text) <= largest:
+        return int(text)
+    message = f"{name}: is a number from {smallest} to {largest}, not {text[:80]!r}"
+    raise ApiError(400, message, param=name, code="invalid_value")

@@ -1,0 +1,155 @@
+"""A response as it is kept: what it was asked with. Its answer is the reply in the queue, which is kept as long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.gateway.context import Caller
+from penstock.gateway.errors import ApiError
+from penstock.gateway.responses.items import Document
+from penstock.gateway.responses.request import ResponseBody
+from penstock.gateway.store.records import Record, Records
+from penstock.producer import GenerateRequest, Reply
+from penstock.producer.wire import ID_PATTERN
+
+KIND = "response"
+PREFIX = "resp_"
+
+RUNNING_S = 86_400
+"""For so long beyond `keep_s` a record is there: `keep_s` begins when the reply ends."""
+
+EXPECTED_TOKENS = 4096
+"""Of a reply that nobody has read yet, at most. What it takes is counted once somebody reads its end."""
+
+TOKEN_BYTES = 32  # of a reply in Redis: its text, its id, its share of an entry
+LOGPROB_BYTES = 80
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """All that a response's body and events follow from, beside its reply.
+
+    Attributes:
+        request_id: of the request in the queue.
+        queue: where.
+        owner: the API key's id; empty: whoever asks without one.
+        created_at: seconds since 1970 on the server's clock; None: when the reply began, as it is not kept.
+        asked: the fields of the body that say what was asked for.
+        has_logprobs: whether texts come with them.
+        items: what was asked with, each with an id.
+        history: the messages of the turns before.
+        record: as it is kept; None: it is not.
+    """
+
+    request_id: str
+    queue: str
+    owner: str
+    created_at: int | None
+    asked: Mapping[str, Any]
+    has_logprobs: bool
+    items: Sequence[Document]
+    history: Sequence[Document]
+    record: Record | None = None
+
+    @property
+    def id(self) -> str:
+        return PREFIX + self.request_id
+
+    @property
+    def is_background(self) -> bool:
+        return bool(self.asked["background"])
+
+
+_KEPT = ("queue", "owner", "asked", "has_logprobs", "items", "history")
+
+
+class ResponseStore:
+    """Responses by id. Each belongs to whoever asked for it: for all others it is not there."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    async def create(self, response: StoredResponse, request: GenerateRequest) -> StoredResponse:
+        """Keeps what a response was asked with, unless that is kept already.
+
+        Raises:
+            ApiError: it is too much to keep (507).
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        document = {name: getattr(response, name) for name in _KEPT}
+        ttl_s = round((request.keep_s or 0) + (request.timeout_s or RUNNING_S))
+        more_bytes = _expected_bytes(request)
+        record = await self._records.create(KIND, response.request_id, document, ttl_s=ttl_s, more_bytes=more_bytes)
+        return _restored(record)
+
+    async def read(self, response_id: str, caller: Caller, *, param: str | None = None) -> StoredResponse:
+        """Raises ApiError (404): there is none of the caller's with this id, or it has expired."""
+        request_id = response_id.removeprefix(PREFIX)
+        if response_id.startswith(PREFIX) and ID_PATTERN.fullmatch(request_id):
+            record = await self._records.read(KIND, request_id)
+            if record is not None and record.document["owner"] == caller.owner:
+                return _restored(record)
+        raise not_found(response_id, param=param)
+
+    async def delete(self, response: StoredResponse) -> None:
+        if response.record is not None:
+            await self._records.delete(KIND, response.request_id)
+
+    async def count(self, response: StoredResponse, reply: Reply) -> None:
+        """What the reply of a kept response takes, now that it has ended."""
+        if response.record is not None:
+            await self._records.correct(response.record, _bytes_of(reply))
+
+
+def not_found(response_id: str, *, param: str | None = None) -> ApiError:
+    message = f"response {response_id[:200]!r} is not there: it never was, was not stored, was deleted, or has expired"
+    return ApiError(404, message, param=param, code="not_found")
+
+
+def asked_for(body: ResponseBody) -> Document:
+    """What a response's body says of its request, as long as that is not stored."""
+    asked = {
+        name: getattr(body, name)
+        for name in (
+            "model", "instructions", "metadata", "background", "previous_response_id", "max_output_tokens",
+            "temperature", "top_p", "user", "safety_identifier", "prompt_cache_key",
+        )
+    }  # fmt: skip
+    text = body.text.model_dump(exclude_none=True)
+    return asked | {
+        "store": False,
+        "max_tool_calls": None,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": {"effort": body.reasoning.effort, "summary": None},
+        "service_tier": "default",
+        "text": {"format": {"type": "text"}, **text},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [tool.model_dump() for tool in body.tools],
+        "top_logprobs": body.num_logprobs or 0,
+        "truncation": "disabled",
+    }
+
+
+def _restored(record: Record) -> StoredResponse:
+    kept = {name: record.document[name] for name in _KEPT}
+    return StoredResponse(request_id=record.id, created_at=record.document["created_at"], record=record, **kept)
+
+
+def _expected_bytes(request: GenerateRequest) -> int:
+    return min(request.max_tokens, EXPECTED_TOKENS) * (TOKEN_BYTES + _logprob_bytes(request.logprobs))
+
+
+def _logprob_bytes(num_others: int | None) -> int:
+    return 0 if num_others is None else (1 + num_others) * LOGPROB_BYTES
+
+
+def _bytes_of(reply: Reply) -> int:
+    """About what it takes in Redis: an entry has a token or more."""
+    size = 0
+    for choice in reply.choices:
+        texts = (choice.text, choice.reasoning, *(call.arguments for call in choice.tool_calls))
+        size += sum(len(text.encode()) for text in texts) + len(choice.tokens) * TOKEN_BYTES
+        size += sum(1 + len(token.top) for token in choice.logprobs or ()) * LOGPROB_BYTES
+    return size
