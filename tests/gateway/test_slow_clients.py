@@ -71,9 +71,9 @@ async def count_chunks(gateway: Running) -> int:
 
 @pytest.mark.usefixtures("traced")
 async def test_what_a_client_does_not_read_stays_in_redis(gateway: Running) -> None:
+    before = memory()
     reader, writer = await ask_and_not_read(gateway)
     assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-    before = memory()
     assert await count_chunks(gateway) == NUM_CHUNKS  # all of the reply has come to the gateway by now
     await eventually(lambda: memory() - before < NUM_CHUNKS * len(CHUNK) / 2)
     async with asyncio.timeout(WAIT_S):
