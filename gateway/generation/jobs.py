@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from penstock.gateway.admission.admission import Meter, admitted
-from penstock.gateway.context import caller_of, gateway_of
+from penstock.gateway.context import Gateway, gateway_of
 from penstock.gateway.generation.idempotency import check_same, key_of, place_asked_for, request_id_of
 from penstock.gateway.http.disconnect import while_wanted
 from penstock.gateway.http.events import BEFORE_ALL, Event, EventWriter, Place
@@ -73,13 +73,13 @@ async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
             key has used up its tokens.
         ConnectionLost, ServerRefused: Redis is away or says no.
     """
+    gateway = gateway_of(asked)
     key = key_of(asked)
     after = place_asked_for(asked, key)
-    request = _for_caller(asked, request)
     if key is not None:
-        request = await _named(asked, queue, request, key)
+        request = await _named(asked, gateway, queue, request, key)
     request, meter = await admitted(asked, queue, request)
-    return Job(queue, gateway_of(asked).client.on(queue).stream(request), meter, after)
+    return Job(queue, gateway.client.on(queue).stream(request), meter, after)
 
 
 async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[GenerateRequest, Meter]:
@@ -90,13 +90,13 @@ async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[G
     Raises:
         As `start`.
     """
+    gateway = gateway_of(asked)
     key = key_of(asked)
-    request = _for_caller(asked, request)
-    if key is None:
-        request = _with_id(asked, request, secrets.token_urlsafe(), 0)
-    else:
-        request = await _named(asked, queue, request, key)
-    return await admitted(asked, queue, request)
+    if key is not None:
+        return await admitted(asked, queue, await _named(asked, gateway, queue, request, key))
+    is_cluster = gateway.store.address.kind == "cluster"
+    fresh_id = request_id_of(asked, secrets.token_urlsafe(), 0, is_cluster=is_cluster)
+    return await admitted(asked, queue, request.model_copy(update={"id": fresh_id}))
 
 
 def job_of(asked: Request, queue: str, request: GenerateRequest, meter: Meter) -> Job:
@@ -117,19 +117,10 @@ async def _read(reply: ReplyStream, each: Callable[[Chunk], object] | None) -> R
     return await reply.read_to_end()
 
 
-def _for_caller(asked: Request, request: GenerateRequest) -> GenerateRequest:
-    caller = caller_of(asked)
-    return request if caller.key_id is None else request.model_copy(update={"tenant": caller.tenant})
-
-
-async def _named(asked: Request, queue: str, request: GenerateRequest, key: str) -> GenerateRequest:
+async def _named(asked: Request, gateway: Gateway, queue: str, request: GenerateRequest, key: str) -> GenerateRequest:
     number = getattr(asked.state, "num_jobs", 0)
     asked.state.num_jobs = number + 1
-    named = _with_id(asked, request, key, number)
-    await check_same(gateway_of(asked).store, queue, named)
+    is_cluster = gateway.store.address.kind == "cluster"
+    named = request.model_copy(update={"id": request_id_of(asked, key, number, is_cluster=is_cluster)})
+    await check_same(gateway.store, queue, named)
     return named
-
-
-def _with_id(asked: Request, request: GenerateRequest, key: str, number: int) -> GenerateRequest:
-    is_cluster = gateway_of(asked).store.address.kind == "cluster"
-    return request.model_copy(update={"id": request_id_of(asked, key, number, is_cluster=is_cluster)})

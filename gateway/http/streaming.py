@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 
-import structlog
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -16,10 +15,9 @@ from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.disconnect import ClientGone, while_wanted
 from penstock.gateway.http.events import BEFORE_ALL, OPENING, PING, Event, EventWriter, Place, encode, entry_of
 from penstock.gateway.http.interruptions import Interruption
+from penstock.gateway.http.unexpected import internal_error, log_unexpected
 from penstock.producer import PenstockError, ReplyStream
 from penstock.producer.tasks import end_tasks
-
-log = structlog.get_logger(__name__)
 
 HEADERS: Mapping[str, str] = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -97,8 +95,8 @@ class EventStream(Response):
         except (ClientGone, ClientDisconnect, OSError):
             raise
         except Exception as error:
-            log.exception("stream_failed", request_id=self._reply.request_id)
-            return ApiError(500, f"internal error: {type(error).__name__}", type="server_error", code="internal_error")
+            log_unexpected("stream_failed", error, reply=self._reply.request_id)
+            return internal_error()
         return None
 
     async def _serve(self, send: Send) -> None:

@@ -15,9 +15,12 @@ Document = dict[str, Any]
 _MICROSECONDS = 1_000_000
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+
+
 def spell(document: object) -> str:
     """As JSON on one line, in ASCII: some clients take other characters than CR and LF for the end of a line."""
-    return json.dumps(document, separators=(",", ":"))
+    return _ENCODER.encode(document)
 
 
 def created_at(entry_id: str | None) -> int:

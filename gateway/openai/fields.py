@@ -66,12 +66,13 @@ def read_fields(policy: Policy, kind: type[BodyT], body: Mapping[str, Any]) -> B
         raise invalid_value(error) from None
 
 
+_BY_KEY = "whom a request is for comes from its API key"
 _NO_CACHE_KEY = "every prompt's prefix is cached as it is"
 _OLLAMA = "a worker's settings say how it uses its machine"
 
 IGNORED: Mapping[str, str] = {
-    "user": "whom a request is for comes from its API key",
-    "safety_identifier": "as `user`",
+    "user": _BY_KEY,
+    "safety_identifier": _BY_KEY,
     "metadata": "no answer is stored that it could describe",
     "service_tier": "`priority` orders requests",
     "prompt_cache_key": _NO_CACHE_KEY,
@@ -87,9 +88,11 @@ IGNORED: Mapping[str, str] = {
 _USE = "is another server's name for {}"
 _NO_SEARCH = Refusal("beam search is not supported", (False,))
 
+_NO_ID = Refusal("a request's id is the gateway's to choose; the header Idempotency-Key names a request")
+
 REFUSED: Mapping[str, Refusal] = {
-    "id": Refusal("the id of a request is the gateway's to choose; send the header Idempotency-Key to name one"),
-    "request_id": Refusal("as `id`"),
+    "id": _NO_ID,
+    "request_id": _NO_ID,
     "use_beam_search": _NO_SEARCH,
     "length_penalty": Refusal("it belongs to beam search, which is not supported", (1.0,)),
     "early_stopping": _NO_SEARCH,

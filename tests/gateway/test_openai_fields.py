@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -236,3 +237,20 @@ async def test_a_gateway_outlives_what_is_in_any_field(
                 if response.status_code != 200:
                     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
         assert (await asked.post(path, body)).status_code == 200
+
+
+DOCS = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
+
+
+@pytest.mark.parametrize("policy", [CHAT_POLICY, COMPLETION_POLICY], ids=NAMES)
+def test_the_docs_list_every_field(policy: Policy) -> None:
+    whose = "chat" if policy is CHAT_POLICY else "completions"
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in DOCS.splitlines() if line[:3] == "| `"]
+    listed = {(row[0].strip("`"), row[2]): row[3:] for row in rows if len(row) > 2 and row[1] in (whose, "both")}
+    for name, reason in policy.ignored.items():
+        assert (name, reason) in listed
+    for name, (reason, neutral) in policy.refused.items():
+        assert listed[name, reason] == [" or ".join(f"`{json.dumps(value)}`" for value in neutral)]
+    assert len(listed) == len(policy.ignored) + len(policy.refused)
+    for name in policy.honoured:
+        assert f"`{name}`" in DOCS

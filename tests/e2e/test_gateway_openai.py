@@ -1,0 +1,214 @@
+"""The official client, a gateway, and a worker with a real model, which was taught nothing of tools."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx2
+import openai
+import pytest
+import pytest_asyncio
+from gateway_harness import running_gateway
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from patience import WAIT_S
+from pydantic import BaseModel
+
+from penstock.engine.demo import MODEL_DIR
+from penstock.worker.local.embedded import EmbeddedServer
+from penstock.worker.local.worker_process import local_worker, wait_joined
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TEMPLATE = Path(__file__).parents[1] / "chat_templates" / "hermes.jinja"
+WORKER: dict[str, Any] = {
+    "queue": "chats", "name": "real", "max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520, "health_port": 0,
+    "drain_timeout_s": 5, "log_level": "warning",
+}  # fmt: skip
+QUESTION: Any = [{"role": "user", "content": "Is it noon?"}]
+BRIEF: Any = {"model": "chats", "messages": QUESTION, "max_tokens": 12, "temperature": 2.0, "seed": 7}
+NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    url: str
+    openai: openai.AsyncOpenAI
+    http: httpx2.AsyncClient
+
+    async def post(self, path: str, body: Any) -> Any:
+        response = await self.http.post(path, json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> AsyncIterator[Served]:
+    model = tmp_path_factory.mktemp("hermes") / "model"
+    shutil.copytree(MODEL_DIR, model)
+    shutil.copy(TEMPLATE, model / "chat_template.jinja")
+    settings = {**WORKER, "model": str(model), "compile_cache_dir": str(compile_cache)}
+    with EmbeddedServer() as server:
+        async with local_worker(server.url, settings) as worker:
+            await wait_joined(worker, server.url, WORKER["queue"], WORKER["name"])
+            async with (
+                running_gateway(server.url) as gateway,
+                openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+                httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
+            ):
+                yield Served(gateway.url, client, http)
+
+
+async def streamed(served: Served, **asked: Any) -> list[ChatCompletionChunk]:
+    return [chunk async for chunk in await served.openai.chat.completions.create(stream=True, **asked)]
+
+
+def text_of(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
+    choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+    return "".join(choice.delta.content or "" for choice in choices)
+
+
+async def test_the_same_seed_gives_the_same_answers_streamed_or_not(served: Served) -> None:
+    first, second = [await served.openai.chat.completions.create(n=3, **BRIEF) for _ in range(2)]
+    texts = [choice.message.content for choice in first.choices]
+    assert texts == [choice.message.content for choice in second.choices]
+    assert len(set(texts)) == 3
+    chunks = await streamed(served, n=3, stream_options={"include_usage": True}, **BRIEF)
+    assert [text_of(chunks, index) for index in range(3)] == texts
+    assert chunks[-1].usage is not None
+    assert first.usage is not None
+    assert chunks[-1].usage.completion_tokens == first.usage.completion_tokens
+
+
+async def test_the_client_for_threads_gets_the_same(served: Served) -> None:
+    def ask() -> str | None:
+        with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+            return client.chat.completions.create(**BRIEF).choices[0].message.content
+
+    completion = await served.openai.chat.completions.create(**BRIEF)
+    assert await asyncio.to_thread(ask) == completion.choices[0].message.content
+
+
+async def test_a_stop_string_ends_the_text_before_it(served: Served) -> None:
+    body = {**BRIEF, "regex": "one two three", "stop": ["two"], **NO_THINKING}
+    (choice,) = (await served.post("/v1/chat/completions", body))["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"], choice["stop_reason"]) == ("one ", "stop", "two")
+
+
+async def test_five_log_probabilities_come_with_each_token(served: Served) -> None:
+    body = {**BRIEF, "logprobs": True, "top_logprobs": 5}
+    response = await served.http.post("/v1/chat/completions", json=body)
+    choice = ChatCompletion.model_validate_json(response.text, strict=True).choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert len(choice.logprobs.content) == 12
+    for token in choice.logprobs.content:
+        assert len(token.top_logprobs) == 5
+        assert token.logprob <= max(top.logprob for top in token.top_logprobs) <= 0
+    chunks = await streamed(served, logprobs=True, top_logprobs=5, **BRIEF)
+    streamed_tokens = [
+        token for chunk in chunks if chunk.choices[0].logprobs for token in chunk.choices[0].logprobs.content or ()
+    ]
+    assert [token.token for token in streamed_tokens] == [token.token for token in choice.logprobs.content]
+
+
+class Answer(BaseModel):
+    """A schema that the client makes."""
+
+    city: Literal["Oslo", "Rome"]
+    days: Literal[1, 2]
+
+
+async def test_an_answer_follows_a_schema(served: Served) -> None:
+    asked: Any = {**BRIEF, "max_tokens": 100, "extra_body": NO_THINKING}
+    completion = await served.openai.chat.completions.parse(response_format=Answer, **asked)
+    assert isinstance(completion.choices[0].message.parsed, Answer)
+    async with served.openai.chat.completions.stream(response_format=Answer, **asked) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.parsed == completion.choices[0].message.parsed
+
+
+async def test_tools_are_called_over_two_turns(served: Served) -> None:
+    tool = openai.pydantic_function_tool(Answer, name="weather", description="It.")
+    asked: Any = {**BRIEF, "tools": [tool], "tool_choice": "required", "max_tokens": 200, "parallel_tool_calls": False}
+    asked["extra_body"] = NO_THINKING
+    first = await served.openai.chat.completions.create(**asked)
+    (choice,) = first.choices
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls or ()
+    assert call.type == "function"
+    Answer.model_validate_json(call.function.arguments)
+    assert choice.message.content is None
+
+    chunks = await streamed(served, **asked)
+    deltas = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or ()]
+    assert "".join(delta.function.arguments or "" for delta in deltas if delta.function) == call.function.arguments
+    assert [delta.function.name for delta in deltas if delta.id and delta.function] == ["weather"]
+
+    asked["messages"] = [
+        *QUESTION,
+        choice.message,
+        {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+    ]
+    second = await served.openai.chat.completions.create(**asked)
+    assert second.choices[0].finish_reason == "tool_calls"
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens
+
+
+async def test_an_answer_goes_on_to_the_end_of_the_context(served: Served) -> None:
+    (model,) = (await served.openai.models.list()).data
+    body = {"model": model.id, "messages": QUESTION, "ignore_eos": True}
+    completion = await served.post("/v1/chat/completions", body)
+    assert completion["choices"][0]["finish_reason"] == "length"
+    assert completion["usage"]["total_tokens"] == (model.model_extra or {})["max_model_len"]
+
+
+async def test_an_echoed_prompt_has_the_tokens_that_its_text_consists_of(served: Served) -> None:
+    body = {"model": "chats", "prompt": "What is 12 + 30? é", "echo": True, "logprobs": 2, "max_tokens": 4}
+    body["skip_special_tokens"] = False  # else they have a place in the text, and no text
+    completion = await served.post("/v1/completions", body)
+    (choice,) = completion["choices"]
+    logprobs = choice["logprobs"]
+    assert choice["text"].startswith(body["prompt"])
+    assert len(logprobs["tokens"]) == completion["usage"]["total_tokens"]
+    assert logprobs["token_logprobs"][0] is None
+    ends = [*logprobs["text_offset"][1:], len(choice["text"])]
+    for token, start, end in zip(logprobs["tokens"], logprobs["text_offset"], ends, strict=True):
+        assert token in (choice["text"][start:end], "\ufffd")
+
+
+async def test_prompts_may_be_texts_or_tokens(served: Served) -> None:
+    text = "Count from 96 to 104."
+    tokens = (await served.post("/tokenize", {"model": "chats", "prompt": text}))["tokens"]
+    completion = await served.openai.completions.create(model="chats", prompt=[tokens, tokens], max_tokens=8)
+    single = await served.openai.completions.create(model="chats", prompt=text, max_tokens=8)
+    assert isinstance(single, Completion)
+    assert {choice.text for choice in completion.choices} == {single.choices[0].text}
+
+
+async def test_tokens_of_prompt_and_answer_are_those_that_were_counted(served: Served) -> None:
+    body = {**BRIEF, "return_token_ids": True}
+    completion = await served.post("/v1/chat/completions", body)
+    counted = await served.post("/v1/count_tokens", {"model": "chats", "messages": QUESTION})
+    (choice,) = completion["choices"]
+    assert completion["usage"]["prompt_tokens"] == len(completion["prompt_token_ids"]) == counted["count"]
+    assert completion["usage"]["completion_tokens"] == len(choice["token_ids"])
+    text = await served.post("/detokenize", {"model": "chats", "tokens": choice["token_ids"]})
+    message = choice["message"]
+    assert text["prompt"].strip() == (message.get("reasoning", "") + message["content"]).strip()
+
+
+async def test_a_prompt_that_is_too_long_is_a_bad_request(served: Served) -> None:
+    with pytest.raises(openai.BadRequestError, match="tokens") as caught:
+        await served.openai.chat.completions.create(
+            model="chats", messages=[{"role": "user", "content": json.dumps(list(range(3000)))}]
+        )
+    assert caught.value.code == "context_length_exceeded"

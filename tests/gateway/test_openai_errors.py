@@ -1,0 +1,203 @@
+"""What goes wrong, as the official client sees it: a class of its own, and a status, a type, a code and a field."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple
+
+import openai
+import pytest
+from fakes import LossyProxy, ScriptedReply
+from gateway_harness import CARD, announce, running_gateway
+from openai_clients import HELLO, Asked, asking, data_of
+
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient
+
+CHAT = "/v1/chat/completions"
+TINY: Any = {"model": "tiny", "messages": HELLO}
+
+
+class Told(NamedTuple):
+    """What the client is told."""
+
+    kind: type[openai.APIStatusError]
+    status: int
+    type: str
+    code: str
+    param: str | None = None
+    retry_after: str | None = None
+
+
+def refusing(code: str, message: str) -> Callable[[ScriptedReply], Awaitable[None]]:
+    async def refuse(reply: ScriptedReply) -> None:
+        await reply.own()
+        await reply.end("error", code=code, message=message)
+
+    return refuse
+
+
+def ending(reason: str) -> Callable[[ScriptedReply], Awaitable[None]]:
+    async def end(reply: ScriptedReply) -> None:
+        await reply.own()
+        await reply.end(reason)
+
+    return end
+
+
+INVALID = "invalid_request_error"
+BAD = openai.BadRequestError
+
+ASKED: dict[str, tuple[dict[str, Any], Told]] = {
+    "unknown model": ({"model": "huge"}, Told(openai.NotFoundError, 404, INVALID, "model_not_found", "model")),
+    "ambiguous model": ({"model": "twin"}, Told(BAD, 400, INVALID, "ambiguous_model", "model")),
+    "unserved model": (
+        {"model": "absent"},
+        Told(openai.InternalServerError, 503, "server_error", "no_worker", "model", "1"),
+    ),
+    "unknown field": ({"tempreature": 1}, Told(BAD, 400, INVALID, "unknown_parameter", "tempreature")),
+    "field of another server": ({"cache_salt": "a"}, Told(BAD, 400, INVALID, "unsupported_parameter", "cache_salt")),
+    "wrong type": ({"temperature": "hot"}, Told(BAD, 400, INVALID, "invalid_type", "temperature")),
+    "out of range": ({"top_p": 2}, Told(BAD, 400, INVALID, "invalid_value", "top_p")),
+    "missing field": ({"messages": None}, Told(BAD, 400, INVALID, "missing_required_parameter", "messages")),
+    "too large": ({"user": "x" * 3000}, Told(openai.APIStatusError, 413, INVALID, "too_large")),
+}
+
+ANSWERED: dict[str, tuple[Any, Told]] = {
+    "too long": (
+        refusing("too_long", "the prompt has 9 tokens"),
+        Told(BAD, 400, INVALID, "context_length_exceeded"),
+    ),
+    "over a worker's limit": (
+        refusing("invalid_request", "n: is 9, the limit max_n is 8"),
+        Told(BAD, 400, INVALID, "invalid_request", "n"),
+    ),
+    "an entry too large": (
+        refusing("too_large", "the entry has 9 bytes"),
+        Told(openai.APIStatusError, 413, INVALID, "too_large"),
+    ),
+    "expired": (ending("expired"), Told(openai.APIStatusError, 408, "timeout_error", "expired")),
+    "cancelled": (ending("cancelled"), Told(openai.ConflictError, 409, "conflict_error", "cancelled")),
+    "engine broke": (
+        refusing("engine_error", "out of luck"),
+        Told(openai.InternalServerError, 500, "server_error", "internal_error"),
+    ),
+}
+
+
+async def told(asked: Asked, streamed: bool, **fields: Any) -> Told:
+    body = {**TINY, "stream": streamed, **fields}
+    with pytest.raises(openai.APIStatusError) as caught:
+        await asked.openai.post("/chat/completions", body=body, cast_to=object)
+    error = caught.value
+    assert error.response.headers["x-should-retry"] == ("true" if "retry-after" in error.response.headers else "false")
+    body_of: Any = error.body
+    retry_after = error.response.headers.get("retry-after")
+    return Told(type(error), error.status_code, body_of["type"], error.code or "", error.param, retry_after)
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_what_is_wrong_with_a_request_has_a_class_of_its_own(
+    redis: RedisClient, redis_url: str, streamed: bool
+) -> None:
+    settings: Any = {"max_body_bytes": 2000, "queues": ("default", "absent", "first", "second")}
+    for queue in ("first", "second"):
+        await announce(redis, queue, CARD.model_copy(update={"model": "twin"}))
+    async with asking(redis, redis_url, **settings) as asked:
+        for case, (fields, expected) in ASKED.items():
+            assert await told(asked, streamed, **fields) == expected, case
+        assert asked.worker.taken == []
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("behave", "expected"), ANSWERED.values(), ids=ANSWERED)
+async def test_what_ends_an_answer_before_it_begins_has_a_status(
+    redis: RedisClient, redis_url: str, behave: Any, expected: Told, streamed: bool
+) -> None:
+    async with asking(redis, redis_url, behave) as asked:
+        assert await told(asked, streamed) == expected
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_a_full_queue_says_when_to_come_again(redis: RedisClient, redis_url: str, streamed: bool) -> None:
+    async with asking(redis, redis_url, max_queue_length=1) as asked:
+        await redis.xadd(keys.requests("other"), {"prompt": "waits"})
+        await announce(redis, "other")
+        expected = Told(openai.RateLimitError, 429, "rate_limit_error", "queue_full", None, "1")
+        assert await told(asked, streamed, model="other") == expected
+
+
+async def test_without_redis_a_gateway_is_unavailable(redis: RedisClient, redis_url: str) -> None:
+    port = int(redis_url.rpartition(":")[2].partition("/")[0])
+    await announce(redis)
+    async with AsyncExitStack() as stack:
+        lossy = await stack.enter_async_context(LossyProxy(port))
+        gateway = await stack.enter_async_context(running_gateway(lossy.url))
+        client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+        await stack.enter_async_context(client)
+        assert (await client.models.list()).data
+        await lossy.refuse()
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.chat.completions.create(**TINY)
+        assert (caught.value.status_code, caught.value.code) == (503, "unavailable")
+        assert caught.value.response.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is not JSON"), (b"{", "is not JSON"), (b"[]", "is list, not an object"), (b'"a"', "is str"),
+        (b"\xff\xfe", "is not JSON"), (b"null", "is NoneType"), (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 80 + b"1" + b"}" * 80, "nested more than 64 deep"), (b'{"seed": 1e999}', "inf"),
+        (b'{"seed": ' + b"1" * 5000 + b"}", "is not JSON"), (b'{"user": "\\ud800"}', "not Unicode"),
+        (b'{"seed": NaN}', "nan"),
+    ],
+)  # fmt: skip
+async def test_a_body_that_is_none_is_refused(redis: RedisClient, redis_url: str, content: bytes, says: str) -> None:
+    async with asking(redis, redis_url) as asked:
+        response = await asked.http.post(CHAT, content=content)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "invalid_json")
+        assert says in error["message"]
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/chat", 404), ("/v1/embeddings", 404), (CHAT, 405)])
+async def test_what_is_not_there_is_said_in_the_same_form(
+    redis: RedisClient, redis_url: str, path: str, status: int
+) -> None:
+    async with asking(redis, redis_url) as asked:
+        response = await asked.http.get(path)
+        assert response.status_code == status
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def streamed_chat(client: openai.AsyncOpenAI) -> Any:
+    return await client.chat.completions.create(stream=True, **TINY)
+
+
+async def streamed_completion(client: openai.AsyncOpenAI) -> Any:
+    return await client.completions.create(model="tiny", prompt="a", stream=True)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "expected"), [("error", "engine_error", "internal_error"), ("expired", None, "expired")]
+)
+@pytest.mark.parametrize("ask", [streamed_chat, streamed_completion])
+async def test_what_ends_an_answer_midway_raises_in_the_client(
+    redis: RedisClient, redis_url: str, ask: Any, reason: str, code: str | None, expected: str
+) -> None:
+    async def stumble(reply: ScriptedReply) -> None:
+        await reply.own()
+        await reply.chunk("half an ")
+        await reply.end(reason, code=code, message="out of luck")
+
+    async with asking(redis, redis_url, stumble) as asked:
+        stream = await ask(asked.openai)
+        first = await anext(stream)
+        with pytest.raises(openai.APIError) as caught:
+            await anext(stream)
+        assert "half an " in first.model_dump_json()
+        assert caught.value.code == expected
+        response = await asked.post(CHAT, {**TINY, "stream": True})
+        assert "[DONE]" not in data_of(response.text)
