@@ -217,7 +217,7 @@ class _GuardedProtocol(HttpToolsProtocol):
             return
         if self._has_whole_request:
             self._answer()
-        elif self._has_request:
+        elif self.cycle.more_body:  # of the next request, or of this one, which was answered before its end
             self._wait(self._guard.limits.body_timeout_s)
         else:
             self._wait(self._guard.limits.idle_timeout_s + self._guard.limits.header_timeout_s)
