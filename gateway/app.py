@@ -19,6 +19,7 @@ from penstock.gateway.context import Gateway
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError, api_error
 from penstock.gateway.http.answers import error_response
+from penstock.gateway.http.body import BodyBudget
 from penstock.gateway.http.disconnect import ClientGone
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.http.observing import CLIENT_CLOSED_REQUEST, Observing
@@ -65,6 +66,7 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
         Middleware(KeyGuard),
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
+    app.state.bodies = BodyBudget(settings.max_bodies_bytes)
     app.router.redirect_slashes = False  # the redirection would name the host that the client named
     return app
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import resource
 import signal
 import socket
@@ -54,14 +53,6 @@ def serve(settings: GatewaySettings) -> int:
         status = process.run() if settings.workers == 1 else keep_running(settings.workers, process.work)
     _log.info("stopped")
     return status
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine can connect to the address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -20,6 +21,8 @@ from penstock.gateway.errors import ApiError
 from penstock.gateway.http.guard import GuardedServer, Limits
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.settings import GatewaySettings
+from penstock.producer import PenstockError
+from penstock.producer.tasks import end_tasks
 
 _log = structlog.get_logger(__name__)
 
@@ -64,6 +67,7 @@ class GatewayServer(_Server):
         self.metrics = Metrics()
         self._app = create_app(settings, self.metrics)
         self._settings = settings
+        self._warning: asyncio.Task[None] | None = None
         super().__init__(
             self._app,
             _limits(settings, max_connections),
@@ -73,6 +77,23 @@ class GatewayServer(_Server):
             ssl_keyfile=settings.tls_key,
         )
         self.metrics.watch_connections(lambda: len(self.server_state.connections))
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not is_loopback(self._settings.host):
+            self._warning = asyncio.create_task(self._warn_of_strangers())
+
+    async def _warn_of_strangers(self) -> None:
+        try:
+            caller = await self._app.state.gateway.keeper.ring.check(None)
+        except ApiError:
+            return  # there are keys
+        except PenstockError as error:
+            _log.warning("api_keys_unknown", error=str(error))
+            return
+        if caller is None:
+            hint = "whoever reaches the address may ask for anything: make keys with penstock keys create"
+            _log.warning("no_api_keys", host=self._settings.host, hint=hint)
 
     def stop(self) -> None:
         """Begins the drain; a second time it ends it."""
@@ -90,8 +111,19 @@ class GatewayServer(_Server):
         ending = asyncio.get_running_loop().call_later(timeout_s, interruptions.end_all, STOPPING)
         try:
             await super().shutdown(sockets)
+            if self.force_exit:
+                await self.lifespan.shutdown()  # which uvicorn leaves out then: connections would be left open
         finally:
             ending.cancel()
+            await end_tasks([self._warning] if self._warning else [])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine can connect to the address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @asynccontextmanager

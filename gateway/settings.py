@@ -99,7 +99,16 @@ class GatewaySettings(BaseSettings):
         "Streams", "How long a request with an Idempotency-Key goes on without anybody who reads it.", 30.0
     )
 
-    max_body_bytes: ByteSize = _setting("Limits of HTTP", "Bytes of one body.", ByteSize(16 << 20))
+    max_body_bytes: ByteSize = _setting(
+        "Limits of HTTP",
+        "Bytes of one body. A worker has a limit too, which is lower by default; JSON may take three times as many.",
+        ByteSize(4 << 20),
+    )
+    max_bodies_bytes: ByteSize = _setting(
+        "Limits of HTTP",
+        "Bytes of large bodies that a process reads at once; over it they are refused for a while.",
+        ByteSize(256 << 20),
+    )
     max_prompts: Annotated[int, Field(ge=1)] = _setting(
         "Limits of HTTP", "Prompts in one request for completions, each of which is a request to the queue.", 128
     )

@@ -8,10 +8,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from penstock.gateway.admission.admission import Meter, admitted
-from penstock.gateway.context import Gateway, caller_of, gateway_of
+from penstock.gateway.context import Gateway, gateway_of
 from penstock.gateway.generation.idempotency import check_same, key_of, place_asked_for, request_id_of
 from penstock.gateway.http.disconnect import while_wanted
 from penstock.gateway.http.events import BEFORE_ALL, Event, EventWriter, Place
@@ -49,7 +48,7 @@ class Job:
 
     def streamed(
         self, asked: Request, writer: EventWriter, opening: Callable[[], Iterable[Event | None]] | None = None
-    ) -> Response:
+    ) -> EventStream:
         """The reply as events, while it is written; `opening` gives those that come before its first."""
         gateway = gateway_of(asked)
         return EventStream(
@@ -75,10 +74,7 @@ async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
             key has used up its tokens.
         ConnectionLost, ServerRefused: Redis is away or says no.
     """
-    gateway, caller = gateway_of(asked), caller_of(asked)
-    if caller.key_id is not None:
-        request = request.model_copy(update={"tenant": caller.tenant})
-    request = _traced(asked, request)
+    gateway, request = gateway_of(asked), _traced(asked, request)
     key = key_of(asked)
     after = place_asked_for(asked, key)
     if key is not None:

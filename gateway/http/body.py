@@ -2,46 +2,116 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from starlette.requests import Request
+from pydantic_core import from_json
+from starlette.requests import HTTPConnection, Request
 
-from penstock.gateway.errors import ApiError
+from penstock.gateway.errors import RETRY_AFTER_S, ApiError
 from penstock.producer.wire.values import check_json
+
+SMALL_BYTES = 256 << 10
+"""What every body may have: only what is over it is shared out. It is parsed while everything else waits."""
+
+
+class BodyBudget:
+    """How much of large bodies a process holds while they come, and until they are parsed, one after the other."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.parsing = asyncio.Lock()
+        self._max_bytes = max_bytes
+        self._num_held = 0
+
+    @contextmanager
+    def share(self) -> Iterator[_Share]:
+        """That of one body, while the block lasts."""
+        share = _Share(self)
+        try:
+            yield share
+        finally:
+            self._num_held -= share.num_held
+
+    def take(self, num_bytes: int) -> None:
+        """Raises ApiError (503) where there are not as many."""
+        if self._num_held + num_bytes > self._max_bytes:
+            message = f"too many large bodies come at once: together they are over {self._max_bytes} bytes"
+            raise ApiError(503, message, type="server_error", code="unavailable", retry_after_s=RETRY_AFTER_S)
+        self._num_held += num_bytes
+
+
+class _Share:
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._num_bytes = 0
+        self.num_held = 0
+
+    def add(self, num_bytes: int) -> int:
+        """How many bytes there are with these.
+
+        Raises:
+            ApiError: the budget has not as many (503).
+        """
+        self._num_bytes += num_bytes
+        wanted = max(0, self._num_bytes - SMALL_BYTES)
+        if wanted > self.num_held:
+            self._budget.take(wanted - self.num_held)
+            self.num_held = wanted
+        return self._num_bytes
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Raises ApiError (413) as soon as there is more."""
-    announced = request.headers.get("content-length", "0")
-    if announced.isdigit() and len(announced) < 20 and int(announced) > max_bytes:
-        raise _too_large(max_bytes)
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        parts.append(part)
-    return b"".join(parts)
+    """
+    Raises:
+        ApiError: as soon as there is more (413), or more of all bodies than the process holds (503).
+    """
+    with _budget_of(request).share() as share:
+        return await _read(request, max_bytes, share)
 
 
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     """The object that a body spells.
 
     Raises:
-        ApiError: it is too large (413), or spells none (400).
+        ApiError: it spells none (400), or as `read_body`.
     """
-    body = await read_body(request, max_bytes)
+    budget = _budget_of(request)
+    with budget.share() as share:
+        body = await _read(request, max_bytes, share)
+        if len(body) <= SMALL_BYTES:
+            return _parse(body)
+        async with budget.parsing:
+            return await asyncio.to_thread(_parse, body)
+
+
+async def _read(request: Request, max_bytes: int, share: _Share) -> bytes:
+    announced = request.headers.get("content-length", "0")
+    if announced.isdigit() and len(announced) < 20 and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    parts: list[bytes] = []
+    async for part in request.stream():
+        if share.add(len(part)) > max_bytes:
+            raise _too_large(max_bytes)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _parse(body: bytes) -> dict[str, Any]:
     try:
-        value = check_json(json.loads(body))
-    except RecursionError:
-        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+        value = check_json(from_json(body, allow_inf_nan=False))
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}"[:300], code="invalid_json") from None
     if not isinstance(value, dict):
         raise ApiError(400, f"the body is {type(value).__name__}, not an object", code="invalid_json")
     return value
+
+
+def _budget_of(connection: HTTPConnection) -> BodyBudget:
+    budget = connection.app.state.bodies
+    assert isinstance(budget, BodyBudget)  # noqa: S101  the application is made with it
+    return budget
 
 
 def _too_large(max_bytes: int) -> ApiError:

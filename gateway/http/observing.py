@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import structlog
 from starlette.datastructures import MutableHeaders
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.gateway.errors import ApiError
+from penstock.gateway.http.answers import error_response
+from penstock.gateway.http.unexpected import internal_error, log_unexpected
 from penstock.gateway.metrics import Metrics
 
 _log = structlog.get_logger(__name__)
@@ -50,7 +50,7 @@ class Observing:
             try:
                 await self._app(scope, receive, answer.send)
             except Exception as error:
-                _log_unexpected(error, answer.request_id)
+                log_unexpected("request_failed", error, request_id=answer.request_id)
                 await answer.fail(receive)
             finally:
                 self._record(scope, answer)
@@ -110,21 +110,9 @@ class _Answer:
         something is missing.
         """
         if self.begun_s is None:
-            error = ApiError(500, "this went wrong inside the gateway", type="server_error", code="internal_error")
-            await JSONResponse(error.body(), error.status, error.headers)(self.scope, receive, self.send)
+            await error_response(internal_error())(self.scope, receive, self.send)
 
 
 def _given_id(scope: Scope) -> str | None:
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
     return given if _REQUEST_ID.fullmatch(given) else None
-
-
-def _log_unexpected(error: Exception, request_id: str) -> None:
-    """Where it was, and of which kind it is: its message may quote a prompt."""
-    places = []
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        places.append(f"{code.co_filename}:{trace.tb_lineno} {code.co_name}")
-        trace = trace.tb_next
-    _log.error("request_failed", request_id=request_id, error=type(error).__name__, places=places[-12:])

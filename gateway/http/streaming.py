@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 
-import structlog
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -16,10 +15,9 @@ from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.disconnect import ClientGone, while_wanted
 from penstock.gateway.http.events import BEFORE_ALL, OPENING, PING, Event, EventWriter, Place, encode, entry_of
 from penstock.gateway.http.interruptions import Interruption
+from penstock.gateway.http.unexpected import internal_error, log_unexpected
 from penstock.producer import PenstockError, ReplyStream
 from penstock.producer.tasks import end_tasks
-
-log = structlog.get_logger(__name__)
 
 HEADERS: Mapping[str, str] = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -70,7 +68,8 @@ class EventStream(Response):
         self._after = after
         self._opening = opening
         self._is_sure = is_sure
-        self._has_begun = False
+        self.has_begun = False
+        """Whether the client has the status: it is not told otherwise any more."""
         self._beginning = asyncio.Lock()  # a ping and the first event may come at the same time
         self._is_quiet = True  # since the last look of `_keep_alive`
 
@@ -96,8 +95,8 @@ class EventStream(Response):
         except (ClientGone, ClientDisconnect, OSError):
             raise
         except Exception as error:
-            log.exception("stream_failed", request_id=self._reply.request_id)
-            return ApiError(500, f"internal error: {type(error).__name__}", type="server_error", code="internal_error")
+            log_unexpected("stream_failed", error, reply=self._reply.request_id)
+            return internal_error()
         return None
 
     async def _serve(self, send: Send) -> None:
@@ -126,7 +125,7 @@ class EventStream(Response):
         return encode(opening(), OPENING, self._after) if opening is not None else b""
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._has_begun:
+        if not self.has_begun:
             await error_response(error)(scope, receive, send)
             return
         await self._write(encode(self._writer.error(error)), send)
@@ -134,13 +133,13 @@ class EventStream(Response):
 
     async def _begin(self, send: Send) -> None:
         async with self._beginning:
-            if not self._has_begun:
+            if not self.has_begun:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                self._has_begun = True
+                self.has_begun = True
 
     async def _write(self, data: bytes, send: Send) -> None:
         if data:
-            if not self._has_begun:
+            if not self.has_begun:
                 await self._begin(send)
             self._is_quiet = False
             await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -108,12 +108,12 @@ async def _in_background(
 
 def _streamed(asked: Request, response: StoredResponse, job: Job) -> Response:
     writer = ResponseEvents(response)
-    opening = writer.begin if response.record is not None else None
+    stream = job.streamed(asked, writer, opening=writer.begin if response.record is not None else None)
 
     async def left() -> None:
-        await _leave(asked, job, response, is_known=writer.has_begun)
+        await _leave(asked, job, response, is_known=stream.has_begun)
 
-    return Attended(job.streamed(asked, writer, opening), left)
+    return Attended(stream, left)
 
 
 async def _whole(asked: Request, response: StoredResponse, job: Job) -> Response:

@@ -31,13 +31,13 @@ class ResponseEvents:
         self._number = 0
         self._output = Output(response.request_id, has_logprobs=response.has_logprobs)
         self._has_started = False
-        self.has_begun = False
+        self._has_begun = False
         self.document: Document | None = None
         """The body, once the response has ended."""
 
     def begin(self) -> Iterable[Event | None]:
         """Of a stored response that waits: one in the background may do so for long."""
-        self.has_begun = True
+        self._has_begun = True
         if self._response.is_background:
             yield self._status("created", "queued")
             yield self._status("queued", "queued")
@@ -80,7 +80,7 @@ class ResponseEvents:
         if self._response.created_at is None:
             began_at = int(time.time()) if entry_id is None else created_at(entry_id)
             self._response = replace(self._response, created_at=began_at)
-        if not self.has_begun:
+        if not self._has_begun:
             yield from self.begin()
         if not self._has_started:
             self._has_started = True

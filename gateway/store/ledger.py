@@ -90,7 +90,7 @@ class Ledger:
 
     async def _read_limit(self) -> int:
         share = int(min(map(_memory, await self._servers())) * self._max_share)
-        return max(1, share if self._max_bytes is None else min(share, self._max_bytes))
+        return max(1, share if self._max_bytes is None else min(share, int(self._max_bytes)))
 
     async def _servers(self) -> list[Mapping[str, Any]]:
         """What INFO says of the memory of each."""

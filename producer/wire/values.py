@@ -24,6 +24,9 @@ _MAX_SUGGESTED = 64  # characters of an unknown name that is compared with ours
 MAX_NESTING = 64
 """Of lists and objects within each other in one JSON value: what JSON schemas have, and no recursion runs out at."""
 
+_HARMLESS = frozenset({int, bool, type(None)})
+"""A long list of them is looked at all at once: one by one it would take seconds."""
+
 
 class WireModel(BaseModel):
     """A part of a request. A field that it does not know is refused, with the name that was probably meant.
@@ -133,7 +136,7 @@ def _inside(value: object) -> Iterable[object]:
     if isinstance(value, Mapping):
         return (part for item in value.items() for part in item)
     if isinstance(value, list | tuple):
-        return value
+        return value if set(map(type, value)) - _HARMLESS else ()
     if isinstance(value, str):
         check_text(value)
     elif isinstance(value, float) and not math.isfinite(value):

@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.errors import ConfigError
-from penstock.engine.text.response.formats import FORMATS, detect_format, reply_prefix, resolve_format
+from penstock.engine.errors import ConfigError, InvalidRequest
+from penstock.engine.text.response.formats import (
+    FORMATS,
+    MAX_PREFIX_TAGS,
+    detect_format,
+    reply_prefix,
+    resolve_format,
+)
 from penstock.engine.text.response.syntax import Format
 
 TEMPLATES = {
@@ -84,3 +90,11 @@ def test_syntax_comes_apart_into_its_delimiters_and_text(format_: Format) -> Non
 )
 def test_a_prompt_may_have_the_beginning_of_a_reply(name: str, prompt: str, prefix: str) -> None:
     assert reply_prefix(name, prompt) == prefix
+
+
+def test_a_message_that_is_continued_has_a_bounded_number_of_tags() -> None:
+    """What is behind each is looked at, by the engine's thread."""
+    prompt = "<|im_start|>assistant\n" + "Well. <tool_call>" * MAX_PREFIX_TAGS
+    assert reply_prefix("hermes", prompt) == "Well. <tool_call>" * MAX_PREFIX_TAGS
+    with pytest.raises(InvalidRequest, match=f"is continued has {MAX_PREFIX_TAGS + 1} tags, at most {MAX_PREFIX_TAGS}"):
+        reply_prefix("hermes", prompt + "</think>")

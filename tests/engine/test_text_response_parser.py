@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reply_texts import TOOLS, Message, as_written, parser, read, write
+from transformers.utils.chat_parsing import ResponseParser
 
 from penstock.engine.text.response.formats import FORMATS
+from penstock.engine.text.response.reading import parser as parser_module
 from penstock.engine.text.response.reading.calls import CallReader
 from penstock.engine.text.response.reading.delta import DELIMITER, Delta
-from penstock.engine.text.response.reading.parser import MAX_CUT_OFF
+from penstock.engine.text.response.reading.parser import MAX_CUT_OFF, PIECE_CHARS
 from penstock.engine.text.response.reading.source import Reading, Source
 
 NAMES = list(FORMATS)
@@ -538,3 +540,33 @@ def test_calls_within_calls_that_are_cut_off_are_read_a_bounded_number_of_times(
     text = text[: text.index("Oslo")] * 500 + "end"
     assert read(parser(name), [text]) == Message(text)
     assert len(begun) == MAX_CUT_OFF + 1
+
+
+@each_format
+@each_kind
+@settings(deadline=None, max_examples=20)
+@given(data=st.data())
+def test_what_the_prompt_has_of_a_reply_is_read_piece_by_piece(name: str, special: bool, data: st.DataObject) -> None:
+    message, text, _ = data.draw(messages(name))
+    assert message is not None
+    place = data.draw(st.integers(0, len(text)))
+    read_with = []
+    for size in (1, 7, 10**6):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parser_module, "PIECE_CHARS", size)
+            reading = parser(name, special=special, prefix=text[:place])
+        read_with.append(read(reading, [as_written(name, text[place:], special=special)]))
+    assert read_with[0] == read_with[1] == read_with[2]
+
+
+def test_a_long_text_that_the_prompt_has_is_cut_before_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[int] = []
+    original = ResponseParser.feed
+
+    def feed(scanner: ResponseParser, text: str) -> list[dict[str, object]]:
+        looked_at.append(len(text))
+        return original(scanner, text)
+
+    monkeypatch.setattr(ResponseParser, "feed", feed)
+    parser("hermes", prefix="Well. " + "<tool_call>" * 10_000)
+    assert max(looked_at) <= PIECE_CHARS

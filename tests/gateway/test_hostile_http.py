@@ -14,7 +14,7 @@ from patience import WAIT_S
 
 from penstock.producer.redis.connection import RedisClient
 
-BODY = b'{"model": "x"}'
+BODY = b'{"model": "x", "messages": [{"role": "user", "content": "a"}]}'
 LENGTH = b"Content-Length: %d" % len(BODY)
 CHUNKED = b"Transfer-Encoding: chunked"
 POST = b"POST /v1/chat/completions HTTP/1.1"

@@ -53,8 +53,8 @@ async def ask(client: openai.AsyncOpenAI, **options: Any) -> Any:
     return await client.chat.completions.with_raw_response.create(model="tiny", messages=MESSAGES, **options)
 
 
-async def stream(client: openai.AsyncOpenAI) -> Any:
-    return await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
+async def stream(client: openai.AsyncOpenAI, **options: Any) -> Any:
+    return await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, **options)
 
 
 async def test_requests_per_minute_hold_over_all_gateways(redis: RedisClient, redis_url: str) -> None:
@@ -224,7 +224,7 @@ async def test_tokens_of_a_stream_are_settled_at_its_end(redis: RedisClient, red
 async def test_tokens_of_a_stream_that_was_left_are_those_that_came(redis: RedisClient, redis_url: str) -> None:
     secret = await new_key(redis_url, limits={"tokens_per_minute": 1000})
     async with served(redis, redis_url, until_cancelled) as [gateway], client_of(gateway, secret.text) as client:
-        running = await stream(client)
+        running = await stream(client, max_tokens=500)
         await anext(running)
         reserved = await counted(redis, secret.key_id)
         await running.close()

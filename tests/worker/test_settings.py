@@ -90,7 +90,7 @@ def test_a_gateway_shares_some_of_a_worker_s(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("REDIS_URL", "redis://common:1")
     write_toml('redis_url = "redis://file:2"\nlog_level = "error"\nmax_body_bytes = 5\n')
     settings = load(GATEWAY, PROGRAMS, {})
-    assert (settings.redis_url, settings.log_level, settings.max_body_bytes) == ("redis://file:2", "error", 16 << 20)
+    assert (settings.redis_url, settings.log_level, settings.max_body_bytes) == ("redis://file:2", "error", 4 << 20)
     monkeypatch.setenv("PENSTOCK_REDIS_URL", "redis://worker:3")
     assert load(GATEWAY, PROGRAMS, {}).redis_url == "redis://worker:3"
     monkeypatch.setenv("PENSTOCK_GATEWAY_REDIS_URL", "redis://gateway:4")

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from penstock.engine.errors import ConfigError
+from penstock.engine.errors import ConfigError, InvalidRequest
 from penstock.engine.text.response.syntax import Arguments, Calls, Format, Parameter, Reasoning, Turn
 
+MAX_PREFIX_TAGS = 256
 AUTO, NONE = "auto", "none"  # what a setting may say besides the name of a format
 
 _THINK = Reasoning("<think>\n", "\n</think>\n\n")
@@ -200,6 +201,9 @@ def reply_prefix(format_name: str, prompt: str) -> str:
     """What a prompt already has of the reply: the text behind the last anchor, such as `<think>`.
 
     A prompt that ends with another turn than the model's has nothing of its reply.
+
+    Raises:
+        InvalidRequest: it has more tags than the engine's thread has time for.
     """
     format_ = FORMATS[format_name]
     found = [(prompt.rfind(anchor), len(anchor)) for anchor in format_.turn.anchors]
@@ -207,7 +211,12 @@ def reply_prefix(format_name: str, prompt: str) -> str:
     if place < 0:
         return _open_reasoning(format_, prompt)
     prefix = prompt[place + length :]
-    return "" if format_.turn.end and format_.turn.end in prefix else prefix
+    if format_.turn.end and format_.turn.end in prefix:
+        return ""
+    num_tags = sum(map(prefix.count, format_.delimiters))
+    if num_tags > MAX_PREFIX_TAGS:
+        raise InvalidRequest(f"the message that is continued has {num_tags} tags, at most {MAX_PREFIX_TAGS} can be")
+    return prefix
 
 
 def shows_reasoning(format_name: str, template: str) -> bool:

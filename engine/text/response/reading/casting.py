@@ -17,7 +17,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "array": (list,),
     "object": (dict,),
 }
-_KIND_OF: Mapping[type, str] = {type_: kind for kind, types in reversed(_KINDS.items()) for type_ in types}
+_KIND_OF: Mapping[type, str] = {type_: kind for kind, types in reversed([*_KINDS.items()]) for type_ in types}
 _UNIONS = ("anyOf", "oneOf", "allOf")
 MAX_DEPTH = 8  # of references in a row
 MAX_NODES = 256  # of one argument's schema, references counted

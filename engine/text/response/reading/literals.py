@@ -14,6 +14,7 @@ MAX_DEPTH = 64
 _CLOSERS = {"[": "]", "(": ")"}
 _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
 _WORD = re.compile("[^,:\\[\\](){}\"'\ud800-\udfff]*")
+_PLAIN = {end: re.compile(f"[^\\\\{end}\ud800-\udfff]+") for end in "'\""}  # within a string of Python's
 _NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^xuU])", re.DOTALL)
 _MAX_ESCAPE_CHARS = 10
@@ -91,7 +92,8 @@ def _python_string(source: Source) -> Reading[str]:
     while (character := (yield from source.peek())) != end:
         if DELIMITER.match(character):
             raise Malformed
-        parts.append((yield from _escaped(source)) if character == "\\" else source.take(1))
+        plain = _PLAIN[end].match(source.text, source.place)
+        parts.append((yield from _escaped(source)) if plain is None else source.take(len(plain[0])))
     source.place += 1
     return "".join(parts)
 

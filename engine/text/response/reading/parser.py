@@ -28,6 +28,7 @@ from penstock.engine.text.response.reading.modes import (
 )
 from penstock.engine.text.response.reading.source import Malformed, Reading, Source
 
+PIECE_CHARS = 4096  # of a prompt: what is behind a tag is copied with each tag
 MAX_CUT_OFF = 64  # what is behind each is looked at again, up to the end
 
 
@@ -58,7 +59,8 @@ class ReplyParser:
             self._take_prefix(dialect.written(spec.prefix))
 
     def _take_prefix(self, text: str) -> None:
-        self._run(text)
+        for place in range(0, len(text), PIECE_CHARS):
+            self._run(text[place : place + PIECE_CHARS])
         if self._scanner is not None and self._held.strip():
             self._scan("", is_last=True)  # a tag that the prompt ends with is one, whatever follows
         self._scanner = None
