@@ -79,7 +79,7 @@ async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
     after = place_asked_for(asked, key)
     if key is not None:
         request = await _named(asked, gateway, queue, request, key)
-    request, meter = await admitted(asked, queue, request)
+    request, meter = await admitted(asked, queue, request, shared_id=request.id)
     return Job(queue, gateway.client.on(queue).stream(request), meter, after)
 
 
@@ -94,7 +94,8 @@ async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[G
     gateway, request = gateway_of(asked), _traced(asked, request)
     key = key_of(asked)
     if key is not None:
-        return await admitted(asked, queue, await _named(asked, gateway, queue, request, key))
+        request = await _named(asked, gateway, queue, request, key)
+        return await admitted(asked, queue, request, shared_id=request.id)
     is_cluster = gateway.store.address.kind == "cluster"
     fresh_id = request_id_of(asked, secrets.token_urlsafe(), 0, is_cluster=is_cluster)
     return await admitted(asked, queue, request.model_copy(update={"id": fresh_id}))

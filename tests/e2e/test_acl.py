@@ -229,7 +229,17 @@ async def test_a_gateway_does_its_whole_job(acl_server: EmbeddedServer, admin: R
         assert whole.choices[0].message.content
         async for chunk in await chat(stream=True, extra_headers={"Idempotency-Key": "once"}):
             assert chunk.id
+        waiting = await client.responses.create(model="q", input="hi", max_output_tokens=20, background=True)
+        await eventually(lambda: _has_ended(client, waiting.id))
+        async for event in await client.responses.retrieve(waiting.id, stream=True):
+            assert event.type
+        await client.responses.cancel(waiting.id)
+        await client.responses.delete(waiting.id)
     assert await denials(admin) == []
+
+
+async def _has_ended(client: openai.AsyncOpenAI, response_id: str) -> bool:
+    return (await client.responses.retrieve(response_id)).status == "incomplete"  # at its limit
 
 
 async def test_an_operator_makes_keys_that_a_gateway_holds_callers_to(
@@ -271,11 +281,14 @@ async def _is_turned_away(client: openai.AsyncOpenAI) -> bool:
 
 @pytest.mark.parametrize("role", sorted(set(ROLES) - {"admin"}))
 async def test_only_gateways_have_their_own_keys(acl_server: EmbeddedServer, admin: RedisClient, role: str) -> None:
-    """Of API keys, which an operator makes, too."""
+    """But for API keys, which an operator makes, and a gateway may only read: it lets in whom it is told to."""
     makers = inspect.getmembers(names, inspect.isfunction)
     own = {make(*("x" for _ in inspect.signature(make).parameters)) for _, make in makers}
-    allowed = {key for key in own if role == "gateway" or (role == "operator" and "{keys}" in key)}
-    commands: list[tuple[str, ...]] = [("HSET", "f", "v"), ("HGET", "f"), ("HDEL", "f")]
+    api_keys = {names.api_keys(), names.revocations(), names.revocation_notices()}
+    allowed = {"gateway": own - api_keys, "operator": api_keys}.get(role, set())
+    commands: list[tuple[str, ...]] = [("HSET", "f", "v"), ("HDEL", "f")]
+    if role != "gateway":
+        commands.append(("HGET", "f"))
     async with aclosing(connect(url_of(acl_server, role), decode=True, retries=0)) as client:
         for key in own:
             for name, *rest in commands:
