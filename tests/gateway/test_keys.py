@@ -242,6 +242,27 @@ async def test_a_key_is_for_its_models(redis: RedisClient, redis_url: str) -> No
             await ask(gateway, by_queue.text, "huge")
 
 
+async def test_other_models_are_neither_listed_nor_of_any_use(redis: RedisClient, redis_url: str) -> None:
+    secret = await new_key(redis_url, models=["default"])
+    await announce(redis, "second", CARD.model_copy(update={"model": "other"}))
+    body = {"prompt": "x", "input": "x", "tokens": [1], "messages": MESSAGES}
+    fields = {
+        "/v1/chat/completions": ("messages",), "/v1/completions": ("prompt",), "/v1/responses": ("input",),
+        "/v1/count_tokens": ("prompt",), "/tokenize": ("prompt",), "/detokenize": ("tokens",),
+    }  # fmt: skip
+    async with (
+        served(redis, redis_url) as (gateway, worker),
+        httpx2.AsyncClient(base_url=gateway.url, headers={"x-api-key": secret.text}) as http,
+    ):
+        assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == ["tiny"]
+        assert (await http.get("/v1/models/other")).status_code == 403
+        for path, names_of_fields in fields.items():
+            for model in ("other", "second"):
+                answer = await http.post(path, json={"model": model, **{name: body[name] for name in names_of_fields}})
+                assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_allowed"), path
+        assert worker.taken == []
+
+
 async def test_a_name_is_not_ambiguous_for_who_may_use_one_of_the_queues(redis: RedisClient, redis_url: str) -> None:
     secret, anything = await new_key(redis_url, models=["default"]), await new_key(redis_url)
     await announce(redis, "second")
