@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from fakes import ScriptedReply, ScriptedWorker, eventually
+from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually
 from gateway_harness import Running, announce, new_key, running_gateway
 
 from penstock.gateway.keys.limits import BackgroundRequest, Limiter, OverLimit, new_charge
@@ -19,6 +19,7 @@ from penstock.gateway.keys.records import Limits
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.producer.redis.connection import RedisClient
+from penstock.worker.local.embedded import EmbeddedServer
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 ONE_AT_ONCE = Limits(max_concurrent=1)
@@ -181,20 +182,39 @@ async def test_a_request_in_the_background_counts_until_its_end(redis: RedisClie
     assert await gone(redis, names.key_background(secret.key_id))
 
 
+async def has_place(limiter: Limiter) -> bool:
+    try:
+        await limiter.release(await limiter.admit("k", ONE_AT_ONCE))
+    except OverLimit:
+        return False
+    return True
+
+
 async def test_the_lease_of_a_killed_gateway_lapses(redis_url: str) -> None:
     async with Store(redis_url) as store:
         killed, alive = (Limiter(store.execute, has_ended, lease_s=0.2) for _ in range(2))
         await killed.admit("k", ONE_AT_ONCE)
+        assert not await has_place(alive)
+        await eventually(lambda: has_place(alive))
 
-        async def is_admitted() -> bool:
-            try:
-                await alive.admit("k", ONE_AT_ONCE)
-            except OverLimit:
-                return False
-            return True
 
-        assert not await is_admitted()
-        await eventually(is_admitted)
+async def test_the_lease_of_a_gateway_that_lost_redis_comes_back_with_it(
+    redis_server: EmbeddedServer, redis_url: str
+) -> None:
+    async with LossyProxy(redis_server.port) as proxy, Store(proxy.url) as cut_off, Store(redis_url) as store:
+        limiter = Limiter(cut_off.execute, has_ended, lease_s=0.3)
+        other = Limiter(store.execute, has_ended)
+        async with limiter.running():
+            await limiter.admit("k", ONE_AT_ONCE)
+            assert not await has_place(other)
+            await proxy.refuse()
+            await eventually(lambda: has_place(other))
+            await proxy.listen()
+
+            async def is_back() -> bool:
+                return not await has_place(other)
+
+            await eventually(is_back)
 
 
 async def test_the_lease_of_a_living_gateway_is_renewed_until_its_release(redis: RedisClient, redis_url: str) -> None:
