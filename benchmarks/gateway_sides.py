@@ -79,9 +79,9 @@ async def _tokens_per_s(ask: Callable[[], Awaitable[Run]], num_tokens: int) -> f
 
 
 async def chunks(rounds: int) -> list[dict[str, Any]]:
-    """Each token is a chunk: the worker joins none."""
+    """Each token is a chunk, as the worker joins none, and they come faster than the gateway can serve them."""
     rows = []
-    async with _site(step_s=0.02, flush_interval_ms=0) as site, _bare_server() as (bare_port, bare_pid):
+    async with _site(step_s=0.002, flush_interval_ms=0) as site, _bare_server() as (bare_port, bare_pid):
         for number in range(rounds):
             ours = await _cpu_per_chunk(site.port, site.gateway_pid, 400)
             bare = await _cpu_per_chunk(bare_port, bare_pid, 2000)
