@@ -16,7 +16,7 @@ demo: .venv/worker.stamp  ## start a server and a worker with the demo model, as
 
 # Each process begins with one half: tests that wait for servers come first, those that compute last.
 test: .venv/dev.stamp  ## run the tests in two processes, without the slow ones
-	@echo "running the tests; this takes about ten minutes"
+	@echo "running the tests; this takes about a quarter of an hour"
 	@$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal
 
 test-slow: .venv/dev.stamp  ## run the slow tests

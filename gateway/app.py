@@ -44,7 +44,7 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
         async with (
             client,
             Store(settings.redis_url) as store,
-            Keeper(store, interruptions, is_key_required=settings.require_key) as keeper,
+            Keeper(store, client, interruptions, is_key_required=settings.require_key) as keeper,
             Watch(store, client, settings.abandon_after_s) as watch,
         ):
             ledger = Ledger(store, max_share=settings.max_store_share, max_bytes=settings.max_store_bytes)

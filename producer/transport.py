@@ -46,6 +46,7 @@ class Connections:
         self.batcher = Batcher(self.commands, retries=COMMAND_RETRIES)
         self.reader = ReplyReader(self.address, self.commands, self.batcher, give_up_after_s=reconnect_timeout_s)
         self.slot = random_slot() if self.address.kind == "cluster" else None
+        self.unreadable: set[str] = set()  # queues that the user of Redis may not look into: it is tried once
         self._gate = asyncio.Semaphore(MAX_COMMANDS_IN_FLIGHT)  # each command in flight holds a connection
 
     @asynccontextmanager
@@ -230,20 +231,16 @@ class Transport:
         Raises:
             ReplyGone: it was sent, and there is nothing left of it.
         """
-        stream = keys.requests(queue)
         async with self._redis() as redis:
-            try:
-                entry = await redis.get(keys.seen(queue, request_id))
-                if entry is None:
-                    return _is_entry_id(request_id) and bool(await redis.xrange(stream, request_id, request_id))
-                if await redis.xrange(stream, entry, entry):
+            if queue not in self.connections.unreadable:
+                with suppress(exceptions.NoPermissionError):
+                    return await _has_entry(redis, queue, request_id)
+                self.connections.unreadable.add(queue)
+            with suppress(exceptions.NoPermissionError):
+                if await redis.exists(keys.seen(queue, request_id)):
                     return True
-                # It has left the queue. It may have begun since the caller looked.
-                if await redis.exists(keys.state(queue, request_id), keys.reply(queue, request_id)):
-                    return True
-            except exceptions.NoPermissionError:
-                return None
-        raise ReplyGone(request_id, "it ended and expired")
+                return None if _is_entry_id(request_id) else False
+        return None
 
     async def history(self, queue: str, request_id: str, until: str) -> AsyncIterator[tuple[str, ReplyEntry]]:
         """The entries of a reply from its first to `until`.
@@ -295,6 +292,23 @@ class Transport:
         """Failing is harmless: the request just runs to its end."""
         with suppress(ConnectionLost, ServerRefused):
             await self.cancel(self.queue, request_id)
+
+
+async def _has_entry(redis: RedisClient, queue: str, request_id: str) -> bool:
+    """Whether a request that had not begun when the caller looked is in the queue, or has begun since.
+
+    Raises:
+        ReplyGone: it was sent, and there is nothing left of it.
+    """
+    stream = keys.requests(queue)
+    entry = await redis.get(keys.seen(queue, request_id))
+    if entry is None:
+        return _is_entry_id(request_id) and bool(await redis.xrange(stream, request_id, request_id))
+    if await redis.xrange(stream, entry, entry):
+        return True
+    if await redis.exists(keys.state(queue, request_id), keys.reply(queue, request_id)):
+        return True
+    raise ReplyGone(request_id, "it ended and expired")
 
 
 def _is_entry_id(text: str) -> bool:

@@ -77,8 +77,13 @@ def redis_cluster_url(redis_cluster: list[EmbeddedServer]) -> str:
 
 @pytest.fixture(scope="session")
 def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where workers that tests start as processes keep compiled programs, so that only the first one compiles."""
-    return tmp_path_factory.mktemp("compile-cache")
+    """Where workers that tests start as processes keep compiled programs, so that only the first one compiles.
+
+    It is where they would look by themselves, with the folder two above as XDG_CACHE_HOME.
+    """
+    directory = tmp_path_factory.mktemp("cache") / "penstock" / "compile"
+    directory.mkdir(parents=True)
+    return directory
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.events import Event, EventWriter
-from penstock.gateway.keys.limits import Charge, Lease, Limiter, OverLimit, Usage, new_charge
+from penstock.gateway.keys.limits import BackgroundRequest, Charge, Lease, Limiter, OverLimit, Usage, new_charge
 from penstock.gateway.keys.records import Limits
 from penstock.producer import Chunk, GenerateRequest, Reply
 
@@ -31,10 +31,11 @@ class Meter:
         """`writer`, with what goes through it counted."""
         return _CountingWriter(writer, self) if self._admission.is_limited else writer
 
-    def keep_reserved(self) -> None:
-        """Nobody here will see what the reply takes: it is what was reserved for it."""
+    def goes_on(self, queue: str, request_id: str) -> None:
+        """It does in the background. Nobody here will see what it takes, so what was reserved for it counts."""
         if self._charge is not None:
             self._num_tokens = self._charge.num_tokens
+        self._admission.goes_on(BackgroundRequest(queue, request_id))
 
     def ended(self, reply: Reply) -> None:
         """The whole reply is there. What it has taken is settled while its last bytes go to the client."""
@@ -81,14 +82,15 @@ class Admission:
         self._meters: list[Meter] = []
         self._num_open = 0  # meters
         self._tokens: Usage | None = None
+        self._goes_on: BackgroundRequest | None = None
         self._finishing: asyncio.Task[None] | None = None
 
     @property
     def is_limited(self) -> bool:
         return self._limiter is not None
 
-    async def meter(self, request: GenerateRequest, max_model_len: int | None) -> Meter:
-        """Reserves what a request to the queue is about to take.
+    async def meter(self, request: GenerateRequest, max_model_len: int | None, shared_id: str | None) -> Meter:
+        """Reserves what a request to the queue is about to take; once for all who ask for the same `shared_id`.
 
         Raises:
             OverLimit: its key would use more tokens than it may.
@@ -99,7 +101,7 @@ class Admission:
         if self._limiter is not None and self._lease is not None and per_minute is not None:
             num_prompt_tokens = _num_prompt_tokens(request)
             num_tokens = num_prompt_tokens + _num_wanted_tokens(request, max_model_len)
-            charge = new_charge(self._lease.key_id, request.id, num_tokens, per_minute)
+            charge = new_charge(self._lease.key_id, num_tokens, per_minute, shared_id)
             await self._reserve(self._limiter, charge)
             meter = Meter(self, charge, num_prompt_tokens)
         self._meters.append(meter)
@@ -113,6 +115,10 @@ class Admission:
             self._tokens = error.usage
             raise
 
+    def goes_on(self, request: BackgroundRequest) -> None:
+        """It counts as running until its reply has ended."""
+        self._goes_on = request
+
     def ended_one(self) -> None:
         """One of the replies is there. With the last of them, what was taken is given back."""
         self._num_open -= 1
@@ -125,7 +131,7 @@ class Admission:
         return self._finishing
 
     async def _finish(self, limiter: Limiter) -> None:
-        releases = [] if self._lease is None else [limiter.release(self._lease)]
+        releases = [] if self._lease is None else [limiter.release(self._lease, self._goes_on)]
         await asyncio.gather(*releases, *(meter.settle(limiter) for meter in self._meters))
 
     async def finish(self) -> None:
@@ -159,8 +165,16 @@ def admission_of(connection: HTTPConnection) -> Admission:
     return admission
 
 
-async def admitted(asked: HTTPConnection, queue: str, request: GenerateRequest) -> tuple[GenerateRequest, Meter]:
+async def admitted(
+    asked: HTTPConnection, queue: str, request: GenerateRequest, shared_id: str | None = None
+) -> tuple[GenerateRequest, Meter]:
     """What goes to the queue for a caller, and the meter for its reply.
+
+    Args:
+        asked: the HTTP request.
+        queue: where it goes.
+        request: what.
+        shared_id: the request's, if whoever asks again is to get the same reply.
 
     Raises:
         OverLimit: its key would use more tokens than it may.
@@ -170,7 +184,7 @@ async def admitted(asked: HTTPConnection, queue: str, request: GenerateRequest) 
     if caller.key_id is not None:
         request = request.model_copy(update={"tenant": caller.tenant})  # whatever the client says that it is
     card = (await gateway.directory.cards()).get(queue) if admission.is_limited else None
-    return request, await admission.meter(request, None if card is None else card.max_model_len)
+    return request, await admission.meter(request, None if card is None else card.max_model_len, shared_id)
 
 
 def _num_prompt_tokens(request: GenerateRequest) -> int:

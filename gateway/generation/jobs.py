@@ -17,6 +17,7 @@ from penstock.gateway.http.events import BEFORE_ALL, Event, EventWriter, Place
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.http.streaming import EventStream
 from penstock.producer import Chunk, GenerateRequest, Reply, ReplyStream
+from penstock.producer.wire import is_traceparent
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,12 @@ async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
             key has used up its tokens.
         ConnectionLost, ServerRefused: Redis is away or says no.
     """
-    gateway = gateway_of(asked)
+    gateway, request = gateway_of(asked), _traced(asked, request)
     key = key_of(asked)
     after = place_asked_for(asked, key)
     if key is not None:
         request = await _named(asked, gateway, queue, request, key)
-    request, meter = await admitted(asked, queue, request)
+    request, meter = await admitted(asked, queue, request, shared_id=request.id)
     return Job(queue, gateway.client.on(queue).stream(request), meter, after)
 
 
@@ -90,10 +91,11 @@ async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[G
     Raises:
         As `start`.
     """
-    gateway = gateway_of(asked)
+    gateway, request = gateway_of(asked), _traced(asked, request)
     key = key_of(asked)
     if key is not None:
-        return await admitted(asked, queue, await _named(asked, gateway, queue, request, key))
+        request = await _named(asked, gateway, queue, request, key)
+        return await admitted(asked, queue, request, shared_id=request.id)
     is_cluster = gateway.store.address.kind == "cluster"
     fresh_id = request_id_of(asked, secrets.token_urlsafe(), 0, is_cluster=is_cluster)
     return await admitted(asked, queue, request.model_copy(update={"id": fresh_id}))
@@ -107,6 +109,12 @@ def job_of(asked: Request, queue: str, request: GenerateRequest, meter: Meter) -
     """
     after = place_asked_for(asked, key_of(asked))
     return Job(queue, gateway_of(asked).client.on(queue).stream(request), meter, after)
+
+
+def _traced(asked: Request, request: GenerateRequest) -> GenerateRequest:
+    """As part of the client's trace, if it names one. A header that names none is passed over, as W3C has it."""
+    header = asked.headers.get("traceparent", "")
+    return request.model_copy(update={"traceparent": header}) if is_traceparent(header) else request
 
 
 async def _read(reply: ReplyStream, each: Callable[[Chunk], object] | None) -> Reply:

@@ -7,11 +7,12 @@ from types import TracebackType
 from typing import Self
 
 from penstock.gateway.http.interruptions import Interruptions
-from penstock.gateway.keys.limits import Limiter
+from penstock.gateway.keys.limits import BackgroundRequest, Limiter
 from penstock.gateway.keys.ring import KeyRing, revoked
 from penstock.gateway.keys.store import KeyStore
 from penstock.gateway.keys.watch import RevocationWatch
 from penstock.gateway.store.connection import Store
+from penstock.producer import AsyncClient
 
 
 class Keeper:
@@ -19,16 +20,23 @@ class Keeper:
 
     Args:
         store: where keys are, and what counts for their limits.
+        client: of any queue.
         interruptions: which it ends for keys that are revoked.
         is_key_required: whether to turn everybody away while there are no keys.
     """
 
-    def __init__(self, store: Store, interruptions: Interruptions, *, is_key_required: bool) -> None:
+    def __init__(
+        self, store: Store, client: AsyncClient, interruptions: Interruptions, *, is_key_required: bool
+    ) -> None:
         self.ring = KeyRing(KeyStore(store.execute), is_required=is_key_required)
-        self.limiter = Limiter(store.execute)
+        self.limiter = Limiter(store.execute, self._has_ended)
+        self._client = client
         self._interruptions = interruptions
         self._watch = RevocationWatch(store.address, self._on_revoked)
         self._running = AsyncExitStack()
+
+    async def _has_ended(self, request: BackgroundRequest) -> bool:
+        return await self._client.handle(request.id, queue=request.queue).state() in ("finished", "unknown")
 
     def _on_revoked(self, key_id: str) -> None:
         self.ring.forget(key_id)

@@ -57,7 +57,7 @@ class KeyStore:
         Raises:
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
-        command = lua.call(_FIND, (names.api_keys(), names.revocations()), (key_id,))
+        command = lua.call(_FIND, (names.api_keys(), names.revocations()), (key_id,), only_reads=True)
         num_keys, record, revoked_ms, now_ms = await self._execute(*command)
         key, problem = (None, None) if record is None else _read(record)
         return Found(key_id, num_keys, key, problem, None if revoked_ms is None else int(revoked_ms), now_ms)

@@ -92,14 +92,14 @@ def _keeping(request: GenerateRequest, keep_s: float) -> GenerateRequest:
 async def _in_background(
     asked: Request, response: StoredResponse, request: GenerateRequest, meter: Meter, *, is_streamed: bool
 ) -> Response:
-    """It goes on whoever is there. Nobody will be here to tell what it takes: what its client has asked for counts."""
-    meter.keep_reserved()
+    """It goes on whoever is there."""
     gateway = gateway_of(asked)
     try:
         await gateway.client.on(response.queue).submit(request)
     except (QueueFull, ServerRefused):
         await ResponseStore(gateway.records).delete(response)
         raise
+    meter.goes_on(response.queue, response.request_id)
     if is_streamed:
         return followed(asked, response)
     is_new = key_of(asked) is None

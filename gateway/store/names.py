@@ -8,27 +8,34 @@ from __future__ import annotations
 
 def api_keys() -> str:
     """A hash of all API keys: id to record. Those that were revoked stay: to have none in use is not to have none."""
-    return "penstock:gateway:{keys}:records"
+    return "penstock:gateway:keys:{keys}:records"
 
 
 def revocations() -> str:
     """A hash of the API keys that were revoked: id to when, in milliseconds."""
-    return "penstock:gateway:{keys}:revoked"
+    return "penstock:gateway:keys:{keys}:revoked"
 
 
 def revocation_notices() -> str:
     """A stream that tells gateways of revocations."""
-    return "penstock:gateway:{keys}:notices"
+    return "penstock:gateway:keys:{keys}:notices"
 
 
 def key_requests(key_id: str) -> str:
-    """A hash: second to the requests that were let in with an API key. It and the next three share a slot."""
+    """A hash: second to the requests that were let in with an API key. It and the next four share a slot."""
     return f"penstock:gateway:{{{key_id}}}:requests"
 
 
 def key_running(key_id: str) -> str:
     """A sorted set of leases, by when they lapse: the requests that are answered for an API key now."""
     return f"penstock:gateway:{{{key_id}}}:running"
+
+
+def key_background(key_id: str) -> str:
+    """A sorted set of requests that go on in the background for an API key (queue, space, id), by when they no longer
+    count, ended or not.
+    """
+    return f"penstock:gateway:{{{key_id}}}:background"
 
 
 def key_tokens(key_id: str) -> str:

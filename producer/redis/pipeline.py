@@ -7,7 +7,7 @@ import functools
 import hashlib
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from hiredis import pack_command
@@ -111,8 +111,12 @@ async def _exchange_with_cluster(redis: RedisCluster, commands: Sequence[Command
     return await pipeline.execute(raise_on_error=False)
 
 
+_HASHED: Mapping[str | bytes | int, str] = {"EVAL": "EVALSHA", "EVAL_RO": "EVALSHA_RO"}
+
+
 def _hashed(command: Command) -> Command:
-    return ("EVALSHA", script_hash(str(command[1])), *command[2:]) if command[0] == "EVAL" else command
+    hashed = _HASHED.get(command[0])
+    return command if hashed is None else (hashed, script_hash(str(command[1])), *command[2:])
 
 
 @functools.cache  # there are two dozen scripts

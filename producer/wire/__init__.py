@@ -48,6 +48,7 @@ from penstock.producer.wire.requests import (
     VERSION,
     GenerateRequest,
     entry_size,
+    is_traceparent,
     parse_request,
 )
 from penstock.producer.wire.values import explain
@@ -92,6 +93,7 @@ __all__ = [
     "encode_reply",
     "entry_size",
     "explain",
+    "is_traceparent",
     "parse_call",
     "parse_request",
 ]

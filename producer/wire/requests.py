@@ -47,6 +47,8 @@ MIN_KEEP_S = 60
 MAX_KEEP_S = 366 * 86_400
 """Of a reply after its end; a worker's own limit is `max_keep_s`."""
 
+MAX_TRACEPARENT_CHARS = 256
+
 MAX_FIELDS = 128
 """Of one request entry, and of its JSON document: several times what the schema has. What has more is not looked at."""
 
@@ -63,8 +65,13 @@ def _number(value: object) -> object:
     return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else value
 
 
+def is_traceparent(value: str) -> bool:
+    """Whether this is a W3C traceparent that a request takes."""
+    return len(value) <= MAX_TRACEPARENT_CHARS and _TRACEPARENT.fullmatch(value) is not None
+
+
 def _w3c(value: str) -> str:
-    if not _TRACEPARENT.fullmatch(value):
+    if not is_traceparent(value):
         raise ValueError("must be a W3C traceparent, such as 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
     return value
 
@@ -165,7 +172,7 @@ class GenerateRequest(WireModel):
     timeout_s: float | None = Field(None, gt=0.0, le=7 * 86_400.0)  # from the moment Redis accepted the request
     keep_s: float | None = Field(None, ge=MIN_KEEP_S, le=MAX_KEEP_S)  # from the reply's end; None: what the worker says
     tenant: Name | None = None  # whom it is for: in the state and in the worker's logs
-    traceparent: Annotated[str, AfterValidator(_w3c)] | None = Field(None, max_length=256)  # bound to the worker's logs
+    traceparent: Annotated[str, AfterValidator(_w3c)] | None = None  # bound to the worker's logs
 
     @model_validator(mode="before")
     @classmethod

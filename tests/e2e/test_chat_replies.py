@@ -39,7 +39,7 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     directory = tmp_path_factory.mktemp(request.param) / "model"
     shutil.copytree(MODEL_DIR, directory)
     shutil.copy(TEMPLATES / f"{request.param}.jinja", directory / "chat_template.jinja")
-    sizes: dict[str, Any] = {"max_num_seqs": 4, "max_batch_tokens": 64, "num_pages": 520}
+    sizes: dict[str, Any] = {"max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520}
     with LLM(directory, progress=False, **sizes, compile_cache_dir=compile_cache) as llm:
         yield llm
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import one_server
 from worker_harness import eventually, is_queue_empty, read_reply, take_and_claim
 
 from penstock.engine import Engine, EngineConfig, Output, ToolCallDelta
@@ -24,36 +25,36 @@ from penstock.worker.delivery.preparation import Preparer
 from penstock.worker.local.worker_process import local_worker
 
 TEMPLATE = Path(__file__).parents[1] / "chat_templates" / "hermes.jinja"
-SIZES: dict[str, Any] = {"max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 1030, "decode_steps": 1}
+SIZES: dict[str, Any] = {"max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520, "decode_steps": 1}
 ARGUMENTS = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "maximum": 99}},
-    "required": ["city", "days"],
+    "properties": {"at": {"type": "string", "maxLength": 3}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["at", "n"],
     "additionalProperties": False,
 }
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": ARGUMENTS, "strict": True}}
+SUN = {"type": "function", "function": {"name": "sun", "parameters": ARGUMENTS, "strict": True}}
 BASE: dict[str, Any] = {
     "messages": ({"role": "user", "content": "Is it noon?"},),
     "n": 2,
     "temperature": 1.5,
-    "max_tokens": 16,
+    "max_tokens": 10,
     "seed": 4,
     "chat_template_kwargs": {"enable_thinking": False},
 }
 THINKING = (*BASE["messages"], {"role": "assistant", "content": "<think>\nIt"})
 ASKED: dict[str, dict[str, Any]] = {
-    "call": {"tools": (WEATHER,), "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 99},
-    "calls": {"tools": (WEATHER,), "tool_choice": "required"},
-    "free": {"tools": (WEATHER,), "repetition_penalty": 1.2, "frequency_penalty": 0.3, "stop": ("th",), "logprobs": 2},
+    "call": {"tools": (SUN,), "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 99},
+    "calls": {"tools": (SUN,), "tool_choice": "required"},
+    "free": {"tools": (SUN,), "repetition_penalty": 1.2, "frequency_penalty": 0.3, "stop": ("th",), "logprobs": 2},
     "reasoning": {"messages": THINKING, "continue_final_message": True, "presence_penalty": 0.5},
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": ARGUMENTS}}},
     "choice": {"choice": ("noon", "night", "no one knows"), "prompt_logprobs": 1, "include_stop_str_in_output": True},
 }
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("chat") / "model"
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "model"
     shutil.copytree(MODEL_DIR, directory)
     shutil.copy(TEMPLATE, directory / "chat_template.jinja")
     return directory
@@ -119,6 +120,7 @@ def told(reply: Reply) -> list[tuple[Any, ...]]:
     ]
 
 
+@one_server
 async def test_the_reply_is_the_undisturbed_one_wherever_its_worker_died(
     redis_url: str, redis: RedisClient, model: Path, compile_cache: Path
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import one_server
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.loading.identity import identify
@@ -16,7 +17,7 @@ from penstock.producer import AsyncClient, GenerateRequest, Message, PenstockErr
 from penstock.worker.llm import LLM
 from penstock.worker.local.worker_process import local_worker
 
-SMALL: dict[str, Any] = {"model": "demo", "max_num_seqs": 4, "max_batch_tokens": 64, "num_pages": 520}
+SMALL: dict[str, Any] = {"model": "demo", "max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520}
 STORY = "Tell me a short story about a turtle."
 CHAT = (Message(role="user", content="How do you spell river?"),)
 BEGUN = (*CHAT, Message(role="assistant", content="It is spelled r-i"))
@@ -62,7 +63,7 @@ REFUSED = [
     request(101, prompt="x " * 5000),
     request(102, stop_token_ids=(10**6,)),
     request(103, prompt=None, prompt_token_ids=(5, 10**6)),
-    request(104, n=5),
+    request(104, n=9),
     request(105, prompt=None, messages=(Message(role="tool", content="x"),)),
     request(106, grammar="start: ("),
     request(107, regex="(a"),
@@ -94,10 +95,12 @@ def prompt_logprobs_of(reply: Reply) -> list[float | None]:
     return [entry and entry.logprob for entry in reply.prompt_logprobs or ()]
 
 
+@one_server
 async def test_text_in_and_out_are_those_of_a_worker(redis_url: str, llm: LLM, compile_cache: Path) -> None:
     results = llm.generate([*REQUESTS, *REFUSED])
     ours = {result.index: result for result in results}
     settings = {**SMALL, "queue": "q", "compile_cache_dir": compile_cache, "health_port": None, "log_level": "warning"}
+    settings["max_n"] = 100  # more than the engine's own limit
     async with local_worker(redis_url, settings), AsyncClient(redis_url, queue="q") as client:
         async for theirs in client.map([*REQUESTS, *REFUSED]):
             mine = ours.pop(theirs.index)

@@ -27,7 +27,7 @@ from penstock.worker.delivery.chunks import chunk_fields
 from penstock.worker.delivery.preparation import Preparation, Preparer
 
 TEMPLATES = Path(__file__).parents[1] / "chat_templates"
-SIZES = EngineConfig(max_num_seqs=32, max_batch_tokens=64, num_pages=1200, decode_steps=1)
+SIZES = EngineConfig(max_num_seqs=8, max_batch_tokens=64, num_pages=520, decode_steps=1)
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"enum": ["Oslo", "Zürich"]}, "days": {"enum": [1, 20]}},

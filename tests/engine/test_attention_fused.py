@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from ragged_batches import reference_attention
 
 from penstock.engine.attention import KVCacheSpec, RaggedBatch
+from penstock.engine.attention.contract import PLAIN
 from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.attention.fused.layout import HeadLayout
 from penstock.engine.errors import ConfigError
@@ -24,6 +26,14 @@ pytestmark = pytest.mark.usefixtures("little_optimised")
 MAX_SEQS, MAX_LEN, LAYERS, LAYER = 6, 96, 2, 1
 INTERPRETED = pltpu.InterpretParams(dma_execution_mode="eager")
 MIXED = [(1, 33), (20, 45), (1, 2), (3, 3), (1, 16)]  # (tokens of this step, tokens in all) of each sequence
+
+
+@cache
+def fused(
+    interpret: pltpu.InterpretParams, options: AttentionOptions = PLAIN, **values: Any
+) -> Callable[[QKV, StackedCache, RaggedBatch], tuple[jax.Array, StackedCache]]:
+    """The kernel with these values, compiled once for all tests of the same shapes."""
+    return jax.jit(partial(FusedAttention(interpret=interpret, **values), options=options))
 
 
 def run(
@@ -71,20 +81,13 @@ def run(
     count = np.array([len(lengths)], np.int32)
     batch = RaggedBatch(*map(jnp.asarray, (slots, kv_lens, page_indices, cu_q_lens, count)))
 
-    attention = FusedAttention(
-        max_keys=max_keys,
-        max_queries=16,
-        kv_dtype=kv_dtype,
-        k_scale=scales[0],
-        v_scale=scales[1],
-        interpret=INTERPRETED,
-    )
+    values = {"max_keys": max_keys, "kv_dtype": kv_dtype, "k_scale": scales[0], "v_scale": scales[1]}
+    attend = fused(INTERPRETED, AttentionOptions(**options), max_queries=16, **values)
     spec = KVCacheSpec(LAYERS, num_pages, page_size, num_kv_heads, head_dim, kv_dtype)
-    shape = attention.cache_arrays(spec)[0].shape
+    shape = FusedAttention().cache_arrays(spec)[0].shape
     pages = np.full(shape, 3.0, np.float32)  # of another layer
     pages[LAYER * num_pages :] = as_pages(before, shape, head_dim)
     cache = StackedCache(jnp.asarray(pages, kv_dtype), jnp.int32(LAYER * num_pages))
-    attend = jax.jit(partial(attention, options=AttentionOptions(**options)))
     ours, new_cache = attend(QKV(*map(jnp.asarray, (q, k, v))), cache, batch)
 
     held = np.concatenate([page_indices[i, : -(-kv_len // page_size)] for i, (_, kv_len) in enumerate(lengths)])
@@ -206,9 +209,7 @@ def test_a_page_that_is_not_made_of_whole_tiles_is_refused() -> None:
 
 @pytest.mark.parametrize("num_queries", [1, 3])
 def test_a_sequence_whose_tokens_go_to_the_sink_leaves_its_pages_alone(num_queries: int) -> None:
-    attention = FusedAttention(interpret=INTERPRETED)
-    spec = KVCacheSpec(1, 3, 8, 1, 64, "float32")
-    shape = attention.cache_arrays(spec)[0].shape
+    shape = FusedAttention().cache_arrays(KVCacheSpec(1, 3, 8, 1, 64, "float32"))[0].shape
     x = jnp.ones((16, 1, 64))
     batch = RaggedBatch(
         slots=jnp.zeros(16, jnp.int32),
@@ -217,24 +218,23 @@ def test_a_sequence_whose_tokens_go_to_the_sink_leaves_its_pages_alone(num_queri
         cu_q_lens=jnp.asarray([0, num_queries, num_queries]),
         num_seqs=jnp.asarray([1]),
     )
-    out, cache = jax.jit(attention)(QKV(x, x, x), StackedCache(jnp.full(shape, 3.0), jnp.int32(0)), batch)
+    out, cache = fused(INTERPRETED)(QKV(x, x, x), StackedCache(jnp.full(shape, 3.0), jnp.int32(0)), batch)
     np.testing.assert_array_equal(cache.pages[1:], 3.0)
     assert np.isfinite(out[:num_queries]).all()
 
 
 def test_a_nan_spoils_its_own_sequence_and_no_other_of_its_block() -> None:
     """Two prompts that meet in one block of queries; the first one's second key is broken."""
-    attention = FusedAttention(interpret=INTERPRETED)
-    shape = attention.cache_arrays(KVCacheSpec(1, 3, 8, 1, 64, "float32"))[0].shape
+    shape = FusedAttention().cache_arrays(KVCacheSpec(1, 3, 8, 1, 64, "float32"))[0].shape
     x = jnp.ones((16, 1, 64)).at[1].set(jnp.nan)
     batch = RaggedBatch(
         slots=jnp.asarray([8, 9, 10, 16, 17, *[0] * 11], jnp.int32),
         kv_lens=jnp.asarray([3, 2]),
-        page_indices=jnp.asarray([[1], [2]]),
+        page_indices=jnp.asarray([[1, 0], [2, 0]]),
         cu_q_lens=jnp.asarray([0, 3, 5]),
         num_seqs=jnp.asarray([2]),
     )
-    out, cache = jax.jit(attention)(QKV(x, x, x), StackedCache(jnp.zeros(shape), jnp.int32(0)), batch)
+    out, cache = fused(INTERPRETED)(QKV(x, x, x), StackedCache(jnp.zeros(shape), jnp.int32(0)), batch)
     assert np.isnan(out[1:3]).all()
     np.testing.assert_allclose(out[3:5], 1.0)
     assert np.isfinite(cache.pages[2]).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,12 +126,14 @@ def test_a_sequence_whose_tokens_go_to_the_sink_leaves_its_pages_alone() -> None
     assert np.isfinite(out[:4]).all()
 
 
-def test_an_engine_gives_the_tokens_of_the_xla_form(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_gives_the_tokens_of_the_native_form(
+    engine: Engine, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(0)
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     prompts = [tuple(map(int, rng.integers(0, VOCAB_SIZE, length))) for length in (1, 9, 20, 33)]
     requests = [Request(str(i), prompt, params) for i, prompt in enumerate(prompts)]
-    expected = drive(Engine.from_checkpoint(tiny_model, replace(SMALL, attention="xla")), requests)
+    expected = drive(engine, requests)
     interpreted = TritonAttention(num_programs=4, interpret=True)
     monkeypatch.setattr(deployment, "attention_for", lambda *_, **__: interpreted)
     found = drive(Engine.from_checkpoint(tiny_model, SMALL), requests)

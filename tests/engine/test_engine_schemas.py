@@ -26,9 +26,7 @@ PROMPT = tuple(range(30, 50))
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    made = Engine.from_checkpoint(write_model(tmp_path_factory.mktemp("long"), max_position_embeddings=512), SIZES)
-    made.warm_up()
-    return made
+    return Engine.from_checkpoint(write_model(tmp_path_factory.mktemp("long"), max_position_embeddings=512), SIZES)
 
 
 def compiled(engine: Engine, schema: Schema) -> Grammar | None:

@@ -228,8 +228,7 @@ def test_a_row_with_nothing_left_to_sample_ends_its_own_request_alone(
     assert results["good", 0].token_ids == expected
 
 
-@pytest.mark.parametrize(("vocab_size", "max_num_seqs"), [(512, 4), (4096, 16)])
-@pytest.mark.parametrize("attention", ["xla", None])
+@pytest.mark.parametrize(("vocab_size", "max_num_seqs", "attention"), [(512, 4, "xla"), (4096, 16, None)])
 def test_a_checkpoint_with_a_nan_in_its_head_gives_no_token(
     tmp_path: Path, vocab_size: int, max_num_seqs: int, attention: str | None
 ) -> None:

@@ -16,7 +16,7 @@ from penstock.engine.scheduling.pace import StepTimes
 
 @pytest.fixture
 def engine(tiny_model: Path) -> Engine:
-    return Engine.from_checkpoint(tiny_model, replace(SMALL, max_batch_tokens=64, decode_steps=None))
+    return Engine.from_checkpoint(tiny_model, replace(SMALL, max_batch_tokens=32, decode_steps=None))
 
 
 def test_times_are_measured_for_every_bucket(engine: Engine) -> None:

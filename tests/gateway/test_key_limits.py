@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,7 +14,7 @@ import pytest
 from fakes import ScriptedReply, ScriptedWorker, eventually
 from gateway_harness import Running, announce, new_key, running_gateway
 
-from penstock.gateway.keys.limits import Limiter, OverLimit, new_charge
+from penstock.gateway.keys.limits import BackgroundRequest, Limiter, OverLimit, new_charge
 from penstock.gateway.keys.records import Limits
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
@@ -122,6 +123,10 @@ async def test_concurrent_requests_hold_over_all_gateways(redis: RedisClient, re
         await anext(await stream(there))
 
 
+async def has_ended(_: BackgroundRequest) -> bool:
+    return False
+
+
 async def gone(redis: RedisClient, name: str) -> bool:
     return not await redis.exists(name)
 
@@ -149,9 +154,37 @@ async def test_an_answer_that_is_an_error_gives_its_place_back(redis: RedisClien
                 await client.chat.completions.create(model="huge", messages=MESSAGES)
 
 
+async def test_a_request_in_the_background_counts_until_its_end(redis: RedisClient, redis_url: str) -> None:
+    secret = await new_key(redis_url, limits={"max_concurrent": 2})
+    go_on = asyncio.Event()
+
+    async def when_told(reply: ScriptedReply) -> None:
+        await reply.own()
+        await go_on.wait()
+        await reply.chunk("word")
+        await reply.end("stop")
+
+    async with served(redis, redis_url, when_told) as [gateway], client_of(gateway, secret.text) as client:
+        first, second = [await client.responses.create(model="tiny", input="x", background=True) for _ in range(2)]
+        with pytest.raises(openai.RateLimitError, match="2 requests are running"):
+            await client.responses.create(model="tiny", input="x", background=True)
+        with pytest.raises(openai.RateLimitError, match="2 requests are running"):
+            await ask(client)
+        assert (await client.responses.cancel(first.id)).id == first.id
+        go_on.set()
+
+        async def has_completed() -> bool:
+            return (await client.responses.retrieve(second.id)).status == "completed"
+
+        await eventually(has_completed)
+        await ask(client)
+        await ask(client)
+    assert await gone(redis, names.key_background(secret.key_id))
+
+
 async def test_the_lease_of_a_killed_gateway_lapses(redis_url: str) -> None:
     async with Store(redis_url) as store:
-        killed, alive = (Limiter(store.execute, lease_s=0.2) for _ in range(2))
+        killed, alive = (Limiter(store.execute, has_ended, lease_s=0.2) for _ in range(2))
         await killed.admit("k", ONE_AT_ONCE)
 
         async def is_admitted() -> bool:
@@ -167,7 +200,7 @@ async def test_the_lease_of_a_killed_gateway_lapses(redis_url: str) -> None:
 
 async def test_the_lease_of_a_living_gateway_is_renewed_until_its_release(redis: RedisClient, redis_url: str) -> None:
     async with Store(redis_url) as store:
-        limiter = Limiter(store.execute, lease_s=0.3)
+        limiter = Limiter(store.execute, has_ended, lease_s=0.3)
         async with limiter.running():
             lease = await limiter.admit("k", ONE_AT_ONCE)
             [(_, first)] = await redis.zrange(names.key_running("k"), 0, -1, withscores=True)
@@ -187,7 +220,7 @@ async def test_a_minute_is_one_that_moves(redis: RedisClient, redis_url: str) ->
     now, _ = await redis.time()
     await redis.hset(names.key_requests("k"), mapping={now - 62: 90, now - 31: 2, now - 11: 1})
     async with Store(redis_url) as store:
-        limiter = Limiter(store.execute)
+        limiter = Limiter(store.execute, has_ended)
         lease = await limiter.admit("k", Limits(requests_per_minute=4))
         assert lease.requests is not None
         assert lease.requests.remaining == 0  # those of a minute ago no longer count
@@ -250,29 +283,29 @@ async def test_a_retried_request_is_charged_once(redis: RedisClient, redis_url: 
 
 async def test_a_request_larger_than_the_limit_needs_a_minute_of_its_own(redis_url: str) -> None:
     async with Store(redis_url) as store:
-        limiter = Limiter(store.execute)
-        charge = new_charge("k", None, 5000, 100)
+        limiter = Limiter(store.execute, has_ended)
+        charge = new_charge("k", 5000, 100)
         assert (await limiter.reserve(charge)).remaining == 0
         with pytest.raises(OverLimit, match="100 tokens in the last minute and about 1 more"):
-            await limiter.reserve(new_charge("k", None, 1, 100))
+            await limiter.reserve(new_charge("k", 1, 100))
         await limiter.settle(charge, 40)
-        assert (await limiter.reserve(new_charge("k", None, 1, 100))).used == 41
+        assert (await limiter.reserve(new_charge("k", 1, 100))).used == 41
 
 
 async def test_tokens_beyond_the_charge_count_when_they_are_known(redis: RedisClient, redis_url: str) -> None:
     async with Store(redis_url) as store:
-        limiter = Limiter(store.execute)
-        charge = new_charge("k", None, 10, 100)
+        limiter = Limiter(store.execute, has_ended)
+        charge = new_charge("k", 10, 100)
         await limiter.reserve(charge)
         await limiter.settle(charge, 250)
         with pytest.raises(OverLimit, match="250 tokens"):
-            await limiter.reserve(new_charge("k", None, 1, 100))
+            await limiter.reserve(new_charge("k", 1, 100))
 
 
 async def test_what_left_the_minute_is_not_given_back_to_it(redis: RedisClient, redis_url: str) -> None:
     async with Store(redis_url) as store:
-        limiter = Limiter(store.execute)
-        charge = new_charge("k", None, 90, 100)
+        limiter = Limiter(store.execute, has_ended)
+        charge = new_charge("k", 90, 100)
         await limiter.reserve(charge)
         await redis.delete(names.key_tokens("k"))  # as after a minute
         await limiter.settle(charge, 10)
@@ -287,10 +320,10 @@ async def test_commands_that_run_twice_count_once(redis: RedisClient, redis_url:
             await store.execute(*command)
             return await store.execute(*command)
 
-        limiter = Limiter(twice)
+        limiter = Limiter(twice, has_ended)
         lease = await limiter.admit("k", Limits(requests_per_minute=9, max_concurrent=1))
         assert (lease.requests and lease.requests.used) == 1
-        charge = new_charge("k", None, 10, 100)
+        charge = new_charge("k", 10, 100)
         assert (await limiter.reserve(charge)).used == 10
         await limiter.settle(charge, 30)
         await limiter.settle(charge, 30)
@@ -300,8 +333,8 @@ async def test_commands_that_run_twice_count_once(redis: RedisClient, redis_url:
 async def test_keys_and_limits_work_on_a_cluster(redis_cluster_url: str) -> None:
     secret = await new_key(redis_cluster_url, limits={"requests_per_minute": 9})
     async with Store(redis_cluster_url) as store:
-        limiter = Limiter(store.execute)
-        charge = new_charge(secret.key_id, None, 10, 100)
+        limiter = Limiter(store.execute, has_ended)
+        charge = new_charge(secret.key_id, 10, 100)
         await limiter.reserve(charge)
         await limiter.settle(charge, 30)
         async with limiter.running():

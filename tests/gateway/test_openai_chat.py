@@ -359,3 +359,9 @@ async def test_events_are_those_of_any_other_replica(redis: RedisClient, redis_u
         ids = [request.id or "" for request in asked.worker.taken]
         first, second = ([line.replace(id_, "ID") for line in stream] for id_, stream in zip(ids, streams, strict=True))
         assert first == second
+
+
+@pytest.mark.parametrize("header", ["00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "nonsense", ""])
+async def test_an_answer_is_part_of_the_clients_trace(asked: Asked, header: str) -> None:
+    await asked.openai.chat.completions.create(model="tiny", messages=HELLO, extra_headers={"traceparent": header})
+    assert asked.request.traceparent == (header if header.startswith("00-") else None)

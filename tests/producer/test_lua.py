@@ -11,7 +11,10 @@ import pytest
 from penstock.producer.redis import lua
 from penstock.producer.redis.connection import RedisClient
 
-PACKAGES = ("penstock.producer.redis", "penstock.worker.protocol")
+PACKAGES = (
+    "penstock.producer.redis", "penstock.worker.protocol",
+    *(f"penstock.gateway.{name}" for name in ("abandonment", "generation", "keys", "store")),
+)  # fmt: skip
 LOADED = [
     (f"{module.name.removeprefix('penstock.')}.{name}", text)
     for package in PACKAGES
@@ -51,3 +54,4 @@ async def test_it_compiles(redis: RedisClient, name: str, script: str) -> None:
 
 def test_a_call_is_a_plain_command() -> None:
     assert lua.call("return 1", ("a", "b"), (1, b"x")) == ("EVAL", "return 1", 2, "a", "b", 1, b"x")
+    assert lua.call("return 1", (), (), only_reads=True) == ("EVAL_RO", "return 1", 0)

@@ -153,6 +153,20 @@ async def test_a_script_is_sent_whole_only_to_a_server_that_does_not_know_it(raw
     assert stats["cmdstat_set"]["calls"] == 2
 
 
+async def test_a_script_that_only_reads_is_held_to_it(raw: RedisClient) -> None:
+    await raw.set("k", "v")
+    commands: list[Command] = [
+        ("EVAL_RO", f"return redis.call({call})", 1, "k") for call in ("'GET', KEYS[1]", "'DEL', KEYS[1]")
+    ]
+    await raw.script_flush()
+    await raw.config_resetstat()
+    for _ in range(2):
+        value, refusal = await pipeline.execute(raw, commands)
+        assert value == b"v"
+        assert "Write commands are not allowed" in str(refusal)
+    assert (await raw.info("commandstats"))["cmdstat_evalsha_ro"]["calls"] == 4
+
+
 async def test_a_cluster_too_gets_a_script_whole_only_where_it_is_not_known(redis_cluster_url: str) -> None:
     client = connect(redis_cluster_url, decode=False)
     batcher = Batcher(client, retries=0)

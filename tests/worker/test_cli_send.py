@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,14 @@ from patience import WAIT_S
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import ChunkEntry, ToolCallDelta
+from penstock.worker.local.embedded import EmbeddedServer
+
+
+@pytest.fixture
+def redis_url() -> Iterator[str]:
+    """One server is enough here: what depends on its kind is tested elsewhere."""
+    with EmbeddedServer() as server:
+        yield server.url
 
 
 async def test_streams_the_answer_and_ends_the_line(redis_url: str) -> None:

@@ -21,6 +21,11 @@ def load(package: str, *names: str) -> str:
     return "\n".join((folder / f"{name}.lua").read_text("utf-8") for name in names)
 
 
-def call(script: str, key_names: Sequence[str], arguments: Iterable[str | bytes | int]) -> Command:
-    """The command that runs `script`. It holds all of it; `pipeline.execute` sends only its hash where that will do."""
-    return ("EVAL", script, len(key_names), *key_names, *arguments)
+def call(
+    script: str, key_names: Sequence[str], arguments: Iterable[str | bytes | int], *, only_reads: bool = False
+) -> Command:
+    """The command that runs `script`. It holds all of it; `pipeline.execute` sends only its hash where that will do.
+
+    One that `only_reads` needs no permission to write to its keys, as any other does, whatever it does to them.
+    """
+    return ("EVAL_RO" if only_reads else "EVAL", script, len(key_names), *key_names, *arguments)

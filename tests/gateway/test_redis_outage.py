@@ -1,0 +1,71 @@
+"""Redis goes away under open streams: they wait, and go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx2
+import pytest
+from fakes import ScriptedReply, ScriptedWorker, eventually
+from gateway_client import CHAT, chat, read_events, text_of
+from gateway_harness import announce, running_gateway
+from patience import WAIT_S
+from redis_proxy import RedisProxy
+
+from penstock.producer.redis.connection import RedisClient
+
+
+@pytest.fixture
+async def proxy(redis_url: str) -> AsyncIterator[RedisProxy]:
+    async with RedisProxy(redis_url) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("num_streams", [100, pytest.param(500, marks=pytest.mark.slow)])
+async def test_open_streams_wait_and_go_on(
+    redis: RedisClient, redis_url: str, proxy: RedisProxy, num_streams: int
+) -> None:
+    go_on = asyncio.Event()
+    num_begun = num_said = 0
+
+    async def in_two_parts(reply: ScriptedReply) -> None:
+        nonlocal num_said
+        await reply.own()
+        await reply.chunk("before ")
+        await go_on.wait()
+        await reply.chunk("after")
+        await reply.end()
+        num_said += 1
+
+    async def read(client: httpx2.AsyncClient, number: int) -> str:
+        nonlocal num_begun
+        headers = {"Idempotency-Key": str(number)} if number % 2 else {}
+        async with client.stream("POST", CHAT, json=chat(stream=True), headers=headers) as response:
+            assert response.status_code == 200
+            events = read_events(response)
+            read = [await anext(events)]
+            while not text_of(read):
+                read.append(await anext(events))
+            num_begun += 1
+            return text_of([*read, *[event async for event in events]])
+
+    await announce(redis)
+    limits = httpx2.Limits(max_connections=None)
+    async with (
+        ScriptedWorker(redis_url, in_two_parts) as worker,
+        running_gateway(proxy.url, max_queue_length=2 * num_streams, abandon_after_s=1.0) as gateway,
+        httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S, trust_env=False, limits=limits) as client,
+    ):
+        reading = [asyncio.create_task(read(client, number)) for number in range(num_streams)]
+        await eventually(lambda: num_begun == num_streams)
+        await proxy.stop()
+        refused = await client.post(CHAT, json=chat())
+        assert (refused.status_code, refused.headers["x-should-retry"]) == (503, "true")
+        go_on.set()
+        await eventually(lambda: num_said == num_streams)
+        assert not any(task.done() for task in reading)
+        await proxy.start()
+        assert set(await asyncio.gather(*reading)) == {"before after"}
+        assert len(worker.taken) == num_streams
+        assert not await redis.keys("penstock:*:cancel")
