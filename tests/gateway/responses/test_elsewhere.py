@@ -34,6 +34,7 @@ async def test_a_stored_response_goes_on_where_its_gateway_has_to_leave_it(redis
         *events, error = events_of(text)
         assert (error.type, error.sequence_number) == ("error", events[-1].sequence_number)
         response_id = events[0].response.id
+        assert f"GET /v1/responses/{response_id}?stream=true&starting_after={error.sequence_number} " in error.message
         assert not await redis.exists(keys.cancel("default", worker.taken[0].id or ""))
         await other.openai.responses.cancel(response_id)
         rest = events_of(await other.stream_of(response_id, starting_after=error.sequence_number))
