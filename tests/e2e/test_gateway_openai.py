@@ -222,7 +222,7 @@ async def test_reasoning_comes_apart_under_both_names_and_is_counted(served: Ser
 
 
 async def test_a_prompt_that_is_too_long_is_a_bad_request(served: Served) -> None:
-    with pytest.raises(openai.BadRequestError, match="maximum context length.*tokens") as caught:
+    with pytest.raises(openai.BadRequestError, match=r"maximum context length.*tokens") as caught:
         await served.openai.chat.completions.create(
             model="chats", messages=[{"role": "user", "content": json.dumps(list(range(3000)))}]
         )
