@@ -28,15 +28,21 @@ MAX_CONNECTIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A gateway that answers."""
+class Listening:
+    """What takes HTTP on this machine."""
 
     port: int
-    server: GatewayServer
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Running(Listening):
+    """A gateway that answers."""
+
+    server: GatewayServer
 
 
 @asynccontextmanager
