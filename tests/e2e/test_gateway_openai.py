@@ -210,3 +210,35 @@ async def test_a_prompt_that_is_too_long_is_a_bad_request(served: Served) -> Non
             model=QUEUE, messages=[{"role": "user", "content": json.dumps(list(range(3000)))}]
         )
     assert caught.value.code == "context_length_exceeded"
+
+
+async def test_a_response_says_what_a_chat_says(served: Served) -> None:
+    completion = await served.openai.chat.completions.create(**BRIEF)
+    asked: Any = {"model": "chats", "input": "Is it noon?", "max_output_tokens": 12, "temperature": 2.0}
+    response = await served.openai.responses.create(**asked, extra_body={"seed": 7})
+    message: Any = completion.choices[0].message
+    thought = [item.content[0].text for item in response.output if item.type == "reasoning" and item.content]
+    assert (response.output_text, "".join(thought)) == (message.content, getattr(message, "reasoning", ""))
+    assert response.status == "incomplete"
+
+
+async def test_a_response_follows_a_schema(served: Served) -> None:
+    asked: Any = {"model": "chats", "input": "Is it noon?", "max_output_tokens": 100, "extra_body": NO_THINKING}
+    response = await served.openai.responses.parse(text_format=Answer, **asked)
+    assert isinstance(response.output_parsed, Answer)
+
+
+async def test_responses_call_tools_over_two_turns(served: Served) -> None:
+    tool = openai.pydantic_function_tool(Answer, name="weather", description="It.")["function"]
+    asked: Any = {"model": "chats", "max_output_tokens": 200, "extra_body": NO_THINKING, "tool_choice": "required"}
+    asked |= {"tools": [{"type": "function", **tool}], "parallel_tool_calls": False, "temperature": 2.0}
+    first = await served.openai.responses.create(input="Is it noon?", **asked)
+    (call,) = first.output
+    assert call.type == "function_call"
+    Answer.model_validate_json(call.arguments)
+    said: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"}]
+    second = await served.openai.responses.create(input=said, previous_response_id=first.id, **asked)
+    assert [item.type for item in second.output] == ["function_call"]
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens

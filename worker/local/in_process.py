@@ -104,7 +104,7 @@ class InProcessEngine:
     # What it needs comes as arguments, and not in a ReplyStream: see `penstock.producer.handle`.
     async def _chunks(
         self, request: GenerateRequest, assembler: Assembler, timeout_s: float | None, whole: bool
-    ) -> AsyncGenerator[Chunk, None]:
+    ) -> AsyncGenerator[tuple[Chunk], None]:
         self._check_running()
         loop = asyncio.get_running_loop()
         run = _Run(request, whole, loop.time)
@@ -121,7 +121,7 @@ class InProcessEngine:
                 self._check_running()
                 for entry in run.take():
                     if (chunk := _fed(assembler, run, entry)) is not None:
-                        yield chunk
+                        yield (chunk,)
         finally:
             for timer in timers:
                 timer.cancel()
