@@ -19,7 +19,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 def _is_tokens(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(type(token) is int for token in value)
+    return isinstance(value, list) and len(value) > 0 and all(type(token) is int and token < 2**31 for token in value)
 
 
 def _prompts(value: Any) -> list[Prompt]:
