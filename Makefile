@@ -11,7 +11,7 @@ CONSTRAINTS := $(wildcard constraints/py*.txt)
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: .venv/worker.stamp  ## start a server and a worker with the demo model, ask it a few things, stop everything
+demo: .venv/worker.stamp  ## start a server, a worker with the demo model and a gateway, ask a few things, stop everything
 	@$(BIN)/penstock demo
 
 # Each process begins with one half: tests that wait for servers come first, those that compute last.

@@ -292,6 +292,7 @@ class _Run:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             completion_tokens=sum(choice.num_published for choice in self.choices),
+            reasoning_tokens=sum(choice.num_reasoning for choice in self.choices) or None,
             queued_ms=self._ms_at(self.submitted_s),
             ttft_ms=self._ms_at(self.first_token_s),
             total_ms=self._ms_at(self.now_s()),
