@@ -16,7 +16,8 @@ from penstock.producer.calls import Caller
 from penstock.producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused, UnknownRequest
 from penstock.producer.ids import new_id, random_slot
 from penstock.producer.queue_status import QueueStatus, ServedWatch, query_card, query_queues, query_status
-from penstock.producer.reading.reader import ENDED, ReplyReader, decode_fields, find_gone, position
+from penstock.producer.reading.entries import decode_fields, position
+from penstock.producer.reading.reader import ENDED, ReplyReader, find_gone
 from penstock.producer.redis import durable
 from penstock.producer.redis.address import parse_url
 from penstock.producer.redis.connection import RedisClient, connect, ensure_group, redis_errors
