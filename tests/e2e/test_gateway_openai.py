@@ -33,6 +33,7 @@ WORKER: dict[str, Any] = {
 }  # fmt: skip
 QUESTION: Any = [{"role": "user", "content": "Is it noon?"}]
 BRIEF: Any = {"model": "chats", "messages": QUESTION, "max_tokens": 12, "temperature": 2.0, "seed": 7}
+OF_VLLM = ("add_generation_prompt", "continue_final_message")
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
@@ -201,13 +202,27 @@ async def test_tokens_of_prompt_and_answer_are_those_that_were_counted(served: S
     (choice,) = completion["choices"]
     assert completion["usage"]["prompt_tokens"] == len(completion["prompt_token_ids"]) == counted["count"]
     assert completion["usage"]["completion_tokens"] == len(choice["token_ids"])
+    has_reasoned = completion["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    assert has_reasoned == bool(choice["message"].get("reasoning"))
     text = await served.post("/detokenize", {"model": "chats", "tokens": choice["token_ids"]})
     message = choice["message"]
     assert text["prompt"].strip() == (message.get("reasoning", "") + message["content"]).strip()
 
 
+async def test_reasoning_comes_apart_under_both_names_and_is_counted(served: Served) -> None:
+    """The head of the answer is continued, and so its model reasons, which was taught nothing of it."""
+    begun = [*QUESTION, {"role": "assistant", "content": "<think>It is"}]
+    asked = {**BRIEF, "messages": begun, "add_generation_prompt": False, "continue_final_message": True}
+    (choice,) = (completion := await served.post("/v1/chat/completions", asked))["choices"]
+    assert choice["message"]["reasoning"] == choice["message"]["reasoning_content"]
+    assert completion["usage"]["completion_tokens_details"]["reasoning_tokens"] == 12
+    chunks = await streamed(served, extra_body={name: asked.pop(name) for name in OF_VLLM}, **asked)
+    deltas = [(chunk.choices[0].delta.model_extra or {}) for chunk in chunks]
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == choice["message"]["reasoning"]
+
+
 async def test_a_prompt_that_is_too_long_is_a_bad_request(served: Served) -> None:
-    with pytest.raises(openai.BadRequestError, match="tokens") as caught:
+    with pytest.raises(openai.BadRequestError, match=r"maximum context length.*tokens") as caught:
         await served.openai.chat.completions.create(
             model="chats", messages=[{"role": "user", "content": json.dumps(list(range(3000)))}]
         )
