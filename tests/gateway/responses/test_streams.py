@@ -147,10 +147,10 @@ async def test_a_status_tells_what_goes_wrong_before_the_first_event(asked: Aske
     for text, status in (("refuse it", 400), ("expire now", 408)):
         answer = await asked.post(text, stream=True)
         assert answer.status_code == status, answer.text
-    await eventually(lambda: is_nothing_kept(asked))
+    await eventually(lambda: nothing_is_kept(asked))
 
 
-async def is_nothing_kept(asked: Asked) -> bool:
+async def nothing_is_kept(asked: Asked) -> bool:
     return not await asked.redis.keys("penstock:gateway:*response*")
 
 
