@@ -11,12 +11,12 @@ CONSTRAINTS := $(wildcard constraints/py*.txt)
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: .venv/worker.stamp  ## start a server and a worker with the demo model, ask it a few things, stop everything
+demo: .venv/worker.stamp  ## start a server, a worker with the demo model and a gateway, ask a few things, stop everything
 	@$(BIN)/penstock demo
 
 # Each process begins with one half: tests that wait for servers come first, those that compute last.
 test: .venv/dev.stamp  ## run the tests in two processes, without the slow ones
-	@echo "running the tests; this takes about ten minutes"
+	@echo "running the tests; this takes about a quarter of an hour"
 	@$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal
 
 test-slow: .venv/dev.stamp  ## run the slow tests
@@ -38,13 +38,14 @@ chaos: .venv/worker.stamp  ## kill, freeze and cut off workers for minutes, and 
 	@$(BIN)/penstock chaos --requests 5000 --kills 100 --zombies 50 --restarts 5 --losses 200 $(CHAOS)
 	@$(BIN)/penstock chaos --engine model --requests 60 --kills 6 --zombies 3 --restarts 1 --losses 10 --workers 3 $(CHAOS)
 
-bench: .venv/dev.stamp  ## measure engine, host and service; BENCH="--model qwen06 --dtype bfloat16" and the like are passed on
+bench: .venv/dev.stamp  ## measure engine, host, service and gateway; BENCH="--model qwen06 --dtype bfloat16" and the like are passed on
 	@$(BIN)/python -m benchmarks.engine $(BENCH)
 	@$(BIN)/python -m benchmarks.stalls $(BENCH)
 	@$(BIN)/python -m benchmarks.cpu_kernels
 	@$(BIN)/python -m benchmarks.host
 	@$(BIN)/python -m benchmarks.sampling $(BENCH)
 	@$(BIN)/python -m benchmarks.service $(BENCH)
+	@$(BIN)/python -m benchmarks.gateway
 
 bench-peers: .venv/dev.stamp  ## the engine beside others, from the environments in PEERS_HOME (docs/performance.md)
 	@$(BIN)/python -m benchmarks.peers.run $(BENCH)

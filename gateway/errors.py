@@ -61,6 +61,10 @@ class ApiError(Exception):
         self.ends_reply = ends_reply
 
     @property
+    def may_be_retried(self) -> bool:
+        return self.retry_after_s is not None
+
+    @property
     def headers(self) -> dict[str, str]:
         """`x-should-retry` is what OpenAI's clients go by."""
         if self.retry_after_s is None:

@@ -73,8 +73,13 @@ async def check_same(store: Store, queue: str, request: GenerateRequest) -> None
     key = names.fingerprint(request.id or "")
     first: bytes = await store.execute(*lua.call(_REMEMBER, [key], [digest, REMEMBERED_S]))
     if first.decode() != digest:
-        message = f"this {KEY_HEADER} was used before for a request with another body"
-        raise ApiError(422, message, param=KEY_HEADER, code="idempotency_key_reused")
+        raise other_body()
+
+
+def other_body() -> ApiError:
+    """Of a key that was used before, for something else."""
+    message = f"this {KEY_HEADER} was used before for a request with another body"
+    return ApiError(422, message, param=KEY_HEADER, code="idempotency_key_reused")
 
 
 def place_asked_for(asked: Request, key: str | None) -> Place:

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from penstock.gateway.admission.admission import Meter
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
-from penstock.gateway.generation.idempotency import key_of
+from penstock.gateway.generation.idempotency import key_of, other_body, place_asked_for
 from penstock.gateway.generation.jobs import Job, job_of, named
 from penstock.gateway.http.body import read_json
 from penstock.gateway.http.interruptions import interruption_of
@@ -85,11 +85,14 @@ async def _kept(
     keep_s = min(gateway.settings.keep_responses_s, card.max_keep_s or MAX_KEEP_S)
     kept, request_to_keep = replace(response, asked={**response.asked, "store": True}), _keeping(request, keep_s)
     try:
-        return await ResponseStore(gateway.records).create(kept, request_to_keep), request_to_keep
+        there = await ResponseStore(gateway.records).create(kept, request_to_keep)
     except ApiError as error:
         if error.code != "store_full" or body.store or body.background:
             raise
-    return response, request
+        return response, request
+    if there.asked != kept.asked:
+        raise other_body()  # what the queue is asked for is the same; how it is kept and shown is not
+    return there, request_to_keep
 
 
 def _keeping(request: GenerateRequest, keep_s: float) -> GenerateRequest:
@@ -108,7 +111,7 @@ async def _in_background(
         raise
     meter.goes_on(response.queue, response.request_id)
     if is_streamed:
-        return followed(asked, response)
+        return followed(asked, response, place=place_asked_for(asked, key_of(asked)))
     is_new = key_of(asked) is None
     return JSONResponse(pending(response, "queued") if is_new else await snapshot(asked, response))
 
@@ -137,11 +140,12 @@ async def _leave(asked: Request, job: Job, response: StoredResponse, *, is_known
     """What becomes of a request once its answer is over here, or nobody is there to get it.
 
     Under an Idempotency-Key others may wait for it. Else it ends, but for one whose client knows it by its id, and
-    which this gateway had to leave.
+    which this gateway had to leave while the client may go on.
     """
     gateway = gateway_of(asked)
     store = ResponseStore(gateway.records)
-    is_shared, is_interrupted = key_of(asked) is not None, interruption_of(asked).error is not None
+    interruption = interruption_of(asked).error
+    is_shared, is_interrupted = key_of(asked) is not None, interruption is not None and interruption.may_be_retried
     try:
         if job.reply.reply is not None:
             await store.count(response, job.reply.reply)

@@ -71,9 +71,15 @@ class ResponseEvents:
             self.document = documents.failed(self._response, self._output, error)
             yield self._whole("failed", self.document)
             return
-        fields = {"code": error.code, "message": error.message, "param": error.param}
         number = max(self._after, self._number - 1)
-        yield Event(spell({"type": "error", "sequence_number": number, **fields, **error.body()}), "error")
+        body = error.body()
+        if error.may_be_retried and self._response.record is not None:
+            body["error"]["message"] = f"{error.code}: {self._way_on(number)}"
+        fields = {name: body["error"][name] for name in ("code", "message", "param")}
+        yield Event(spell({"type": "error", "sequence_number": number, **fields, **body}), "error")
+
+    def _way_on(self, number: int) -> str:
+        return f"GET /v1/responses/{self._response.id}?stream=true&starting_after={number} goes on with this answer"
 
     def _start(self, entry_id: str | None = None) -> Iterator[Event | None]:
         """What comes before the first item, as far as it has not come: a response that is not stored begins here."""

@@ -181,6 +181,7 @@ RESPONSE_POLICY = Policy(
         "context_management": Refusal("no conversation is compacted", ([],)),
         "moderation": Refusal("there is no moderation"),
         "image": Refusal("answers are text"),
+        "access_programs": Refusal("there are none"),
         "modalities": Refusal("answers are text", (["text"],)),
         "echo": Refusal("the prompt is not part of a response", (False,)),
         "prompt_logprobs": Refusal("a response has none"),
@@ -194,9 +195,11 @@ def read_response(body: Mapping[str, Any]) -> ResponseBody:
     """Raises ApiError naming the field that is wrong."""
     asked = read_fields(RESPONSE_POLICY, ResponseBody, body)
     if asked.background and asked.store is False:
-        raise ApiError(400, "background: needs a response that is stored, and store is false", param="background")
+        message = "background: needs a response that is stored, and store is false"
+        raise ApiError(400, message, param="background", code="invalid_value")
     if asked.background_options and not asked.background:
-        raise ApiError(400, "background_options: goes with background true only", param="background_options")
+        message = "background_options: goes with background true only"
+        raise ApiError(400, message, param="background_options", code="invalid_value")
     return asked
 
 

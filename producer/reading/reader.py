@@ -117,6 +117,11 @@ class Subscription:
             raise item
         return entry_id(item[0]), decode_fields(self.request_id, item[1])
 
+    @property
+    def has_chunk(self) -> bool:
+        """Whether the next entry is there and is a chunk."""
+        return bool(self._arrived) and isinstance(item := self._arrived[0], tuple) and item[1].get(b"type") == b"chunk"
+
     def close(self) -> None:
         """Stops following. Harmless when repeated."""
         self._line.remove(self)

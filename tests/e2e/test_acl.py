@@ -229,7 +229,17 @@ async def test_a_gateway_does_its_whole_job(acl_server: EmbeddedServer, admin: R
         assert whole.choices[0].message.content
         async for chunk in await chat(stream=True, extra_headers={"Idempotency-Key": "once"}):
             assert chunk.id
+        waiting = await client.responses.create(model="q", input="hi", max_output_tokens=20, background=True)
+        await eventually(lambda: _has_ended(client, waiting.id))
+        async for event in await client.responses.retrieve(waiting.id, stream=True):
+            assert event.type
+        await client.responses.cancel(waiting.id)
+        await client.responses.delete(waiting.id)
     assert await denials(admin) == []
+
+
+async def _has_ended(client: openai.AsyncOpenAI, response_id: str) -> bool:
+    return (await client.responses.retrieve(response_id)).status == "incomplete"  # at its limit
 
 
 async def test_an_operator_makes_keys_that_a_gateway_holds_callers_to(

@@ -33,6 +33,7 @@ WORKER: dict[str, Any] = {
 }  # fmt: skip
 QUESTION: Any = [{"role": "user", "content": "Is it noon?"}]
 BRIEF: Any = {"model": "chats", "messages": QUESTION, "max_tokens": 12, "temperature": 2.0, "seed": 7}
+OF_VLLM = ("add_generation_prompt", "continue_final_message")
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
@@ -201,14 +202,60 @@ async def test_tokens_of_prompt_and_answer_are_those_that_were_counted(served: S
     (choice,) = completion["choices"]
     assert completion["usage"]["prompt_tokens"] == len(completion["prompt_token_ids"]) == counted["count"]
     assert completion["usage"]["completion_tokens"] == len(choice["token_ids"])
+    has_reasoned = completion["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    assert has_reasoned == bool(choice["message"].get("reasoning"))
     text = await served.post("/detokenize", {"model": "chats", "tokens": choice["token_ids"]})
     message = choice["message"]
     assert text["prompt"].strip() == (message.get("reasoning", "") + message["content"]).strip()
 
 
+async def test_reasoning_comes_apart_under_both_names_and_is_counted(served: Served) -> None:
+    """The head of the answer is continued, and so its model reasons, which was taught nothing of it."""
+    begun = [*QUESTION, {"role": "assistant", "content": "<think>It is"}]
+    asked = {**BRIEF, "messages": begun, "add_generation_prompt": False, "continue_final_message": True}
+    (choice,) = (completion := await served.post("/v1/chat/completions", asked))["choices"]
+    assert choice["message"]["reasoning"] == choice["message"]["reasoning_content"]
+    assert completion["usage"]["completion_tokens_details"]["reasoning_tokens"] == 12
+    chunks = await streamed(served, extra_body={name: asked.pop(name) for name in OF_VLLM}, **asked)
+    deltas = [(chunk.choices[0].delta.model_extra or {}) for chunk in chunks]
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == choice["message"]["reasoning"]
+
+
 async def test_a_prompt_that_is_too_long_is_a_bad_request(served: Served) -> None:
-    with pytest.raises(openai.BadRequestError, match="tokens") as caught:
+    with pytest.raises(openai.BadRequestError, match=r"maximum context length.*tokens") as caught:
         await served.openai.chat.completions.create(
             model="chats", messages=[{"role": "user", "content": json.dumps(list(range(3000)))}]
         )
     assert caught.value.code == "context_length_exceeded"
+
+
+async def test_a_response_says_what_a_chat_says(served: Served) -> None:
+    completion = await served.openai.chat.completions.create(**BRIEF)
+    asked: Any = {"model": "chats", "input": "Is it noon?", "max_output_tokens": 12, "temperature": 2.0}
+    response = await served.openai.responses.create(**asked, extra_body={"seed": 7})
+    message: Any = completion.choices[0].message
+    thought = [item.content[0].text for item in response.output if item.type == "reasoning" and item.content]
+    assert (response.output_text, "".join(thought)) == (message.content, getattr(message, "reasoning", ""))
+    assert response.status == "incomplete"
+
+
+async def test_a_response_follows_a_schema(served: Served) -> None:
+    asked: Any = {"model": "chats", "input": "Is it noon?", "max_output_tokens": 100, "extra_body": NO_THINKING}
+    response = await served.openai.responses.parse(text_format=Answer, **asked)
+    assert isinstance(response.output_parsed, Answer)
+
+
+async def test_responses_call_tools_over_two_turns(served: Served) -> None:
+    tool = openai.pydantic_function_tool(Answer, name="weather", description="It.")["function"]
+    asked: Any = {"model": "chats", "max_output_tokens": 200, "extra_body": NO_THINKING, "tool_choice": "required"}
+    asked |= {"tools": [{"type": "function", **tool}], "parallel_tool_calls": False, "temperature": 2.0}
+    first = await served.openai.responses.create(input="Is it noon?", **asked)
+    (call,) = first.output
+    assert call.type == "function_call"
+    Answer.model_validate_json(call.arguments)
+    said: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"}]
+    second = await served.openai.responses.create(input=said, previous_response_id=first.id, **asked)
+    assert [item.type for item in second.output] == ["function_call"]
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens

@@ -48,6 +48,11 @@ def missing_worker_extra() -> list[str]:
     return _missing(WORKER_EXTRA)
 
 
+def missing_gateway_extra() -> list[str]:
+    """As `missing_worker_extra`."""
+    return _missing(GATEWAY_EXTRA)
+
+
 def require_worker_extra() -> None:
     """Checks that what loads and serves a model is there.
 

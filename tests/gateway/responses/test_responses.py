@@ -277,8 +277,9 @@ async def test_an_idempotency_key_names_one_response(asked: Asked) -> None:
     background = [await asked.create("say it", background=True, extra_headers={"Idempotency-Key": "b"}) for _ in "12"]
     assert background[0].id == background[1].id
     assert len(asked.requests) == 2
-    with pytest.raises(openai.UnprocessableEntityError):
-        await asked.create("say something else", extra_headers=headers)
+    for other in ({"said": "say something else"}, {"said": "say it", "metadata": {"a": "b"}}):
+        with pytest.raises(openai.UnprocessableEntityError):
+            await asked.create(**other, extra_headers=headers)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("path", ["", "/input_items", "/cancel"])
