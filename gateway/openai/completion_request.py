@@ -43,6 +43,11 @@ class CompletionBody(Options):
         prompts: list[Prompt] = self.prompt
         return prompts
 
+    @property
+    def is_echo_scored(self) -> bool:
+        """Whether log-probabilities of the prompt's text are asked for."""
+        return bool(self.echo) and self.logprobs is not None
+
     def to_wire(self) -> dict[str, Any]:
         """But for the prompt. What is echoed has log-probabilities like all else."""
         values = {"max_tokens": DEFAULT_MAX_TOKENS, **super().to_wire()}
