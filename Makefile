@@ -6,21 +6,25 @@
 BIN := .venv/bin
 CONSTRAINTS := $(wildcard constraints/py*.txt)
 
-.PHONY: help demo test test-slow lint format types chaos bench bench-peers bench-gpu tpu-ledger docs constraints clean distclean
+.PHONY: help demo test test-slow test-clients lint format types chaos bench bench-peers bench-gpu tpu-ledger docs constraints clean distclean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: .venv/worker.stamp  ## start a server and a worker with the demo model, ask it a few things, stop everything
+demo: .venv/worker.stamp  ## start a server, a worker with the demo model and a gateway, ask a few things, stop everything
 	@$(BIN)/penstock demo
 
 # Each process begins with one half: tests that wait for servers come first, those that compute last.
 test: .venv/dev.stamp  ## run the tests in two processes, without the slow ones
 	@echo "running the tests; this takes about a quarter of an hour"
-	@$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal
+	@$(BIN)/python -m pytest -q -m "not slow and not clients" -n 2 --dist worksteal
 
 test-slow: .venv/dev.stamp  ## run the slow tests
 	@$(BIN)/python -m pytest -q -m slow
+
+# Each in an environment of its own: they need other versions of the same packages.
+test-clients: .venv/clients/langchain.stamp .venv/clients/litellm.stamp  ## run langchain-openai and litellm, as they are, against a gateway
+	@$(BIN)/python -m pytest -q -m clients
 
 lint: .venv/dev.stamp  ## check style, format and the direction of imports
 	@$(BIN)/ruff check .
@@ -38,13 +42,14 @@ chaos: .venv/worker.stamp  ## kill, freeze and cut off workers for minutes, and 
 	@$(BIN)/penstock chaos --requests 5000 --kills 100 --zombies 50 --restarts 5 --losses 200 $(CHAOS)
 	@$(BIN)/penstock chaos --engine model --requests 60 --kills 6 --zombies 3 --restarts 1 --losses 10 --workers 3 $(CHAOS)
 
-bench: .venv/dev.stamp  ## measure engine, host and service; BENCH="--model qwen06 --dtype bfloat16" and the like are passed on
+bench: .venv/dev.stamp  ## measure engine, host, service and gateway; BENCH="--model qwen06 --dtype bfloat16" and the like are passed on
 	@$(BIN)/python -m benchmarks.engine $(BENCH)
 	@$(BIN)/python -m benchmarks.stalls $(BENCH)
 	@$(BIN)/python -m benchmarks.cpu_kernels
 	@$(BIN)/python -m benchmarks.host
 	@$(BIN)/python -m benchmarks.sampling $(BENCH)
 	@$(BIN)/python -m benchmarks.service $(BENCH)
+	@$(BIN)/python -m benchmarks.gateway
 
 bench-peers: .venv/dev.stamp  ## the engine beside others, from the environments in PEERS_HOME (docs/performance.md)
 	@$(BIN)/python -m benchmarks.peers.run $(BENCH)
@@ -76,6 +81,12 @@ constraints: .venv/dev.stamp  ## resolve the newest versions of everything into 
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make constraints" \
 	    --output-file constraints/py$$(echo $$version | tr -d .).txt && echo "resolved for Python $$version" || exit 1; \
 	done
+
+.venv/clients/%.stamp: tests/clients/%.txt .venv/dev.stamp
+	@echo "installing $* into .venv/clients/$*; this takes a minute"
+	@$(BIN)/python -m venv --clear .venv/clients/$*
+	@.venv/clients/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-input --requirement $<
+	@touch $@
 
 .venv/worker.stamp: pyproject.toml $(CONSTRAINTS)
 	@.ci/venv worker,gateway

@@ -43,6 +43,11 @@ class Choice:
         self._max_model_len = max_model_len
         self._echo = sequence.request.echo  # what goes out with the first token
 
+    @property
+    def num_reasoning(self) -> int:
+        """Tokens so far that are reasoning."""
+        return self._stream.num_reasoning
+
     def replay(self) -> Ending | None:
         """Brings the reply to where an earlier run was that generated tokens; says why, if it ended with them."""
         generated = self._sequence.token_ids[self._sequence.num_prompt :]
@@ -105,8 +110,9 @@ def output_of(
     token_ids: tuple[int, ...] = (),
     logprob: TokenLogprob | None = None,
     ending: Ending | None = None,
+    num_reasoning: int = 0,
 ) -> Output:
-    """`token_ids` are the newest tokens of `sequence`."""
+    """`token_ids` are the newest tokens of `sequence`, `num_reasoning` of all its generated ones are reasoning."""
     output = Output(
         request_id=sequence.request.id,
         index=sequence.index,
@@ -123,6 +129,7 @@ def output_of(
         return output
     return replace(
         output,
+        num_reasoning_tokens=num_reasoning,
         finish_reason=ending.reason,
         stop_reason=ending.stop_reason,
         error=ending.error,

@@ -340,13 +340,13 @@ class Engine:
     ) -> Output:
         self._scheduler.finish(sequence)
         self._masks.forget(sequence)
-        del self._choices[sequence]
+        choice = self._choices.pop(sequence)
         siblings = self._sequences[sequence.request.id]
         siblings.remove(sequence)
         if not siblings:
             del self._sequences[sequence.request.id]
         self._totals["cached_tokens"] += sequence.num_cached
-        return output_of(sequence, delta, token_ids, logprob, ending)
+        return output_of(sequence, delta, token_ids, logprob, ending, choice.num_reasoning)
 
     def _recover(self, failure: StepFailed, lost: StepPlan | None) -> list[Output]:
         """After a step that failed: all sequences are recomputed; one that failed alone is given up.

@@ -193,6 +193,7 @@ class Output:
     tool_calls: tuple[ToolCallDelta, ...] = ()
     stop_reason: str | int | None = None  # with finish_reason `stop` or `tool_calls`: the stop string, or the token id
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # of each token of the prompt but the first; once
+    num_reasoning_tokens: int = 0  # with a finish_reason: those of all tokens of the choice that are reasoning
 
 
 def _require(holds: bool, name: str, value: object, range_: str) -> None:

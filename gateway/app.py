@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -18,9 +19,12 @@ from penstock.gateway.admission.guard import KeyGuard
 from penstock.gateway.anthropic.errors import error_body
 from penstock.gateway.anthropic.routes import PATH as ANTHROPIC_PATH
 from penstock.gateway.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
+from penstock.gateway.batches.routes import ROUTES as BATCHES_ROUTES
+from penstock.gateway.batches.runner import BatchRunner
 from penstock.gateway.context import Gateway
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError, api_error
+from penstock.gateway.files.routes import ROUTES as FILES_ROUTES
 from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.body import BodyBudget
 from penstock.gateway.http.disconnect import ClientGone
@@ -51,11 +55,14 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
             Watch(store, client, settings.abandon_after_s) as watch,
         ):
             ledger = Ledger(store, max_share=settings.max_store_share, max_bytes=settings.max_store_bytes)
-            records = Records(store, ledger)
-            app.state.gateway = Gateway(settings, client, directory, store, interruptions, keeper, records, watch)
-            yield
+            records, news = Records(store, ledger), asyncio.Event()
+            app.state.gateway = gateway = Gateway(
+                settings, client, directory, store, interruptions, keeper, ledger, records, watch, news
+            )
+            async with BatchRunner(gateway):
+                yield
 
-    routes = [*health.ROUTES, *OPENAI_ROUTES, *RESPONSES_ROUTES, *ANTHROPIC_ROUTES]
+    routes = [*health.ROUTES, *OPENAI_ROUTES, *RESPONSES_ROUTES, *FILES_ROUTES, *BATCHES_ROUTES, *ANTHROPIC_ROUTES]
     handlers = {
         ApiError: _answer_api_error,
         PenstockError: _answer_penstock_error,

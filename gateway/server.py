@@ -52,6 +52,7 @@ class _Server(GuardedServer):
             log_level="error",  # a warning for each malformed request would let a stranger fill the log
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # whoever connects could say that it is somebody else
             **options,
         )
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
-from penstock.producer.errors import QueueFull, ReplyTimeout, ServerRefused
+from penstock.producer.errors import PenstockError, QueueFull, ReplyTimeout, ServerRefused
 from penstock.producer.reading.assembly import Assembler
 from penstock.producer.reading.reader import Subscription
 from penstock.producer.reply import Chunk, Reply
 from penstock.producer.request import Prompt, Sampling, build_request
 from penstock.producer.transport import State, Transport
-from penstock.producer.wire import GenerateRequest
+from penstock.producer.wire import GenerateRequest, ReplyEntry
 
 T = TypeVar("T")
 Enqueue: TypeAlias = Callable[[GenerateRequest], Awaitable[bool]]
 """Sends a request, and tells whether it was sent before."""
+
+Batches: TypeAlias = AsyncGenerator[Sequence[Chunk], None]
+"""The chunks of a reply. None of the batches is empty."""
 
 
 class ReplyStream:
@@ -27,9 +31,10 @@ class ReplyStream:
     Leaving the loop early stops reading as soon as this object goes; `async with` or `aclose` do it at a known time.
     """
 
-    def __init__(self, request_id: str, chunks: AsyncGenerator[Chunk, None], assembler: Assembler) -> None:
+    def __init__(self, request_id: str, batches: Batches, assembler: Assembler) -> None:
         self.request_id = request_id
-        self._chunks = chunks
+        self._batches = batches
+        self._ready: deque[Chunk] = deque()
         self._assembler = assembler
 
     @property
@@ -45,8 +50,14 @@ class ReplyStream:
     def __aiter__(self) -> Self:
         return self
 
-    def __anext__(self) -> Awaitable[Chunk]:
-        return anext(self._chunks)
+    async def __anext__(self) -> Chunk:
+        if not self._ready:
+            self._ready.extend(await anext(self._batches))
+        return self._ready.popleft()
+
+    def batches(self) -> Batches:
+        """The chunks as they come: those of a batch were all there at once. In place of iterating over the stream."""
+        return self._batches
 
     async def read_to_end(self) -> Reply:
         """Reads the rest and returns the whole reply."""
@@ -57,7 +68,7 @@ class ReplyStream:
         return self.reply
 
     async def aclose(self) -> None:
-        await self._chunks.aclose()
+        await self._batches.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -150,7 +161,7 @@ async def _attached(
     assembler: Assembler,
     after: str | None,
     timeout_s: float | None,
-) -> AsyncGenerator[Chunk, None]:
+) -> Batches:
     deadline = _Deadline(request_id, timeout_s)
     if after is None:
         await deadline.bound(transport.check_present(queue, request_id))
@@ -158,8 +169,9 @@ async def _attached(
         await deadline.bound(_skip_to(transport, queue, request_id, assembler, after))
     subscription = transport.reader.follow(queue, request_id, after or "0-0")
     try:
-        while chunk := await _next_chunk(subscription, assembler, deadline):
-            yield chunk
+        following = _Following(subscription, assembler, deadline)
+        while chunks := await following.next():
+            yield chunks
     finally:
         subscription.close()
 
@@ -177,7 +189,7 @@ async def _sent(
     enqueue: Enqueue,
     own: bool,
     timeout_s: float | None,
-) -> AsyncGenerator[Chunk, None]:
+) -> Batches:
     request_id = request.id or ""
     deadline = _Deadline(request_id, timeout_s)
     subscription = transport.reader.follow(transport.queue, request_id)
@@ -190,20 +202,41 @@ async def _sent(
         except (QueueFull, ServerRefused):
             transport.disown(request_id, cancel=False)
             raise
-        while chunk := await _next_chunk(subscription, assembler, deadline):
-            yield chunk
+        following = _Following(subscription, assembler, deadline)
+        while chunks := await following.next():
+            yield chunks
     finally:
         subscription.close()
         transport.disown(request_id, cancel=not assembler.ended)
 
 
-async def _next_chunk(subscription: Subscription, assembler: Assembler, deadline: _Deadline) -> Chunk | None:
-    """What comes next of the reply; None at its end."""
-    while not assembler.ended:
-        chunk = assembler.feed(*await deadline.bound(subscription.next()))
+class _Following:
+    """What comes of a reply."""
+
+    def __init__(self, subscription: Subscription, assembler: Assembler, deadline: _Deadline) -> None:
+        self._subscription = subscription
+        self._assembler = assembler
+        self._deadline = deadline
+        self._error: PenstockError | None = None
+
+    async def next(self) -> list[Chunk]:
+        """All chunks that are there, once there is one; none at the end."""
+        if self._error is not None:
+            raise self._error
+        chunks: list[Chunk] = []
+        while not (chunks or self._assembler.ended):
+            self._feed(chunks, await self._deadline.bound(self._subscription.next()))
+        try:
+            while self._subscription.has_chunk:
+                self._feed(chunks, await self._subscription.next())
+        except PenstockError as error:  # comes after what came before it
+            self._error = error
+        return chunks
+
+    def _feed(self, chunks: list[Chunk], entry: tuple[str, ReplyEntry]) -> None:
+        chunk = self._assembler.feed(*entry)
         if chunk is not None:
-            return chunk
-    return None
+            chunks.append(chunk)
 
 
 class _Deadline:

@@ -70,11 +70,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts over all choices. `cached_tokens` are prompt tokens that needed no computing."""
+    """Token counts over all choices. `cached_tokens` are prompt tokens that needed no computing; `reasoning_tokens` are
+    those of the completion that are reasoning, as far as that is known.
+    """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

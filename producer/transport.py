@@ -16,7 +16,8 @@ from penstock.producer.calls import Caller
 from penstock.producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused, UnknownRequest
 from penstock.producer.ids import new_id, random_slot
 from penstock.producer.queue_status import QueueStatus, ServedWatch, query_card, query_queues, query_status
-from penstock.producer.reading.reader import ENDED, ReplyReader, decode_fields, find_gone, position
+from penstock.producer.reading.entries import decode_fields, position
+from penstock.producer.reading.reader import ENDED, ReplyReader, find_gone
 from penstock.producer.redis import durable
 from penstock.producer.redis.address import parse_url
 from penstock.producer.redis.connection import RedisClient, connect, ensure_group, redis_errors
@@ -196,12 +197,12 @@ class Transport:
         async with self._redis() as redis:
             job: Any = await redis.hmget(keys.state(queue, request_id), ["status", "worker"])
             status, worker = (None if value is None else value.decode() for value in job)
+            newest = await read_newest(redis, keys.reply(queue, request_id))
+            if newest is not None and decode_fields(request_id, newest[1]).type == "end":
+                return "finished"  # from when its end can be read, which is before its worker notes it
             if status == "running":
                 alive = await redis.exists(keys.heartbeat(queue, worker or ""))
                 return "running" if alive else "lost"
-            newest = await read_newest(redis, keys.reply(queue, request_id))
-        if newest is not None and decode_fields(request_id, newest[1]).type == "end":
-            return "finished"
         if status in ENDED:
             raise ReplyGone(request_id, "it ended and expired")
         has_begun = status is not None or newest is not None

@@ -79,6 +79,9 @@ class ScriptedReply:
             )
         )
         async with self.worker.gate:
+            if self.request.keep_s is not None:
+                for key in (keys.state(self.worker.queue, self.id), keys.reply(self.worker.queue, self.id)):
+                    await self.worker.redis.pexpire(key, round(self.request.keep_s * 1000))
             await self.worker.redis.hset(keys.state(self.worker.queue, self.id), "status", "done")
             await self.worker.release(self.queue_entry)
 

@@ -23,8 +23,8 @@ class GatewayProcess:
 
     def __init__(self, redis_url: str, log: Path, **settings: Any) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
-            self._port = probe.getsockname()[1]
-        values = {"redis_url": redis_url, "port": self._port, "log_format": "json", **settings}
+            self.port = probe.getsockname()[1]
+        values = {"redis_url": redis_url, "port": self.port, "log_format": "json", **settings}
         flags = [part for name, value in values.items() for part in (flag(name), str(value))]
         self._command = [*dies_with_parent(), sys.executable, "-m", "penstock", "gateway", *flags]
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
@@ -33,7 +33,14 @@ class GatewayProcess:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def memory_mib(self) -> float:
+        """What the process has in memory."""
+        assert self._process is not None
+        num_pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return num_pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     async def start(self) -> None:
         """Returns once it accepts connections."""
@@ -67,7 +74,7 @@ class GatewayProcess:
 
     async def _accepts(self) -> bool:
         with contextlib.suppress(OSError):
-            _, writer = await asyncio.open_connection("127.0.0.1", self._port)
+            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
             writer.close()
             await writer.wait_closed()
             return True

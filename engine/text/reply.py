@@ -22,6 +22,8 @@ class ReplyStream:
     def __init__(self, text: TextStream, parser: ReplyParser | None = None) -> None:
         self._text = text
         self._parser = parser
+        self.num_reasoning = 0
+        """Tokens so far that are reasoning, the tag that ends it included."""
 
     @property
     def calls_tools(self) -> bool:
@@ -31,9 +33,13 @@ class ReplyStream:
     def push(self, token_id: int) -> tuple[Delta, str | None]:
         """What this token released, and the stop string that is complete: then nothing follows."""
         text, stop = self._text.push(token_id)
-        if self._parser is None:
+        parser = self._parser
+        if parser is None:
             return Delta(text), stop
-        return (self._parser.push(text) if stop is None else self._parser.finish(text)), stop
+        was_reasoning = parser.is_reasoning
+        delta = parser.push(text) if stop is None else parser.finish(text)
+        self.num_reasoning += was_reasoning or parser.is_reasoning
+        return delta, stop
 
     def finish(self) -> Delta:
         """What is still held back, of a reply that ends without a stop string. Nothing may be pushed afterwards."""

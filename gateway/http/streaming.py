@@ -101,23 +101,26 @@ class EventStream(Response):
 
     async def _serve(self, send: Send) -> None:
         async with self._kept_alive(send):
-            await self._send_events(send)
+            last = await self._send_events(send)
         await self._begin(send)
-        await send({"type": "http.response.body", "body": b""})
+        await send({"type": "http.response.body", "body": last})
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, send: Send) -> bytes:
+        """Sends all but the last ones."""
         writer, after = self._writer, self._after
         if self._is_sure:
             await self._begin(send)
             await self._write(self._open(), send)
-        async for chunk in self._reply:
-            await self._write(self._open() + encode(writer.chunk(chunk), chunk.entry_id, after), send)
+        async for chunks in self._reply.batches():
+            data = [self._open()]  # before the writer goes on
+            data += [encode(writer.chunk(chunk), chunk.entry_id, after) for chunk in chunks]
+            await self._write(b"".join(data), send)
         reply = self._reply.reply
         assert reply is not None  # noqa: S101  the chunks end with the reply or raise
         if reply.entry_id is not None and after[:2] > entry_of(reply.entry_id):
             message = "Last-Event-ID names no event of this answer: it lies behind its end"
             raise ApiError(400, message, param="Last-Event-ID", code="invalid_event_id")
-        await self._write(self._open() + encode(writer.end(reply), reply.entry_id, after), send)
+        return self._open() + encode(writer.end(reply), reply.entry_id, after)
 
     def _open(self) -> bytes:
         """What comes before the reply's events, once."""

@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import structlog
+
 from penstock.gateway.errors import ApiError
 from penstock.gateway.keys.records import Limits
 from penstock.gateway.store import names
@@ -222,9 +224,11 @@ class Limiter:
             await asyncio.gather(*(self._renew(key_id, tuple(leases)) for key_id, leases in self._open.items()))
 
     async def _renew(self, key_id: str, leases: Sequence[str]) -> None:
-        with suppress(PenstockError):  # the next renewal is due before the lease lapses
+        try:
             keys = (names.key_running(key_id),)
             await self._execute(*lua.call(_RENEW, keys, (self._lease_ms, KEPT_S * 1000, *leases)))
+        except Exception as error:  # whatever it is: the next renewal is due before the lease lapses
+            structlog.get_logger().warning("leases_not_renewed", key=key_id, error=str(error))
 
     @property
     def _lease_ms(self) -> int:

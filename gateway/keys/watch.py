@@ -10,7 +10,6 @@ import structlog
 
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import NAME
-from penstock.producer import PenstockError
 from penstock.producer.redis.address import Address
 from penstock.producer.redis.connection import BACKOFF, RedisClient, connect_blocking, redis_errors
 from penstock.producer.redis.streams import read_newest, read_streams
@@ -52,7 +51,7 @@ class RevocationWatch:
                 with redis_errors(self._address):
                     await self._read()
                 num_failures = 0
-            except PenstockError as error:
+            except Exception as error:  # whatever it is: without this task no stream of a revoked key would end
                 num_failures += 1
                 structlog.get_logger().warning("revocations_unheard", error=str(error), failures=num_failures)
                 await asyncio.sleep(BACKOFF.compute(num_failures))

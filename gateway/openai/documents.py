@@ -43,6 +43,7 @@ def usage(*counts: Usage) -> Document:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(count.cached_tokens for count in counts)},
+        "completion_tokens_details": {"reasoning_tokens": sum(count.reasoning_tokens for count in counts)},
     }
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-IGNORED_IN_MESSAGES: Mapping[str, str] = {
-    "annotations": "sources of an earlier answer are no part of the chat",
-    "cache_control": "every prompt's prefix is cached as it is",
-    "refusal": "stands for the content where there is none",
-}
-
 _PLAIN = frozenset({"role", "content"})
+_CACHE = "cache_control"
+"""Where the prefix to be cached ends: every prompt's is cached as it is."""
+
+# What an assistant said comes back as clients keep it: with whatever its server, or a library, has put beside it. What
+# holds a part of what was said is left in, so that the wire refuses it.
+_OF_ASSISTANT = frozenset(
+    {"role", "content", "name", "reasoning", "reasoning_content", "tool_calls", "audio", "function_call"}
+)
+_OF_CALL = frozenset({"id", "type", "function", "custom"})
+_OF_FUNCTION = frozenset({"name", "arguments"})
 
 
 def clean(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -24,14 +28,17 @@ def _is_plain(message: Mapping[str, Any]) -> bool:
 
 
 def _cleaned(message: Mapping[str, Any]) -> dict[str, Any]:
-    made = {name: value for name, value in message.items() if value is not None and name not in IGNORED_IN_MESSAGES}
-    content = made.get("content", message.get("refusal"))
+    is_said = message.get("role") == "assistant"
+    made = {name: value for name, value in message.items() if value is not None and name != _CACHE}
+    if is_said:
+        made = _only(made, _OF_ASSISTANT)
+    content = made.get("content", message.get("refusal") if is_said else None)
     if isinstance(content, list):
         content = [_cleaned_part(part) for part in content] or ""
     if content is not None:
         made["content"] = content
-    if "tool_calls" in made:
-        made["tool_calls"] = _cleaned_calls(made["tool_calls"])
+    if isinstance(made.get("tool_calls"), list):
+        made["tool_calls"] = [_cleaned_call(call) for call in made["tool_calls"]]
     return made
 
 
@@ -41,14 +48,18 @@ def _cleaned_part(part: object) -> object:
         return part
     if part.get("type") == "refusal":
         return {"type": "text", "text": part.get("refusal")}
-    return {name: value for name, value in part.items() if name not in IGNORED_IN_MESSAGES}
+    return {name: value for name, value in part.items() if name not in (_CACHE, "annotations")}
 
 
-def _cleaned_calls(calls: object) -> object:
-    """Calls put together from a stream still have the `index` that they had there."""
-    if not isinstance(calls, list):
-        return calls
-    return [
-        {name: value for name, value in call.items() if name != "index"} if isinstance(call, dict) else call
-        for call in calls
-    ]
+def _cleaned_call(call: object) -> object:
+    """One put together from a stream still has the `index` that it had there."""
+    if not isinstance(call, dict):
+        return call
+    made = _only(call, _OF_CALL)
+    if isinstance(made.get("function"), dict):
+        made["function"] = _only(made["function"], _OF_FUNCTION)
+    return made
+
+
+def _only(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import structlog
@@ -11,13 +12,13 @@ from starlette.responses import JSONResponse, Response
 from penstock.gateway.admission.admission import Meter
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
-from penstock.gateway.generation.idempotency import key_of
+from penstock.gateway.generation.idempotency import key_of, other_body, place_asked_for
 from penstock.gateway.generation.jobs import Job, job_of, named
 from penstock.gateway.http.body import read_json
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.responses.documents import pending
 from penstock.gateway.responses.events import ResponseEvents, drain
-from penstock.gateway.responses.items import Item, read_items, shown_items, to_messages
+from penstock.gateway.responses.items import Document, Item, read_items, shown_items, to_messages
 from penstock.gateway.responses.reading import Attended, followed, history_behind, snapshot
 from penstock.gateway.responses.request import ResponseBody, read_response
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse, asked_for
@@ -43,12 +44,18 @@ async def create_response(asked: Request) -> Response:
 async def _prepared(asked: Request, queue: str, body: ResponseBody) -> tuple[StoredResponse, GenerateRequest, Meter]:
     """The response as one that is not stored, and its request to the queue."""
     owner = caller_of(asked).owner
-    items = _items(body)
+    items = items_of(body)
     history = await history_behind(asked, body.previous_response_id)
     card = await gateway_of(asked).directory.card_of(queue)
     request, meter = await named(asked, queue, body.request([*history, *to_messages(items)], card))
-    request_id = request.id or ""
-    response = StoredResponse(
+    return unstored(body, request.id or "", queue, owner, items, history), request, meter
+
+
+def unstored(
+    body: ResponseBody, request_id: str, queue: str, owner: str, items: Sequence[Item], history: Sequence[Document] = ()
+) -> StoredResponse:
+    """The response to a request, as long as nobody keeps it."""
+    return StoredResponse(
         request_id,
         queue,
         owner,
@@ -58,10 +65,10 @@ async def _prepared(asked: Request, queue: str, body: ResponseBody) -> tuple[Sto
         items=shown_items(items, request_id),
         history=history,
     )
-    return response, request, meter
 
 
-def _items(body: ResponseBody) -> list[Item]:
+def items_of(body: ResponseBody) -> list[Item]:
+    """What a response is asked with. Raises ApiError where it is none."""
     if body.input is None:
         if body.previous_response_id is None:
             raise ApiError(400, "input: is missing", param="input", code="missing_required_parameter")
@@ -78,11 +85,14 @@ async def _kept(
     keep_s = min(gateway.settings.keep_responses_s, card.max_keep_s or MAX_KEEP_S)
     kept, request_to_keep = replace(response, asked={**response.asked, "store": True}), _keeping(request, keep_s)
     try:
-        return await ResponseStore(gateway.records).create(kept, request_to_keep), request_to_keep
+        there = await ResponseStore(gateway.records).create(kept, request_to_keep)
     except ApiError as error:
         if error.code != "store_full" or body.store or body.background:
             raise
-    return response, request
+        return response, request
+    if there.asked != kept.asked:
+        raise other_body()  # what the queue is asked for is the same; how it is kept and shown is not
+    return there, request_to_keep
 
 
 def _keeping(request: GenerateRequest, keep_s: float) -> GenerateRequest:
@@ -101,7 +111,7 @@ async def _in_background(
         raise
     meter.goes_on(response.queue, response.request_id)
     if is_streamed:
-        return followed(asked, response)
+        return followed(asked, response, place=place_asked_for(asked, key_of(asked)))
     is_new = key_of(asked) is None
     return JSONResponse(pending(response, "queued") if is_new else await snapshot(asked, response))
 
@@ -130,11 +140,12 @@ async def _leave(asked: Request, job: Job, response: StoredResponse, *, is_known
     """What becomes of a request once its answer is over here, or nobody is there to get it.
 
     Under an Idempotency-Key others may wait for it. Else it ends, but for one whose client knows it by its id, and
-    which this gateway had to leave.
+    which this gateway had to leave while the client may go on.
     """
     gateway = gateway_of(asked)
     store = ResponseStore(gateway.records)
-    is_shared, is_interrupted = key_of(asked) is not None, interruption_of(asked).error is not None
+    interruption = interruption_of(asked).error
+    is_shared, is_interrupted = key_of(asked) is not None, interruption is not None and interruption.may_be_retried
     try:
         if job.reply.reply is not None:
             await store.count(response, job.reply.reply)

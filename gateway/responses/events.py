@@ -9,10 +9,9 @@ from dataclasses import replace
 
 from penstock.gateway.errors import ApiError, ended_early
 from penstock.gateway.http.events import Event
-from penstock.gateway.openai.documents import created_at
+from penstock.gateway.openai.documents import Document, created_at, spell
 from penstock.gateway.responses import documents
-from penstock.gateway.responses.items import Document
-from penstock.gateway.responses.output import Output, Part, part, spell
+from penstock.gateway.responses.output import Output, Part, part
 from penstock.gateway.responses.stored import StoredResponse
 from penstock.producer import Chunk, Reply
 
@@ -46,8 +45,12 @@ class ResponseEvents:
             yield from self._start()
 
     def chunk(self, chunk: Chunk) -> Iterable[Event | None]:
-        if not self._has_started:
-            yield from self._start(chunk.entry_id)
+        if self._has_started:
+            return [self._event(each) for each in self._output.chunk(chunk)]
+        return self._first(chunk)
+
+    def _first(self, chunk: Chunk) -> Iterator[Event | None]:
+        yield from self._start(chunk.entry_id)
         for each in self._output.chunk(chunk):
             yield self._event(each)
 
@@ -71,9 +74,15 @@ class ResponseEvents:
             self.document = documents.failed(self._response, self._output, error)
             yield self._whole("failed", self.document)
             return
-        fields = {"code": error.code, "message": error.message, "param": error.param}
         number = max(self._after, self._number - 1)
-        yield Event(spell({"type": "error", "sequence_number": number, **fields, **error.body()}), "error")
+        body = error.body()
+        if error.may_be_retried and self._response.record is not None:
+            body["error"]["message"] = f"{error.code}: {self._way_on(number)}"
+        fields = {name: body["error"][name] for name in ("code", "message", "param")}
+        yield Event(spell({"type": "error", "sequence_number": number, **fields, **body}), "error")
+
+    def _way_on(self, number: int) -> str:
+        return f"GET /v1/responses/{self._response.id}?stream=true&starting_after={number} goes on with this answer"
 
     def _start(self, entry_id: str | None = None) -> Iterator[Event | None]:
         """What comes before the first item, as far as it has not come: a response that is not stored begins here."""
@@ -102,7 +111,8 @@ class ResponseEvents:
         self._number += 1
         if number <= self._after:
             return None
-        return Event(f'{{"type":"{each.type}","sequence_number":{number},{each.fields}}}', each.type)
+        kind, fields = each
+        return Event(f'{{"type":"{kind}","sequence_number":{number},{fields}}}', kind)
 
 
 def drain(events: Iterable[Event | None]) -> None:

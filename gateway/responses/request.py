@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, ConfigDict, Field
 
 from penstock.gateway.errors import ApiError
+from penstock.gateway.openai.documents import Document
 from penstock.gateway.openai.fields import IGNORED, REFUSED, Body, Policy, Refusal, read_fields
 from penstock.gateway.openai.options import Options, to_request, to_the_end
-from penstock.gateway.responses.items import Document
 from penstock.producer import GenerateRequest, ModelCard
 
 Window: TypeAlias = Literal["soonest", "2h", "8h"]
@@ -81,7 +81,7 @@ class StreamOptions(Body):
     include_obfuscation: bool = False  # of the lengths of events: a protection between client and OpenAI, not offered
 
 
-def _described(values: dict[str, str]) -> dict[str, str]:
+def described(values: dict[str, str]) -> dict[str, str]:
     if len(values) > 16 or any(len(name) > 64 or len(value) > 512 for name, value in values.items()):
         raise ValueError("has at most 16 pairs, of names of 64 and values of 512 characters")
     return values
@@ -96,7 +96,7 @@ class ResponseBody(Options):
     background: bool = False
     background_options: BackgroundOptions | None = None
     store: bool | None = None  # None: if it can be
-    metadata: Annotated[dict[str, str], AfterValidator(_described)] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], AfterValidator(described)] = Field(default_factory=dict)
     include: list[Includable] = Field(default_factory=list)
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: Text = Field(default_factory=Text)
@@ -181,6 +181,7 @@ RESPONSE_POLICY = Policy(
         "context_management": Refusal("no conversation is compacted", ([],)),
         "moderation": Refusal("there is no moderation"),
         "image": Refusal("answers are text"),
+        "access_programs": Refusal("there are none"),
         "modalities": Refusal("answers are text", (["text"],)),
         "echo": Refusal("the prompt is not part of a response", (False,)),
         "prompt_logprobs": Refusal("a response has none"),
@@ -194,9 +195,11 @@ def read_response(body: Mapping[str, Any]) -> ResponseBody:
     """Raises ApiError naming the field that is wrong."""
     asked = read_fields(RESPONSE_POLICY, ResponseBody, body)
     if asked.background and asked.store is False:
-        raise ApiError(400, "background: needs a response that is stored, and store is false", param="background")
+        message = "background: needs a response that is stored, and store is false"
+        raise ApiError(400, message, param="background", code="invalid_value")
     if asked.background_options and not asked.background:
-        raise ApiError(400, "background_options: goes with background true only", param="background_options")
+        message = "background_options: goes with background true only"
+        raise ApiError(400, message, param="background_options", code="invalid_value")
     return asked
 
 

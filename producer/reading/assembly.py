@@ -80,7 +80,7 @@ class Assembler:
                 )
                 for index in range(num_choices)
             ),
-            usage=Usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens),
+            usage=Usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens, end.reasoning_tokens or 0),
             timings=Timings(end.queued_ms, end.ttft_ms, end.total_ms),
             prompt_logprobs=self._prompt_logprobs,
             entry_id=entry_id,

@@ -12,19 +12,17 @@ from collections import deque
 from redis import exceptions
 
 from penstock.producer import keys
-from penstock.producer.errors import ConnectionLost, PenstockError, ReplyCorrupt, ReplyGone, ServerRefused
+from penstock.producer.errors import ConnectionLost, PenstockError, ReplyGone, ServerRefused
 from penstock.producer.ids import new_id, slot_of
+from penstock.producer.reading.entries import Position, decode_fields, entry_id, position
 from penstock.producer.redis.address import Address
 from penstock.producer.redis.connection import UNREACHABLE, Fields, RedisClient, connect_blocking
 from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.redis.streams import read_streams
 from penstock.producer.tasks import end_tasks
-from penstock.producer.wire import ReplyEntry, WireError, decode_reply
+from penstock.producer.wire import ReplyEntry
 
 log = logging.getLogger(__name__)
-
-Position = tuple[int, int]
-"""A stream entry id, `<epoch>-<n>` of a reply, as numbers that compare like ids do."""
 
 ENDED = ("done", "dead")
 """The `status` in a request's state after its reply was ended."""
@@ -116,6 +114,11 @@ class Subscription:
         if isinstance(item, PenstockError):
             raise item
         return entry_id(item[0]), decode_fields(self.request_id, item[1])
+
+    @property
+    def has_chunk(self) -> bool:
+        """Whether the next entry is there and is a chunk."""
+        return bool(self._arrived) and isinstance(item := self._arrived[0], tuple) and item[1].get(b"type") == b"chunk"
 
     def close(self) -> None:
         """Stops following. Harmless when repeated."""
@@ -368,31 +371,3 @@ def _lowest(subscriptions: set[Subscription]) -> Position:
 
 def _expired(sub: Subscription) -> ReplyGone:
     return ReplyGone(sub.request_id, f"it expired, read up to entry {entry_id(sub.furthest)}")
-
-
-def position(text: str) -> Position:
-    """Reads `<epoch>-<n>`.
-
-    Raises:
-        ValueError: the text is no entry id.
-    """
-    epoch, separator, number = text.partition("-")
-    if not (separator and epoch.isascii() and epoch.isdigit() and number.isascii() and number.isdigit()):
-        raise ValueError(f"{text!r} is no entry id such as 1-5")
-    return int(epoch), int(number)
-
-
-def entry_id(where: Position) -> str:
-    return f"{where[0]}-{where[1]}"
-
-
-def decode_fields(request_id: str, fields: Fields) -> ReplyEntry:
-    """Reads the fields of a reply entry.
-
-    Raises:
-        ReplyCorrupt: they do not follow the schema.
-    """
-    try:
-        return decode_reply({name.decode(): value.decode() for name, value in fields.items()})
-    except (WireError, UnicodeDecodeError) as error:
-        raise ReplyCorrupt(request_id, str(error)) from error

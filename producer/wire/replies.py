@@ -112,6 +112,7 @@ class EndEntry(_Stopped):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int | None = None  # those of them that are reasoning, if any are known
     queued_ms: int | None = None  # from the enqueue to the claim
     ttft_ms: int | None = None  # from the enqueue to the first token
     total_ms: int | None = None  # from the enqueue to this entry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from fakes import eventually
+from openai.types.chat import ChatCompletion
 from patience import WAIT_S
 
 from penstock.gateway.settings import GatewaySettings
@@ -169,6 +171,8 @@ async def test_the_services_work_together(redis_of_the_file: EmbeddedServer, com
         script = f"from openai import{script}".replace(":8000", f":{port}")
         client = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
         told, _ = await asyncio.wait_for(client.communicate(), WAIT_S)
+        if shutil.which("curl"):
+            assert "347 + 85 = 432" in await answer_to_curl(port)
     assert out.decode() == "347 + 85 = 432\n"
     assert told.decode() == "347 + 85 = 432\n"
     with pytest.raises(ServerRefused, match="Authentication required"):
@@ -210,6 +214,15 @@ def is_ready(port: int) -> bool:
     """By what the file asks."""
     code = SERVICES["gateway"]["healthcheck"]["test"][-1].replace(":8000", f":{port}")
     return subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL).returncode == 0
+
+
+async def answer_to_curl(port: int) -> str:
+    """To the line that README.md has."""
+    (line,) = re.findall(r"^    (curl http://127\.0\.0\.1:8000/v1/chat/completions .*\n .*)$", README, re.MULTILINE)
+    command = ["sh", "-euc", line.replace(":8000", f":{port}")]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True, timeout=WAIT_S)
+    completion = ChatCompletion.model_validate_json(done.stdout, strict=True)
+    return completion.choices[0].message.content or ""
 
 
 def advertised() -> str:

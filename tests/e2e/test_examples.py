@@ -195,10 +195,14 @@ async def test_the_readme_without_a_queue(compile_cache: Path) -> None:
     assert out == re.sub("^    ", "", printed, flags=re.MULTILINE)
 
 
+async def is_done(worker: ScriptedWorker, request_id: str) -> bool:
+    return bool(await worker.redis.hget(keys.state("default", request_id), "status") == "done")
+
+
 @needs_redis_cli
 async def test_the_documented_lines_work(redis_url: str) -> None:
     """Every shell block of docs/wire.md, in its order."""
-    enqueue, read, cancel, document, call = re.findall(r"```sh\n(.*?)```", WIRE_DOCS, re.DOTALL)
+    enqueue, read, cancel, document, keep, call = re.findall(r"```sh\n(.*?)```", WIRE_DOCS, re.DOTALL)
     function = f'redis-cli() {{ command redis-cli -u "{redis_url}" "$@"; }}\n'
     async with ScriptedWorker(redis_url, tell_a_story) as worker:
         await run("bash", "-ec", function + enqueue, redis_url=redis_url)
@@ -210,10 +214,16 @@ async def test_the_documented_lines_work(redis_url: str) -> None:
         await run("bash", "-ec", function + cancel + document, redis_url=redis_url)
         assert await worker.redis.get(keys.cancel("default", "hello-1")) == "1"
         await eventually(lambda: len(worker.taken) == 2)
+        keep_it, ask_how_long = keep.splitlines()
+        await run("bash", "-ec", function + keep_it, redis_url=redis_url)
+        await eventually(lambda: is_done(worker, "hello-3"))
+        _, out, _ = await run("bash", "-ec", function + ask_how_long, redis_url=redis_url)
+        assert 172_000 < int(out) <= 172_800
         ask, _ = call.strip().splitlines()  # nobody answers here, so the second line would wait
         await run("bash", "-ec", function + ask, redis_url=redis_url)
         [(_, asked)] = await worker.redis.xrange(keys.calls("default"))
         assert asked == {"call": "count_tokens", "prompt": "What is 12 + 30?", "to": "my-answers"}
-    first, second = worker.taken
+    first, second, third = worker.taken
     assert (first.id, first.prompt, first.max_tokens) == ("hello-1", "What is 12 + 30?", 32)
+    assert (third.id, third.keep_s) == ("hello-3", 172_800)
     assert (second.id, second.stop) == ("hello-2", ("\n\n", "END"))

@@ -61,6 +61,19 @@ def test_a_reply_is_read_from_its_tokens(make: Any, special: bool) -> None:
     assert stream.calls_tools
 
 
+@pytest.mark.parametrize("prefix", ["", "<think>"])
+def test_tokens_of_reasoning_are_counted_wherever_the_reply_is_taken_up(prefix: str) -> None:
+    tokenizer, replies = streams("hermes")
+    token_ids = tokenizer.encode(HERMES.removeprefix(prefix))
+    num_reasoning = token_ids.index(tokenizer.special_token_ids["</think>"]) + 1
+    for cut in range(len(token_ids) + 1):
+        stream = replies.stream(request("hermes", prefix), 0)
+        stream.replay(token_ids[:cut])
+        assert stream.num_reasoning == min(cut, num_reasoning)
+        stream.replay(token_ids[cut:])
+        assert stream.num_reasoning == num_reasoning
+
+
 def test_a_character_before_a_tag_is_not_lost() -> None:
     """Valid bytes are held back by some detokenizers until other tokens follow."""
     tokenizer, replies = streams("hermes", llama2)

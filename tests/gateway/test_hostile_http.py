@@ -7,9 +7,14 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Protocol
 
 import pytest
+from fakes import eventually
 from gateway_harness import Running, running_gateway
+from gateway_process import GatewayProcess
 from patience import WAIT_S
 
 from penstock.producer.redis.connection import RedisClient
@@ -112,8 +117,13 @@ class Client:
         return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", answers)]
 
 
+class Listening(Protocol):
+    @property
+    def port(self) -> int: ...
+
+
 @asynccontextmanager
-async def connected(gateway: Running, num_clients: int = 1) -> AsyncIterator[list[Client]]:
+async def connected(gateway: Listening, num_clients: int = 1) -> AsyncIterator[list[Client]]:
     clients = []
     try:
         for _ in range(num_clients):
@@ -124,13 +134,13 @@ async def connected(gateway: Running, num_clients: int = 1) -> AsyncIterator[lis
             client.writer.transport.abort()
 
 
-async def statuses_of(gateway: Running, data: bytes) -> list[int]:
+async def statuses_of(gateway: Listening, data: bytes) -> list[int]:
     async with connected(gateway) as (client,):
         client.send(data)
         return await client.statuses()
 
 
-async def is_served(gateway: Running) -> bool:
+async def is_served(gateway: Listening) -> bool:
     return await statuses_of(gateway, get(b"/liveness", b"Connection: close")) == [200]
 
 
@@ -177,3 +187,39 @@ async def test_slow_bodies_keep_nobody_out(redis: RedisClient, redis_url: str) -
         for client in slow:
             client.send(request(b"Content-Length: 1000"))
         assert await is_served(gateway)
+
+
+async def test_requests_with_a_few_wrong_bytes_harm_nobody(gateway: Running) -> None:
+    random = Random(14)
+    right = [data for data, expected in REQUESTS.values() if len(data) < 1000 and expected != [413]]
+
+    def damaged() -> bytes:
+        data = bytearray(random.choice(right))
+        for _ in range(random.randint(1, 4)):
+            place = random.randrange(len(data))
+            wrong = random.choice((b"", b"\r", b"\n", b" ", b":", random.randbytes(1)))
+            data[place : place + random.randint(0, 2)] = wrong
+        return bytes(data)
+
+    for _ in range(10):
+        answers = await asyncio.gather(*(statuses_of(gateway, damaged()) for _ in range(50)))
+        assert {status for statuses in answers for status in statuses} <= {200, 400, 404, 405, 408, 411, 413, 431, 505}
+        assert await is_served(gateway)
+    await eventually(lambda: not gateway.server.server_state.connections)
+
+
+async def test_memory_does_not_grow_with_what_strangers_send(redis_url: str, tmp_path: Path) -> None:
+    limits = {"max_bodies_bytes": 32 << 20, "max_connections": 400, "body_timeout_s": 5, "header_timeout_s": 5}
+    large = request(b"Content-Length: 4000000", body=b"[" + b"1," * 1_800_000)  # and no end
+    async with GatewayProcess(redis_url, tmp_path / "log", **limits) as process:
+        assert await is_served(process)
+        before_mib = process.memory_mib
+        async with connected(process, 300) as clients:
+            for number, client in enumerate(clients):
+                client.send((large, get(b"/" + b"a" * 60_000)[:-4], get(b"/liveness") * 1000)[number % 3])
+            await asyncio.gather(*(client.writer.drain() for client in clients))
+            assert await is_served(process)
+            assert process.memory_mib - before_mib < 200  # of 360 MB in bodies
+            statuses = await asyncio.gather(*(client.statuses() for client in clients[::3]))
+        assert {status for each in statuses for status in each} == {408, 503}
+        assert await is_served(process)

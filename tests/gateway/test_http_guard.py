@@ -130,7 +130,7 @@ async def test_later_headers_that_never_come_do_too(sent: bytes) -> None:
 
 
 async def test_a_body_that_never_ends_ends_with_its_answer() -> None:
-    async with serving(at_once(), limits(8, header_timeout_s=SOON_S, idle_timeout_s=0.1)) as connect:
+    async with serving(at_once(), limits(8, body_timeout_s=0.1)) as connect:
         client = await connect()
         client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
         await client.answer()
@@ -223,3 +223,19 @@ async def test_a_client_that_takes_little_at_a_time_gets_all() -> None:
             await asyncio.sleep(0.015)
         assert num_taken > 2 * len(app.body)
         assert time.monotonic() - begun_s > 1.0  # so there was a look at it, or several
+
+
+async def test_no_packet_of_an_answer_waits_for_an_acknowledgement() -> None:
+    """Nagle's algorithm holds the second one back, and the client's kernel its acknowledgement for 40 ms."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = GuardedServer(App(), limits(), log_config=None, lifespan="off")
+        task = asyncio.create_task(server.serve([listener]))
+        await eventually(lambda: server.started)
+        _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        await eventually(lambda: server.server_state.connections)
+        [connection] = server.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        writer.close()
+        server.should_exit = True
+        await task

@@ -24,6 +24,7 @@ from penstock.gateway.keys.secrets import new_secret
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import NAME
+from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.local.embedded import EmbeddedServer
 
@@ -189,8 +190,8 @@ async def test_a_key_revoked_in_mid_stream_ends_its_streams_alone(redis: RedisCl
             await revoke(redis_url, secret)
             with pytest.raises(openai.APIError, match=f"{secret.key_id} was revoked"):
                 await anext(stream)
-            await eventually(lambda: redis.exists(f"penstock:default:{{{worker.taken[0].id}}}:cancel"))
-            assert not await redis.exists(f"penstock:default:{{{worker.taken[1].id}}}:cancel")
+            await eventually(lambda: redis.exists(keys.cancel("default", str(worker.taken[0].id))))
+            assert not await redis.exists(keys.cancel("default", str(worker.taken[1].id)))
 
 
 async def test_a_key_revoked_while_a_whole_answer_is_waited_for(redis: RedisClient, redis_url: str) -> None:
@@ -242,6 +243,27 @@ async def test_a_key_is_for_its_models(redis: RedisClient, redis_url: str) -> No
             await ask(gateway, by_queue.text, "huge")
 
 
+async def test_other_models_are_neither_listed_nor_of_any_use(redis: RedisClient, redis_url: str) -> None:
+    secret = await new_key(redis_url, models=["default"])
+    await announce(redis, "second", CARD.model_copy(update={"model": "other"}))
+    body = {"prompt": "x", "input": "x", "tokens": [1], "messages": MESSAGES}
+    fields = {
+        "/v1/chat/completions": ("messages",), "/v1/completions": ("prompt",), "/v1/responses": ("input",),
+        "/v1/count_tokens": ("prompt",), "/tokenize": ("prompt",), "/detokenize": ("tokens",),
+    }  # fmt: skip
+    async with (
+        served(redis, redis_url) as (gateway, worker),
+        httpx2.AsyncClient(base_url=gateway.url, headers={"x-api-key": secret.text}) as http,
+    ):
+        assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == ["tiny"]
+        assert (await http.get("/v1/models/other")).status_code == 403
+        for path, names_of_fields in fields.items():
+            for model in ("other", "second"):
+                answer = await http.post(path, json={"model": model, **{name: body[name] for name in names_of_fields}})
+                assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_allowed"), path
+        assert worker.taken == []
+
+
 async def test_a_name_is_not_ambiguous_for_who_may_use_one_of_the_queues(redis: RedisClient, redis_url: str) -> None:
     secret, anything = await new_key(redis_url, models=["default"]), await new_key(redis_url)
     await announce(redis, "second")
@@ -277,3 +299,42 @@ def test_what_another_key_has_stored_does_not_exist() -> None:
         with pytest.raises(ApiError, match="response r does not exist") as refused:
             check_owner(caller, owner, "response r")
         assert refused.value.status == 404
+
+
+async def test_nobody_reads_cancels_or_goes_on_from_what_another_key_stored(redis: RedisClient, redis_url: str) -> None:
+    owner, other = await new_key(redis_url), await new_key(redis_url)
+    async with (
+        served(redis, redis_url, until_cancelled) as (gateway, worker),
+        client_of(gateway, owner.text) as client,
+        client_of(gateway, other.text) as stranger,
+    ):
+        stored = await client.responses.create(model="tiny", input="x", background=True)
+        for attempt in (
+            lambda: stranger.responses.retrieve(stored.id),
+            lambda: stranger.responses.retrieve(stored.id, stream=True),
+            lambda: stranger.responses.input_items.list(stored.id),
+            lambda: stranger.responses.cancel(stored.id),
+            lambda: stranger.responses.delete(stored.id),
+            lambda: stranger.responses.create(model="tiny", input="y", previous_response_id=stored.id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await attempt()
+        assert (await client.responses.retrieve(stored.id)).status in ("queued", "in_progress")
+        assert (await client.responses.cancel(stored.id)).status == "cancelled"
+        assert len(worker.taken) == 1
+
+
+async def test_a_revoked_key_s_followers_end_and_its_background_request_goes_on(
+    redis: RedisClient, redis_url: str
+) -> None:
+    async with served(redis, redis_url, until_cancelled) as (gateway, worker):
+        secret = await new_key(redis_url)
+        async with client_of(gateway, secret.text) as client:
+            stored = await client.responses.create(model="tiny", input="x", background=True)
+            events = await client.responses.retrieve(stored.id, stream=True)
+            await anext(events)
+            await revoke(redis_url, secret)
+            with pytest.raises(openai.APIError, match="was revoked"):
+                async for _ in events:
+                    pass
+        assert not await redis.exists(keys.cancel("default", str(worker.taken[0].id)))

@@ -190,7 +190,8 @@ async def test_messages_are_taken_as_clients_keep_them(asked: Asked) -> None:
         {
             "role": "assistant",
             "content": None,
-            "tool_calls": [{"index": 0, **call}],
+            "tool_calls": [{"index": 0, **call, "caller": {}}],
+            "provider_specific_fields": {"a": 1},
             "reasoning": "a",
             "reasoning_content": "a",
         },

@@ -82,12 +82,15 @@ async def test_the_log_has_a_line_for_each_request_and_no_text(worker: ScriptedW
         async with running_gateway(redis_url) as gateway, http(gateway) as client:
             answer = await client.post("/v1/chat/completions?key=hidden", json=CHAT, headers={"x-request-id": "r1"})
             assert answer.status_code == 200
-            await client.post("/v1/chat/completions", json={**CHAT, "temperature": SECRET})
+            await client.post(
+                "/v1/chat/completions", json={**CHAT, "temperature": SECRET}, headers={"x-forwarded-for": "6.6.6.6"}
+            )
     lines = [line for line in log if line["event"] == "request"]
     assert [(line["method"], line["path"], line["status"]) for line in lines] == [
         ("POST", "/v1/chat/completions", 200),
         ("POST", "/v1/chat/completions", 400),
     ]
+    assert {line["client"] for line in lines} == {"127.0.0.1"}
     assert lines[0]["request_id"] == "r1"
     assert lines[0]["num_bytes"] == len(answer.content)
     assert not any(word in json.dumps(log) for word in ("sparrow", "hidden"))

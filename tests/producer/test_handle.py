@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
-from fakes import ScriptedReply, ScriptedWorker
+from fakes import ScriptedReply, ScriptedWorker, eventually
 
-from penstock.producer import AsyncClient, Chunk, ReplyTimeout
+from penstock.producer import AsyncClient, Chunk, ReplyCorrupt, ReplyTimeout, keys
 from penstock.producer.handle import ReplyStream
 from penstock.producer.reading.assembly import Assembler
+from penstock.producer.redis.connection import RedisClient
 
 
 async def test_a_stream_has_its_reply_only_at_its_end(redis_url: str) -> None:
@@ -26,17 +27,55 @@ async def test_a_stream_has_its_reply_only_at_its_end(redis_url: str) -> None:
         assert (await stream.read_to_end()).request_id == stream.request_id
 
 
+async def test_chunks_that_are_there_come_together_and_what_breaks_after_them(redis_url: str) -> None:
+    async def break_off(reply: ScriptedReply) -> None:
+        await reply.own()
+        for text in ("a", "b"):
+            await reply.chunk(text)
+        await reply.chunk("d", offset=7)
+
+    async with ScriptedWorker(redis_url, break_off), AsyncClient(redis_url) as client:
+        handle = await client.submit("x")
+        with pytest.raises(ReplyCorrupt):
+            await handle.result()
+        batches = handle.stream().batches()  # of a reply that is all there
+        assert [chunk.text for chunk in await anext(batches)] == ["a", "b"]
+        with pytest.raises(ReplyCorrupt, match="only 2 came before"):
+            await anext(batches)
+
+
+async def test_a_chunk_is_not_held_back_for_what_is_none(redis: RedisClient, redis_url: str) -> None:
+    """As after a takeover from a server that has lost the last entries: tokens come again, and then nothing."""
+
+    async def repeat(reply: ScriptedReply) -> None:
+        await reply.own()
+        await reply.chunk("a")
+        reply.epoch = 2
+        await reply.own()
+        await reply.chunk("a", offset=0)
+
+    async with ScriptedWorker(redis_url, repeat), AsyncClient(redis_url) as client:
+        handle = await client.submit("x")
+        await eventually(lambda: _has_entries(redis, handle.id, 4))
+        async with handle.stream() as stream:
+            assert [chunk.text for chunk in await anext(stream.batches())] == ["a"]
+
+
+async def _has_entries(redis: RedisClient, request_id: str, count: int) -> bool:
+    return await redis.xlen(keys.reply("default", request_id)) == count
+
+
 async def test_leaving_the_block_ends_the_reading() -> None:
     closed = asyncio.Event()
 
-    async def chunks() -> AsyncGenerator[Chunk, None]:
+    async def batches() -> AsyncGenerator[list[Chunk], None]:
         try:
             while True:
-                yield Chunk("x", (1,), 0, 0, None, "1-1")
+                yield [Chunk("x", (1,), 0, 0, None, "1-1")]
         finally:
             closed.set()
 
-    async with ReplyStream("r", chunks(), Assembler("r")) as stream:
+    async with ReplyStream("r", batches(), Assembler("r")) as stream:
         assert (await anext(stream)).text == "x"
         assert not closed.is_set()
     assert closed.is_set()

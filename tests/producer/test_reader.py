@@ -11,7 +11,8 @@ from patience import TEST_S, WAIT_S
 from redis import Redis as BlockingRedis
 
 from penstock.producer import AsyncClient, ConnectionLost, ReplyGone, ReplyTimeout, ServerRefused, keys
-from penstock.producer.reading.reader import MAX_ARRIVED, position
+from penstock.producer.reading.entries import position
+from penstock.producer.reading.reader import MAX_ARRIVED
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.local.embedded import EmbeddedServer
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from cli_process import finish, penstock, start
 from fakes import eventually
+from openai.types.chat import ChatCompletion
 from patience import WAIT_S
 
 from penstock.worker.local.embedded import find_servers
+from penstock.worker.local.gateway_process import GatewayEnded, local_gateway
 
 pytestmark = pytest.mark.skipif(not find_servers(), reason="no Redis server at hand")
 
@@ -37,6 +39,17 @@ async def test_answers_and_leaves_nothing_behind(compile_cache: Path) -> None:
     found = re.search(r"redis-cli -p (\d+) XADD 'penstock:\{default\}:requests'", outcome.out)
     assert found
     assert not is_open(int(found[1]))
+    asked = re.search(r"\n  curl http://127\.0\.0\.1:(\d+)/v1/chat/completions .*\n(.*)\n", outcome.out)
+    assert asked
+    completion = ChatCompletion.model_validate_json(asked[2], strict=True)
+    assert completion.choices[0].message.content == "347 + 85 = 432"
+    assert not is_open(int(asked[1]))
+
+
+async def test_a_gateway_that_does_not_start_says_why() -> None:
+    with pytest.raises(GatewayEnded, match=r"it said last: .*scheme 'http'"):
+        async with local_gateway("http://127.0.0.1"):
+            pass
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 130), (signal.SIGKILL, -9)])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
+import json
 import signal
 import time
 from collections.abc import Coroutine
@@ -14,9 +17,10 @@ from rich.markup import escape
 
 from penstock.producer import AsyncClient, Reply, keys
 from penstock.worker.cli.console import console as console_of
-from penstock.worker.cli.errors import CommandFailed, require_worker_extra
+from penstock.worker.cli.errors import CommandFailed, missing_gateway_extra, require_worker_extra
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.local.embedded import EmbeddedServer, EmbeddedServerError
+from penstock.worker.local.gateway_process import GatewayEnded, local_gateway
 from penstock.worker.local.worker_process import WorkerEnded, local_worker, wait_joined
 from penstock.worker.settings import DEMO_MODEL, Settings
 
@@ -27,6 +31,9 @@ PROMPTS = (
     "Which month is 10 months before August?",
     "Tell me a short story about a turtle.",
 )
+
+CHAT_PATH = "/v1/chat/completions"
+HTTP_TIMEOUT_S = 120.0
 
 _Result = TypeVar("_Result")
 
@@ -45,7 +52,7 @@ def demo(
     stay: Annotated[bool, typer.Option("--stay", help="Keep server and worker running until Ctrl-C.")] = False,
     max_tokens: Annotated[int, typer.Option(help="Tokens of one answer at most.", min=1)] = 160,
 ) -> None:
-    """Try the whole path here: a Redis server, a worker with the demo model, a few prompts.
+    """Try the whole path here: a Redis server, a worker with the demo model, a gateway, a few prompts.
 
     Stops what it started. Compiled programs are kept, so the next start is quicker.
     """
@@ -57,7 +64,7 @@ def demo(
         with EmbeddedServer() as server:
             console.print(f"A Redis server runs at {server.url}; a worker loads the demo model ...")
             asyncio.run(_run(console, server, settings, started, stay, max_tokens))
-    except (EmbeddedServerError, WorkerEnded) as error:
+    except (EmbeddedServerError, WorkerEnded, GatewayEnded) as error:
         raise CommandFailed(str(error)) from error
     except KeyboardInterrupt:
         if not stay:
@@ -76,10 +83,16 @@ async def _run(
             for prompt in PROMPTS:
                 reply = await _unless_ended(worker, _ask(console, client, prompt, started, max_tokens))
                 _summarise(console, reply)
-        _show_ways_in(console, server)
-        if stay:
-            console.print("Ctrl-C stops it.")
-            await _unless_ended(worker, asyncio.Event().wait())
+        async with contextlib.AsyncExitStack() as stack:
+            if missing := missing_gateway_extra():
+                console.print(f"\nOver HTTP: not without {missing[0]}; pip install 'penstock[gateway]'", markup=False)
+            else:
+                gateway_url = await stack.enter_async_context(local_gateway(server.url))
+                await _unless_ended(worker, _ask_over_http(console, gateway_url))
+            _show_ways_in(console, server)
+            if stay:
+                console.print("Ctrl-C stops it.")
+                await _unless_ended(worker, asyncio.Event().wait())
 
 
 async def _ask(console: Console, client: AsyncClient, prompt: str, started: float, max_tokens: int) -> Reply:
@@ -96,6 +109,27 @@ async def _ask(console: Console, client: AsyncClient, prompt: str, started: floa
             console.file.flush()
         console.print()
         return await chunks.read_to_end()
+
+
+async def _ask_over_http(console: Console, gateway_url: str) -> None:
+    body = json.dumps({"model": DEMO_MODEL, "messages": [{"role": "user", "content": PROMPTS[0]}], "temperature": 0})
+    console.print("\nThe same over HTTP, as from any client of OpenAI's API:")
+    console.print(f"  curl {gateway_url}{CHAT_PATH} -H 'content-type: application/json' -d '{body}'", markup=False)
+    console.print(await asyncio.to_thread(_post, gateway_url, body), markup=False, highlight=False)
+
+
+def _post(gateway_url: str, body: str) -> str:
+    connection = http.client.HTTPConnection(gateway_url.removeprefix("http://"), timeout=HTTP_TIMEOUT_S)
+    try:
+        with contextlib.closing(connection):
+            connection.request("POST", CHAT_PATH, body, {"content-type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+    except (OSError, http.client.HTTPException) as error:
+        raise CommandFailed(f"the gateway at {gateway_url} did not answer: {error}") from error
+    if answer.status != http.HTTPStatus.OK:
+        raise CommandFailed(f"the gateway answered {answer.status}: {text}")
+    return text
 
 
 def _summarise(console: Console, reply: Reply) -> None:

@@ -12,18 +12,8 @@ from penstock.worker.settings_loading import SettingsError
 USAGE = 2  # exit status of what was asked for in a wrong way
 GATEWAY_EXTRA = ("starlette", "uvicorn", "httptools", "python_multipart", "prometheus_client")
 WORKER_EXTRA = (
-    *(
-        "jax",
-        "flax",
-        "transformers",
-        "tokenizers",
-        "safetensors",
-        "jinja2",
-        "prometheus_client",
-        "uvicorn",
-        "httptools",
-    ),
-)
+    "jax", "flax", "transformers", "tokenizers", "safetensors", "jinja2", "prometheus_client", "uvicorn", "httptools",
+)  # fmt: skip
 
 
 class CommandFailed(Exception):
@@ -46,6 +36,11 @@ def exit_status_of(error: Exception) -> int | None:
 def missing_worker_extra() -> list[str]:
     """What of the worker extra is not installed. Imports none of it."""
     return _missing(WORKER_EXTRA)
+
+
+def missing_gateway_extra() -> list[str]:
+    """As `missing_worker_extra`."""
+    return _missing(GATEWAY_EXTRA)
 
 
 def require_worker_extra() -> None:

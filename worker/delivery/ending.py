@@ -36,6 +36,7 @@ def end_entry(live: LiveRequest) -> EndEntry:
         prompt_tokens=live.prompt_tokens,
         cached_tokens=live.cached_tokens,
         completion_tokens=live.completion_tokens,
+        reasoning_tokens=live.reasoning_tokens,
         queued_ms=max(0, live.claim.first_server_ms - live.enqueued_ms),
         ttft_ms=None if live.first_token_ms is None else max(0, live.first_token_ms - live.enqueued_ms),
         total_ms=max(0, live.clock.now_ms() - live.enqueued_ms),

@@ -210,6 +210,11 @@ class LiveRequest:
     def completion_tokens(self) -> int:
         return sum(choice.num_published + len(choice.pending.token_ids) for choice in self.choices)
 
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """None: nothing is known of any. A worker that takes over when only the end is missing reads no tokens."""
+        return sum(choice.num_reasoning for choice in self.choices) or None
+
     def _advance(self, phase: Phase) -> None:
         if phase <= self.phase:
             raise ValueError(f"request {self.id!r} is {self.phase.name} and can't become {phase.name}")

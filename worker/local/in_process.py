@@ -104,7 +104,7 @@ class InProcessEngine:
     # What it needs comes as arguments, and not in a ReplyStream: see `penstock.producer.handle`.
     async def _chunks(
         self, request: GenerateRequest, assembler: Assembler, timeout_s: float | None, whole: bool
-    ) -> AsyncGenerator[Chunk, None]:
+    ) -> AsyncGenerator[tuple[Chunk], None]:
         self._check_running()
         loop = asyncio.get_running_loop()
         run = _Run(request, whole, loop.time)
@@ -121,7 +121,7 @@ class InProcessEngine:
                 self._check_running()
                 for entry in run.take():
                     if (chunk := _fed(assembler, run, entry)) is not None:
-                        yield chunk
+                        yield (chunk,)
         finally:
             for timer in timers:
                 timer.cancel()
@@ -292,6 +292,7 @@ class _Run:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             completion_tokens=sum(choice.num_published for choice in self.choices),
+            reasoning_tokens=sum(choice.num_reasoning for choice in self.choices) or None,
             queued_ms=self._ms_at(self.submitted_s),
             ttft_ms=self._ms_at(self.first_token_s),
             total_ms=self._ms_at(self.now_s()),

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import connect
-from penstock.worker.local.embedded import dies_with_parent
-from penstock.worker.settings_loading import flag
+from penstock.worker.local.processes import running
 
-STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 
 
@@ -23,25 +20,11 @@ class WorkerEnded(Exception):
     """The worker's process ended before it could be used."""
 
 
-@contextlib.asynccontextmanager
-async def local_worker(url: str, settings: Mapping[str, Any]) -> AsyncIterator[asyncio.subprocess.Process]:
+def local_worker(
+    url: str, settings: Mapping[str, Any]
+) -> contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]:
     """Runs `penstock worker` with `settings`. It ends with the block, or if this process is killed."""
-    values = {**settings, "redis_url": url}
-    flags = [part for name, value in values.items() for part in (flag(name), "none" if value is None else str(value))]
-    process = await asyncio.create_subprocess_exec(
-        *dies_with_parent(),
-        sys.executable,
-        "-m",
-        "penstock",
-        "worker",
-        *flags,
-        stdin=asyncio.subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for this process, which then stops the worker
-    )
-    try:
-        yield process
-    finally:
-        await _stop(process)
+    return running("worker", {**settings, "redis_url": url})
 
 
 async def wait_joined(process: asyncio.subprocess.Process, url: str, queue: str, name: str) -> None:
@@ -61,13 +44,3 @@ async def wait_joined(process: asyncio.subprocess.Process, url: str, queue: str,
     finally:
         await redis.aclose()
     raise WorkerEnded(f"the worker ended with status {process.returncode} before it served its queue")
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()

@@ -30,7 +30,7 @@ async def answer(reply: ScriptedReply) -> None:
     what, _, about = content.partition(" ")
     reply.epoch = EPOCH_S * 1_000_000
     await reply.own()
-    await _BEHAVIOURS[what](reply, about)
+    await _BEHAVIOURS.get(what, _say)(reply, about)
 
 
 async def _say(reply: ScriptedReply, text: str) -> None:

@@ -58,6 +58,13 @@ def test_an_end_says_what_stopped_the_only_choice(clock: FixedClock, stop: str |
     assert end_entry(several).stop_reason is None  # the last chunk of each says it
 
 
+def test_tokens_of_reasoning_are_those_of_all_choices(clock: FixedClock) -> None:
+    live = finished(clock)
+    assert end_entry(live).reasoning_tokens is None  # nothing is known of any
+    live.choices[0].num_reasoning = 2
+    assert end_entry(live).reasoning_tokens == 2
+
+
 def test_of_what_was_resumed_nobody_knows_when_the_first_token_came(clock: FixedClock) -> None:
     live = make_live()
     live.resume([ChoiceBuffer(0, num_published=4)])

@@ -69,6 +69,11 @@ class ReplyParser:
         self._num_calls = -1 if has_begun else 0
 
     @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes next is reasoning, as far as it is known."""
+        return self._mode.is_reasoning
+
+    @property
     def calls_tools(self) -> bool:
         """Whether a call is complete."""
         return self._collector.num_complete > 0

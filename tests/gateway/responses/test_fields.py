@@ -1,0 +1,200 @@
+"""Any JSON in any field of a request for a response: the request for the queue, or one error that names the field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from gateway_harness import CARD
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
+from responses_harness import asking
+
+from penstock.gateway.errors import ApiError
+from penstock.gateway.responses.items import Item, read_items, shown_items, to_messages
+from penstock.gateway.responses.request import RESPONSE_POLICY, ResponseBody, read_response
+from penstock.gateway.responses.stored import asked_for
+from penstock.producer import GenerateRequest
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.wire.values import check_json
+
+BODY: dict[str, Any] = {"model": "tiny", "input": "say it"}
+NAMES = sorted({*RESPONSE_POLICY.honoured, *RESPONSE_POLICY.ignored, *RESPONSE_POLICY.refused, "nobody_knows"})
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=8
+)
+
+TOOL = {"type": "function", "name": "noon", "parameters": {"type": "object"}, "strict": True, "description": "d"}
+WHOLE: dict[str, Any] = {
+    "input": [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}], "id": "a"},
+        {"type": "reasoning", "id": "b", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
+        {"type": "function_call", "call_id": "c", "name": "noon", "arguments": "{}", "status": "completed"},
+        {"type": "function_call_output", "call_id": "c", "output": "12"},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "x", "annotations": [], "logprobs": []}]},
+    ],
+    "tools": [TOOL],
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "noon"}]},
+    "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}, "verbosity": "low"},
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "include": ["message.output_text.logprobs"],
+    "metadata": {"a": "b"},
+    "background_options": {"completion_window": "2h"},
+}
+
+
+def answer(body: dict[str, Any]) -> ApiError | GenerateRequest:
+    checked = check_json(body)
+    try:
+        asked = read_response(checked)
+        items = read_items(asked.input)
+        request = asked.request(to_messages(items), CARD)
+    except ApiError as error:
+        refused = error
+    else:
+        _check_kept(asked, items)
+        return request
+    assert refused.status == 400
+    assert refused.message
+    assert json.dumps(refused.body())
+    return refused
+
+
+def _check_kept(asked: ResponseBody, items: list[Item]) -> None:
+    """What is kept of a request can be kept, and says the same when it is read again."""
+    assert json.dumps(asked_for(asked))
+    again = read_items(shown_items(items, "r"))
+    assert to_messages(again) == to_messages(items)
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), values, max_size=3))
+def test_any_value_in_any_field_is_taken_or_refused(given: dict[str, Any]) -> None:
+    answer({**BODY, **given})
+
+
+def mutations(value: Any) -> st.SearchStrategy[Any]:
+    """The value with something else in one place."""
+    if isinstance(value, dict) and value:
+        inside = [mutations(inner).map(lambda new, name=name: {**value, name: new}) for name, inner in value.items()]
+        return st.one_of(values, st.tuples(st.text(), values).map(lambda item: {**value, item[0]: item[1]}), *inside)
+    if isinstance(value, list) and value:
+        inside = [
+            mutations(inner).map(lambda new, at=at: [*value[:at], new, *value[at + 1 :]])
+            for at, inner in enumerate(value)
+        ]
+        return st.one_of(values, *inside)
+    return values
+
+
+@pytest.mark.parametrize("field", WHOLE)
+def test_any_value_inside_a_field_is_taken_or_refused(field: str) -> None:
+    body = {**BODY, "tools": [TOOL], "background": True}
+    assert isinstance(answer({**body, field: WHOLE[field]}), GenerateRequest)
+
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        answer({**body, field: data.draw(mutations(WHOLE[field]))})
+
+    check()
+
+
+def test_every_field_of_the_official_client_has_a_policy() -> None:
+    policy = RESPONSE_POLICY
+    named = {*policy.honoured, *policy.ignored, *policy.refused}
+    assert set(get_type_hints(ResponseCreateParamsNonStreaming)) <= named
+    assert len(policy.honoured) + len(policy.ignored) + len(policy.refused) == len(named)
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "code", "says"),
+    [
+        ({"temprature": 1}, "temprature", "unknown_parameter", "did you mean temperature?"),
+        ({"tenant": "other"}, "tenant", "unknown_parameter", "unknown field tenant"),
+        ({"keep_s": 60}, "keep_s", "unknown_parameter", "unknown field keep_s"),
+        ({"truncation": "auto"}, "truncation", "unsupported_parameter", "no conversation is cut"),
+        ({"conversation": "conv_1"}, "conversation", "unsupported_parameter", "previous_response_id"),
+        ({"max_tokens": 5}, "max_tokens", "unsupported_parameter", "max_output_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value", "0"),
+        ({"max_output_tokens": "5"}, "max_output_tokens", "invalid_type", "'5'"),
+        ({"min_tokens": 50, "max_output_tokens": 5}, None, "invalid_value", "min_tokens 50"),
+        ({"input": 5}, "input", "invalid_type", "text or a list"),
+        ({"input": []}, None, "invalid_value", "messages is empty"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "unsupported_value", "item_reference"),
+        ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter", "Field required"),
+        ({"input": [{"role": "bot", "content": "a"}]}, "input[0].role", "invalid_value", "bot"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]},
+            "input[0].content", "invalid_value", "'input_image' is not supported",
+        ),
+        (
+            {"input": [{"role": "user", "content": "a"}, {"type": "function_call", "call_id": "c", "name": "n"}]},
+            "input[1].arguments", "missing_required_parameter", "Field required",
+        ),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "n", "arguments": "[]"}]},
+            "input[0].tool_calls[0].function.arguments", "invalid_value", "must spell a JSON object",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "tools", "unsupported_value", "'web_search' is not there"),
+        ({"tools": [{"type": "function"}]}, "tools[0]", "invalid_value", "name"),
+        ({"tool_choice": {"type": "file_search"}}, "tool_choice", "unsupported_value", "allowed_tools"),
+        ({"tool_choice": "required"}, None, "invalid_value", "no tools"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value", "huge"),
+        ({"reasoning": {"summary": "long"}}, "reasoning.summary", "invalid_value", "long"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format.type", "invalid_value", "yaml"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a"}}},
+            "text.format", "missing_required_parameter", "schema",
+        ),
+        ({"include": ["everything"]}, "include[0]", "invalid_value", "everything"),
+        ({"top_logprobs": 21}, "top_logprobs", "invalid_value", "21"),
+        ({"metadata": {"a": "x" * 513}}, "metadata", "invalid_value", "512"),
+        ({"background": True, "store": False}, "background", "invalid_value", "stored"),
+        ({"background_options": {"completion_window": "2h"}}, "background_options", "invalid_value", "background"),
+        ({"n": 2}, "n", "unsupported_parameter", "one answer"),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_field(given: dict[str, Any], param: str | None, code: str, says: str) -> None:
+    refused = answer({**BODY, **given})
+    assert isinstance(refused, ApiError)
+    assert (refused.code, says in refused.message) == (code, True), refused.message
+    assert (refused.param or "").startswith(param or "")
+
+
+def test_a_window_is_a_time_limit_with_the_lowest_priority() -> None:
+    request = answer({**BODY, "background": True, "background_options": {"completion_window": "2h"}})
+    assert isinstance(request, GenerateRequest)
+    assert (request.timeout_s, request.priority) == (7200, -1000)
+
+
+WRONG: list[Any] = ["x", -1, 2**70, True, [[]], {"x": {}}]
+
+
+async def test_a_gateway_outlives_what_is_in_any_field(redis: RedisClient, redis_url: str) -> None:
+    async with asking(redis, redis_url) as asked:
+        for name in NAMES:
+            bodies = [{**BODY, name: value} for value in WRONG]
+            for response in await asyncio.gather(*(asked.http.post("/v1/responses", json=body) for body in bodies)):
+                assert response.status_code in (200, 400, 404), (name, response.text)
+                if response.status_code != 200:
+                    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert (await asked.post("say it")).status_code == 200
+
+
+DOCS = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text()
+
+
+def test_the_docs_list_every_field() -> None:
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in DOCS.splitlines() if line[:3] == "| `"]
+    listed = {(row[0].strip("`"), row[2]): row[3:] for row in rows if len(row) > 2 and row[1] in ("responses", "all")}
+    for name, reason in RESPONSE_POLICY.ignored.items():
+        assert (name, reason) in listed
+    for name, (reason, neutral) in RESPONSE_POLICY.refused.items():
+        assert listed[name, reason] == [" or ".join(f"`{json.dumps(value)}`" for value in neutral)]
+    for name in RESPONSE_POLICY.honoured:
+        assert f"`{name}`" in DOCS

@@ -1,0 +1,67 @@
+"""Retries and abandoned requests on a cluster of three nodes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fakes import ScriptedReply, ScriptedWorker, eventually
+from gateway_client import CHAT, bare_client, chat, events_of, text_of
+from gateway_harness import announce, running_gateway
+
+from penstock.gateway.store import names
+from penstock.producer import keys
+from penstock.producer.ids import slot_of
+
+NUM_KEYS = 40
+
+
+async def answer(reply: ScriptedReply) -> None:
+    await reply.own()
+    await reply.chunk("two ")
+    await reply.chunk("words")
+    await reply.end()
+
+
+async def never_ending(reply: ScriptedReply) -> None:
+    await reply.own()
+    await reply.cancelled()
+    await reply.end("cancelled")
+
+
+async def test_retries_join_on_a_cluster_over_a_few_connections(redis_cluster_url: str) -> None:
+    async with (
+        ScriptedWorker(redis_cluster_url, answer) as worker,
+        running_gateway(redis_cluster_url) as one,
+        running_gateway(redis_cluster_url) as other,
+        bare_client(one, other) as clients,
+    ):
+        await announce(worker.redis)
+        asking = [
+            client.post(CHAT, json=chat(stream=True), headers={"Idempotency-Key": str(number)})
+            for number in range(NUM_KEYS)
+            for client in clients
+        ]
+        answers = await asyncio.gather(*asking)
+    assert {text_of(events_of(answer.text)) for answer in answers} == {"two words"}
+    assert all(one.content == other.content for one, other in zip(answers[::2], answers[1::2], strict=True))
+    assert len(worker.taken) == NUM_KEYS
+    assert len({slot_of(request.id or "") for request in worker.taken}) <= 16
+
+
+async def test_what_is_abandoned_on_a_cluster_is_cancelled(redis_cluster_url: str) -> None:
+    async with (
+        ScriptedWorker(redis_cluster_url, never_ending) as worker,
+        running_gateway(redis_cluster_url, abandon_after_s=0.3) as gateway,
+        bare_client(gateway) as client,
+    ):
+        await announce(worker.redis)
+        asking = asyncio.create_task(client.post(CHAT, json=chat(), headers={"Idempotency-Key": "k"}))
+        await eventually(lambda: worker.taken)
+        await eventually(lambda: worker.redis.zcard(names.readers()))
+        asking.cancel()
+        state = keys.state("default", worker.taken[0].id or "")
+        await eventually(lambda: _is_done(worker, state))
+
+
+async def _is_done(worker: ScriptedWorker, state: str) -> bool:
+    return await worker.redis.hget(state, "status") == "done"
