@@ -46,7 +46,7 @@ async def all_kinds(reply: ScriptedReply) -> None:
 
 async def end(reply: ScriptedReply, reason: str, *, num_tokens: int = 5, **fields: Any) -> None:
     """With a prompt of nine tokens, four of them cached."""
-    counts = {"prompt_tokens": 9, "cached_tokens": 4, "completion_tokens": num_tokens}
+    counts = {"prompt_tokens": 9, "cached_tokens": 4, "completion_tokens": num_tokens, "reasoning_tokens": 2}
     await reply.write(EndEntry.model_validate({"finish_reason": reason, **counts, **fields}))
 
 

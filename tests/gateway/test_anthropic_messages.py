@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -15,6 +16,8 @@ from fakes import ScriptedReply
 from gateway_client import events_of
 from pydantic import TypeAdapter
 
+from penstock.gateway.anthropic.request import IGNORED, REFUSED, MessageBody
+from penstock.gateway.anthropic.tools import Tool
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import ChunkEntry, ToolCallDelta
 
@@ -50,6 +53,8 @@ async def test_a_body_is_what_the_types_say(asked: Asked) -> None:
     assert (block.type, block.text) == ("text", "two words")  # type: ignore[union-attr]
     usage = message.usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (5, 4, 5)
+    assert usage.output_tokens_details is not None
+    assert usage.output_tokens_details.thinking_tokens == 2
 
 
 async def test_events_are_what_the_types_say_and_come_in_order(full: Asked) -> None:
@@ -300,3 +305,14 @@ async def test_tokens_are_counted_of_the_same_prompt(asked: Asked, monkeypatch: 
     (request,) = counted
     shown = {"messages", "tools", "chat_template_kwargs", "continue_final_message"}
     assert request.model_dump(include=shown) == asked.request.model_dump(include=shown)
+
+
+DOCS = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
+
+
+def test_the_docs_list_every_field() -> None:
+    section = DOCS[DOCS.index("## Anthropic's API") :]
+    for name in {*MessageBody.model_fields, *IGNORED, *REFUSED, *Tool.model_fields} - {"type"}:
+        assert f"`{name}`" in section, name
+    for name, reason in [*IGNORED.items(), *((name, refusal.reason) for name, refusal in REFUSED.items())]:
+        assert f"| `{name}` | messages | {reason} |" in section
