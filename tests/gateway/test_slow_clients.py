@@ -37,7 +37,10 @@ async def gateway(redis: RedisClient, redis_url: str) -> AsyncIterator[Running]:
         await reply.end()
 
     await announce(redis)
-    async with ScriptedWorker(redis_url, answer_at_length), running_gateway(redis_url, stall_timeout_s=10 * WAIT_S) as gateway:
+    async with (
+        ScriptedWorker(redis_url, answer_at_length),
+        running_gateway(redis_url, stall_timeout_s=10 * WAIT_S) as gateway,
+    ):
         yield gateway
 
 
