@@ -112,9 +112,9 @@ class EventStream(Response):
             await self._begin(send)
             await self._write(self._open(), send)
         async for chunks in self._reply.batches():
-            opening = self._open()  # the writer makes these before its others
-            events = [encode(writer.chunk(chunk), chunk.entry_id, after) for chunk in chunks]
-            await self._write(b"".join((opening, *events)), send)
+            data = [self._open()]  # before the writer goes on
+            data += [encode(writer.chunk(chunk), chunk.entry_id, after) for chunk in chunks]
+            await self._write(b"".join(data), send)
         reply = self._reply.reply
         assert reply is not None  # noqa: S101  the chunks end with the reply or raise
         if reply.entry_id is not None and after[:2] > entry_of(reply.entry_id):

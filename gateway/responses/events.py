@@ -9,10 +9,9 @@ from dataclasses import replace
 
 from penstock.gateway.errors import ApiError, ended_early
 from penstock.gateway.http.events import Event
-from penstock.gateway.openai.documents import created_at
+from penstock.gateway.openai.documents import Document, created_at, spell
 from penstock.gateway.responses import documents
-from penstock.gateway.responses.items import Document
-from penstock.gateway.responses.output import Output, Part, part, spell
+from penstock.gateway.responses.output import Output, Part, part
 from penstock.gateway.responses.stored import StoredResponse
 from penstock.producer import Chunk, Reply
 
@@ -46,8 +45,12 @@ class ResponseEvents:
             yield from self._start()
 
     def chunk(self, chunk: Chunk) -> Iterable[Event | None]:
-        if not self._has_started:
-            yield from self._start(chunk.entry_id)
+        if self._has_started:
+            return [self._event(each) for each in self._output.chunk(chunk)]
+        return self._first(chunk)
+
+    def _first(self, chunk: Chunk) -> Iterator[Event | None]:
+        yield from self._start(chunk.entry_id)
         for each in self._output.chunk(chunk):
             yield self._event(each)
 
@@ -108,7 +111,8 @@ class ResponseEvents:
         self._number += 1
         if number <= self._after:
             return None
-        return Event(f'{{"type":"{each.type}","sequence_number":{number},{each.fields}}}', each.type)
+        kind, fields = each
+        return Event(f'{{"type":"{kind}","sequence_number":{number},{fields}}}', kind)
 
 
 def drain(events: Iterable[Event | None]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
 from penstock.gateway.errors import ApiError, invalid_value
+from penstock.gateway.openai.documents import Document
 from penstock.gateway.openai.fields import Body
-
-Document = dict[str, Any]
 
 MAX_ITEMS = 4096
 

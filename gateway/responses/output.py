@@ -6,12 +6,11 @@ JSON without the braces: nearly all are deltas, whose fields but the text are wr
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
-from penstock.gateway.responses.items import Document
+from penstock.gateway.openai.documents import Document, spell
 from penstock.producer import Chunk, TokenLogprob, ToolCallDelta, TopLogprob
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -22,11 +21,6 @@ class Part(NamedTuple):
 
     type: str
     fields: str
-
-
-def spell(value: object) -> str:
-    """As JSON on one line, in ASCII: some clients take other characters than CR and LF for the end of a line."""
-    return json.dumps(value, separators=(",", ":"))
 
 
 def part(type_: str, **fields: object) -> Part:
@@ -48,7 +42,16 @@ class Output:
     def items(self) -> list[Document]:
         return [item.document() for item in self._items]
 
-    def chunk(self, chunk: Chunk) -> Iterator[Part]:
+    def chunk(self, chunk: Chunk) -> Iterable[Part]:
+        if chunk.reasoning or chunk.tool_calls or self._has_logprobs or not self._is_text_open:
+            return self._unusual(chunk)
+        return (self._items[-1].delta(chunk.text),) if chunk.text else ()
+
+    @property
+    def _is_text_open(self) -> bool:
+        return self._is_open and type(self._items[-1]) is _Message
+
+    def _unusual(self, chunk: Chunk) -> Iterator[Part]:
         if chunk.reasoning:
             self._count_reasoning(chunk)
             yield from self._open(_Reasoning)
@@ -115,7 +118,7 @@ class _Item(ABC):
     def open(self) -> Iterator[Part]:
         yield part("response.output_item.added", output_index=self.index, item=self.document())
 
-    def delta(self, text: str, logprobs: Iterable[TokenLogprob] = ()) -> Part:
+    def delta(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Part:
         self._texts.append(text)
         return Part(f"response.{self.name}.delta", self._frame + spell(text))
 
@@ -183,11 +186,13 @@ class _Message(_TextItem):
             "id": self.id, "type": "message", "role": "assistant", "content": self._contents(), "status": self._status,
         }  # fmt: skip
 
-    def delta(self, text: str, logprobs: Iterable[TokenLogprob] = ()) -> Part:
+    def delta(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Part:
+        self._texts.append(text)
+        if not logprobs:
+            return Part("response.output_text.delta", f'{self._frame}{spell(text)},"logprobs":[]')
         shown = [_logprob(token) for token in logprobs]
         self._logprobs += shown
-        made = super().delta(text)
-        return Part(made.type, f'{made.fields},"logprobs":{spell(shown) if shown else "[]"}')
+        return Part("response.output_text.delta", f'{self._frame}{spell(text)},"logprobs":{spell(shown)}')
 
     def _content(self) -> Document:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self._logprobs}

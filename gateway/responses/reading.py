@@ -16,9 +16,10 @@ from penstock.gateway.errors import ApiError, api_error
 from penstock.gateway.http.events import BEFORE_ALL, Place
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.http.streaming import EventStream
+from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.documents import pending
 from penstock.gateway.responses.events import ResponseEvents, drain
-from penstock.gateway.responses.items import Document, read_items, to_messages
+from penstock.gateway.responses.items import read_items, to_messages
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse, not_found
 from penstock.producer import Handle, PenstockError, Reply, ReplyGone, ReplyStream, RequestFailed, RequestRefused, State
 

@@ -12,7 +12,7 @@ from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.generation.idempotency import PLACE_HEADER
 from penstock.gateway.http.events import BEFORE_ALL, Place, place_of
-from penstock.gateway.responses.items import Document
+from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.reading import followed, handle_of, snapshot, state_of
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse
 from penstock.producer import ReplyTimeout, RequestFailed, RequestRefused, keys

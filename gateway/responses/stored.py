@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.gateway.context import Caller
 from penstock.gateway.errors import ApiError
-from penstock.gateway.responses.items import Document
+from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.request import ResponseBody
 from penstock.gateway.store.records import Record, Records
 from penstock.producer import GenerateRequest, Reply
@@ -21,7 +21,7 @@ RUNNING_S = 86_400
 """For so long beyond `keep_s` a record is there: `keep_s` begins when the reply ends."""
 
 EXPECTED_TOKENS = 4096
-"""Of a reply that nobody has read yet, at most. What it takes is counted once somebody reads its end."""
+"""At most, of a reply that nobody has read yet and whose client has set no limit. Whoever reads its end counts it."""
 
 TOKEN_BYTES = 32  # of a reply in Redis: its text, its id, its share of an entry
 LOGPROB_BYTES = 80
@@ -80,7 +80,8 @@ class ResponseStore:
         """
         document = {name: getattr(response, name) for name in _KEPT}
         ttl_s = round((request.keep_s or 0) + (request.timeout_s or RUNNING_S))
-        more_bytes = _expected_bytes(request)
+        num_tokens = response.asked["max_output_tokens"] or min(request.max_tokens, EXPECTED_TOKENS)
+        more_bytes = num_tokens * (TOKEN_BYTES + _logprob_bytes(request.logprobs))
         record = await self._records.create(KIND, response.request_id, document, ttl_s=ttl_s, more_bytes=more_bytes)
         return _restored(record)
 
@@ -135,10 +136,6 @@ def asked_for(body: ResponseBody) -> Document:
 def _restored(record: Record) -> StoredResponse:
     kept = {name: record.document[name] for name in _KEPT}
     return StoredResponse(request_id=record.id, created_at=record.document["created_at"], record=record, **kept)
-
-
-def _expected_bytes(request: GenerateRequest) -> int:
-    return min(request.max_tokens, EXPECTED_TOKENS) * (TOKEN_BYTES + _logprob_bytes(request.logprobs))
 
 
 def _logprob_bytes(num_others: int | None) -> int:

@@ -11,7 +11,7 @@ from fakes import eventually
 from penstock.producer import QueueFull, ReplyGone, UnknownRequest, keys, transport
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.transport import Connections, Transport, check_name
-from penstock.producer.wire import ChunkEntry, GenerateRequest, OwnEntry, encode_reply
+from penstock.producer.wire import ChunkEntry, EndEntry, GenerateRequest, OwnEntry, encode_reply
 
 
 @pytest.fixture
@@ -60,6 +60,14 @@ async def test_the_state_is_what_the_server_says(
         await redis.set(keys.heartbeat("q", "w"), "i")
     assert await line.state("q", "r") == state
     assert await line.state("another", "r") == "unknown"
+
+
+async def test_a_request_has_finished_once_its_end_can_be_read(redis: RedisClient, line: Transport) -> None:
+    """Its worker may note it later, or die before it does."""
+    await redis.hset(keys.state("q", "r"), mapping={"status": "running", "worker": "w"})
+    end = EndEntry(finish_reason="stop", prompt_tokens=1, completion_tokens=0)
+    await redis.xadd(keys.reply("q", "r"), encode_reply(end), id="1-0")  # type: ignore[arg-type]
+    assert await line.state("q", "r") == "finished"
 
 
 async def test_history_is_read_in_pages_up_to_the_entry_asked_for(

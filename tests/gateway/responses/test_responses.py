@@ -11,7 +11,7 @@ from fakes import eventually
 from gateway_harness import CARD, announce
 from responses_harness import Asked, asking, strictly
 
-from penstock.gateway.responses.stored import KIND, PREFIX
+from penstock.gateway.responses.stored import KIND, PREFIX, TOKEN_BYTES
 from penstock.gateway.store import names
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
@@ -182,6 +182,18 @@ async def test_the_size_of_an_answer_is_counted_once_it_is_known(asked: Asked) -
     assert small < 4000
     await asked.create(f"say {'x' * 10_000}", max_output_tokens=16)
     assert int(await asked.redis.hget(names.ledger_sizes(), "total") or 0) > small + 10_000
+
+
+async def test_what_a_background_response_may_take_is_counted_before_anybody_reads_it(
+    redis: RedisClient, redis_url: str
+) -> None:
+    async with asking(redis, redis_url, max_store_bytes=10_000 * TOKEN_BYTES) as asked:
+        first = await asked.create("wait here", background=True, max_output_tokens=9_000)
+        with pytest.raises(openai.InternalServerError, match="do not fit"):
+            await asked.create("wait here", background=True, max_output_tokens=9_000)
+        await asked.openai.responses.cancel(first.id)
+        second = await asked.create("wait here", background=True, max_output_tokens=9_000)
+        await asked.openai.responses.cancel(second.id)
 
 
 async def test_what_is_deleted_is_gone(asked: Asked) -> None:

@@ -147,7 +147,11 @@ async def test_a_status_tells_what_goes_wrong_before_the_first_event(asked: Aske
     for text, status in (("refuse it", 400), ("expire now", 408)):
         answer = await asked.post(text, stream=True)
         assert answer.status_code == status, answer.text
-    assert not await asked.redis.keys("penstock:gateway:*response*")
+    await eventually(lambda: nothing_is_kept(asked))
+
+
+async def nothing_is_kept(asked: Asked) -> bool:
+    return not await asked.redis.keys("penstock:gateway:*response*")
 
 
 async def test_what_goes_wrong_after_the_first_event_is_the_last_event(asked: Asked) -> None:
