@@ -6,7 +6,7 @@
 BIN := .venv/bin
 CONSTRAINTS := $(wildcard constraints/py*.txt)
 
-.PHONY: help demo test test-slow lint format types chaos bench bench-peers bench-gpu tpu-ledger docs constraints clean distclean
+.PHONY: help demo test test-slow test-clients lint format types chaos bench bench-peers bench-gpu tpu-ledger docs constraints clean distclean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -17,10 +17,14 @@ demo: .venv/worker.stamp  ## start a server, a worker with the demo model and a 
 # Each process begins with one half: tests that wait for servers come first, those that compute last.
 test: .venv/dev.stamp  ## run the tests in two processes, without the slow ones
 	@echo "running the tests; this takes about a quarter of an hour"
-	@$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal
+	@$(BIN)/python -m pytest -q -m "not slow and not clients" -n 2 --dist worksteal
 
 test-slow: .venv/dev.stamp  ## run the slow tests
 	@$(BIN)/python -m pytest -q -m slow
+
+# Each in an environment of its own: they need other versions of the same packages.
+test-clients: .venv/clients/langchain.stamp .venv/clients/litellm.stamp  ## run langchain-openai and litellm, as they are, against a gateway
+	@$(BIN)/python -m pytest -q -m clients
 
 lint: .venv/dev.stamp  ## check style, format and the direction of imports
 	@$(BIN)/ruff check .
@@ -77,6 +81,12 @@ constraints: .venv/dev.stamp  ## resolve the newest versions of everything into 
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make constraints" \
 	    --output-file constraints/py$$(echo $$version | tr -d .).txt && echo "resolved for Python $$version" || exit 1; \
 	done
+
+.venv/clients/%.stamp: tests/clients/%.txt .venv/dev.stamp
+	@echo "installing $* into .venv/clients/$*; this takes a minute"
+	@$(BIN)/python -m venv --clear .venv/clients/$*
+	@.venv/clients/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-input --requirement $<
+	@touch $@
 
 .venv/worker.stamp: pyproject.toml $(CONSTRAINTS)
 	@.ci/venv worker,gateway

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -15,9 +16,15 @@ from starlette.responses import Response
 from penstock.gateway import health
 from penstock.gateway.abandonment.watch import Watch
 from penstock.gateway.admission.guard import KeyGuard
+from penstock.gateway.anthropic.errors import error_body
+from penstock.gateway.anthropic.routes import PATH as ANTHROPIC_PATH
+from penstock.gateway.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
+from penstock.gateway.batches.routes import ROUTES as BATCHES_ROUTES
+from penstock.gateway.batches.runner import BatchRunner
 from penstock.gateway.context import Gateway
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError, api_error
+from penstock.gateway.files.routes import ROUTES as FILES_ROUTES
 from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.body import BodyBudget
 from penstock.gateway.http.disconnect import ClientGone
@@ -48,11 +55,14 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
             Watch(store, client, settings.abandon_after_s) as watch,
         ):
             ledger = Ledger(store, max_share=settings.max_store_share, max_bytes=settings.max_store_bytes)
-            records = Records(store, ledger)
-            app.state.gateway = Gateway(settings, client, directory, store, interruptions, keeper, records, watch)
-            yield
+            records, news = Records(store, ledger), asyncio.Event()
+            app.state.gateway = gateway = Gateway(
+                settings, client, directory, store, interruptions, keeper, ledger, records, watch, news
+            )
+            async with BatchRunner(gateway):
+                yield
 
-    routes = [*health.ROUTES, *OPENAI_ROUTES, *RESPONSES_ROUTES]
+    routes = [*health.ROUTES, *OPENAI_ROUTES, *RESPONSES_ROUTES, *FILES_ROUTES, *BATCHES_ROUTES, *ANTHROPIC_ROUTES]
     handlers = {
         ApiError: _answer_api_error,
         PenstockError: _answer_penstock_error,
@@ -67,6 +77,7 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
     app.state.bodies = BodyBudget(settings.max_bodies_bytes)
+    app.state.error_forms = {ANTHROPIC_PATH: error_body}
     app.router.redirect_slashes = False  # the redirection would name the host that the client named
     return app
 
@@ -86,21 +97,22 @@ def _cors(settings: GatewaySettings) -> Iterator[Middleware]:
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-async def _answer_api_error(_: Request, error: Exception) -> Response:
+async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)  # noqa: S101  as it is registered
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
-async def _answer_penstock_error(_: Request, error: Exception) -> Response:
+async def _answer_penstock_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PenstockError)  # noqa: S101  as it is registered
-    return error_response(api_error(error))
+    return error_response(api_error(error), request.scope)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
     """What Starlette itself says no to: a path or a method that is not there."""
     assert isinstance(error, HTTPException)  # noqa: S101  as it is registered
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    answer = error_response(ApiError(error.status_code, message, code=_CODES.get(error.status_code)))
+    refusal = ApiError(error.status_code, message, code=_CODES.get(error.status_code))
+    answer = error_response(refusal, request.scope)
     answer.headers.update(error.headers or {})
     return answer
 

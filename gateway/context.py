@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 
 from starlette.requests import HTTPConnection
@@ -13,6 +14,7 @@ from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
+from penstock.gateway.store.ledger import Ledger
 from penstock.gateway.store.records import Records
 from penstock.producer import AsyncClient
 from penstock.producer.redis.connection import RedisClient
@@ -20,7 +22,9 @@ from penstock.producer.redis.connection import RedisClient
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """One process's. `client` is of no queue in particular: `client.on(queue)` is. `store` is for the gateway's own."""
+    """One process's. `client` is of no queue in particular: `client.on(queue)` is. `store` is for the gateway's own.
+    `has_batch_news` is set where somebody has made or cancelled a batch.
+    """
 
     settings: GatewaySettings
     client: AsyncClient
@@ -28,8 +32,10 @@ class Gateway:
     store: Store
     interruptions: Interruptions
     keeper: Keeper
+    ledger: Ledger
     records: Records
     watch: Watch
+    has_batch_news: asyncio.Event
 
     @property
     def redis(self) -> RedisClient:

@@ -76,9 +76,11 @@ class ApiError(Exception):
 
 
 def _refused(error: RequestRefused) -> ApiError:
+    if error.code == "too_long":  # clients know it by the code, or by these words
+        message = f"this model's maximum context length is exceeded: {error.message}"
+        return ApiError(400, message, code="context_length_exceeded", ends_reply=True)
     status = 413 if error.code == "too_large" else 400
-    code = "context_length_exceeded" if error.code == "too_long" else error.code
-    return ApiError(status, error.message, param=_field_of(error.message), code=code, ends_reply=True)
+    return ApiError(status, error.message, param=_field_of(error.message), code=error.code, ends_reply=True)
 
 
 def _field_of(message: str) -> str | None:

@@ -13,6 +13,8 @@ from penstock.producer.redis.address import parse_url
 from penstock.producer.wire import ID_PATTERN, MIN_KEEP_S
 
 PREFIX = "PENSTOCK_GATEWAY_"
+MIN_FILE_S = 3600
+MAX_FILE_S = 30 * 86_400
 
 
 def _names(value: object) -> object:
@@ -104,6 +106,9 @@ class GatewaySettings(BaseSettings):
         "Bytes of one body. A worker has a limit too, which is lower by default; JSON may take three times as many.",
         ByteSize(4 << 20),
     )
+    max_file_bytes: ByteSize = _setting(
+        "Limits of HTTP", "Bytes of one file that is uploaded, within what the store may keep.", ByteSize(200 << 20)
+    )
     max_bodies_bytes: ByteSize = _setting(
         "Limits of HTTP",
         "Bytes of large bodies that a process reads at once; over it they are refused for a while.",
@@ -134,6 +139,12 @@ class GatewaySettings(BaseSettings):
         "How long a stored response can be read after its end, as far as the workers' max_keep_s allows.",
         86_400,
     )
+    keep_files_s: Annotated[int, Field(ge=MIN_FILE_S, le=MAX_FILE_S)] = _setting(
+        "Store",
+        "How long files are kept, uploads as well as what batches have made, unless their clients say otherwise. A "
+        "batch is known for as long after its end.",
+        7 * 86_400,
+    )
     max_store_share: Annotated[float, Field(gt=0.0, le=0.9)] = _setting(
         "Store",
         "Share of Redis's maxmemory, of the machine's memory where that is 0, for what clients may ask for later: "
@@ -142,6 +153,13 @@ class GatewaySettings(BaseSettings):
     )
     max_store_bytes: Annotated[ByteSize | None, Field(ge=1), _OrNone] = _setting(
         "Store", "The same in bytes, where that is less; none: only the share counts.", None
+    )
+
+    max_batch_lines: Annotated[int, Field(ge=1, le=1000)] = _setting(
+        "Batches", "Lines of one batch that are in the queue at once, waiting or running.", 64
+    )
+    batch_lease_s: _Seconds = _setting(
+        "Batches", "How long a batch waits for the gateway that runs it before another one takes it over.", 15.0
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = _setting(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fakes import eventually
@@ -28,15 +31,21 @@ MAX_CONNECTIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A gateway that answers."""
+class Listening:
+    """What takes HTTP on this machine."""
 
     port: int
-    server: GatewayServer
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Running(Listening):
+    """A gateway that answers."""
+
+    server: GatewayServer
 
 
 @asynccontextmanager
@@ -55,6 +64,28 @@ async def running_gateway(
             if not server.should_exit:
                 server.stop()
             await serving
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """One of its own authority, for 127.0.0.1."""
+
+    file: Path
+    key: Path
+
+    @classmethod
+    def made_in(cls, folder: Path) -> Certificate:
+        made = cls(folder / "cert.pem", folder / "key.pem")
+        command = (
+            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost "
+            "-addext subjectAltName=IP:127.0.0.1"
+        )
+        subprocess.run([*command.split(), "-out", made.file, "-keyout", made.key], check=True, capture_output=True)
+        return made
+
+    def trusted(self) -> ssl.SSLContext:
+        """What a client that knows it goes by."""
+        return ssl.create_default_context(cafile=str(self.file))
 
 
 async def announce(redis: RedisClient, queue: str = "default", card: ModelCard = CARD) -> None:

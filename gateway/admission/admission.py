@@ -97,13 +97,11 @@ class Admission:
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
         meter = Meter(self)
-        per_minute = self._limits.tokens_per_minute
-        if self._limiter is not None and self._lease is not None and per_minute is not None:
-            num_prompt_tokens = _num_prompt_tokens(request)
-            num_tokens = num_prompt_tokens + _num_wanted_tokens(request, max_model_len)
-            charge = new_charge(self._lease.key_id, num_tokens, per_minute, shared_id)
-            await self._reserve(self._limiter, charge)
-            meter = Meter(self, charge, num_prompt_tokens)
+        if self._limiter is not None and self._lease is not None:
+            charge = charge_for(self._lease.key_id, self._limits, request, max_model_len, shared_id)
+            if charge is not None:
+                await self._reserve(self._limiter, charge)
+                meter = Meter(self, charge, _num_prompt_tokens(request))
         self._meters.append(meter)
         self._num_open += 1
         return meter
@@ -185,6 +183,16 @@ async def admitted(
         request = request.model_copy(update={"tenant": caller.tenant})  # whatever the client says that it is
     card = (await gateway.directory.cards()).get(queue) if admission.is_limited else None
     return request, await admission.meter(request, None if card is None else card.max_model_len, shared_id)
+
+
+def charge_for(
+    key_id: str, limits: Limits, request: GenerateRequest, max_model_len: int | None, shared_id: str | None
+) -> Charge | None:
+    """What a key is charged for a request to the queue, before anybody knows what it takes; None: it has no limit."""
+    if limits.tokens_per_minute is None:
+        return None
+    num_tokens = _num_prompt_tokens(request) + _num_wanted_tokens(request, max_model_len)
+    return new_charge(key_id, num_tokens, limits.tokens_per_minute, shared_id)
 
 
 def _num_prompt_tokens(request: GenerateRequest) -> int:

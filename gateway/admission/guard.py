@@ -85,7 +85,7 @@ def _makes_work(scope: Scope) -> bool:
 
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    response = error_response(error)
+    response = error_response(error, scope)
     if isinstance(error, OverLimit):
         response.headers.update(headers_of("requests", error.usage))
     await response(scope, receive, send)

@@ -49,9 +49,13 @@ def key_of(asked: Request) -> str | None:
 
 def request_id_of(asked: Request, key: str, number: int, *, is_cluster: bool) -> str:
     """The id of the `number`th request to the queue that is made for what was asked with `key`."""
-    parts = (caller_of(asked).key_id, asked.url.path, key, number)
+    return hashed_id("k", caller_of(asked).key_id, asked.url.path, key, number, is_cluster=is_cluster)
+
+
+def hashed_id(prefix: str, *parts: str | int | None, is_cluster: bool) -> str:
+    """The id of the request to the queue that these values stand for: the same wherever it is asked for."""
     digest = sha256(json.dumps(parts).encode()).digest()
-    text = "k" + urlsafe_b64encode(digest).decode().rstrip("=")
+    text = prefix + urlsafe_b64encode(digest).decode().rstrip("=")
     return in_slot(text, digest[0] % _CLUSTER_SLOTS * (NUM_SLOTS // _CLUSTER_SLOTS)) if is_cluster else text
 
 

@@ -81,9 +81,9 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     with budget.share() as share:
         body = await _read(request, max_bytes, share)
         if len(body) <= SMALL_BYTES:
-            return _parse(body)
+            return parse_object(body)
         async with budget.parsing:
-            return await asyncio.to_thread(_parse, body)
+            return await asyncio.to_thread(parse_object, body)
 
 
 async def _read(request: Request, max_bytes: int, share: _Share) -> bytes:
@@ -98,13 +98,18 @@ async def _read(request: Request, max_bytes: int, share: _Share) -> bytes:
     return b"".join(parts)
 
 
-def _parse(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes, what: str = "the body") -> dict[str, Any]:
+    """The JSON object that `body` spells.
+
+    Raises:
+        ApiError: it spells none (400).
+    """
     try:
         value = check_json(from_json(body, allow_inf_nan=False))
     except ValueError as error:
-        raise ApiError(400, f"the body is not JSON: {error}"[:300], code="invalid_json") from None
+        raise ApiError(400, f"{what} is not JSON: {error}"[:300], code="invalid_json") from None
     if not isinstance(value, dict):
-        raise ApiError(400, f"the body is {type(value).__name__}, not an object", code="invalid_json")
+        raise ApiError(400, f"{what} is {type(value).__name__}, not an object", code="invalid_json")
     return value
 
 

@@ -19,6 +19,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from penstock.gateway.http.handshake import Handshake, Waiting
+
 ACCEPTS_AT_ONCE = 16
 """Before any of them is looked at: they come on top of the limit, and must be far fewer than it, or else a whole
 request that comes among them is turned away unread."""
@@ -57,25 +59,31 @@ class GuardedServer(uvicorn.Server):
 
     def __init__(self, app: Any, limits: Limits, **options: Any) -> None:
         super().__init__(_GuardedConfig(app, limits, **options))
-        self._limits = limits
+
+    config: _GuardedConfig
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])  # with none it listens to none
         loop = asyncio.get_running_loop()
-        tls = self.config.ssl
         for listener in sockets or ():
             # Its connections have this from it; asyncio sees to it only for sockets made with the number of a protocol.
             # Without it the second packet of an answer waits for the client's delayed acknowledgement: 40 ms.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            server = await loop.create_server(
-                self._protocol,
-                sock=listener,
-                backlog=ACCEPTS_AT_ONCE,
-                ssl=tls,
-                ssl_handshake_timeout=self._limits.header_timeout_s if tls else None,
-            )
+            accepted = self._protocol if self.config.ssl is None else self._handshake
+            server = await loop.create_server(accepted, sock=listener, backlog=ACCEPTS_AT_ONCE)
             listener.listen(NUM_QUEUED)  # asyncio has one number for this and for how many it accepts at once
             self.servers.append(server)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for connection in list(self.config.waiting):
+            if isinstance(connection, Handshake):
+                connection.cut()
+        await super().shutdown(sockets)
+
+    def _handshake(self) -> asyncio.Protocol:
+        assert self.config.ssl is not None  # noqa: S101  or else `_protocol` would be asked
+        timeout_s = self.config.limits.header_timeout_s
+        return Handshake(self.config.ssl, timeout_s, self.config.waiting, self._protocol, self.config.admit)
 
     def _protocol(self) -> asyncio.Protocol:
         protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
@@ -98,8 +106,13 @@ class _GuardedConfig(uvicorn.Config):
             **options,
         )
         self.limits = limits
-        self.waiting: dict[_GuardedProtocol, None] = {}  # for a whole request; who waits longest comes first
+        self.waiting: dict[Waiting, None] = {}  # for a whole request; who waits longest comes first
         self.answering: set[_GuardedProtocol] = set()
+
+    def admit(self) -> None:
+        """Makes room for one that has just begun to wait."""
+        if len(self.waiting) + len(self.answering) > self.limits.max_connections:
+            next(iter(self.waiting)).cut()
 
 
 class _Refused(Exception):
@@ -135,8 +148,7 @@ class _GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base
         super().connection_made(transport)
         self._wait(self._guard.limits.header_timeout_s)
-        if len(self._guard.waiting) + len(self._guard.answering) > self._guard.limits.max_connections:
-            next(iter(self._guard.waiting)).cut()
+        self._guard.admit()
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:

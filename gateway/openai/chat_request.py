@@ -9,7 +9,15 @@ from pydantic import AfterValidator
 
 from penstock.gateway.openai.fields import IGNORED, REFUSED, Policy, Refusal, read_fields
 from penstock.gateway.openai.messages import clean
-from penstock.gateway.openai.options import Options, Shown, check_stream_options, shown_of, to_request, to_the_end
+from penstock.gateway.openai.options import (
+    Count,
+    Options,
+    Shown,
+    check_stream_options,
+    shown_of,
+    to_request,
+    to_the_end,
+)
 from penstock.producer import GenerateRequest, ModelCard
 
 _MODES = ("none", "auto", "required")
@@ -31,7 +39,7 @@ class ChatBody(Options):
     reasoning_effort: str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Count | None = None
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -19,7 +19,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 def _is_tokens(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(type(token) is int for token in value)
+    return isinstance(value, list) and len(value) > 0 and all(type(token) is int and token < 2**31 for token in value)
 
 
 def _prompts(value: Any) -> list[Prompt]:
@@ -42,6 +42,11 @@ class CompletionBody(Options):
     def prompts(self) -> Sequence[Prompt]:
         prompts: list[Prompt] = self.prompt
         return prompts
+
+    @property
+    def is_echo_scored(self) -> bool:
+        """Whether log-probabilities of the prompt's text are asked for."""
+        return bool(self.echo) and self.logprobs is not None
 
     def to_wire(self) -> dict[str, Any]:
         """But for the prompt. What is echoed has log-probabilities like all else."""

@@ -14,23 +14,25 @@ from penstock.gateway.context import gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.generation.jobs import Job, start
 from penstock.gateway.http.body import read_json
+from penstock.gateway.http.disconnect import while_wanted
+from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.openai.completion_request import CompletionBody, read_completion
 from penstock.gateway.openai.documents import Document, check_ended, created_at, prompt_logprobs, usage
 from penstock.gateway.openai.events import ChoiceEvents
 from penstock.gateway.openai.legacy_logprobs import LegacyLogprobs, joined
 from penstock.gateway.openai.options import Shown
-from penstock.gateway.openai.tokens import prompt_text, prompt_tokens
-from penstock.producer import Choice, Chunk, GenerateRequest, Reply
+from penstock.gateway.openai.tokens import prompt_of, tokens_of
+from penstock.producer import AsyncClient, Choice, Chunk, GenerateRequest, Reply
 from penstock.producer.tasks import end_tasks
 
 
 async def create_completion(asked: Request) -> Response:
     gateway = gateway_of(asked)
     body = read_completion(await read_json(asked, gateway.settings.max_body_bytes))
-    _check_number(len(body.prompts), gateway.settings.max_prompts)
+    check_number(len(body.prompts), gateway.settings.max_prompts)
     queue = await gateway.directory.queue_of(body.model)
     requests = body.requests()
-    parts = [await _part(asked, queue, body, request) for request in requests]
+    parts = await _parts(asked, queue, body, requests)
     jobs = [await start(asked, queue, request) for request in requests]
     if body.stream:
         return jobs[0].streamed(asked, CompletionEvents(_id_of(jobs[0].id), body.model, *parts[0]))
@@ -42,12 +44,27 @@ PartShown = tuple[Shown, str]
 """What is shown of the answers to one prompt; and the prompt's text, if log-probabilities of it are."""
 
 
-async def _part(asked: Request, queue: str, body: CompletionBody, request: GenerateRequest) -> PartShown:
+async def _parts(
+    asked: Request, queue: str, body: CompletionBody, requests: Sequence[GenerateRequest]
+) -> Sequence[PartShown]:
+    if not (body.return_token_ids or body.is_echo_scored):
+        return [(body.shown, "") for _ in requests]
+    parts = parts_of(gateway_of(asked).client.on(queue), body, requests)
+    return await while_wanted(asked.receive, parts, interruption_of(asked))
+
+
+async def parts_of(
+    client: AsyncClient, body: CompletionBody, requests: Sequence[GenerateRequest]
+) -> Sequence[PartShown]:
+    """Of each prompt. `client` is of the queue: only a worker can tell tokens and text of a prompt."""
+    return [await _part(client, body, request) for request in requests]
+
+
+async def _part(client: AsyncClient, body: CompletionBody, request: GenerateRequest) -> PartShown:
     shown = body.shown
     if body.return_token_ids:
-        shown = replace(shown, prompt_token_ids=await prompt_tokens(asked, queue, request))
-    is_scored = body.echo and body.logprobs is not None
-    return shown, await prompt_text(asked, queue, request) if is_scored else ""
+        shown = replace(shown, prompt_token_ids=await tokens_of(client, request))
+    return shown, await prompt_of(client, request) if body.is_echo_scored else ""
 
 
 async def _all(asked: Request, jobs: Sequence[Job]) -> list[Reply]:
@@ -59,7 +76,8 @@ async def _all(asked: Request, jobs: Sequence[Job]) -> list[Reply]:
         await end_tasks(tasks)
 
 
-def _check_number(num_prompts: int, limit: int) -> None:
+def check_number(num_prompts: int, limit: int) -> None:
+    """Raises ApiError where there are more prompts than one request may have."""
     if num_prompts > limit:
         message = f"prompt: has {num_prompts} prompts, the limit max_prompts is {limit}"
         raise ApiError(400, message, param="prompt", code="invalid_value")

@@ -19,7 +19,10 @@ def _one_or_many(value: object) -> object:
 
 
 Texts = Annotated[list[str], FAIL_FAST, BeforeValidator(_one_or_many)]
-TokenIds = Annotated[list[int], FAIL_FAST]
+Count = Annotated[int, Field(lt=2**31)]
+"""More than there can be of anything; JSON's numbers may have thousands of digits."""
+
+TokenIds = Annotated[list[Count], FAIL_FAST]
 
 SMALLEST_TOP_P = 1e-6
 """Of OpenAI's `top_p: 0`, which leaves one token to sample from, as this does."""
@@ -52,8 +55,8 @@ class Options(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
 
-    n: int | None = None
-    max_tokens: int | None = None
+    n: Count | None = None
+    max_tokens: Count | None = None
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
@@ -63,17 +66,17 @@ class Options(Body):
     logit_bias: dict[str, float] | None = None
     response_format: dict[str, Any] | None = None
 
-    top_k: int | None = None
+    top_k: Count | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    min_tokens: Count | None = None
     stop_token_ids: TokenIds | None = None
     allowed_token_ids: TokenIds | None = None
     bad_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Count | None = None
     echo: bool | None = None
     priority: int | None = None
     timeout_s: float | None = None

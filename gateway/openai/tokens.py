@@ -17,7 +17,7 @@ from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.openai.fields import Body, Policy, Refusal, read_fields
 from penstock.gateway.openai.messages import clean
 from penstock.gateway.openai.options import TokenIds, to_request
-from penstock.producer import GenerateRequest
+from penstock.producer import AsyncClient, GenerateRequest
 
 T = TypeVar("T")
 
@@ -92,16 +92,19 @@ async def detokenize(asked: Request) -> Response:
 
 async def prompt_tokens(asked: Request, queue: str, request: GenerateRequest) -> tuple[int, ...]:
     """Those of a request's prompt."""
-    if request.prompt_token_ids is not None:
-        return request.prompt_token_ids
-    return await _ask(asked, gateway_of(asked).client.on(queue).tokenize(request))
+    return await _ask(asked, tokens_of(gateway_of(asked).client.on(queue), request))
 
 
-async def prompt_text(asked: Request, queue: str, request: GenerateRequest) -> str:
-    """That of a request's prompt, which is no chat."""
+async def tokens_of(client: AsyncClient, request: GenerateRequest) -> tuple[int, ...]:
+    """The tokens of a request's prompt; `client` is of its queue."""
+    return request.prompt_token_ids if request.prompt_token_ids is not None else await client.tokenize(request)
+
+
+async def prompt_of(client: AsyncClient, request: GenerateRequest) -> str:
+    """The text of a request's prompt, which is no chat; `client` is of its queue."""
     if request.prompt_token_ids is None:
         return request.prompt or ""
-    return await text_of(asked, queue, request.prompt_token_ids)
+    return await client.detokenize(request.prompt_token_ids)
 
 
 async def text_of(asked: Request, queue: str, token_ids: list[int] | tuple[int, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import structlog
@@ -15,6 +16,7 @@ from penstock.gateway.generation.idempotency import key_of, other_body, place_as
 from penstock.gateway.generation.jobs import Job, job_of, named
 from penstock.gateway.http.body import read_json
 from penstock.gateway.http.interruptions import interruption_of
+from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.documents import pending
 from penstock.gateway.responses.events import ResponseEvents, drain
 from penstock.gateway.responses.items import Item, read_items, shown_items, to_messages
@@ -43,12 +45,18 @@ async def create_response(asked: Request) -> Response:
 async def _prepared(asked: Request, queue: str, body: ResponseBody) -> tuple[StoredResponse, GenerateRequest, Meter]:
     """The response as one that is not stored, and its request to the queue."""
     owner = caller_of(asked).owner
-    items = _items(body)
+    items = items_of(body)
     history = await history_behind(asked, body.previous_response_id)
     card = await gateway_of(asked).directory.card_of(queue)
     request, meter = await named(asked, queue, body.request([*history, *to_messages(items)], card))
-    request_id = request.id or ""
-    response = StoredResponse(
+    return unstored(body, request.id or "", queue, owner, items, history), request, meter
+
+
+def unstored(
+    body: ResponseBody, request_id: str, queue: str, owner: str, items: Sequence[Item], history: Sequence[Document] = ()
+) -> StoredResponse:
+    """The response to a request, as long as nobody keeps it."""
+    return StoredResponse(
         request_id,
         queue,
         owner,
@@ -58,10 +66,10 @@ async def _prepared(asked: Request, queue: str, body: ResponseBody) -> tuple[Sto
         items=shown_items(items, request_id),
         history=history,
     )
-    return response, request, meter
 
 
-def _items(body: ResponseBody) -> list[Item]:
+def items_of(body: ResponseBody) -> list[Item]:
+    """What a response is asked with. Raises ApiError where it is none."""
     if body.input is None:
         if body.previous_response_id is None:
             raise ApiError(400, "input: is missing", param="input", code="missing_required_parameter")

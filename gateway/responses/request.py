@@ -81,7 +81,7 @@ class StreamOptions(Body):
     include_obfuscation: bool = False  # of the lengths of events: a protection between client and OpenAI, not offered
 
 
-def _described(values: dict[str, str]) -> dict[str, str]:
+def described(values: dict[str, str]) -> dict[str, str]:
     if len(values) > 16 or any(len(name) > 64 or len(value) > 512 for name, value in values.items()):
         raise ValueError("has at most 16 pairs, of names of 64 and values of 512 characters")
     return values
@@ -96,7 +96,7 @@ class ResponseBody(Options):
     background: bool = False
     background_options: BackgroundOptions | None = None
     store: bool | None = None  # None: if it can be
-    metadata: Annotated[dict[str, str], AfterValidator(_described)] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], AfterValidator(described)] = Field(default_factory=dict)
     include: list[Includable] = Field(default_factory=list)
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: Text = Field(default_factory=Text)

@@ -53,6 +53,36 @@ def record(kind: str, record_id: str) -> str:
     return f"penstock:gateway:{{{record_id}}}:{kind}"
 
 
+def owned(kind: str, owner: str) -> str:
+    """A sorted set of an API key's files or batches, by when they were made, in milliseconds; `-`: of nobody's key."""
+    return f"penstock:gateway:{{{owner or '-'}}}:{kind}s"
+
+
+def body(home: str, name: str) -> str:
+    """A hash: number to the bytes that stand there in a file. `home`: what made it, an upload or a batch."""
+    return f"penstock:gateway:{{{home}}}:{name}"
+
+
+def file_users(file_id: str) -> str:
+    """A sorted set of the batches that read a file, by when they have ended at the latest, in milliseconds."""
+    return f"penstock:gateway:{{{file_id}}}:users"
+
+
+def batch_leases() -> str:
+    """A sorted set of the batches that have not ended, by when the lease of who runs them lapses, in milliseconds."""
+    return "penstock:gateway:{batches}:leases"
+
+
+def batch_holders() -> str:
+    """A hash: batch to the fencing token of who runs it; and the last token that was given, as `last`."""
+    return "penstock:gateway:{batches}:holders"
+
+
+def batch_progress(batch_id: str) -> str:
+    """A hash: what becomes of a batch. Its output and its errors, two bodies, share the slot."""
+    return f"penstock:gateway:{{{batch_id}}}:progress"
+
+
 def ledger_sizes() -> str:
     """A hash: what takes part in the bound on the gateway's memory to its bytes, and their sum as `total`."""
     return "penstock:gateway:{ledger}:sizes"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from gateway_harness import Running as RunningGateway
 from gateway_harness import running_gateway
 from redis import Redis as BlockingRedis
 from redis import RedisCluster, exceptions
@@ -219,12 +220,18 @@ async def test_a_gateway_does_its_whole_job(acl_server: EmbeddedServer, admin: R
     async with (
         running_worker(url_of(acl_server, "worker"), FakeEngine(step_s=0.002)),
         running_gateway(url_of(acl_server, role), queues=queues) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
     ):
+        await eventually(lambda: admin.zscore(keys.queues(), "q"))
+        await use(gateway)
+    assert await denials(admin) == []
+
+
+async def use(gateway: RunningGateway) -> None:
+    """All that leads it to other commands of Redis."""
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         chat = partial(
             client.chat.completions.create, model="q", messages=[{"role": "user", "content": "hi"}], max_tokens=20
         )
-        await eventually(lambda: admin.zscore(keys.queues(), "q"))
         whole = await chat()
         assert whole.choices[0].message.content
         async for chunk in await chat(stream=True, extra_headers={"Idempotency-Key": "once"}):
@@ -235,7 +242,6 @@ async def test_a_gateway_does_its_whole_job(acl_server: EmbeddedServer, admin: R
             assert event.type
         await client.responses.cancel(waiting.id)
         await client.responses.delete(waiting.id)
-    assert await denials(admin) == []
 
 
 async def _has_ended(client: openai.AsyncOpenAI, response_id: str) -> bool:
@@ -682,6 +688,8 @@ async def test_under_cluster(redis_cluster: list[EmbeddedServer], redis_cluster_
             assert counts == list(range(1, 20))
             assert await reader.model_card() is not None
             assert await reader.queues() == ("q",)
+            async with running_gateway(url("gateway")) as gateway:
+                await use(gateway)
         assert await asyncio.to_thread(run, ["dead", "list", "--redis-url", url("operator"), "--queue", "q"]) == 0
         for node in nodes:
             assert denied(node.acl_log()) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,25 +13,16 @@ import httpx2
 import openai
 import pytest
 import pytest_asyncio
-from gateway_harness import running_gateway
+from gateway_model import QUEUE, serving_model
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from patience import WAIT_S
 from pydantic import BaseModel
 
-from penstock.engine.demo import MODEL_DIR
-from penstock.worker.local.embedded import EmbeddedServer
-from penstock.worker.local.worker_process import local_worker, wait_joined
-
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-TEMPLATE = Path(__file__).parents[1] / "chat_templates" / "hermes.jinja"
-WORKER: dict[str, Any] = {
-    "queue": "chats", "name": "real", "max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520, "health_port": 0,
-    "drain_timeout_s": 5, "log_level": "warning",
-}  # fmt: skip
 QUESTION: Any = [{"role": "user", "content": "Is it noon?"}]
-BRIEF: Any = {"model": "chats", "messages": QUESTION, "max_tokens": 12, "temperature": 2.0, "seed": 7}
+BRIEF: Any = {"model": QUEUE, "messages": QUESTION, "max_tokens": 12, "temperature": 2.0, "seed": 7}
 OF_VLLM = ("add_generation_prompt", "continue_final_message")
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 
@@ -51,19 +41,12 @@ class Served:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> AsyncIterator[Served]:
-    model = tmp_path_factory.mktemp("hermes") / "model"
-    shutil.copytree(MODEL_DIR, model)
-    shutil.copy(TEMPLATE, model / "chat_template.jinja")
-    settings = {**WORKER, "model": str(model), "compile_cache_dir": str(compile_cache)}
-    with EmbeddedServer() as server:
-        async with local_worker(server.url, settings) as worker:
-            await wait_joined(worker, server.url, WORKER["queue"], WORKER["name"])
-            async with (
-                running_gateway(server.url) as gateway,
-                openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
-                httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
-            ):
-                yield Served(gateway.url, client, http)
+    async with (
+        serving_model(tmp_path_factory.mktemp("model"), compile_cache) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
+    ):
+        yield Served(gateway.url, client, http)
 
 
 async def streamed(served: Served, **asked: Any) -> list[ChatCompletionChunk]:
@@ -173,7 +156,7 @@ async def test_an_answer_goes_on_to_the_end_of_the_context(served: Served) -> No
 
 
 async def test_an_echoed_prompt_has_the_tokens_that_its_text_consists_of(served: Served) -> None:
-    body = {"model": "chats", "prompt": "What is 12 + 30? é", "echo": True, "logprobs": 2, "max_tokens": 4}
+    body = {"model": QUEUE, "prompt": "What is 12 + 30? é", "echo": True, "logprobs": 2, "max_tokens": 4}
     body["skip_special_tokens"] = False  # else they have a place in the text, and no text
     completion = await served.post("/v1/completions", body)
     (choice,) = completion["choices"]
@@ -188,9 +171,9 @@ async def test_an_echoed_prompt_has_the_tokens_that_its_text_consists_of(served:
 
 async def test_prompts_may_be_texts_or_tokens(served: Served) -> None:
     text = "Count from 96 to 104."
-    tokens = (await served.post("/tokenize", {"model": "chats", "prompt": text}))["tokens"]
-    completion = await served.openai.completions.create(model="chats", prompt=[tokens, tokens], max_tokens=8)
-    single = await served.openai.completions.create(model="chats", prompt=text, max_tokens=8)
+    tokens = (await served.post("/tokenize", {"model": QUEUE, "prompt": text}))["tokens"]
+    completion = await served.openai.completions.create(model=QUEUE, prompt=[tokens, tokens], max_tokens=8)
+    single = await served.openai.completions.create(model=QUEUE, prompt=text, max_tokens=8)
     assert isinstance(single, Completion)
     assert {choice.text for choice in completion.choices} == {single.choices[0].text}
 
@@ -198,13 +181,13 @@ async def test_prompts_may_be_texts_or_tokens(served: Served) -> None:
 async def test_tokens_of_prompt_and_answer_are_those_that_were_counted(served: Served) -> None:
     body = {**BRIEF, "return_token_ids": True}
     completion = await served.post("/v1/chat/completions", body)
-    counted = await served.post("/v1/count_tokens", {"model": "chats", "messages": QUESTION})
+    counted = await served.post("/v1/count_tokens", {"model": QUEUE, "messages": QUESTION})
     (choice,) = completion["choices"]
     assert completion["usage"]["prompt_tokens"] == len(completion["prompt_token_ids"]) == counted["count"]
     assert completion["usage"]["completion_tokens"] == len(choice["token_ids"])
     has_reasoned = completion["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
     assert has_reasoned == bool(choice["message"].get("reasoning"))
-    text = await served.post("/detokenize", {"model": "chats", "tokens": choice["token_ids"]})
+    text = await served.post("/detokenize", {"model": QUEUE, "tokens": choice["token_ids"]})
     message = choice["message"]
     assert text["prompt"].strip() == (message.get("reasoning", "") + message["content"]).strip()
 
@@ -224,7 +207,7 @@ async def test_reasoning_comes_apart_under_both_names_and_is_counted(served: Ser
 async def test_a_prompt_that_is_too_long_is_a_bad_request(served: Served) -> None:
     with pytest.raises(openai.BadRequestError, match=r"maximum context length.*tokens") as caught:
         await served.openai.chat.completions.create(
-            model="chats", messages=[{"role": "user", "content": json.dumps(list(range(3000)))}]
+            model=QUEUE, messages=[{"role": "user", "content": json.dumps(list(range(3000)))}]
         )
     assert caught.value.code == "context_length_exceeded"
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 from fakes import ScriptedReply, ScriptedWorker
-from gateway_harness import Running, announce, running_gateway
+from gateway_harness import Listening, announce, running_gateway
 
 from penstock.producer.redis.connection import RedisClient
 
@@ -28,17 +28,17 @@ class CuttingProxy:
     often than a client tries again.
     """
 
-    def __init__(self, to: Running, seed: int) -> None:
+    def __init__(self, to: Listening, seed: int) -> None:
         self._port = to.port
         self._chance = random.Random(seed)
         self._cuts_left: dict[bytes, int] = {}
         self.num_cut: Counter[bytes] = Counter()
 
     @asynccontextmanager
-    async def listening(self) -> AsyncIterator[Running]:
+    async def listening(self) -> AsyncIterator[Listening]:
         server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         async with server:
-            yield Running(server.sockets[0].getsockname()[1])
+            yield Listening(server.sockets[0].getsockname()[1])
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._port)

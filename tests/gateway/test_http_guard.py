@@ -130,7 +130,7 @@ async def test_later_headers_that_never_come_do_too(sent: bytes) -> None:
 
 
 async def test_a_body_that_never_ends_ends_with_its_answer() -> None:
-    async with serving(at_once(), limits(8, header_timeout_s=SOON_S, idle_timeout_s=0.1)) as connect:
+    async with serving(at_once(), limits(8, body_timeout_s=0.1)) as connect:
         client = await connect()
         client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
         await client.answer()

@@ -186,6 +186,8 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url"}]}]
         ({"temperature": "hot"}, "temperature", "invalid_type", "'hot'"),
         ({"n": True}, "n", "invalid_type", "True"),
         ({"n": 1.5}, "n", "invalid_type", "1.5"),
+        ({"max_tokens": 10**4000}, "max_tokens", "invalid_value", "less than 2147483648"),
+        ({"stop_token_ids": [10**4000]}, "stop_token_ids[0]", "invalid_value", "less than 2147483648"),
         ({"messages": None}, "messages", "missing_required_parameter", "Field required"),
         ({"messages": []}, None, "invalid_value", "messages is empty"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type", "5"),

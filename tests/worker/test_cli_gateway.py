@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 from cli_process import finish, penstock, start
+from gateway_harness import Certificate
 from patience import WAIT_S
 
 from penstock.worker.local.embedded import EmbeddedServer
@@ -118,24 +118,13 @@ async def test_the_processes_end_with_the_one_that_started_them(redis_url: str) 
     assert not any(map(is_running, pids))
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """One of its own authority, and its key."""
-    files = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-out", files[0], "-keyout", files[1]],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return files
-
-
-async def test_it_speaks_tls(redis_url: str, certificate: tuple[Path, Path]) -> None:
-    files = ("--tls-certificate", str(certificate[0]), "--tls-key", str(certificate[1]))
+async def test_it_speaks_tls(redis_url: str, tmp_path: Path) -> None:
+    certificate = Certificate.made_in(tmp_path)
+    files = ("--tls-certificate", str(certificate.file), "--tls-key", str(certificate.key))
     async with running("--redis-url", redis_url, *files, "--header-timeout-s", "0.5") as gateway:
         url = (await gateway.until("listening"))["url"]
         assert url.startswith("https://")
-        assert await is_alive(url, ssl.create_default_context(cafile=str(certificate[0])))
+        assert await is_alive(url, certificate.trusted())
         # Who never begins to speak it is not waited for.
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         assert await asyncio.wait_for(reader.read(), WAIT_S) == b""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from penstock.engine.config import EngineConfig
 from penstock.gateway.settings import GatewaySettings
 from penstock.producer.redis.address import parse_url
 from penstock.worker.config import WorkerConfig
-from penstock.worker.settings import GATEWAY, PROGRAMS, WORKER, Settings, group_of, load_settings
+from penstock.worker.settings import GATEWAY, PROGRAMS, Settings, group_of, load_settings
 from penstock.worker.settings_loading import SettingsError, load
 from penstock.worker.settings_page import page
 
@@ -20,8 +21,8 @@ NOT_OF_A_CONFIG = {"redis_url", "model", "log_level", "log_format"}  # read by t
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("REDIS_URL", "PENSTOCK_CONFIG", *WORKER.variables, *GATEWAY.variables):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name == "REDIS_URL" or name.startswith("PENSTOCK_")]:
+        monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
 
 

@@ -12,18 +12,8 @@ from penstock.worker.settings_loading import SettingsError
 USAGE = 2  # exit status of what was asked for in a wrong way
 GATEWAY_EXTRA = ("starlette", "uvicorn", "httptools", "python_multipart", "prometheus_client")
 WORKER_EXTRA = (
-    *(
-        "jax",
-        "flax",
-        "transformers",
-        "tokenizers",
-        "safetensors",
-        "jinja2",
-        "prometheus_client",
-        "uvicorn",
-        "httptools",
-    ),
-)
+    "jax", "flax", "transformers", "tokenizers", "safetensors", "jinja2", "prometheus_client", "uvicorn", "httptools",
+)  # fmt: skip
 
 
 class CommandFailed(Exception):

@@ -1,0 +1,180 @@
+"""The lines of one batch as requests to the queue, and what comes of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from penstock.gateway.admission.admission import charge_for
+from penstock.gateway.batches.documents import answered, unanswered
+from penstock.gateway.batches.lines import Line
+from penstock.gateway.batches.stopping import Stopped, retried
+from penstock.gateway.batches.stored import StoredBatch
+from penstock.gateway.batches.work import Place, Work, work_of
+from penstock.gateway.context import Gateway
+from penstock.gateway.errors import ApiError
+from penstock.gateway.generation.idempotency import hashed_id
+from penstock.gateway.keys.records import ApiKey
+from penstock.gateway.openai.documents import check_ended
+from penstock.producer import Chunk, GenerateRequest, PenstockError, Reply, keys
+from penstock.producer.tasks import end_tasks
+from penstock.producer.wire import MIN_KEEP_S
+
+CANCEL_WAIT_S = 5.0
+"""A worker sees a cancellation within a fraction of it; without one the request never runs to its end."""
+
+LAST_S = 2.0
+"""A request that expires so shortly before the batch, does so with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What becomes of a line: a line of the output file, or of the one with errors."""
+
+    data: bytes
+    is_good: bool
+    queue: str
+    request_ids: Sequence[str]
+
+
+class Answering:
+    """
+    Args:
+        gateway: the process's.
+        batch: whose lines.
+        key: of its owner.
+        queues: by the model's name in the lines.
+        deadline_s: when the batch expires, on the loop's clock.
+        stopped: what ends it before.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        batch: StoredBatch,
+        key: ApiKey | None,
+        queues: Mapping[str, str],
+        deadline_s: float,
+        stopped: Stopped,
+    ) -> None:
+        self._gateway = gateway
+        self._batch = batch
+        self._key = key
+        self._queues = queues
+        self._deadline_s = deadline_s
+        self._stopped = stopped
+        self._is_cluster = gateway.store.address.kind == "cluster"
+
+    async def outcome(self, line: Line) -> Outcome:
+        """Its answer; why there is none, once nothing may help any more, or the batch has stopped."""
+        if self._stopped.code is not None:
+            return await self._end(line)
+        try:
+            outcome = await self._stopped.unless(retried(partial(self._attempt, line)))
+        except ApiError as error:
+            if error.code == "expired" and self._left_s < LAST_S:
+                await self._stopped.wait(LAST_S)
+                return self._unanswered(line)
+            return self._outcome(line, answered(self._id(line, 0), line.custom_id, error.status, error.body()))
+        return outcome or await self._end(line)
+
+    async def forget(self, outcome: Outcome) -> None:
+        """Its result is kept: the replies are needed no longer."""
+        expiries = [
+            self._gateway.store.execute("EXPIRE", keys.reply(outcome.queue, request_id), MIN_KEEP_S)
+            for request_id in outcome.request_ids
+        ]
+        await asyncio.gather(*expiries, return_exceptions=True)  # else they expire by themselves, later
+
+    async def _attempt(self, line: Line) -> Outcome:
+        place = await self._place(line)
+        work = await work_of(self._batch.endpoint, line, place, partial(self._id, line))
+        replies = await self._all(place, work)
+        return self._good(line, work, replies)
+
+    def _good(self, line: Line, work: Work, replies: Sequence[Reply]) -> Outcome:
+        for reply in replies:
+            check_ended(reply)
+        data = answered(self._id(line, 0), line.custom_id, 200, work.body(replies))
+        request_ids = [reply.request_id for reply in replies]
+        return Outcome(data, is_good=True, queue=self._queues[line.model], request_ids=request_ids)
+
+    async def _all(self, place: Place, work: Work) -> Sequence[Reply]:
+        tasks = [asyncio.create_task(self._reply(place, request, work.each)) for request in work.requests]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            await end_tasks(tasks)
+
+    async def _reply(self, place: Place, request: GenerateRequest, each: Callable[[Chunk], object] | None) -> Reply:
+        """It is charged to the owner's tokens per minute, once, whoever goes on with it."""
+        limiter, charge = self._gateway.keeper.limiter, None
+        if self._key is not None:
+            charge = charge_for(self._key.id, self._key.limits, request, place.card.max_model_len, request.id)
+        if charge is not None:
+            await limiter.reserve(charge)
+        async with place.client.stream(request) as stream:
+            async for chunk in stream:
+                if each is not None:
+                    each(chunk)
+        reply = stream.reply
+        assert reply is not None  # noqa: S101  the chunks end with the reply or raise
+        if charge is not None:
+            await limiter.settle(charge, reply.usage.prompt_tokens + reply.usage.completion_tokens)
+        return reply
+
+    async def _end(self, line: Line) -> Outcome:
+        """Of a line in a batch that has stopped: its answer if it has one by now, else its requests are cancelled."""
+        with suppress(ApiError, PenstockError, TimeoutError):
+            async with asyncio.timeout(2 * CANCEL_WAIT_S):
+                place = await self._place(line)
+                work = await work_of(self._batch.endpoint, line, place, partial(self._id, line))
+                replies = [await self._ended(place, request.id or "", work.each) for request in work.requests]
+                there = [reply for reply in replies if reply is not None]
+                if len(there) == len(work.requests):
+                    return self._good(line, work, there)
+        return self._unanswered(line)
+
+    async def _ended(self, place: Place, request_id: str, each: Callable[[Chunk], object] | None) -> Reply | None:
+        """None: nobody has sent it."""
+        handle = place.client.handle(request_id)
+        state = await handle.state()
+        if state == "unknown":
+            return None
+        if state != "finished":
+            await handle.cancel()
+        async with handle.stream(timeout=CANCEL_WAIT_S) as stream:
+            async for chunk in stream:
+                if each is not None:
+                    each(chunk)
+        return stream.reply
+
+    async def _place(self, line: Line) -> Place:
+        queue = self._queues[line.model]
+        return Place(
+            client=self._gateway.client.on(queue),
+            queue=queue,
+            card=await self._gateway.directory.card_of(queue),
+            owner=self._batch.owner,
+            tenant=None if self._key is None else self._key.tenant,
+            timeout_s=max(1.0, self._left_s),
+            max_prompts=self._gateway.settings.max_prompts,
+        )
+
+    def _unanswered(self, line: Line) -> Outcome:
+        code, message = self._stopped.code or "batch_expired", self._stopped.message
+        return self._outcome(line, unanswered(self._id(line, 0), line.custom_id, code, message))
+
+    def _outcome(self, line: Line, data: bytes) -> Outcome:
+        return Outcome(data, is_good=False, queue=self._queues[line.model], request_ids=(self._id(line, 0),))
+
+    def _id(self, line: Line, number: int) -> str:
+        """The same for whoever takes the batch over, so that what runs is joined."""
+        return hashed_id("b", self._batch.id, line.custom_id, number, is_cluster=self._is_cluster)
+
+    @property
+    def _left_s(self) -> float:
+        return self._deadline_s - asyncio.get_running_loop().time()

@@ -1,0 +1,61 @@
+"""A batch's body, and the lines of the files that it makes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from penstock.gateway.batches.stored import Progress, StoredBatch
+from penstock.gateway.errors import ApiError
+
+Document = dict[str, Any]
+
+_TIMES = (
+    "in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at",
+)  # fmt: skip
+
+
+def batch_document(batch: StoredBatch, progress: Progress) -> Document:
+    """As OpenAI's API has it."""
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": progress.fields.get("model"),
+        "errors": progress.document("errors"),
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": progress.status,
+        "output_file_id": progress.fields.get("output_file_id"),
+        "error_file_id": progress.fields.get("error_file_id"),
+        "created_at": batch.created_at,
+        "expires_at": batch.expires_at,
+        **{name: progress.number(name) or None for name in _TIMES},
+        "request_counts": {name: progress.number(name) for name in ("total", "completed", "failed")},
+        "metadata": batch.metadata,
+    }
+
+
+def errors_document(errors: list[Document]) -> str:
+    return json.dumps({"object": "list", "data": errors}, separators=(",", ":"))
+
+
+def error_of(error: ApiError, line: int | None = None) -> Document:
+    """One of those that a batch has as a whole."""
+    return {"code": error.code, "line": line, "message": error.message, "param": error.param}
+
+
+def answered(request_id: str, custom_id: str, status: int, body: Document) -> bytes:
+    """The result of a line that a worker, or a refusal, has answered."""
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    return _line(request_id, custom_id, response=response, error=None)
+
+
+def unanswered(request_id: str, custom_id: str, code: str, message: str) -> bytes:
+    """The result of a line that came to nothing, as the batch has ended."""
+    return _line(request_id, custom_id, response=None, error={"code": code, "message": message})
+
+
+def _line(request_id: str, custom_id: str, **more: Document | None) -> bytes:
+    document = {"id": f"batch_req_{request_id}", "custom_id": custom_id, **more}
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"

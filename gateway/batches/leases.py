@@ -1,0 +1,50 @@
+"""Who runs which batch. Whoever is killed loses its leases, and another gateway takes the batches over."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.gateway.store import names
+from penstock.gateway.store.connection import Store
+from penstock.producer.redis import lua
+
+_CLAIM = lua.load("penstock.gateway.batches", "claim")
+_RENEW = lua.load("penstock.gateway.batches", "renew")
+_RELEASE = lua.load("penstock.gateway.batches", "release")
+
+
+class Lease(NamedTuple):
+    """Of one batch. Each has a larger token than those before."""
+
+    batch_id: str
+    token: int
+
+
+class Leases:
+    """
+    Args:
+        store: where they are; times are those of its clock.
+        lease_s: for how long one holds without being renewed.
+    """
+
+    def __init__(self, store: Store, lease_s: float) -> None:
+        self._store = store
+        self._lease_ms = max(1, round(lease_s * 1000))
+        self._keys = (names.batch_leases(), names.batch_holders())
+
+    async def offer(self, batch_id: str) -> None:
+        """Somebody is to run this batch, unless somebody does."""
+        await self._store.execute("ZADD", names.batch_leases(), "NX", 0, batch_id)
+
+    async def claim(self, max_batches: int) -> list[Lease]:
+        """Batches that nobody runs. Where the answer is lost, so are the leases, which lapse."""
+        answer = await self._store.execute(*lua.call(_CLAIM, self._keys, (self._lease_ms, max_batches)))
+        return [Lease(batch.decode(), int(token)) for batch, token in zip(answer[::2], answer[1::2], strict=True)]
+
+    async def renew(self, lease: Lease) -> bool:
+        """Whether it still holds."""
+        return bool(await self._store.execute(*lua.call(_RENEW, self._keys, (*lease, self._lease_ms))))
+
+    async def release(self, lease: Lease, *, is_over: bool) -> None:
+        """The batch has ended, or is free for another gateway."""
+        await self._store.execute(*lua.call(_RELEASE, self._keys, (*lease, int(is_over))))

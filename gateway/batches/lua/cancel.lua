@@ -1,0 +1,7 @@
+-- KEYS: progress. Answers the status, which is `cancelling` from now on where the batch still takes lines on.
+local status = redis.call('HGET', KEYS[1], 'status')
+if status == 'validating' or status == 'in_progress' then
+  redis.call('HSET', KEYS[1], 'status', 'cancelling', 'cancelling_at', redis.call('TIME')[1])
+  return 'cancelling'
+end
+return status

@@ -1,0 +1,96 @@
+"""One gateway process's part in the batches of all: it runs those that nobody else runs."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from penstock.gateway.batches.leases import Lease, Leases
+from penstock.gateway.batches.running import BatchRun
+from penstock.gateway.batches.stored import LeaseLost
+from penstock.gateway.context import Gateway
+from penstock.producer import PenstockError
+from penstock.producer.tasks import end_tasks
+
+log = structlog.get_logger(__name__)
+
+MAX_BATCHES = 64  # that one process runs at once
+ROUNDS_A_LEASE = 3
+RELEASE_TIMEOUT_S = 1.0
+
+
+class BatchRunner:
+    """Use it with `async with`. At the end, what it runs is free for others at once."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._leases = Leases(gateway.store, gateway.settings.batch_lease_s)
+        self._round_s = gateway.settings.batch_lease_s / ROUNDS_A_LEASE
+        self._running: dict[BatchRun, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run(), name="penstock-batches")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await end_tasks([self._task])
+        running, tasks = list(self._running), list(self._running.values())
+        await end_tasks(tasks)
+        with suppress(TimeoutError, PenstockError):
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                await asyncio.gather(*(self._leases.release(run.lease, is_over=False) for run in running))
+
+    async def _run(self) -> None:
+        """A round after each part of a lease, and whenever there is something new."""
+        news, is_well = self._gateway.has_batch_news, True
+        while True:
+            news.clear()
+            try:
+                await self._go_round()
+                is_well = True
+            except Exception as error:  # whatever it is, all batches depend on this task
+                if is_well:  # once per outage
+                    log.warning("batches_unknown", error=str(error), exc_info=not isinstance(error, PenstockError))
+                is_well = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._round_s):
+                    await news.wait()
+
+    async def _go_round(self) -> None:
+        await asyncio.gather(*map(self._renew, list(self._running)))
+        num_free = MAX_BATCHES - len(self._running)
+        if num_free > 0:
+            for lease in await self._leases.claim(num_free):
+                self._start(lease)
+
+    async def _renew(self, run: BatchRun) -> None:
+        if await self._leases.renew(run.lease):
+            await run.look()
+        elif task := self._running.get(run):
+            log.warning("batch_lost", batch_id=run.lease.batch_id)
+            task.cancel()
+
+    def _start(self, lease: Lease) -> None:
+        run = BatchRun(self._gateway, lease)
+        task = asyncio.create_task(self._go_on(run))
+        self._running[run] = task
+        task.add_done_callback(lambda _: self._running.pop(run, None))
+
+    async def _go_on(self, run: BatchRun) -> None:
+        """Where it fails, its lease lapses, and somebody tries again."""
+        batch_id = run.lease.batch_id
+        try:
+            await run.run()
+            await self._leases.release(run.lease, is_over=True)
+        except* LeaseLost:
+            log.warning("batch_lost", batch_id=batch_id)
+        except* PenstockError as group:
+            log.warning("batch_stumbled", batch_id=batch_id, error=str(group.exceptions[0]))
+        except* Exception as group:
+            log.exception("batch_failed", batch_id=batch_id, error=type(group.exceptions[0]).__name__)

@@ -1,0 +1,75 @@
+"""What ends a batch before its lines have ended, and what is tried again until then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from penstock.gateway.errors import ApiError, api_error
+from penstock.producer import PenstockError, ServerRefused
+from penstock.producer.tasks import end_tasks
+
+T = TypeVar("T")
+
+MAX_DELAY_S = 30.0
+
+
+class Stopped:
+    """Whether something has ended a batch, and what: the first reason is the one that counts."""
+
+    def __init__(self) -> None:
+        self.code: str | None = None
+        self.message = ""
+        self.error: ApiError | None = None
+        """What is wrong with the batch as a whole."""
+        self._has_come = asyncio.Event()
+
+    def stop(self, code: str, message: str, error: ApiError | None = None) -> None:
+        if self.code is None:
+            self.code, self.message, self.error = code, message, error
+            self._has_come.set()
+
+    def stop_with(self, error: ApiError) -> None:
+        """The batch can't go on, because of this."""
+        self.stop("batch_cancelled", f"the batch was cancelled: {error.message}", error)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Returns when it has stopped, or after so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._has_come.wait()
+
+    async def unless(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What `work` returns; None: the batch has stopped before, and so has `work`."""
+        tasks = asyncio.ensure_future(work), asyncio.ensure_future(self._has_come.wait())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return tasks[0].result() if tasks[0].done() else None
+        finally:
+            await end_tasks(tasks)
+
+
+async def retried(attempt: Callable[[], Awaitable[T]]) -> T:
+    """What `attempt` returns. It is made again for as long as that may help.
+
+    Raises:
+        ApiError: it does not help.
+        ServerRefused: Redis says no.
+        Whatever else `attempt` raises.
+    """
+    delay_s = 0.0
+    while True:
+        try:
+            return await attempt()
+        except ServerRefused:
+            raise
+        except PenstockError as error:
+            problem = api_error(error)
+        except ApiError as error:
+            problem = error
+        if problem.retry_after_s is None or problem.ends_reply:
+            raise problem
+        delay_s = min(MAX_DELAY_S, max(problem.retry_after_s, 2 * delay_s))
+        await asyncio.sleep(delay_s)

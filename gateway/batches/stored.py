@@ -1,0 +1,193 @@
+"""A batch as it is kept: what was asked for, and what has become of it so far."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.gateway.batches.leases import Lease
+from penstock.gateway.context import Caller
+from penstock.gateway.errors import ApiError
+from penstock.gateway.files.bodies import places_of
+from penstock.gateway.files.listing import Listing
+from penstock.gateway.files.stored import GRACE_S
+from penstock.gateway.files.stored import PREFIX as FILE_PREFIX
+from penstock.gateway.store import names
+from penstock.gateway.store.connection import Store
+from penstock.gateway.store.records import Record, Records
+from penstock.producer.redis import lua
+from penstock.producer.wire import ID_PATTERN
+
+KIND = "batch"
+PREFIX = "batch_"
+
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
+BodyName = Literal["output", "errors"]
+
+_BEGIN = lua.load("penstock.gateway.batches", "begin")
+_CANCEL = lua.load("penstock.gateway.batches", "cancel")
+_ADVANCE = lua.load("penstock.gateway.batches", "fence", "advance")
+_KEEP = lua.load("penstock.gateway.batches", "fence", "keep")
+
+
+class LeaseLost(Exception):
+    """Another gateway runs the batch, or it has expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """What was asked for. Nothing changes it.
+
+    Attributes:
+        id: what clients call it.
+        owner: the API key's id; empty: whoever asks without one.
+        endpoint: of all its lines.
+        input_file_id: where they are.
+        completion_window: as it was asked for.
+        window_s: in which it is to be completed, from `created_at` on: no longer than its input is there.
+        metadata: of the client's.
+        output_ttl_s: how long the files with its results are kept.
+        created_at: seconds since 1970 on the server's clock.
+    """
+
+    id: str
+    owner: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    window_s: int
+    metadata: Mapping[str, str] | None
+    output_ttl_s: int
+    created_at: int = 0
+
+    @property
+    def expires_at(self) -> int:
+        return self.created_at + self.window_s
+
+    @property
+    def ttl_s(self) -> int:
+        """For how long it is known."""
+        return self.window_s + self.output_ttl_s
+
+    def file_id(self, name: BodyName) -> str:
+        """Of the file that a body of results becomes."""
+        return f"{FILE_PREFIX}{self.id.removeprefix(PREFIX)}-{name}"
+
+
+_KEPT = (
+    "owner", "endpoint", "input_file_id", "completion_window", "window_s", "metadata", "output_ttl_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What has become of a batch, as Redis has it."""
+
+    fields: Mapping[str, str]
+
+    @property
+    def status(self) -> str:
+        return self.fields.get("status", "failed")
+
+    def number(self, name: str) -> int:
+        return int(self.fields.get(name, 0))
+
+    def document(self, name: str) -> Any:
+        text = self.fields.get(name)
+        return None if text is None else json.loads(text)
+
+
+class BatchStore:
+    """Batches by id. Each belongs to whoever made it: for all others it is not there."""
+
+    def __init__(self, store: Store, records: Records) -> None:
+        self._store = store
+        self._records = records
+        self.listing = Listing(KIND, store, records)
+
+    async def create(self, batch: StoredBatch) -> StoredBatch:
+        """Keeps what was asked for, unless that is kept already.
+
+        Raises:
+            ApiError: something else was asked for under this Idempotency-Key (422), or it is too much to keep (507).
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        document = {name: getattr(batch, name) for name in _KEPT}
+        there = restored(await self._records.create(KIND, batch.id, document, ttl_s=batch.ttl_s))
+        if {name: getattr(there, name) for name in _OF_CLIENT} != {name: getattr(batch, name) for name in _OF_CLIENT}:
+            message = "this Idempotency-Key was used before for a request with another body"
+            raise ApiError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
+        await self._store.execute(*lua.call(_BEGIN, [names.batch_progress(batch.id)], [batch.ttl_s]))
+        return there
+
+    async def read(self, batch_id: str, caller: Caller) -> StoredBatch:
+        """Raises ApiError (404): there is none of the caller's with this id, or it has expired."""
+        if batch_id.startswith(PREFIX) and ID_PATTERN.fullmatch(batch_id):
+            batch = await self.find(batch_id)
+            if batch is not None and batch.owner == caller.owner:
+                return batch
+        message = f"batch {batch_id[:200]!r} is not there: it never was, or has expired"
+        raise ApiError(404, message, code="not_found")
+
+    async def find(self, batch_id: str) -> StoredBatch | None:
+        """Whoever's it is."""
+        record = await self._records.read(KIND, batch_id)
+        return None if record is None else restored(record)
+
+    async def progress(self, batch_id: str) -> Progress:
+        flat: Any = await self._store.execute("HGETALL", names.batch_progress(batch_id))
+        pairs = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
+        return Progress({name.decode(): value.decode() for name, value in pairs})
+
+    async def cancel(self, batch_id: str) -> str:
+        """The status from now on."""
+        status: bytes | None = await self._store.execute(*lua.call(_CANCEL, [names.batch_progress(batch_id)], []))
+        return "failed" if status is None else status.decode()
+
+    async def advance(self, lease: Lease, status: Status, to: Status, **fields: str | int) -> str:
+        """Goes from `status` to another one, or sets `fields` alone. Returns the status that there is now.
+
+        Raises:
+            LeaseLost: another gateway has the batch.
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        flat = [part for pair in fields.items() for part in pair]
+        command = lua.call(_ADVANCE, [names.batch_progress(lease.batch_id)], [lease.token, status, to, *flat])
+        now: bytes | None = await self._store.execute(*command)
+        if now is None:
+            raise LeaseLost(lease.batch_id)
+        return now.decode()
+
+    async def places(self, batch_id: str) -> set[int]:
+        """The lines that have a result."""
+        bodies = [places_of(self._store, names.body(batch_id, name)) for name in ("output", "errors")]
+        return {place for found in await asyncio.gather(*bodies) for place in found}
+
+    async def keep(self, lease: Lease, place: int, result: bytes, ttl_s: int, *, is_good: bool) -> None:
+        """Keeps the result of a line, unless it has one.
+
+        Raises:
+            LeaseLost: another gateway has the batch.
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        home = lease.batch_id
+        keys = (names.batch_progress(home), names.body(home, "output"), names.body(home, "errors"))
+        command = lua.call(_KEEP, keys, (lease.token, place, int(is_good), result, ttl_s))
+        if not await self._store.execute(*command):
+            raise LeaseLost(home)
+
+    async def expire_body(self, batch: StoredBatch, name: BodyName) -> None:
+        """From now on a body lives as long as the file that it has become."""
+        await self._store.execute("EXPIRE", names.body(batch.id, name), batch.output_ttl_s + GRACE_S)
+
+
+_OF_CLIENT = ("owner", "endpoint", "input_file_id", "completion_window", "metadata")
+
+
+def restored(record: Record) -> StoredBatch:
+    kept = {name: record.document[name] for name in _KEPT}
+    return StoredBatch(id=record.id, created_at=record.document["created_at"], **kept)

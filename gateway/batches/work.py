@@ -1,0 +1,136 @@
+"""A line's body as requests to the queue, and their replies as its answer: both are what the routes make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.gateway.batches.lines import Line
+from penstock.gateway.errors import ApiError
+from penstock.gateway.openai.chat import chat_completion
+from penstock.gateway.openai.chat_request import read_chat
+from penstock.gateway.openai.completion_request import read_completion
+from penstock.gateway.openai.completions import check_number, completion, parts_of
+from penstock.gateway.openai.options import Options
+from penstock.gateway.openai.tokens import tokens_of
+from penstock.gateway.responses.create import items_of, unstored
+from penstock.gateway.responses.events import ResponseEvents, drain
+from penstock.gateway.responses.items import to_messages
+from penstock.gateway.responses.request import LOWEST_PRIORITY, read_response
+from penstock.producer import AsyncClient, Chunk, GenerateRequest, ModelCard, Reply
+from penstock.producer.wire import MAX_KEEP_S
+
+Document = dict[str, Any]
+
+KEEP_S = 86_400
+"""For how long the reply to a line is there for a takeover, as far as workers allow; a kept result ends that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the requests of a line go, and for whom."""
+
+    client: AsyncClient  # of the line's queue
+    queue: str
+    card: ModelCard
+    owner: str
+    tenant: str | None
+    timeout_s: float
+    max_prompts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """
+    Attributes:
+        requests: what goes to the queue.
+        body: the answer's, of the replies to all of them.
+        each: gets the chunks of the reply, where there is one request; it sees each of them once.
+    """
+
+    requests: Sequence[GenerateRequest]
+    body: Callable[[Sequence[Reply]], Document]
+    each: Callable[[Chunk], object] | None = None
+
+
+async def work_of(endpoint: str, line: Line, place: Place, id_of: Callable[[int], str]) -> Work:
+    """What a line asks for.
+
+    Args:
+        endpoint: of its batch.
+        line: which.
+        place: where its requests go.
+        id_of: the id of its first request, its second and so on.
+
+    Raises:
+        ApiError: naming the field that is wrong.
+        CallTimedOut, ConnectionLost, ...: what only a worker can tell, none did.
+    """
+    work = await _READERS[endpoint](line.body, place, id_of)
+    keep_s = min(KEEP_S, place.card.max_keep_s or MAX_KEEP_S)
+    requests = [
+        request.model_copy(
+            update={
+                "id": id_of(number),
+                "priority": LOWEST_PRIORITY,
+                "timeout_s": min(place.timeout_s, request.timeout_s or place.timeout_s),
+                "keep_s": keep_s,
+                "tenant": place.tenant,
+            }
+        )
+        for number, request in enumerate(work.requests)
+    ]
+    return Work(requests, work.body, work.each)
+
+
+async def _chat(body: Mapping[str, Any], place: Place, _: Callable[[int], str]) -> Work:
+    chat = read_chat(body)
+    _check_whole(chat)
+    request = chat.request(place.card)
+    shown = chat.shown(await tokens_of(place.client, request) if chat.return_token_ids else None)
+    return Work([request], lambda replies: chat_completion(replies[0], chat.model, shown))
+
+
+async def _completion(body: Mapping[str, Any], place: Place, _: Callable[[int], str]) -> Work:
+    asked = read_completion(body)
+    _check_whole(asked)
+    check_number(len(asked.prompts), place.max_prompts)
+    requests = asked.requests()
+    parts = await parts_of(place.client, asked, requests)
+    return Work(requests, lambda replies: completion(replies, asked.model, parts))
+
+
+async def _response(body: Mapping[str, Any], place: Place, id_of: Callable[[int], str]) -> Work:
+    """It is not stored: the output file has it."""
+    asked = read_response(body)
+    _check_whole(asked)
+    for name in ("background", "previous_response_id"):
+        if getattr(asked, name):
+            raise _refused(name, "a batch is in the background, and its lines do not follow each other")
+    items = items_of(asked)
+    writer = ResponseEvents(unstored(asked, id_of(0), place.queue, place.owner, items))
+
+    def document(replies: Sequence[Reply]) -> Document:
+        drain(writer.end(replies[0]))
+        assert writer.document is not None  # noqa: S101  the last event has it
+        return writer.document
+
+    request = asked.request(to_messages(items), place.card)
+    return Work([request], document, lambda chunk: drain(writer.chunk(chunk)))
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any], Place, Callable[[int], str]], Awaitable[Work]]] = {
+    "/v1/chat/completions": _chat,
+    "/v1/completions": _completion,
+    "/v1/responses": _response,
+}
+
+
+def _check_whole(options: Options) -> None:
+    if options.stream:
+        raise _refused("stream", "nobody reads the answers of a batch while they are written")
+
+
+def _refused(name: str, reason: str) -> ApiError:
+    return ApiError(400, f"{name}: {reason}", param=name, code="unsupported_parameter")

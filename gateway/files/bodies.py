@@ -1,0 +1,104 @@
+"""The bytes of files. Each is a hash of pieces, which are read in the order of their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from penstock.gateway.errors import ApiError
+from penstock.gateway.store import names
+from penstock.gateway.store.connection import Store
+from penstock.gateway.store.ledger import Ledger
+from penstock.producer.redis import lua
+
+PIECE_BYTES = 256 << 10
+PIECES_A_READ = 16
+UPLOAD_S = 3600
+"""For how long the pieces of an upload are there that never ends."""
+
+_PUT = lua.load("penstock.gateway.files", "put")
+
+
+class Upload:
+    """A body that is being written. What it takes is charged before it is there.
+
+    Args:
+        store: where.
+        ledger: which grants the bytes.
+        home: whose body it is.
+        name: of the body, and what it is charged to.
+        max_bytes: of all of it.
+    """
+
+    def __init__(self, store: Store, ledger: Ledger, *, home: str, charged_to: str, max_bytes: int) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._key = names.body(home, UPLOADED)
+        self._charged_to = charged_to
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+        self._num_pieces = 0
+        self.num_bytes = 0
+
+    async def write(self, data: bytes) -> None:
+        """
+        Raises:
+            ApiError: it is too much for a file (413), or for the store (507).
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        self.num_bytes += len(data)
+        if self.num_bytes > self._max_bytes:
+            message = f"file: is over the limit of {self._max_bytes} bytes"
+            raise ApiError(413, message, param="file", code="too_large")
+        self._buffer += data
+        while len(self._buffer) >= PIECE_BYTES:
+            await self._flush()
+
+    async def close(self, ttl_s: int) -> None:
+        """Writes the rest. From now on the body lives for `ttl_s`."""
+        while self._buffer:
+            await self._flush()
+        await self._store.execute("EXPIRE", self._key, ttl_s)
+
+    async def drop(self) -> None:
+        """Removes what there is."""
+        await self._store.execute("UNLINK", self._key)
+        await self._ledger.release(self._charged_to)
+
+    async def _flush(self) -> None:
+        piece = bytes(self._buffer[:PIECE_BYTES])
+        await self._ledger.charge(self._charged_to, self._num_pieces * PIECE_BYTES + len(piece), UPLOAD_S)
+        await self._store.execute(*lua.call(_PUT, [self._key], [self._num_pieces, piece, UPLOAD_S]))
+        self._num_pieces += 1
+        del self._buffer[:PIECE_BYTES]
+
+
+UPLOADED = "uploaded"
+"""The name of the body of an upload."""
+
+
+class BodyLost(Exception):
+    """A body, or a part of it, is not there any more."""
+
+
+async def places_of(store: Store, key: str) -> list[int]:
+    """The numbers of a body's pieces, in order."""
+    return sorted(map(int, await store.execute("HKEYS", key)))
+
+
+async def pieces(store: Store, key: str, num_bytes: int) -> AsyncIterator[bytes]:
+    """A body, a few pieces at a time.
+
+    Raises:
+        BodyLost: fewer than `num_bytes` are there.
+        ConnectionLost, ServerRefused: Redis is away or says no.
+    """
+    places = await places_of(store, key)
+    for first in range(0, len(places), PIECES_A_READ):
+        found: list[bytes | None] = await store.execute("HMGET", key, *places[first : first + PIECES_A_READ])
+        if None in found:
+            raise BodyLost(key)
+        data = b"".join(piece for piece in found if piece is not None)
+        num_bytes -= len(data)
+        yield data
+    if num_bytes > 0:
+        raise BodyLost(key)

@@ -1,0 +1,77 @@
+"""Connections that have not spoken TLS yet: asyncio tells nobody of them, and so nobody could bound them."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, MutableMapping
+from typing import Protocol
+
+
+class Waiting(Protocol):
+    """A connection from which something is still to come."""
+
+    def cut(self) -> None: ...
+
+
+class Handshake(asyncio.Protocol):
+    """One connection until its TLS handshake is done; then it is that of a protocol which `make` makes.
+
+    Args:
+        tls: what to speak.
+        timeout_s: for the handshake.
+        waiting: in which it stands until then.
+        make: called once it is done.
+        admit: called once it stands there.
+    """
+
+    def __init__(
+        self,
+        tls: ssl.SSLContext,
+        timeout_s: float,
+        waiting: MutableMapping[Waiting, None],
+        make: Callable[[], asyncio.Protocol],
+        admit: Callable[[], None],
+    ) -> None:
+        self._tls = tls
+        self._timeout_s = timeout_s
+        self._waiting = waiting
+        self._make = make
+        self._admit = admit
+        self._received: list[bytes] = []  # which came with the end of the handshake
+        self._is_lost = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as asyncio calls it
+        self._transport = transport
+        transport.pause_reading()  # until `start_tls` has whom to give it to
+        self._waiting[self] = None
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._admit()
+
+    def data_received(self, data: bytes) -> None:
+        self._received.append(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
+
+    def cut(self) -> None:
+        self._waiting.pop(self, None)
+        self._task.cancel()
+        self._transport.abort()
+
+    async def _run(self) -> None:
+        try:
+            transport = await asyncio.get_running_loop().start_tls(
+                self._transport, self, self._tls, server_side=True, ssl_handshake_timeout=self._timeout_s
+            )
+        except OSError:  # what TLS does not like is one too
+            return
+        finally:
+            self._waiting.pop(self, None)
+        if transport is None or self._is_lost:
+            return
+        protocol = self._make()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if self._received:
+            protocol.data_received(b"".join(self._received))

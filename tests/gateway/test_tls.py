@@ -1,0 +1,92 @@
+"""TLS, and those who do not speak it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from fakes import eventually
+from gateway_harness import Certificate, Running, running_gateway
+from patience import WAIT_S
+
+from penstock.producer.redis.connection import RedisClient
+
+FOREVER_S = 1000.0
+ASKING = b"GET /liveness HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate.made_in(tmp_path_factory.mktemp("tls"))
+
+
+@asynccontextmanager
+async def serving(redis_url: str, certificate: Certificate, **settings: Any) -> AsyncIterator[Running]:
+    files = {"tls_certificate": certificate.file, "tls_key": certificate.key}
+    async with running_gateway(redis_url, **files, **settings) as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def connected(
+    gateway: Running, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, ssl=tls)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def answer(gateway: Running, tls: ssl.SSLContext | None, data: bytes = ASKING) -> bytes:
+    """All that comes until the connection ends."""
+    async with connected(gateway, tls) as (reader, writer):
+        writer.write(data)
+        try:
+            return await asyncio.wait_for(reader.read(), WAIT_S)
+        except ConnectionResetError:
+            return b""
+
+
+async def test_requests_and_refusals_come_through(redis: RedisClient, redis_url: str, certificate: Certificate) -> None:
+    async with serving(redis_url, certificate) as gateway:
+        answers = await asyncio.gather(*(answer(gateway, certificate.trusted()) for _ in range(20)))
+        assert {each.split(b"\r\n")[0] for each in answers} == {b"HTTP/1.1 200 OK"}
+        long = b"GET /" + b"a" * 300_000 + b" HTTP/1.1\r\n\r\n"
+        assert (await answer(gateway, certificate.trusted(), long)).startswith(b"HTTP/1.1 431 ")
+        await eventually(lambda: not gateway.server.server_state.connections)
+        assert not gateway.server.config.waiting
+
+
+async def test_what_is_no_tls_is_closed(redis: RedisClient, redis_url: str, certificate: Certificate) -> None:
+    async with serving(redis_url, certificate) as gateway:
+        assert b"HTTP" not in await answer(gateway, None)
+        with pytest.raises(ssl.SSLError):
+            await answer(gateway, ssl.create_default_context())  # a client that does not trust it ends the handshake
+        await eventually(lambda: not gateway.server.config.waiting)
+        assert (await answer(gateway, certificate.trusted())).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_handshake_that_never_comes_ends_the_connection(
+    redis: RedisClient, redis_url: str, certificate: Certificate
+) -> None:
+    async with serving(redis_url, certificate, header_timeout_s=0.1) as gateway:
+        assert await answer(gateway, None, b"") == b""
+
+
+async def test_those_who_wait_with_it_keep_nobody_out(
+    redis: RedisClient, redis_url: str, certificate: Certificate
+) -> None:
+    async with (
+        serving(redis_url, certificate, header_timeout_s=FOREVER_S, max_connections=10) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        idle = [await stack.enter_async_context(connected(gateway)) for _ in range(40)]
+        for reader, _ in idle[:30]:
+            assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+        assert (await answer(gateway, certificate.trusted())).startswith(b"HTTP/1.1 200 ")
+        assert len(gateway.server.config.waiting) <= 10

@@ -1,0 +1,41 @@
+"""A gateway in front of a worker with a real model, which was taught nothing of the tools that its template shows."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway_harness import Running, running_gateway
+
+from penstock.engine.demo import MODEL_DIR
+from penstock.worker.local.embedded import EmbeddedServer
+from penstock.worker.local.worker_process import local_worker, wait_joined
+
+QUEUE = "chats"
+TEMPLATE = Path(__file__).parent / "chat_templates" / "hermes.jinja"
+WORKER: dict[str, Any] = {
+    "queue": QUEUE, "name": "real", "max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520, "health_port": 0,
+    "drain_timeout_s": 5, "log_level": "warning",
+}  # fmt: skip
+
+
+@asynccontextmanager
+async def serving_model(directory: Path, compile_cache: Path) -> AsyncIterator[Running]:
+    """Serves the queue `chats` until the end of the block.
+
+    Args:
+        directory: an empty one, for the model.
+        compile_cache: where compiled programs are kept.
+    """
+    model = directory / "model"
+    shutil.copytree(MODEL_DIR, model)
+    shutil.copy(TEMPLATE, model / "chat_template.jinja")
+    settings = {**WORKER, "model": str(model), "compile_cache_dir": str(compile_cache)}
+    with EmbeddedServer() as server:
+        async with local_worker(server.url, settings) as worker:
+            await wait_joined(worker, server.url, QUEUE, WORKER["name"])
+            async with running_gateway(server.url) as gateway:
+                yield gateway
