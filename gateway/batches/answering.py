@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.gateway.admission.admission import charge_for
-from penstock.gateway.batches.documents import answered, unanswered
+from penstock.gateway.batches.documents import answered, token_counts, unanswered
 from penstock.gateway.batches.lines import Line
 from penstock.gateway.batches.stopping import Stopped, retried
 from penstock.gateway.batches.stored import StoredBatch
@@ -38,6 +38,7 @@ class Outcome:
     is_good: bool
     queue: str
     request_ids: Sequence[str]
+    counts: Mapping[str, int] = field(default_factory=dict)  # of tokens, by the names that a batch has for them
 
 
 class Answering:
@@ -99,8 +100,13 @@ class Answering:
         for reply in replies:
             check_ended(reply)
         data = answered(self._id(line, 0), line.custom_id, 200, work.body(replies))
-        request_ids = [reply.request_id for reply in replies]
-        return Outcome(data, is_good=True, queue=self._queues[line.model], request_ids=request_ids)
+        return Outcome(
+            data,
+            is_good=True,
+            queue=self._queues[line.model],
+            request_ids=[reply.request_id for reply in replies],
+            counts=token_counts([reply.usage for reply in replies]),
+        )
 
     async def _all(self, place: Place, work: Work) -> Sequence[Reply]:
         tasks = [asyncio.create_task(self._reply(place, request, work.each)) for request in work.requests]
