@@ -17,9 +17,10 @@ from penstock.gateway.batches.work import Place, Work, work_of
 from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
 from penstock.gateway.generation.idempotency import hashed_id
+from penstock.gateway.http.unexpected import internal_error, log_unexpected
 from penstock.gateway.keys.records import ApiKey
 from penstock.gateway.openai.documents import check_ended
-from penstock.producer import Chunk, GenerateRequest, PenstockError, Reply, keys
+from penstock.producer import Chunk, GenerateRequest, PenstockError, Reply, ServerRefused, keys
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import MIN_KEEP_S
 
@@ -76,11 +77,19 @@ class Answering:
         try:
             outcome = await self._stopped.unless(retried(partial(self._attempt, line)))
         except ApiError as error:
-            if error.code == "expired" and self._left_s < LAST_S:
-                await self._stopped.wait(LAST_S)
-                return self._unanswered(line)
-            return self._outcome(line, answered(self._id(line, 0), line.custom_id, error.status, error.body()))
+            return await self._failed(line, error)
+        except ServerRefused:
+            raise
+        except Exception as error:  # whatever it is, the other lines go on
+            log_unexpected("batch_line_failed", error, batch_id=self._batch.id, line=line.place)
+            return await self._failed(line, internal_error())
         return outcome or await self._end(line)
+
+    async def _failed(self, line: Line, error: ApiError) -> Outcome:
+        if error.code == "expired" and self._left_s < LAST_S:
+            await self._stopped.wait(LAST_S)
+            return self._unanswered(line)
+        return self._outcome(line, answered(self._id(line, 0), line.custom_id, error.status, error.body()))
 
     async def forget(self, outcome: Outcome) -> None:
         """Its result is kept: the replies are needed no longer."""

@@ -15,7 +15,9 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
+from penstock.gateway.batches import work
 from penstock.gateway.store import names
+from penstock.producer import Reply
 from penstock.producer import keys as producer_keys
 from penstock.producer.redis.connection import RedisClient, connect
 
@@ -300,3 +302,17 @@ async def test_batches_in_a_cluster(redis_cluster_url: str) -> None:
             assert len((await asked.openai.files.list()).data) == 1
     finally:
         await redis.aclose()
+
+
+async def test_a_line_that_breaks_the_gateway_fails_alone(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(reply: Reply, *_: Any) -> Any:
+        if reply.text == "b":
+            raise KeyError(reply.text)
+        return {"text": reply.text}
+
+    monkeypatch.setattr(work, "chat_completion", broken)
+    batch = await asked.ended(await asked.create(jsonl([line("a", "say a"), line("b", "say b")])))
+    assert batch.status == "completed"
+    assert set(await asked.lines(batch.output_file_id)) == {"a"}
+    (bad,) = (await asked.lines(batch.error_file_id)).values()
+    assert (bad["response"]["status_code"], bad["response"]["body"]["error"]["code"]) == (500, "internal_error")
