@@ -70,6 +70,8 @@ class Answering:
 
     async def outcome(self, line: Line) -> Outcome:
         """Its answer; why there is none, once nothing may help any more, or the batch has stopped."""
+        if self._stopped.code is not None:
+            return await self._end(line)
         try:
             outcome = await self._stopped.unless(retried(partial(self._attempt, line)))
         except ApiError as error:

@@ -13,6 +13,7 @@ from penstock.gateway.context import Caller
 from penstock.gateway.errors import ApiError
 from penstock.gateway.files.bodies import places_of
 from penstock.gateway.files.listing import Listing
+from penstock.gateway.files.stored import GRACE_S
 from penstock.gateway.files.stored import PREFIX as FILE_PREFIX
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
@@ -181,7 +182,7 @@ class BatchStore:
 
     async def expire_body(self, batch: StoredBatch, name: BodyName) -> None:
         """From now on a body lives as long as the file that it has become."""
-        await self._store.execute("EXPIRE", names.body(batch.id, name), batch.output_ttl_s)
+        await self._store.execute("EXPIRE", names.body(batch.id, name), batch.output_ttl_s + GRACE_S)
 
 
 _OF_CLIENT = ("owner", "endpoint", "input_file_id", "completion_window", "metadata")

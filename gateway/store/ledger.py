@@ -24,6 +24,7 @@ OVERHEAD_BYTES = 512
 """Of one thing, on top of its bytes: its key, and what the ledger itself takes for it."""
 
 _CHARGE = lua.load("penstock.gateway.store", "charge")
+_NOW = lua.load("penstock.gateway.store", "now")
 
 
 class Ledger:
@@ -80,6 +81,10 @@ class Ledger:
                     self._limit = await self._read_limit()
                     self._read_at_s = time.monotonic()
         return self._limit
+
+    async def now_s(self) -> int:
+        """The clock that what is charged expires by, in seconds since 1970."""
+        return int(await self._store.execute(*lua.call(_NOW, [names.ledger_sizes()], [])))
 
     async def _run(self, name: str, num_bytes: int, ttl_s: int, limit: int) -> tuple[bool, int, int]:
         key_names = (names.ledger_sizes(), names.ledger_expiries())
