@@ -25,7 +25,7 @@ class Upload:
         store: where.
         ledger: which grants the bytes.
         home: whose body it is.
-        name: of the body, and what it is charged to.
+        charged_to: in the ledger.
         max_bytes: of all of it.
     """
 
