@@ -41,6 +41,7 @@ class RawLine:
         Raises:
             ApiError: it is none to `endpoint`.
         """
+        await asyncio.sleep(0)  # parsing many lines in a row would keep everybody else waiting
         if len(self.data) > max_bytes:
             raise ApiError(413, f"the line is over the limit of {max_bytes} bytes", code="too_large")
         what = "the line"
