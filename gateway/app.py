@@ -16,6 +16,9 @@ from starlette.responses import Response
 from penstock.gateway import health
 from penstock.gateway.abandonment.watch import Watch
 from penstock.gateway.admission.guard import KeyGuard
+from penstock.gateway.anthropic.errors import error_body
+from penstock.gateway.anthropic.routes import PATH as ANTHROPIC_PATH
+from penstock.gateway.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
 from penstock.gateway.batches.routes import ROUTES as BATCHES_ROUTES
 from penstock.gateway.batches.runner import BatchRunner
 from penstock.gateway.context import Gateway
@@ -30,6 +33,7 @@ from penstock.gateway.http.observing import CLIENT_CLOSED_REQUEST, Observing
 from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.openai.routes import ROUTES as OPENAI_ROUTES
+from penstock.gateway.page.routes import page_routes
 from penstock.gateway.responses.routes import ROUTES as RESPONSES_ROUTES
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
@@ -59,7 +63,9 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
             async with BatchRunner(gateway):
                 yield
 
-    routes = [*health.ROUTES, *OPENAI_ROUTES, *RESPONSES_ROUTES, *FILES_ROUTES, *BATCHES_ROUTES]
+    routes = [*health.ROUTES, *OPENAI_ROUTES, *RESPONSES_ROUTES, *FILES_ROUTES, *BATCHES_ROUTES, *ANTHROPIC_ROUTES]
+    if settings.page:
+        routes += page_routes()
     handlers = {
         ApiError: _answer_api_error,
         PenstockError: _answer_penstock_error,
@@ -74,6 +80,7 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
     app.state.bodies = BodyBudget(settings.max_bodies_bytes)
+    app.state.error_forms = {ANTHROPIC_PATH: error_body}
     app.router.redirect_slashes = False  # the redirection would name the host that the client named
     return app
 
@@ -93,21 +100,22 @@ def _cors(settings: GatewaySettings) -> Iterator[Middleware]:
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-async def _answer_api_error(_: Request, error: Exception) -> Response:
+async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)  # noqa: S101  as it is registered
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
-async def _answer_penstock_error(_: Request, error: Exception) -> Response:
+async def _answer_penstock_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PenstockError)  # noqa: S101  as it is registered
-    return error_response(api_error(error))
+    return error_response(api_error(error), request.scope)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
     """What Starlette itself says no to: a path or a method that is not there."""
     assert isinstance(error, HTTPException)  # noqa: S101  as it is registered
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    answer = error_response(ApiError(error.status_code, message, code=_CODES.get(error.status_code)))
+    refusal = ApiError(error.status_code, message, code=_CODES.get(error.status_code))
+    answer = error_response(refusal, request.scope)
     answer.headers.update(error.headers or {})
     return answer
 

@@ -76,6 +76,7 @@ class GatewaySettings(BaseSettings):
         "Whether to turn everybody away while there are no API keys, as after Redis has lost its data.",
         False,
     )
+    page: bool = _setting("Server", "Whether there is a page at / to try it with in a browser.", True)
     cors_origins: _Names = _setting(
         "Server",
         "Origins whose pages in a browser may ask, with commas; * for any. As a default no other origin.",

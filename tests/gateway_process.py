@@ -59,9 +59,11 @@ class GatewayProcess:
                 await asyncio.sleep(0.05)
 
     async def kill(self) -> None:
+        """It may have ended before."""
         assert self._process is not None
-        self._process.kill()
-        await self._process.wait()
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
 
     async def __aenter__(self) -> Self:
         await self.start()

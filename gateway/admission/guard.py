@@ -18,9 +18,10 @@ from penstock.gateway.http.interruptions import Interruption, Interruptions
 from penstock.gateway.keys.limits import Limiter, OverLimit
 from penstock.gateway.keys.records import Limits
 from penstock.gateway.keys.ring import Presented, expired
+from penstock.gateway.page import routes as page
 from penstock.producer import PenstockError
 
-OPEN_PATHS = frozenset({"/", "/health", "/liveness", "/readiness"})
+OPEN_PATHS = page.PATHS | {"/health", "/liveness", "/readiness"}
 """Answered without a key: the page, which is the same for everybody, and what watches over the process."""
 
 
@@ -85,7 +86,7 @@ def _makes_work(scope: Scope) -> bool:
 
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    response = error_response(error)
+    response = error_response(error, scope)
     if isinstance(error, OverLimit):
         response.headers.update(headers_of("requests", error.usage))
     await response(scope, receive, send)

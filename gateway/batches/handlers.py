@@ -79,14 +79,13 @@ async def _described(asked: Request, body: BatchBody, file: StoredFile) -> Store
     gateway, key = gateway_of(asked), key_of(asked)
     made = secrets.token_hex(16) if key is None else request_id_of(asked, key, 0, is_cluster=False)
     kept_s, expires = gateway.settings.keep_files_s, body.output_expires_after
-    seconds, _ = await gateway.redis.time()
     return StoredBatch(
         id=PREFIX + made,
         owner=caller_of(asked).owner,
         endpoint=body.endpoint,
         input_file_id=file.id,
         completion_window=body.completion_window,
-        window_s=max(1, min(body.window_s, file.expires_at - seconds)),
+        window_s=max(1, min(body.window_s, file.expires_at - await gateway.ledger.now_s())),
         metadata=body.metadata,
         output_ttl_s=kept_s if expires is None else expires.seconds,
     )

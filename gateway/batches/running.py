@@ -29,8 +29,6 @@ from penstock.producer.tasks import end_tasks
 
 log = structlog.get_logger(__name__)
 
-_MOST_TIMER_S = 86_400.0  # a timer of the loop is for this long at most
-
 
 class BatchRun:
     """Runs one batch to its end, or until it is cancelled: then whoever takes it over goes on."""
@@ -80,9 +78,8 @@ class BatchRun:
         self._deadline_s = loop.time() + left_s
         expiry = "the batch's completion_window was over before the request was answered"
         timers = [loop.call_later(left_s, self._stopped.stop, "batch_expired", expiry)]
-        if key_ms is not None:
-            error = expired(batch.owner)
-            timers.append(loop.call_later(min(_MOST_TIMER_S, key_ms / 1000), self._stopped.stop_with, error))
+        if key_ms is not None and key_ms / 1000 < left_s:
+            timers.append(loop.call_later(key_ms / 1000, self._stopped.stop_with, expired(batch.owner)))
         with self._gateway.interruptions.opened(batch.owner or None) as interruption:
             hearing = asyncio.create_task(self._hear(interruption.wait()))
             try:
@@ -181,7 +178,7 @@ class BatchRun:
 
     async def _advance(self, status: Status, to: Status, **fields: str | int) -> str:
         now = await self._batches.advance(self.lease, status, to, **fields)
-        log.info("batch", batch_id=self.lease.batch_id, status=now)
+        log.info("batch_status", batch_id=self.lease.batch_id, status=now)
         return now
 
     def _lines(self, batch: StoredBatch) -> AsyncIterator[RawLine]:

@@ -13,6 +13,7 @@ from penstock.gateway.context import Caller
 from penstock.gateway.errors import ApiError
 from penstock.gateway.files.bodies import places_of
 from penstock.gateway.files.listing import Listing
+from penstock.gateway.files.stored import GRACE_S
 from penstock.gateway.files.stored import PREFIX as FILE_PREFIX
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
@@ -166,22 +167,24 @@ class BatchStore:
         bodies = [places_of(self._store, names.body(batch_id, name)) for name in ("output", "errors")]
         return {place for found in await asyncio.gather(*bodies) for place in found}
 
-    async def keep(self, lease: Lease, place: int, result: bytes, ttl_s: int, *, is_good: bool) -> None:
-        """Keeps the result of a line, unless it has one.
+    async def keep(
+        self, lease: Lease, place: int, result: bytes, ttl_s: int, *, is_good: bool, counts: Mapping[str, int]
+    ) -> None:
+        """Keeps the result of a line, and adds to the counts of the batch, unless the line has one.
 
         Raises:
             LeaseLost: another gateway has the batch.
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
-        home = lease.batch_id
+        home, flat = lease.batch_id, [part for pair in counts.items() for part in pair]
         keys = (names.batch_progress(home), names.body(home, "output"), names.body(home, "errors"))
-        command = lua.call(_KEEP, keys, (lease.token, place, int(is_good), result, ttl_s))
+        command = lua.call(_KEEP, keys, (lease.token, place, int(is_good), result, ttl_s, *flat))
         if not await self._store.execute(*command):
             raise LeaseLost(home)
 
     async def expire_body(self, batch: StoredBatch, name: BodyName) -> None:
         """From now on a body lives as long as the file that it has become."""
-        await self._store.execute("EXPIRE", names.body(batch.id, name), batch.output_ttl_s)
+        await self._store.execute("EXPIRE", names.body(batch.id, name), batch.output_ttl_s + GRACE_S)
 
 
 _OF_CLIENT = ("owner", "endpoint", "input_file_id", "completion_window", "metadata")

@@ -59,8 +59,8 @@ async def validate(
         if len(findings.errors) >= MAX_ERRORS or findings.num_lines > MAX_LINES:
             break
     if findings.num_lines > MAX_LINES:
-        error = ApiError(400, f"the file has more than {MAX_LINES} requests", code="too_many_requests")
-        findings.errors.append(error_of(error))
+        too_many = ApiError(400, f"the file has more than {MAX_LINES} requests", code="too_many_requests")
+        findings.errors.append(error_of(too_many))
     if not findings.num_lines:
         findings.errors.append(error_of(ApiError(400, "the file has no requests", code="empty_file")))
     return findings

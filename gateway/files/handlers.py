@@ -13,7 +13,7 @@ from penstock.gateway.errors import ApiError
 from penstock.gateway.files.bodies import UPLOADED, Upload
 from penstock.gateway.files.form import Form, read_form, seconds_of
 from penstock.gateway.files.listing import behind, is_ascending, limit_of, page
-from penstock.gateway.files.stored import KIND, PREFIX, FileStore, StoredFile, restored
+from penstock.gateway.files.stored import GRACE_S, KIND, PREFIX, FileStore, StoredFile, restored
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.settings import MAX_FILE_S, MIN_FILE_S
 from penstock.gateway.store.records import name_of
@@ -32,7 +32,7 @@ async def create_file(asked: Request) -> Response:
     try:
         form = await read_form(asked, upload)
         ttl_s = _checked(form, gateway.settings.keep_files_s)
-        await upload.close(ttl_s)
+        await upload.close(ttl_s + GRACE_S)
         file = await _files(asked).create(_described(asked, file_id, form, upload.num_bytes, ttl_s))
     except BaseException:
         await upload.drop()

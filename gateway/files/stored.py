@@ -19,6 +19,9 @@ from penstock.producer.wire import ID_PATTERN
 KIND = "file"
 PREFIX = "file-"
 
+GRACE_S = 600
+"""For so long beyond its time a file is there: a batch that ends with its input says so line by line."""
+
 _USE = lua.load("penstock.gateway.files", "use")
 _USER = lua.load("penstock.gateway.files", "user")
 
@@ -89,7 +92,9 @@ class FileStore:
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
         document = {name: getattr(file, name) for name in _KEPT}
-        record = await self._records.create(KIND, file.id, document, ttl_s=file.ttl_s, more_bytes=file.num_bytes)
+        record = await self._records.create(
+            KIND, file.id, document, ttl_s=file.ttl_s + GRACE_S, more_bytes=file.num_bytes
+        )
         await self.listing.add(file.owner, file.id)
         return restored(record)
 

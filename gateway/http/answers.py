@@ -1,14 +1,38 @@
-"""Errors as responses."""
+"""Errors as responses, in the form of the API that was asked."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from penstock.gateway.errors import ApiError
 
+ErrorForm: TypeAlias = Callable[[ApiError, str], dict[str, Any]]
+"""The body of an error, from the error and the id of the HTTP request."""
 
-def error_response(error: ApiError) -> Response:
+ErrorForms: TypeAlias = Mapping[str, ErrorForm]
+"""By the path below which they are used, where it is not OpenAI's form. The application has them in its state."""
+
+
+def error_response(error: ApiError, scope: Scope) -> Response:
     headers = dict(error.headers)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse(error.body(), error.status, headers)
+    form = _form_of(scope)
+    body = error.body() if form is None else form(error, request_id_of(scope))
+    return JSONResponse(body, error.status, headers)
+
+
+def request_id_of(scope: Scope) -> str:
+    """The `x-request-id` of the answer."""
+    request_id: str = scope["state"]["request_id"]
+    return request_id
+
+
+def _form_of(scope: Scope) -> ErrorForm | None:
+    forms: ErrorForms = scope["app"].state.error_forms
+    path = scope["path"]
+    return next((form for route, form in forms.items() if path == route or path.startswith(f"{route}/")), None)

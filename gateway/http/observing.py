@@ -93,13 +93,14 @@ class _Answer:
 
     def __post_init__(self) -> None:
         self.request_id = _given_id(self.scope) or f"req_{secrets.token_hex(16)}"
+        self.scope.setdefault("state", {})["request_id"] = self.request_id
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.begun_s = time.perf_counter()
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = self.request_id
+            headers["x-request-id"] = headers["request-id"] = self.request_id  # the second is Anthropic's name
             headers["openai-processing-ms"] = str(round(1000 * (self.begun_s - self.asked_s)))
         else:
             self.num_bytes += len(message.get("body", b""))
@@ -110,7 +111,7 @@ class _Answer:
         something is missing.
         """
         if self.begun_s is None:
-            await error_response(internal_error())(self.scope, receive, self.send)
+            await error_response(internal_error(), self.scope)(self.scope, receive, self.send)
 
 
 def _given_id(scope: Scope) -> str | None:

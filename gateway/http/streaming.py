@@ -129,7 +129,7 @@ class EventStream(Response):
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if not self.has_begun:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         await self._write(encode(self._writer.error(error)), send)
         await send({"type": "http.response.body", "body": b""})

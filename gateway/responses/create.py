@@ -16,9 +16,10 @@ from penstock.gateway.generation.idempotency import key_of, other_body, place_as
 from penstock.gateway.generation.jobs import Job, job_of, named
 from penstock.gateway.http.body import read_json
 from penstock.gateway.http.interruptions import interruption_of
+from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.documents import pending
 from penstock.gateway.responses.events import ResponseEvents, drain
-from penstock.gateway.responses.items import Document, Item, read_items, shown_items, to_messages
+from penstock.gateway.responses.items import Item, read_items, shown_items, to_messages
 from penstock.gateway.responses.reading import Attended, followed, history_behind, snapshot
 from penstock.gateway.responses.request import ResponseBody, read_response
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse, asked_for

@@ -24,6 +24,7 @@ OVERHEAD_BYTES = 512
 """Of one thing, on top of its bytes: its key, and what the ledger itself takes for it."""
 
 _CHARGE = lua.load("penstock.gateway.store", "charge")
+_NOW = lua.load("penstock.gateway.store", "now")
 
 
 class Ledger:
@@ -77,6 +78,10 @@ class Ledger:
         if self._limit is None or time.monotonic() - self._read_at_s > LIMIT_MAX_AGE_S:
             return await self._reading.run()
         return self._limit
+
+    async def now_s(self) -> int:
+        """The clock that what is charged expires by, in seconds since 1970."""
+        return int(await self._store.execute(*lua.call(_NOW, [names.ledger_sizes()], [])))
 
     async def _renew_limit(self) -> int:
         self._limit = limit = await self._read_limit()

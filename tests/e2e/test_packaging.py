@@ -23,7 +23,7 @@ CONSTRAINTS = sorted((ROOT / "constraints").glob("py*.txt"))
 
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-PACKED = {".py", ".typed", ".cc", ".h", ".json", ".jinja", ".lua", ".safetensors"}
+PACKED = {".py", ".typed", ".cc", ".h", ".json", ".jinja", ".lua", ".safetensors", ".html", ".css", ".mjs"}
 
 
 @pytest.fixture(scope="module")

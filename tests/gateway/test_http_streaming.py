@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fakes import ScriptedReply, ScriptedWorker, eventually
 from gateway_client import events_of
+from starlette.applications import Starlette
 
 from penstock.gateway.errors import ApiError, ended_early
 from penstock.gateway.http.events import BEFORE_ALL, Event, Place, encode, place_of
@@ -96,7 +97,10 @@ async def streaming(
             ping_interval_s=ping_interval_s,
             after=after,
         )
-        task = asyncio.create_task(stream({"type": "http"}, sent.receive, sent.send))
+        app = Starlette()
+        app.state.error_forms = {}
+        scope = {"type": "http", "path": "/", "app": app, "state": {}}
+        task = asyncio.create_task(stream(scope, sent.receive, sent.send))
         yield Streaming(sent, interruption, task)
         sent.is_gone.set()
         await task

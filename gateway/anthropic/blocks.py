@@ -1,0 +1,195 @@
+"""Messages of content blocks, as the messages of a chat.
+
+A turn of the user with results of tools is several messages there, and turns of one role in a row are one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from penstock.gateway.anthropic.fields import CACHED, read_at, wrong
+from penstock.gateway.openai.documents import Document
+from penstock.gateway.openai.fields import Body, Policy, Refusal
+
+MAX_MESSAGES = 4096
+MAX_BLOCKS = 8192
+"""Of one request: each is looked at while everything else waits."""
+
+_Id = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Block(Body):
+    """A part of a message's content."""
+
+    def add_to(self, messages: list[Document], role: str, place: str) -> None:
+        """Puts it behind what was said before. `place` is its own, for what is wrong in it.
+
+        Raises:
+            ApiError: naming that.
+        """
+        raise NotImplementedError
+
+
+class TextBlock(Block):
+    type: Literal["text"]
+    text: str
+
+    def add_to(self, messages: list[Document], role: str, place: str) -> None:
+        _turn(messages, role)["content"].append(_part(self.text))
+
+
+class ThinkingBlock(Block):
+    """A signature proves nothing here: anybody may say what the assistant thought."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+    def add_to(self, messages: list[Document], role: str, place: str) -> None:
+        turn = _turn(messages, role)
+        before = turn.get("reasoning")
+        turn["reasoning"] = self.thinking if before is None else f"{before}\n\n{self.thinking}"
+
+
+class RedactedThinkingBlock(Block):
+    """What another server's model thought, for its own eyes: it says nothing."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+    def add_to(self, messages: list[Document], role: str, place: str) -> None:
+        _turn(messages, role)
+
+
+class ToolUseBlock(Block):
+    type: Literal["tool_use"]
+    id: _Id
+    name: str
+    input: dict[str, Any]
+
+    def add_to(self, messages: list[Document], role: str, place: str) -> None:
+        function = {"name": self.name, "arguments": json.dumps(self.input, ensure_ascii=False)}
+        calls = _turn(messages, role).setdefault("tool_calls", [])
+        calls.append({"id": self.id, "type": "function", "function": function})
+
+
+class ToolResultBlock(Block):
+    type: Literal["tool_result"]
+    tool_use_id: _Id
+    content: Any = ""
+
+    def add_to(self, messages: list[Document], role: str, place: str) -> None:
+        result: Document = {"role": "tool", "content": [], "tool_call_id": self.tool_use_id}
+        messages.append(result)
+        _add(messages, "tool", f"{place}.content", self.content, _TEXT)
+
+
+class Turn(Body):
+    """One of `messages`."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Any
+
+
+def _policy(kind: type[Body], **ignored: str) -> Policy:
+    refused = {"citations": Refusal("sources are not cited", ([], {"enabled": False}))}
+    return Policy(frozenset(kind.model_fields), {"cache_control": CACHED, **ignored}, refused)
+
+
+_NO_TOOLSET = "tools are functions that the client runs"
+_Kinds = Mapping[str, tuple[type[Block], Policy]]
+
+_TEXT: _Kinds = {"text": (TextBlock, _policy(TextBlock))}
+_KINDS: Mapping[str, _Kinds] = {
+    "system": _TEXT,
+    "user": {
+        **_TEXT,
+        "tool_result": (
+            ToolResultBlock,
+            _policy(
+                ToolResultBlock,
+                is_error="templates know no failed calls: the content says it",
+                toolset_name=_NO_TOOLSET,
+            ),
+        ),
+    },
+    "assistant": {
+        **_TEXT,
+        "thinking": (ThinkingBlock, _policy(ThinkingBlock)),
+        "redacted_thinking": (RedactedThinkingBlock, _policy(RedactedThinkingBlock)),
+        "tool_use": (ToolUseBlock, _policy(ToolUseBlock, caller=_NO_TOOLSET, toolset_name=_NO_TOOLSET)),
+    },
+}
+_TURN = _policy(Turn)
+
+
+def to_messages(system: object, turns: list[dict[str, Any]]) -> list[Document]:
+    """
+    Raises:
+        ApiError: naming what is wrong.
+    """
+    _check_size(turns)
+    messages: list[Document] = []
+    if system is not None:
+        _add(messages, "system", "system", system, _TEXT)
+    for number, value in enumerate(turns):
+        place = f"messages[{number}]"
+        turn = read_at(place, _TURN, Turn, value)
+        _add(messages, turn.role, f"{place}.content", turn.content, _KINDS[turn.role])
+    return [_finished(message) for message in messages]
+
+
+def _check_size(turns: list[dict[str, Any]]) -> None:
+    if len(turns) > MAX_MESSAGES:
+        raise wrong("messages", f"has {len(turns)} messages, the limit is {MAX_MESSAGES}")
+    contents = [turn.get("content") for turn in turns]
+    num_blocks = sum(len(content) for content in contents if isinstance(content, list))
+    if num_blocks > MAX_BLOCKS:
+        raise wrong("messages", f"has {num_blocks} blocks, the limit is {MAX_BLOCKS}")
+
+
+def _add(messages: list[Document], role: str, place: str, content: object, kinds: _Kinds) -> None:
+    if isinstance(content, str):
+        _turn(messages, role)["content"].append(_part(content))
+        return
+    if not isinstance(content, list):
+        raise wrong(place, "must be a text or a list of blocks", "invalid_type")
+    if len(content) > MAX_BLOCKS:
+        raise wrong(place, f"has {len(content)} blocks, the limit is {MAX_BLOCKS}")
+    for number, value in enumerate(content):
+        _read_block(f"{place}[{number}]", value, kinds).add_to(messages, role, f"{place}[{number}]")
+
+
+def _read_block(place: str, value: object, kinds: _Kinds) -> Block:
+    kind = value.get("type") if isinstance(value, dict) else None
+    found = kinds.get(kind) if isinstance(kind, str) else None
+    if isinstance(value, dict) and found is None:
+        message = f"blocks of type {kind!r:.80} are not supported here, only {', '.join(kinds)}"
+        raise wrong(f"{place}.type", message, "unsupported_value")
+    model, policy = found or _TEXT["text"]
+    return read_at(place, policy, model, value)
+
+
+def _turn(messages: list[Document], role: str) -> Document:
+    """The last message, if it is of that role; else a new one."""
+    if not messages or messages[-1]["role"] != role:
+        messages.append({"role": role, "content": []})
+    return messages[-1]
+
+
+def _part(text: str) -> Document:
+    return {"type": "text", "text": text}
+
+
+def _finished(message: Document) -> Document:
+    """With a content as templates know it: what the assistant said is one text, and may be missing beside calls."""
+    texts = [part["text"] for part in message["content"]]
+    if message["role"] != "assistant":
+        return message if len(texts) > 1 else {**message, "content": "".join(texts)}
+    if texts or not message.get("tool_calls"):
+        return {**message, "content": "".join(texts)}
+    return {name: value for name, value in message.items() if name != "content"}

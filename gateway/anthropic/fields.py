@@ -1,0 +1,27 @@
+"""What becomes of fields: as in `gateway/openai/fields.py`, at any place of a body. docs/gateway.md lists them."""
+
+from __future__ import annotations
+
+from penstock.gateway.errors import ApiError
+from penstock.gateway.openai.fields import BodyT, Policy, read_fields
+
+CACHED = "every prompt's prefix is cached as it is"
+
+
+def read_at(place: str, policy: Policy, kind: type[BodyT], value: object) -> BodyT:
+    """The object at a place such as `messages[0]`.
+
+    Raises:
+        ApiError: it is none, or as `read_fields`; the place is named.
+    """
+    if not isinstance(value, dict):
+        raise wrong(place, "must be an object", "invalid_type")
+    try:
+        return read_fields(policy, kind, value)
+    except ApiError as error:
+        param = f"{place}.{error.param}" if error.param else place
+        raise ApiError(400, f"{place}: {error.message}", param=param, code=error.code) from None
+
+
+def wrong(place: str, message: str, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, f"{place}: {message}", param=place, code=code)

@@ -1,0 +1,149 @@
+"""The bodies of requests for a message, and for the count of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from penstock.gateway.anthropic.blocks import to_messages
+from penstock.gateway.anthropic.fields import CACHED
+from penstock.gateway.anthropic.tools import ToolChoice, to_choice, to_tools
+from penstock.gateway.openai.documents import Document
+from penstock.gateway.openai.fields import Body, Policy, Refusal, read_fields
+from penstock.gateway.openai.options import SMALLEST_TOP_P, to_request
+from penstock.producer import GenerateRequest
+
+
+class Thinking(Body):
+    """`thinking`. A model thinks for as long as it likes within `max_tokens`, so a budget asks for nothing more."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+    @property
+    def is_on(self) -> bool:
+        return self.type != "disabled"
+
+
+class OutputFormat(Body):
+    """A schema that the answer follows."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    """`output_config`."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class PromptBody(Body):
+    """What the model is shown, as it is also counted."""
+
+    model: Annotated[str, Field(min_length=1)]
+    messages: list[dict[str, Any]]
+    system: Any = None
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig = Field(default_factory=OutputConfig)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    def to_wire(self) -> Document:
+        messages, is_thinking = (
+            to_messages(self.system, self.messages),
+            self.thinking is not None and self.thinking.is_on,
+        )
+        values: Document = {
+            "messages": messages,
+            "continue_final_message": bool(messages) and messages[-1]["role"] == "assistant",
+            "chat_template_kwargs": {**dict.fromkeys(_THINKING, is_thinking), **self.chat_template_kwargs},
+        }
+        if self.tools:
+            values["tools"] = to_tools(self.tools)
+        if self.tool_choice is not None:
+            values |= to_choice(self.tool_choice)
+        if self.output_config.effort is not None:
+            values["reasoning_effort"] = self.output_config.effort
+        if self.output_config.format is not None:
+            schema = self.output_config.format.schema_
+            values["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
+        return values
+
+    def request(self) -> GenerateRequest:
+        """What the queue takes.
+
+        Raises:
+            ApiError: naming the field that is wrong.
+        """
+        return to_request(self.to_wire())
+
+
+class MessageBody(PromptBody):
+    """The fields that are honoured."""
+
+    max_tokens: int
+    stream: bool = False
+    stop_sequences: list[str] = Field(default_factory=list)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    priority: int | None = None
+    timeout_s: float | None = None
+
+    def to_wire(self) -> Document:
+        values = super().to_wire() | {name: getattr(self, name) for name in self.model_fields_set & _SAMPLING}
+        if self.top_p == 0:
+            values["top_p"] = SMALLEST_TOP_P
+        return {**values, "stop": self.stop_sequences}
+
+    @property
+    def shows_thinking(self) -> bool:
+        """Who has not asked for thinking gets none: such clients take the first block for the text."""
+        return self.thinking is not None and self.thinking.is_on and self.thinking.display != "omitted"
+
+
+_THINKING = ("enable_thinking", "thinking")
+"""The names that templates have for it."""
+
+_SAMPLING = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed", "priority", "timeout_s"})
+
+_BY_KEY = "whom a request is for comes from its API key"
+
+IGNORED: Mapping[str, str] = {
+    "cache_control": CACHED,
+    "context_management": "messages are used as they are sent",
+    "diagnostics": "there is nothing to say of a cache that needs no asking",
+    "metadata": _BY_KEY,
+    "service_tier": "`priority` orders requests",
+    "user_profile_id": _BY_KEY,
+    "workspace_id": _BY_KEY,
+}
+REFUSED: Mapping[str, Refusal] = {
+    "container": Refusal("no code is run"),
+    "inference_geo": Refusal("the gateway does not know where workers are", ("global",)),
+    "mcp_servers": Refusal("the client runs the tools", ([],)),
+    "speed": Refusal("there is one speed", ("standard",)),
+    "output_format": Refusal("is deprecated; use output_config.format"),
+    "max_tokens_to_sample": Refusal("is another API's name for max_tokens"),
+    "stop": Refusal("is another API's name for stop_sequences"),
+}
+
+_COUNT_POLICY = Policy(frozenset(PromptBody.model_fields), IGNORED, REFUSED)
+_MESSAGE_POLICY = Policy(frozenset(MessageBody.model_fields), IGNORED, REFUSED)
+
+
+def read_message(body: Mapping[str, Any]) -> MessageBody:
+    """Raises ApiError naming the field that is wrong."""
+    return read_fields(_MESSAGE_POLICY, MessageBody, body)
+
+
+def read_count(body: Mapping[str, Any]) -> PromptBody:
+    """Raises ApiError naming the field that is wrong."""
+    return read_fields(_COUNT_POLICY, PromptBody, body)

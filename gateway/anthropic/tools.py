@@ -1,0 +1,75 @@
+"""Tools that the model may use, and whether it has to."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from penstock.gateway.anthropic.fields import CACHED, read_at, wrong
+from penstock.gateway.openai.documents import Document
+from penstock.gateway.openai.fields import Body, Policy, Refusal
+from penstock.producer.wire.messages import MAX_TOOLS
+
+
+class Tool(Body):
+    """A function of the client's. There are no built-in ones."""
+
+    type: Literal["custom"] = "custom"
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class ToolChoice(Body):
+    """`tool_choice`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+_TOOL = Policy(
+    frozenset(Tool.model_fields),
+    ignored={"cache_control": CACHED, "eager_input_streaming": "inputs are streamed as the model writes them"},
+    refused={
+        "input_examples": Refusal("examples are not shown to the model; put them into the description", ([],)),
+        "defer_loading": Refusal("there is no search for tools", (False,)),
+        "allowed_callers": Refusal("tools are called by the model alone", (["direct"],)),
+    },
+)
+_MODES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def to_tools(values: list[dict[str, Any]]) -> list[Document]:
+    """As functions.
+
+    Raises:
+        ApiError: naming what is wrong.
+    """
+    if len(values) > MAX_TOOLS:
+        raise wrong("tools", f"has {len(values)} tools, the limit is {MAX_TOOLS}")
+    return [_function(f"tools[{number}]", value) for number, value in enumerate(values)]
+
+
+def _function(place: str, value: dict[str, Any]) -> Document:
+    kind = value.get("type") or "custom"
+    if kind != "custom":
+        message = f"tools of type {kind!r:.80} are not supported, only custom: the client runs them"
+        raise wrong(f"{place}.type", message, "unsupported_value")
+    tool = read_at(place, _TOOL, Tool, value)
+    function = {"name": tool.name, "parameters": tool.input_schema}
+    more = {name: getattr(tool, name) for name in ("description", "strict") if name in tool.model_fields_set}
+    return {"type": "function", "function": {**function, **more}}
+
+
+def to_choice(choice: ToolChoice) -> Document:
+    """The fields of a request to the queue.
+
+    Raises:
+        ApiError: naming what is wrong.
+    """
+    if (choice.type == "tool") != (choice.name is not None):
+        raise wrong("tool_choice.name", f"goes with the type tool, which needs it, not with {choice.type}")
+    named = {"type": "function", "function": {"name": choice.name}}
+    mode = named if choice.type == "tool" else _MODES[choice.type]
+    return {"tool_choice": mode, "parallel_tool_calls": not choice.disable_parallel_tool_use}

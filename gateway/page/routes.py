@@ -1,0 +1,44 @@
+"""The files of the page. They are the same for everybody: a key is asked for by what the page asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+_FOLDER = Path(__file__).parent / "static"
+_TYPES = {".html": "text/html", ".css": "text/css", ".mjs": "text/javascript"}
+_FILES: Mapping[str, str] = {
+    "/": "index.html",
+    "/page/style.css": "style.css",
+    "/page/chat.mjs": "chat.mjs",
+    "/page/requests.mjs": "requests.mjs",
+}
+PATHS = frozenset(_FILES)
+
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cache-control": "no-cache",
+    "cross-origin-opener-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+def page_routes() -> list[Route]:
+    return [_route(path, _FOLDER / name) for path, name in _FILES.items()]
+
+
+def _route(path: str, file: Path) -> Route:
+    content, media_type = file.read_bytes(), _TYPES[file.suffix]
+
+    async def answer(_: Request) -> Response:
+        return Response(content, headers=dict(HEADERS), media_type=media_type)
+
+    return Route(path, answer, methods=["GET"])

@@ -1,0 +1,175 @@
+"""The page at `/`: how it is served, what is in it, and its functions, which node runs here."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fakes import ScriptedWorker
+from gateway_harness import announce, new_key, running_gateway
+from openai_clients import two_words
+from patience import WAIT_S
+
+from penstock.gateway.page.routes import PATHS
+from penstock.producer.redis.connection import RedisClient
+
+HERE = Path(__file__).parent
+STATIC = HERE.parents[1] / "gateway" / "page" / "static"
+FORM = {"model": "tiny", "system": "", "temperature": "", "top_p": "", "max_tokens": "", "seed": "", "more": ""}
+
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+
+
+@asynccontextmanager
+async def browsing(redis_url: str, **settings: Any) -> AsyncIterator[httpx2.AsyncClient]:
+    async with (
+        running_gateway(redis_url, **settings) as gateway,
+        httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
+    ):
+        yield http
+
+
+async def test_the_page_and_its_files_are_there_for_everybody(redis_url: str) -> None:
+    await new_key(redis_url)
+    async with browsing(redis_url) as http:
+        for path in PATHS:
+            response = await http.get(path)
+            assert response.status_code == 200
+            kind = {"css": "text/css", "mjs": "text/javascript"}.get(path.rpartition(".")[2], "text/html")
+            assert response.headers["content-type"] == f"{kind}; charset=utf-8"
+            assert response.headers["x-content-type-options"] == "nosniff"
+            policy = dict(part.strip().split(" ", 1) for part in response.headers["content-security-policy"].split(";"))
+            assert policy.pop("img-src") == "data:"
+            assert {name for name, sources in policy.items() if sources == "'self'"} == {
+                "script-src", "style-src", "connect-src",
+            }  # fmt: skip
+            assert all(sources in ("'none'", "'self'") for sources in policy.values())
+            assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
+        assert (await http.head("/")).status_code == 200
+        assert (await http.get("/v1/models")).status_code == 401
+
+
+async def test_it_can_be_left_out(redis_url: str) -> None:
+    async with browsing(redis_url, page=False) as http:
+        assert {(await http.get(path)).status_code for path in PATHS} == {404}
+
+
+def test_every_file_is_served_and_none_refers_to_anything_else() -> None:
+    linked = {"/"}
+    for file in STATIC.iterdir():
+        text = file.read_text()
+        assert text.isascii()
+        assert re.findall(r"(?:https?:|wss?:)?//\w\S*", text) == []
+        assert not re.search(r"\bimport\(|innerHTML|localStorage|eval\(|url\(|@import", text)
+        linked |= {f"/{link}" for link in re.findall(r'(?:href|src)="(?!data:)(.*?)"', text)}
+        linked |= {f"/page/{link}" for link in re.findall(r'from "\./(.*?)"', text)}
+    assert linked == PATHS
+    assert len(PATHS) == len(list(STATIC.iterdir()))
+
+
+def test_no_script_or_style_is_inline() -> None:
+    html = (STATIC / "index.html").read_text()
+    assert re.findall(r"<script[^>]*>(.*?)</script>", html, re.DOTALL) == [""]
+    assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", html)
+
+
+def test_what_the_script_looks_for_is_in_the_page() -> None:
+    html, script = ((STATIC / name).read_text() for name in ("index.html", "chat.mjs"))
+    fields = json.loads(re.findall(r"const FIELDS = (\[.*?\])", script)[0])
+    assert set(fields) == set(FORM)
+    sought = {*re.findall(r'\bat\("(\w+)"\)', script), *fields}
+    ids = re.findall(r'\bid="(\w+)"', html)
+    assert sought <= set(ids)
+    assert len(ids) == len(set(ids))
+
+
+def in_node(*calls: Any) -> list[Any]:
+    """What the functions of the page give, for calls that are `[name, ...arguments]`."""
+    given = "".join(json.dumps(call) + "\n" for call in calls)
+    command = ["node", str(HERE / "page_functions.mjs")]
+    result = subprocess.run(command, input=given, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@needs_node
+def test_events_are_read_wherever_the_stream_is_cut() -> None:
+    stream = (
+        ': ping\n\nid: 1-1.0\nevent: x\ndata: {"a":1}\n\ndata:b\r\ndata: c\r\n\r\ndata\rdata:  d\r\r\ndata: cut off'
+    )
+    expected = ['{"a":1}', "b\nc", "\n d"]
+    sizes = range(1, len(stream))
+    pieces = [[stream[place : place + size] for place in range(0, len(stream), size)] for size in sizes]
+    assert in_node(*(["events", each] for each in pieces)) == [expected] * len(pieces)
+
+
+@needs_node
+def test_a_request_has_what_is_in_the_form() -> None:
+    question = [{"role": "user", "content": "hello"}]
+    full = FORM | {"system": "Be brief.", "temperature": "0.5", "max_tokens": " 7 ", "more": '{"top_k": 2}'}
+    plain = {"model": "tiny", "messages": question, "stream": True, "stream_options": {"include_usage": True}}
+    wrong = [FORM | {"more": more} for more in ("[]", "{", "null", '{"stream": false}')]
+    wrong.append(FORM | {"seed": "a"})
+    first, second, *errors = in_node(*(["requestOf", form, question] for form in (FORM, full, *wrong)))
+    assert first == plain
+    system = {"role": "system", "content": "Be brief."}
+    assert second == {**plain, "messages": [system, *question], "temperature": 0.5, "max_tokens": 7, "top_k": 2}
+    assert all(list(error) == ["error"] for error in errors)
+
+
+@needs_node
+def test_the_command_is_the_same_request() -> None:
+    body = {"messages": [{"role": "user", "content": 'it\'s $HOME\n"quoted" \\ `id`'}]}
+    with_key, without = in_node(["curlOf", "http://a/b", body, True], ["curlOf", "http://a/b", body, False])
+    words = shlex.split(without)
+    assert words[:3] == ["curl", "--no-buffer", "http://a/b"]
+    assert json.loads(words[-1]) == body
+    assert "$PENSTOCK_API_KEY" in with_key
+    assert "$PENSTOCK_API_KEY" not in without
+
+
+@needs_node
+async def test_what_a_gateway_streams_becomes_an_answer(redis: RedisClient, redis_url: str) -> None:
+    await announce(redis)
+    async with browsing(redis_url) as http, ScriptedWorker(redis_url, two_words):
+        (body,) = in_node(["requestOf", FORM, [{"role": "user", "content": "hello"}]])
+        stream = (await http.post("/v1/chat/completions", json=body)).text
+    (events,) = in_node(["events", [stream]])
+    (answer,) = in_node(["answer", events])
+    assert answer["message"] == {"role": "assistant", "content": "two words"}
+    assert (answer["end"], answer["isWhole"], answer["usage"]["completion_tokens"]) == ("stop", True, 9)
+    (speed,) = in_node(["speedOf", answer, 1000, 1100, 1500])
+    assert speed == "9 tokens, first token after 100 ms, 20.0 tokens/s, stop"
+
+
+@needs_node
+def test_reasoning_calls_and_errors_are_told_apart() -> None:
+    def delta(**fields: Any) -> str:
+        return json.dumps({"choices": [{"index": 0, "delta": fields, "finish_reason": None}]})
+
+    def call(arguments: str, **first: str) -> dict[str, Any]:
+        name = {"name": first.pop("name")} if first else {}
+        return {"index": 0, **first, "function": {**name, "arguments": arguments}}
+
+    parts = [
+        delta(reasoning="so", reasoning_content="so"),
+        delta(content="hm", tool_calls=[call('{"a"', id="call_1", name="f")]),
+        delta(tool_calls=[call(": 1}")]),
+        json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}),
+    ]
+    answer, failed, nothing = in_node(
+        ["answer", parts], ["answer", ['{"error": {"message": "out of luck"}}']], ["answer", []]
+    )
+    spelled = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    assert answer["message"] == {"role": "assistant", "content": "hm", "reasoning": "so", "tool_calls": [spelled]}
+    assert failed == {"error": "out of luck"}
+    assert (nothing["message"], nothing["isWhole"]) == (None, False)
