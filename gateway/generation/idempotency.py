@@ -59,17 +59,21 @@ def hashed_id(prefix: str, *parts: str | int | None, is_cluster: bool) -> str:
     return in_slot(text, digest[0] % _CLUSTER_SLOTS * (NUM_SLOTS // _CLUSTER_SLOTS)) if is_cluster else text
 
 
-async def check_same(store: Store, queue: str, request: GenerateRequest, num_requests: int) -> None:
+async def check_same(
+    store: Store, queue: str, request: GenerateRequest, num_requests: int, max_model_len: int | None
+) -> None:
     """Passes if nothing else was asked for under the request's id before.
 
     The form of the answer, streamed or whole, is no part of what is asked for; how many requests to the queue are made
-    for it (`num_requests`) is one.
+    for it (`num_requests`) is one. An answer to the end of the context stays that, however long the context is by now.
 
     Raises:
         ApiError: something else was.
         ConnectionLost, ServerRefused: Redis is away or says no.
     """
     asked_for = request.model_dump(mode="json", exclude=_OF_THE_RETRY, exclude_defaults=True)
+    if request.max_tokens == max_model_len:
+        asked_for["max_tokens"] = "to the end"
     digest = sha256(json.dumps([queue, asked_for, num_requests], sort_keys=True).encode()).hexdigest()
     key = names.fingerprint(request.id or "")
     first: bytes = await store.execute(*lua.call(_REMEMBER, [key], [digest, REMEMBERED_S]))

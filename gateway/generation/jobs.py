@@ -132,5 +132,6 @@ async def _named(
     asked.state.num_jobs = number + 1
     is_cluster = gateway.store.address.kind == "cluster"
     named = request.model_copy(update={"id": request_id_of(asked, key, number, is_cluster=is_cluster)})
-    await check_same(gateway.store, queue, named, num_requests)
+    card = await gateway.directory.card_of(queue)
+    await check_same(gateway.store, queue, named, num_requests, card.max_model_len)
     return named

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fakes import ScriptedReply, ScriptedWorker, eventually
 from gateway_client import CHAT, bare_client, chat, events_of, read_events, text_of
-from gateway_harness import announce, running_gateway
+from gateway_harness import CARD, announce, running_gateway
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
@@ -164,3 +164,17 @@ async def test_a_key_goes_with_the_number_of_prompts(redis_url: str, worker: Scr
             statuses.append((await client.post("/v1/completions", json=body, headers=KEY)).status_code)
     assert statuses == [200, 422, 422, 200]
     assert len(worker.taken) == 2
+
+
+async def test_a_request_without_max_tokens_is_the_same_whichever_worker_s_card_is_there(
+    redis: RedisClient, redis_url: str, worker: ScriptedWorker
+) -> None:
+    async with running_gateway(redis_url) as one, bare_client(one) as client:
+        assert (await client.post(CHAT, json=chat(), headers=KEY)).status_code == 200
+    await announce(redis, card=CARD.model_copy(update={"max_model_len": 2048}))
+    async with running_gateway(redis_url) as other, bare_client(other) as client:
+        assert (await client.post(CHAT, json=chat(), headers=KEY)).status_code == 200
+        for other_length in (2047, 256):
+            refused = await client.post(CHAT, json=chat(max_tokens=other_length), headers=KEY)
+            assert refused.status_code == 422
+    assert len(worker.taken) == 1
