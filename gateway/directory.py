@@ -9,6 +9,7 @@ from copy import copy
 
 from penstock.gateway.errors import RETRY_AFTER_S, ApiError
 from penstock.producer import AsyncClient, ModelCard
+from penstock.producer.tasks import Joined
 
 MAX_AGE_S = 2.0
 
@@ -93,16 +94,17 @@ class _ServedCards:
         self._cards: Mapping[str, ModelCard] = {}
         self._models: dict[str, str] = {}  # by queue, of all that were ever served here
         self._read_at_s: float | None = None
-        self._reading = asyncio.Lock()
+        self._reading = Joined(self._renew)  # else each would wait for the failure of all before, while Redis is away
 
     async def cards(self) -> Mapping[str, ModelCard]:
         if not self._is_fresh:
-            async with self._reading:
-                if not self._is_fresh:
-                    self._cards = await self._read()
-                    self._models |= {queue: card.model for queue, card in self._cards.items()}
-                    self._read_at_s = time.monotonic()
+            await self._reading.run()
         return self._cards
+
+    async def _renew(self) -> None:
+        self._cards = await self._read()
+        self._models |= {queue: card.model for queue, card in self._cards.items()}
+        self._read_at_s = time.monotonic()
 
     def knew(self, model: str) -> bool:
         """Whether this names a queue or a model that was served, or is to be."""

@@ -1,10 +1,12 @@
-"""Ending tasks for certain."""
+"""Ending tasks for certain, and one task for many."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]], *, patience_s: float = 0.2) -> None:
@@ -26,3 +28,24 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], *, patience_s: float = 0
     for task in everyone:
         if not task.cancelled():
             task.exception()  # marks it as seen
+
+
+class Joined(Generic[T]):
+    """Runs `work` once at a time: all who ask while it runs get its outcome, an error too, and none waits for a second
+    try of what has just failed. It goes on when they are cancelled.
+    """
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+
+    async def run(self) -> T:
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+            self._task.add_done_callback(self._ended)
+        return await asyncio.shield(self._task)
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        self._task = None
+        if not task.cancelled():
+            task.exception()  # marks it as seen, also where nobody waits any more

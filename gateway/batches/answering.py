@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.gateway.admission.admission import charge_for
-from penstock.gateway.batches.documents import answered, unanswered
+from penstock.gateway.batches.documents import answered, token_counts, unanswered
 from penstock.gateway.batches.lines import Line
 from penstock.gateway.batches.stopping import Stopped, retried
 from penstock.gateway.batches.stored import StoredBatch
@@ -17,9 +17,10 @@ from penstock.gateway.batches.work import Place, Work, work_of
 from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
 from penstock.gateway.generation.idempotency import hashed_id
+from penstock.gateway.http.unexpected import internal_error, log_unexpected
 from penstock.gateway.keys.records import ApiKey
 from penstock.gateway.openai.documents import check_ended
-from penstock.producer import Chunk, GenerateRequest, PenstockError, Reply, keys
+from penstock.producer import Chunk, GenerateRequest, PenstockError, Reply, ServerRefused, keys
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import MIN_KEEP_S
 
@@ -38,6 +39,7 @@ class Outcome:
     is_good: bool
     queue: str
     request_ids: Sequence[str]
+    counts: Mapping[str, int] = field(default_factory=dict)  # of tokens, by the names that a batch has for them
 
 
 class Answering:
@@ -75,11 +77,19 @@ class Answering:
         try:
             outcome = await self._stopped.unless(retried(partial(self._attempt, line)))
         except ApiError as error:
-            if error.code == "expired" and self._left_s < LAST_S:
-                await self._stopped.wait(LAST_S)
-                return self._unanswered(line)
-            return self._outcome(line, answered(self._id(line, 0), line.custom_id, error.status, error.body()))
+            return await self._failed(line, error)
+        except ServerRefused:
+            raise
+        except Exception as error:  # whatever it is, the other lines go on
+            log_unexpected("batch_line_failed", error, batch_id=self._batch.id, line=line.place)
+            return await self._failed(line, internal_error())
         return outcome or await self._end(line)
+
+    async def _failed(self, line: Line, error: ApiError) -> Outcome:
+        if error.code == "expired" and self._left_s < LAST_S:
+            await self._stopped.wait(LAST_S)
+            return self._unanswered(line)
+        return self._outcome(line, answered(self._id(line, 0), line.custom_id, error.status, error.body()))
 
     async def forget(self, outcome: Outcome) -> None:
         """Its result is kept: the replies are needed no longer."""
@@ -99,8 +109,13 @@ class Answering:
         for reply in replies:
             check_ended(reply)
         data = answered(self._id(line, 0), line.custom_id, 200, work.body(replies))
-        request_ids = [reply.request_id for reply in replies]
-        return Outcome(data, is_good=True, queue=self._queues[line.model], request_ids=request_ids)
+        return Outcome(
+            data,
+            is_good=True,
+            queue=self._queues[line.model],
+            request_ids=[reply.request_id for reply in replies],
+            counts=token_counts([reply.usage for reply in replies]),
+        )
 
     async def _all(self, place: Place, work: Work) -> Sequence[Reply]:
         tasks = [asyncio.create_task(self._reply(place, request, work.each)) for request in work.requests]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.gateway.batches.stored import Progress, StoredBatch
 from penstock.gateway.errors import ApiError
+from penstock.producer import Usage
 
 Document = dict[str, Any]
 
@@ -32,7 +34,30 @@ def batch_document(batch: StoredBatch, progress: Progress) -> Document:
         "expires_at": batch.expires_at,
         **{name: progress.number(name) or None for name in _TIMES},
         "request_counts": {name: progress.number(name) for name in ("total", "completed", "failed")},
+        "usage": _usage(progress),
         "metadata": batch.metadata,
+    }
+
+
+def token_counts(usages: Sequence[Usage]) -> Mapping[str, int]:
+    """What the replies to a line add to the counts of its batch."""
+    return {
+        "input_tokens": sum(usage.prompt_tokens for usage in usages),
+        "cached_tokens": sum(usage.cached_tokens for usage in usages),
+        "output_tokens": sum(usage.completion_tokens for usage in usages),
+        "reasoning_tokens": sum(usage.reasoning_tokens for usage in usages),
+    }
+
+
+def _usage(progress: Progress) -> Document:
+    """Of the lines that were answered so far."""
+    num_input, num_output = progress.number("input_tokens"), progress.number("output_tokens")
+    return {
+        "input_tokens": num_input,
+        "input_tokens_details": {"cached_tokens": progress.number("cached_tokens")},
+        "output_tokens": num_output,
+        "output_tokens_details": {"reasoning_tokens": progress.number("reasoning_tokens")},
+        "total_tokens": num_input + num_output,
     }
 
 

@@ -98,7 +98,9 @@ class Results:
 
         async def keep() -> None:
             lease, ttl_s = self._lease, self._batch.ttl_s
-            await self._batches.keep(lease, line.place, outcome.data, ttl_s, is_good=outcome.is_good)
+            await self._batches.keep(
+                lease, line.place, outcome.data, ttl_s, is_good=outcome.is_good, counts=outcome.counts
+            )
 
         await retried(keep)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import structlog
 
@@ -13,6 +13,7 @@ from penstock.gateway.batches.leases import Lease, Leases
 from penstock.gateway.batches.running import BatchRun
 from penstock.gateway.batches.stored import LeaseLost
 from penstock.gateway.context import Gateway
+from penstock.gateway.http.unexpected import log_unexpected
 from penstock.producer import PenstockError
 from penstock.producer.tasks import end_tasks
 
@@ -91,6 +92,14 @@ class BatchRunner:
         except* LeaseLost:
             log.warning("batch_lost", batch_id=batch_id)
         except* PenstockError as group:
-            log.warning("batch_stumbled", batch_id=batch_id, error=str(group.exceptions[0]))
+            log.warning("batch_stumbled", batch_id=batch_id, error=str(_first(group)))
         except* Exception as group:
-            log.exception("batch_failed", batch_id=batch_id, error=type(group.exceptions[0]).__name__)
+            log_unexpected("batch_failed", _first(group), batch_id=batch_id)
+
+
+def _first(group: BaseExceptionGroup[Any]) -> Exception:
+    error: Any = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, Exception)  # noqa: S101  as the group that was caught
+    return error

@@ -178,7 +178,7 @@ class BatchRun:
 
     async def _advance(self, status: Status, to: Status, **fields: str | int) -> str:
         now = await self._batches.advance(self.lease, status, to, **fields)
-        log.info("batch", batch_id=self.lease.batch_id, status=now)
+        log.info("batch_status", batch_id=self.lease.batch_id, status=now)
         return now
 
     def _lines(self, batch: StoredBatch) -> AsyncIterator[RawLine]:

@@ -167,16 +167,18 @@ class BatchStore:
         bodies = [places_of(self._store, names.body(batch_id, name)) for name in ("output", "errors")]
         return {place for found in await asyncio.gather(*bodies) for place in found}
 
-    async def keep(self, lease: Lease, place: int, result: bytes, ttl_s: int, *, is_good: bool) -> None:
-        """Keeps the result of a line, unless it has one.
+    async def keep(
+        self, lease: Lease, place: int, result: bytes, ttl_s: int, *, is_good: bool, counts: Mapping[str, int]
+    ) -> None:
+        """Keeps the result of a line, and adds to the counts of the batch, unless the line has one.
 
         Raises:
             LeaseLost: another gateway has the batch.
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
-        home = lease.batch_id
+        home, flat = lease.batch_id, [part for pair in counts.items() for part in pair]
         keys = (names.batch_progress(home), names.body(home, "output"), names.body(home, "errors"))
-        command = lua.call(_KEEP, keys, (lease.token, place, int(is_good), result, ttl_s))
+        command = lua.call(_KEEP, keys, (lease.token, place, int(is_good), result, ttl_s, *flat))
         if not await self._store.execute(*command):
             raise LeaseLost(home)
 

@@ -36,9 +36,9 @@ async def read_form(asked: Request, sink: Sink) -> Form:
         ApiError: it is none, or has too much of something (400).
         Whatever `sink` raises.
     """
-    reader = _Reader()
-    parser = MultipartParser(_boundary(asked), reader.callbacks, max_header_count=8, max_header_size=4096)
+    reader, boundary = _Reader(), _boundary(asked)
     try:
+        parser = MultipartParser(boundary, reader.callbacks, max_header_count=8, max_header_size=4096)
         async for data in asked.stream():
             if data:
                 parser.write(data)

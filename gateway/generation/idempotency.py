@@ -59,17 +59,18 @@ def hashed_id(prefix: str, *parts: str | int | None, is_cluster: bool) -> str:
     return in_slot(text, digest[0] % _CLUSTER_SLOTS * (NUM_SLOTS // _CLUSTER_SLOTS)) if is_cluster else text
 
 
-async def check_same(store: Store, queue: str, request: GenerateRequest) -> None:
+async def check_same(store: Store, queue: str, request: GenerateRequest, num_requests: int) -> None:
     """Passes if nothing else was asked for under the request's id before.
 
-    The form of the answer, streamed or whole, is no part of what is asked for.
+    The form of the answer, streamed or whole, is no part of what is asked for; how many requests to the queue are made
+    for it (`num_requests`) is one.
 
     Raises:
         ApiError: something else was.
         ConnectionLost, ServerRefused: Redis is away or says no.
     """
     asked_for = request.model_dump(mode="json", exclude=_OF_THE_RETRY, exclude_defaults=True)
-    digest = sha256(json.dumps([queue, asked_for], sort_keys=True).encode()).hexdigest()
+    digest = sha256(json.dumps([queue, asked_for, num_requests], sort_keys=True).encode()).hexdigest()
     key = names.fingerprint(request.id or "")
     first: bytes = await store.execute(*lua.call(_REMEMBER, [key], [digest, REMEMBERED_S]))
     if first.decode() != digest:

@@ -63,11 +63,11 @@ class Job:
         )
 
 
-async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
+async def start(asked: Request, queue: str, request: GenerateRequest, *, num_requests: int = 1) -> Job:
     """A job for whoever asks, and for the tenant that the caller's API key stands for.
 
     Without an Idempotency-Key it ends with the client. With one it is the same for all who ask with that key, and ends
-    once nobody has read it for a while. Each call for one HTTP request is a job of its own.
+    once nobody has read it for a while. Each call for one HTTP request is a job of its own, one of `num_requests`.
 
     Raises:
         ApiError: the key or the Last-Event-ID can't be used, the key belongs to another request, or the caller's API
@@ -78,7 +78,7 @@ async def start(asked: Request, queue: str, request: GenerateRequest) -> Job:
     key = key_of(asked)
     after = place_asked_for(asked, key)
     if key is not None:
-        request = await _named(asked, gateway, queue, request, key)
+        request = await _named(asked, gateway, queue, request, key, num_requests)
     request, meter = await admitted(asked, queue, request, shared_id=request.id)
     return Job(queue, gateway.client.on(queue).stream(request), meter, after)
 
@@ -125,10 +125,12 @@ async def _read(reply: ReplyStream, each: Callable[[Chunk], object] | None) -> R
     return await reply.read_to_end()
 
 
-async def _named(asked: Request, gateway: Gateway, queue: str, request: GenerateRequest, key: str) -> GenerateRequest:
+async def _named(
+    asked: Request, gateway: Gateway, queue: str, request: GenerateRequest, key: str, num_requests: int = 1
+) -> GenerateRequest:
     number = getattr(asked.state, "num_jobs", 0)
     asked.state.num_jobs = number + 1
     is_cluster = gateway.store.address.kind == "cluster"
     named = request.model_copy(update={"id": request_id_of(asked, key, number, is_cluster=is_cluster)})
-    await check_same(gateway.store, queue, named)
+    await check_same(gateway.store, queue, named, num_requests)
     return named

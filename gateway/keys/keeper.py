@@ -12,7 +12,7 @@ from penstock.gateway.keys.ring import KeyRing, revoked
 from penstock.gateway.keys.store import KeyStore
 from penstock.gateway.keys.watch import RevocationWatch
 from penstock.gateway.store.connection import Store
-from penstock.producer import AsyncClient
+from penstock.producer import AsyncClient, ReplyCorrupt, ReplyGone
 
 
 class Keeper:
@@ -36,7 +36,10 @@ class Keeper:
         self._running = AsyncExitStack()
 
     async def _has_ended(self, request: BackgroundRequest) -> bool:
-        return await self._client.handle(request.id, queue=request.queue).state() in ("finished", "unknown")
+        try:
+            return await self._client.handle(request.id, queue=request.queue).state() in ("finished", "unknown")
+        except (ReplyGone, ReplyCorrupt):  # it can't go on, and would count for days
+            return True
 
     def _on_revoked(self, key_id: str) -> None:
         self.ring.forget(key_id)

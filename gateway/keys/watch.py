@@ -53,7 +53,8 @@ class RevocationWatch:
                 num_failures = 0
             except Exception as error:  # whatever it is: without this task no stream of a revoked key would end
                 num_failures += 1
-                structlog.get_logger().warning("revocations_unheard", error=str(error), failures=num_failures)
+                if num_failures == 1:  # once per outage
+                    structlog.get_logger().warning("revocations_unheard", error=str(error))
                 await asyncio.sleep(BACKOFF.compute(num_failures))
 
     async def _read(self) -> None:

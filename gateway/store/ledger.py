@@ -6,7 +6,6 @@ counts. All replicas charge the same ledger, which is one slot of a cluster; the
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +17,7 @@ from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.producer.redis import lua
 from penstock.producer.redis.connection import redis_errors
+from penstock.producer.tasks import Joined
 
 LIMIT_MAX_AGE_S = 60.0
 OVERHEAD_BYTES = 512
@@ -43,7 +43,7 @@ class Ledger:
         self._max_bytes = max_bytes
         self._limit: int | None = None
         self._read_at_s = 0.0
-        self._reading = asyncio.Lock()
+        self._reading = Joined(self._renew_limit)
 
     async def charge(self, name: str, num_bytes: int, ttl_s: int) -> int:
         """Counts `num_bytes` for `name`, in place of what it had, for `ttl_s` from now.
@@ -76,15 +76,17 @@ class Ledger:
     async def limit(self) -> int:
         """Bytes that may be kept by all gateways together, as the server was set at most a minute ago."""
         if self._limit is None or time.monotonic() - self._read_at_s > LIMIT_MAX_AGE_S:
-            async with self._reading:
-                if self._limit is None or time.monotonic() - self._read_at_s > LIMIT_MAX_AGE_S:
-                    self._limit = await self._read_limit()
-                    self._read_at_s = time.monotonic()
+            return await self._reading.run()
         return self._limit
 
     async def now_s(self) -> int:
         """The clock that what is charged expires by, in seconds since 1970."""
         return int(await self._store.execute(*lua.call(_NOW, [names.ledger_sizes()], [])))
+
+    async def _renew_limit(self) -> int:
+        self._limit = limit = await self._read_limit()
+        self._read_at_s = time.monotonic()
+        return limit
 
     async def _run(self, name: str, num_bytes: int, ttl_s: int, limit: int) -> tuple[bool, int, int]:
         key_names = (names.ledger_sizes(), names.ledger_expiries())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
+import json
 import os
 import re
 import shutil
@@ -242,6 +243,35 @@ async def use(gateway: RunningGateway) -> None:
             assert event.type
         await client.responses.cancel(waiting.id)
         await client.responses.delete(waiting.id)
+        await _run_batch(client)
+
+
+async def _run_batch(client: openai.AsyncOpenAI) -> None:
+    """From its file to its file, and until nothing is left of either."""
+    body = {"model": "q", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    file = await client.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")
+    batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+
+    async def has_ended() -> bool:
+        return (await client.batches.retrieve(batch.id)).status == "completed"
+
+    await eventually(has_ended)
+    output_file_id = (await client.batches.retrieve(batch.id)).output_file_id
+    assert output_file_id is not None
+    assert json.loads((await client.files.content(output_file_id)).text)["custom_id"] == "a"
+    assert [each.id for each in (await client.batches.list()).data] == [batch.id]
+    for each in (await client.files.list()).data:
+        await eventually(partial(_is_deleted, client, each.id))
+    assert not (await client.files.list()).data
+
+
+async def _is_deleted(client: openai.AsyncOpenAI, file_id: str) -> bool:
+    """A batch leaves its input a moment after it has ended."""
+    try:
+        return (await client.files.delete(file_id)).deleted
+    except openai.ConflictError:
+        return False
 
 
 async def _has_ended(client: openai.AsyncOpenAI, response_id: str) -> bool:

@@ -154,3 +154,13 @@ async def test_a_key_or_a_place_that_is_none_is_refused(
 
 async def _is_empty(redis: RedisClient) -> bool:
     return await redis.xlen(keys.requests("default")) == 0
+
+
+async def test_a_key_goes_with_the_number_of_prompts(redis_url: str, worker: ScriptedWorker) -> None:
+    async with two_gateways(redis_url) as clients:
+        statuses = []
+        for client, prompts in zip([*clients, *clients], (["a", "b"], ["a"], ["a", "b", "c"], ["a", "b"]), strict=True):
+            body = {"model": "tiny", "prompt": prompts}
+            statuses.append((await client.post("/v1/completions", json=body, headers=KEY)).status_code)
+    assert statuses == [200, 422, 422, 200]
+    assert len(worker.taken) == 2

@@ -18,6 +18,7 @@ from penstock.gateway.keys.limits import BackgroundRequest, Limiter, OverLimit, 
 from penstock.gateway.keys.records import Limits
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
+from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.local.embedded import EmbeddedServer
 
@@ -180,6 +181,21 @@ async def test_a_request_in_the_background_counts_until_its_end(redis: RedisClie
         await ask(client)
         await ask(client)
     assert await gone(redis, names.key_background(secret.key_id))
+
+
+async def test_a_request_in_the_background_whose_reply_has_expired_counts_no_longer(
+    redis: RedisClient, redis_url: str
+) -> None:
+    secret = await new_key(redis_url, limits={"max_concurrent": 1})
+    async with served(redis, redis_url) as [gateway], client_of(gateway, secret.text) as client:
+        response = await client.responses.create(model="tiny", input="x", background=True)
+
+        async def has_completed() -> bool:
+            return (await client.responses.retrieve(response.id)).status == "completed"
+
+        await eventually(has_completed)
+        await redis.delete(keys.reply("default", response.id.removeprefix("resp_")))
+        await ask(client)
 
 
 async def has_place(limiter: Limiter) -> bool:

@@ -19,7 +19,7 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import ChunkEntry, encode_reply
 
 CHUNK = "x" * 8192
-NUM_CHUNKS = 2500  # several times what is read ahead
+NUM_CHUNKS = 5000  # many times what is read ahead
 KEY = {"Idempotency-Key": "k"}
 BODY = chat(stream=True)
 
@@ -37,7 +37,10 @@ async def gateway(redis: RedisClient, redis_url: str) -> AsyncIterator[Running]:
         await reply.end()
 
     await announce(redis)
-    async with ScriptedWorker(redis_url, answer_at_length), running_gateway(redis_url) as gateway:
+    async with (
+        ScriptedWorker(redis_url, answer_at_length),
+        running_gateway(redis_url, stall_timeout_s=10 * WAIT_S) as gateway,
+    ):
         yield gateway
 
 

@@ -1,10 +1,10 @@
-"""Ending tasks for certain."""
+"""Ending tasks for certain, and one task for many."""
 
 from __future__ import annotations
 
 import asyncio
 
-from penstock.producer.tasks import end_tasks
+from penstock.producer.tasks import Joined, end_tasks
 
 
 async def test_tasks_are_ended_even_if_a_library_swallows_the_first_cancellation() -> None:
@@ -43,3 +43,22 @@ async def test_an_error_of_a_task_that_is_ended_is_nobody_s() -> None:
 
 async def test_no_tasks_are_ended_at_once() -> None:
     await end_tasks([])
+
+
+async def test_who_asks_for_joined_work_gets_what_runs_even_if_the_first_one_is_cancelled() -> None:
+    go_on, num_runs = asyncio.Event(), 0
+
+    async def work() -> int:
+        nonlocal num_runs
+        num_runs += 1
+        await go_on.wait()
+        return num_runs
+
+    joined = Joined(work)
+    first, second = asyncio.create_task(joined.run()), asyncio.create_task(joined.run())
+    await asyncio.sleep(0)
+    await end_tasks([first])
+    go_on.set()
+    assert first.cancelled()
+    assert await second == 1
+    assert await joined.run() == 2

@@ -8,13 +8,18 @@ from typing import Any
 
 import openai
 import pytest
-from batches_harness import Asked, asking, jsonl, line
-from fakes import eventually
+from batches_harness import Asked, answer, asking, beside, jsonl, line
+from fakes import ScriptedWorker, eventually
+from gateway_harness import announce
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
-from penstock.producer.redis.connection import RedisClient
+from penstock.gateway.batches import work
+from penstock.gateway.store import names
+from penstock.producer import Reply
+from penstock.producer import keys as producer_keys
+from penstock.producer.redis.connection import RedisClient, connect
 
 
 @pytest.fixture
@@ -35,6 +40,8 @@ async def test_a_batch_of_chats_from_its_file_to_its_files(asked: Asked) -> None
     counts = batch.request_counts
     assert counts is not None
     assert (counts.total, counts.completed, counts.failed) == (4, 2, 2)
+    assert batch.usage is not None
+    assert (batch.usage.output_tokens, batch.usage.total_tokens) == (9 + 6, 9 + 6)
     for at in (batch.in_progress_at, batch.finalizing_at, batch.completed_at):
         assert at is not None
         assert at >= batch.created_at
@@ -220,3 +227,92 @@ async def test_the_files_of_a_batch_expire_when_it_is_asked_for(asked: Asked) ->
     assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
     content = await asked.openai.files.content(batch.output_file_id)
     assert len(content.content) == file.bytes
+
+
+async def test_answers_wait_for_the_capacity_to_keep_them(redis: RedisClient, redis_url: str) -> None:
+    """They are there as soon as something is deleted."""
+    async with asking(redis, redis_url, max_store_bytes=200_000) as asked:
+        other = await asked.upload(b"x" * 190_000)
+        batch = await asked.create(jsonl([line("a")]))
+        await eventually(lambda: len(asked.requests) == 1)
+        found = await asked.batch(batch.id)
+        assert found.request_counts is not None
+        assert (found.status, found.request_counts.completed) == ("in_progress", 0)
+        await asked.openai.files.delete(other.id)
+        batch = await asked.ended(batch)
+        assert set(await asked.lines(batch.output_file_id)) == {"a"}
+
+
+async def test_an_answer_that_can_t_be_kept_is_an_error_once_the_batch_ends(redis: RedisClient, redis_url: str) -> None:
+    async with asking(redis, redis_url, max_store_bytes=200_000) as asked:
+        await asked.upload(b"x" * 190_000)
+        batch = await asked.create(jsonl([line("a")]))
+        await eventually(lambda: len(asked.requests) == 1)
+        await asked.openai.batches.cancel(batch.id)
+        batch = await asked.ended(batch)
+        assert batch.status == "cancelled"
+        bad = await asked.lines(batch.error_file_id)
+        assert bad["a"]["error"]["code"] in ("store_full", "batch_cancelled")
+
+
+async def test_another_gateway_goes_on_with_a_batch_whose_gateway_stops(redis: RedisClient, redis_url: str) -> None:
+    """At once: the lease is handed back."""
+    await announce(redis)
+    async with ScriptedWorker(redis_url, answer) as worker:
+        async with beside(worker, redis, redis_url) as first:
+            batch = await first.create(jsonl([line("a", "wait here"), line("b")]))
+            await eventually(lambda: len(first.requests) == 2)
+        async with beside(worker, redis, redis_url) as second:
+            await eventually(lambda: _is_held(redis))
+            await second.openai.batches.cancel(batch.id)
+            batch = await second.ended(batch)
+            good, bad = await second.lines(batch.output_file_id), await second.lines(batch.error_file_id)
+            assert (batch.status, set(good), set(bad)) == ("cancelled", {"b"}, {"a"})
+            assert len(worker.taken) == 2
+
+
+async def _is_held(redis: RedisClient) -> bool:
+    return len(await redis.hkeys(names.batch_holders())) == 2
+
+
+async def test_a_line_waits_while_nobody_serves_its_model(redis: RedisClient, redis_url: str) -> None:
+    async with asking(redis, redis_url) as asked:
+        await asked.openai.models.list()
+        await redis.delete(producer_keys.card("default"))
+        batch = await asked.create(jsonl([line("a")]))
+        await eventually(lambda: _is_unserved(asked))
+        assert (await asked.batch(batch.id)).status in ("validating", "in_progress", "completed")
+        await announce(redis)
+        assert (await asked.ended(batch)).status == "completed"
+
+
+async def _is_unserved(asked: Asked) -> bool:
+    return not (await asked.openai.models.list()).data
+
+
+async def test_batches_in_a_cluster(redis_cluster_url: str) -> None:
+    redis = connect(redis_cluster_url, decode=True)
+    try:
+        async with asking(redis, redis_cluster_url) as asked:
+            batch = await asked.ended(await asked.create(jsonl([line(str(number)) for number in range(20)])))
+            assert batch.status == "completed"
+            assert len(await asked.lines(batch.output_file_id)) == 20
+            assert batch.output_file_id is not None
+            await asked.openai.files.delete(batch.output_file_id)
+            assert len((await asked.openai.files.list()).data) == 1
+    finally:
+        await redis.aclose()
+
+
+async def test_a_line_that_breaks_the_gateway_fails_alone(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(reply: Reply, *_: Any) -> Any:
+        if reply.text == "b":
+            raise KeyError(reply.text)
+        return {"text": reply.text}
+
+    monkeypatch.setattr(work, "chat_completion", broken)
+    batch = await asked.ended(await asked.create(jsonl([line("a", "say a"), line("b", "say b")])))
+    assert batch.status == "completed"
+    assert set(await asked.lines(batch.output_file_id)) == {"a"}
+    (bad,) = (await asked.lines(batch.error_file_id)).values()
+    assert (bad["response"]["status_code"], bad["response"]["body"]["error"]["code"]) == (500, "internal_error")
