@@ -23,7 +23,7 @@ test-slow: .venv/dev.stamp  ## run the slow tests
 	@$(BIN)/python -m pytest -q -m slow
 
 # Each in an environment of its own: they need other versions of the same packages.
-test-clients: .venv/clients/langchain.stamp .venv/clients/litellm.stamp  ## run langchain-openai and litellm, as they are, against a gateway
+test-clients: .venv/clients/langchain.stamp .venv/clients/litellm.stamp .venv/clients/chromium.stamp  ## run langchain-openai and litellm, as they are, and the page in Chromium, against a gateway; needs npm
 	@$(BIN)/python -m pytest -q -m clients
 
 lint: .venv/dev.stamp  ## check style, format and the direction of imports
@@ -86,6 +86,13 @@ constraints: .venv/dev.stamp  ## resolve the newest versions of everything into 
 	@echo "installing $* into .venv/clients/$*; this takes a minute"
 	@$(BIN)/python -m venv --clear .venv/clients/$*
 	@.venv/clients/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-input --requirement $<
+	@touch $@
+
+.venv/clients/chromium.stamp: tests/clients/chromium/package.json .venv/dev.stamp
+	@echo "installing chromium into .venv/clients/chromium; this takes a minute"
+	@mkdir -p .venv/clients/chromium
+	@cp $< .venv/clients/chromium/
+	@npm install --prefix .venv/clients/chromium --silent --no-audit --no-fund --no-package-lock
 	@touch $@
 
 .venv/worker.stamp: pyproject.toml $(CONSTRAINTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,19 +17,32 @@ TIMEOUT_S = 300
 @pytest.mark.clients
 @pytest.mark.timeout(900)
 async def test_clients_get_what_they_ask_for_unmodified(tmp_path: Path, compile_cache: Path) -> None:
-    scripts = {name: ENVIRONMENTS / name / "bin" / "python" for name in ("langchain", "litellm")}
-    absent = [name for name, python in scripts.items() if not python.exists()]
-    assert not absent, f"not installed: {', '.join(absent)}; `make test-clients` does that"
+    programs = {name: (python_of(name), HERE / f"{name}_chats.py") for name in ("langchain", "litellm")}
+    programs["chromium"] = browser_of("chromium")
     async with serving_model(tmp_path, compile_cache) as gateway:
-        for name, python in scripts.items():
-            status, output = await run(python, HERE / f"{name}_chats.py", gateway.url)
+        for name, program in programs.items():
+            status, output = await run(*program, gateway.url)
             assert status == 0, f"{name}:\n{output}"
             assert output.count("passed:") >= 5
 
 
-async def run(python: Path, script: Path, url: str) -> tuple[int | None, str]:
+def python_of(name: str) -> Path:
+    python = ENVIRONMENTS / name / "bin" / "python"
+    assert python.exists(), f"not installed: {name}; `make test-clients` does that"
+    return python
+
+
+def browser_of(name: str) -> tuple[Path, Path]:
+    """What drives it, copied to where node finds the packages that it needs."""
+    node = shutil.which("node")
+    assert node is not None, "not installed: node, which drives Chromium"
+    assert (ENVIRONMENTS / name / "node_modules").exists(), f"not installed: {name}; `make test-clients` does that"
+    return Path(node), shutil.copy(HERE / name / "try_page.mjs", ENVIRONMENTS / name / "try_page.mjs")
+
+
+async def run(*command: str | Path) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
-        python, script, url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     try:
         async with asyncio.timeout(TIMEOUT_S):

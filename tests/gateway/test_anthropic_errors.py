@@ -13,6 +13,7 @@ from fakes import ScriptedReply
 from gateway_harness import CARD, announce, new_key
 from test_openai_errors import ending, refusing
 
+from penstock.gateway.anthropic.request import IGNORED, REFUSED, MessageBody
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 
@@ -152,7 +153,7 @@ def of_user(*blocks: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": list(blocks)}]}
 
 
-REFUSED: list[tuple[Any, str]] = [
+UNSUPPORTED: list[tuple[Any, str]] = [
     (of_user(IMAGE), "messages[0].content[0].type: blocks of type 'image' are not supported here, only text"),
     (of_user({"type": "document"}), "'document'"),
     (of_user(CALL), "'tool_use'"),
@@ -196,6 +197,35 @@ REFUSED: list[tuple[Any, str]] = [
 
 async def test_what_is_not_supported_is_refused_by_name(redis: RedisClient, redis_url: str) -> None:
     async with asking(redis, redis_url) as asked:
-        for fields, says in REFUSED:
+        for fields, says in UNSUPPORTED:
             assert says in (await asked.refusal(**fields))["message"]
         assert asked.worker.taken == []
+
+
+async def test_no_value_breaks_the_gateway(redis: RedisClient, redis_url: str) -> None:
+    values: list[Any] = [
+        0,
+        -1,
+        2**70,
+        1.5,
+        True,
+        "a",
+        "",
+        [],
+        [[]],
+        [1],
+        {},
+        {"type": "a"},
+        [{"type": ["a"]}],
+        {"": {}},
+    ]
+    block = [{"type": kind, **dict.fromkeys(("text", "input", "id", "content"), 1)} for kind in ("text", "tool_use")]
+    async with asking(redis, redis_url) as asked:
+        for name in {*MessageBody.model_fields, *IGNORED, *REFUSED} - {"model", "stream"}:
+            for value in [*values, block]:
+                response = await asked.http.post(MESSAGES, json=TINY | {name: value})
+                assert response.status_code in (200, 400), (name, value, response.text)
+        for value in [*values, *(of_user(each)["messages"] for each in [*values, *block])]:
+            for fields in ({"messages": value}, {"messages": [{"role": "assistant", "content": value}]}):
+                response = await asked.http.post(MESSAGES, json=TINY | fields)
+                assert response.status_code in (200, 400), (fields, response.text)

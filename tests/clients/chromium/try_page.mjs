@@ -1,0 +1,92 @@
+// Uses the page of a gateway of one model as somebody in a browser does. Argument: the gateway's URL.
+
+import assert from "node:assert/strict";
+import chromium from "@sparticuz/chromium";
+import puppeteer from "puppeteer-core";
+
+const url = process.argv[2];
+const browser = await puppeteer.launch({
+  args: ["--no-sandbox", "--disable-gpu", "--no-zygote", "--single-process", "--disable-dev-shm-usage"],
+  executablePath: await chromium.executablePath(),
+  headless: "shell",
+});
+const page = await browser.newPage();
+page.setDefaultTimeout(30_000);
+const complaints = [];
+const elsewhere = [];
+page.on("console", (message) => ["error", "warn"].includes(message.type()) && complaints.push(message.text()));
+page.on("pageerror", (error) => complaints.push(error.message));
+page.on("request", (request) => {
+  if (!request.url().startsWith(`${url}/`) && !request.url().startsWith("data:")) elsewhere.push(request.url());
+});
+
+const textOf = (selector) => page.$eval(selector, (element) => element.textContent);
+const untilIdle = () => page.waitForFunction(() => !document.getElementById("send").disabled);
+const passed = (what) => console.log(`passed: ${what}`);
+
+async function ask(text, fields) {
+  for (const [id, value] of Object.entries({ max_tokens: "", more: "", ...fields })) {
+    await page.$eval(`#${id}`, (element, given) => {
+      element.value = given;
+      element.dispatchEvent(new Event("input", { bubbles: true }));
+    }, value);
+  }
+  await page.type("#text", text);
+}
+
+try {
+  await page.goto(`${url}/`);
+  await page.waitForFunction(() => document.getElementById("model").options.length === 1);
+  passed("models are listed");
+
+  await ask("Is it noon?", { max_tokens: "12" });
+  const shown = JSON.parse((await textOf("#json")).split("\n\n").slice(1).join("\n\n"));
+  assert.equal(shown.max_tokens, 12);
+  assert.deepEqual(shown.messages, [{ role: "user", content: "Is it noon?" }]);
+  assert.match(await textOf("#curl"), /^curl .*Is it noon\?/s);
+  passed("the request is shown");
+
+  await page.keyboard.press("Enter");
+  await untilIdle();
+  assert.equal((await page.$$("#messages li")).length, 2);
+  assert.match(await textOf("#messages li.assistant footer"), /^\d+ tokens, first token after \d+ ms, [\d.]+ tokens\/s, \w+$/);
+  passed("an answer is streamed, and says how fast it was");
+
+  await ask("Tell me a long story.", { more: '{"ignore_eos": true}' });
+  await page.click("#send");
+  await page.waitForFunction(() => document.querySelectorAll("#messages li.assistant")[1]?.textContent.length > 10);
+  await page.click("#stop");
+  await untilIdle();
+  assert.equal(await page.$eval("#messages li:last-child footer", (element) => element.textContent), "stopped");
+  passed("an answer is stopped");
+
+  await ask("Again.", { more: '{"temperatur": 1}' });
+  await page.click("#send");
+  await page.waitForSelector("#messages li.error");
+  await untilIdle();
+  assert.match(await textOf("#messages li.error"), /did you mean temperature/);
+  assert.equal(complaints.length, 1, complaints.join("\n"));
+  assert.match(complaints.pop(), /status of 400/);
+  passed("an error is shown");
+
+  await page.type("#key", "sk-secret");
+  await page.click("#reload");
+  const kept = await page.evaluate(() => [JSON.stringify(localStorage), document.cookie, JSON.stringify(sessionStorage)]);
+  assert.deepEqual(kept.slice(0, 2), ["{}", ""]);
+  assert.match(kept[2], /sk-secret/);
+  assert.doesNotMatch(await textOf("#curl"), /sk-secret/);
+  passed("a key is kept for this tab alone");
+
+  const escaped = await page.evaluate(async () => {
+    const script = document.createElement("script");
+    script.textContent = "window.wasRun = true";
+    document.head.append(script);
+    return window.wasRun === true || (await fetch("https://example.invalid/").then(() => true, () => false));
+  });
+  assert.equal(escaped, false);
+  assert.ok(complaints.some((each) => each.includes("Content Security Policy")), complaints.join("\n"));
+  assert.deepEqual(elsewhere, []);
+  passed("nothing of elsewhere is loaded or run");
+} finally {
+  await browser.close();
+}
