@@ -21,9 +21,6 @@ T = TypeVar("T")
 Enqueue: TypeAlias = Callable[[GenerateRequest], Awaitable[bool]]
 """Sends a request, and tells whether it was sent before."""
 
-Batches: TypeAlias = AsyncGenerator[Sequence[Chunk], None]
-"""The chunks of a reply. None of the batches is empty."""
-
 
 class ReplyStream:
     """Iterates over the chunks of one reply; ends with it, or raises what went wrong.
@@ -31,7 +28,7 @@ class ReplyStream:
     Leaving the loop early stops reading as soon as this object goes; `async with` or `aclose` do it at a known time.
     """
 
-    def __init__(self, request_id: str, batches: Batches, assembler: Assembler) -> None:
+    def __init__(self, request_id: str, batches: AsyncGenerator[Sequence[Chunk], None], assembler: Assembler) -> None:
         self.request_id = request_id
         self._batches = batches
         self._ready: deque[Chunk] = deque()
@@ -55,8 +52,11 @@ class ReplyStream:
             self._ready.extend(await anext(self._batches))
         return self._ready.popleft()
 
-    def batches(self) -> Batches:
-        """The chunks as they come: those of a batch were all there at once. In place of iterating over the stream."""
+    def batches(self) -> AsyncGenerator[Sequence[Chunk], None]:
+        """The chunks as they come: those of a batch were all there at once, and none is empty.
+
+        In place of iterating over the stream.
+        """
         return self._batches
 
     async def read_to_end(self) -> Reply:
@@ -161,7 +161,7 @@ async def _attached(
     assembler: Assembler,
     after: str | None,
     timeout_s: float | None,
-) -> Batches:
+) -> AsyncGenerator[Sequence[Chunk], None]:
     deadline = _Deadline(request_id, timeout_s)
     if after is None:
         await deadline.bound(transport.check_present(queue, request_id))
@@ -189,7 +189,7 @@ async def _sent(
     enqueue: Enqueue,
     own: bool,
     timeout_s: float | None,
-) -> Batches:
+) -> AsyncGenerator[Sequence[Chunk], None]:
     request_id = request.id or ""
     deadline = _Deadline(request_id, timeout_s)
     subscription = transport.reader.follow(transport.queue, request_id)
