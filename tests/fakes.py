@@ -60,7 +60,14 @@ class ScriptedReply:
         self.tokens[index] = start + len(ids)
         return await self.write(ChunkEntry(index=index, offset=start, text=text, tokens=ids))
 
-    async def end(self, reason: str = "stop", *, code: str | None = None, message: str | None = None) -> None:
+    async def end(
+        self,
+        reason: str = "stop",
+        *,
+        reasoning_tokens: int | None = None,
+        code: str | None = None,
+        message: str | None = None,
+    ) -> None:
         """Writes the end with the counts that the chunks add up to, and takes the request out of the queue."""
         num_tokens = sum(self.tokens.values())
         await self.write(
@@ -70,6 +77,7 @@ class ScriptedReply:
                     "finish_reasons": (reason,) * self.request.n if self.request.n > 1 else None,
                     "prompt_tokens": len(self.request.prompt or ""),
                     "completion_tokens": num_tokens,
+                    "reasoning_tokens": reasoning_tokens,
                     "queued_ms": 1,
                     "ttft_ms": 2 if num_tokens else None,
                     "total_ms": 3,

@@ -32,7 +32,7 @@ def ended(response: StoredResponse, output: Output, reply: Reply) -> Document:
         response,
         status,
         output=output.items,
-        usage=_usage(reply.usage, output.num_reasoning_tokens),
+        usage=_usage(reply.usage),
         incomplete_details={"reason": "max_output_tokens"} if status == "incomplete" else None,
         completed_at=_ended_at(response, reply) if status == "completed" else None,
     )
@@ -64,11 +64,11 @@ def _ended_at(response: StoredResponse, reply: Reply) -> int:
     return (response.created_at or 0) + (reply.timings.total_ms or 0) // 1000
 
 
-def _usage(counts: Usage, num_reasoning_tokens: int) -> Document:
+def _usage(counts: Usage) -> Document:
     return {
         "input_tokens": counts.prompt_tokens,
         "input_tokens_details": {"cached_tokens": counts.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": counts.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": counts.reasoning_tokens},
         "total_tokens": counts.prompt_tokens + counts.completion_tokens,
     }

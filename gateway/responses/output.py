@@ -31,7 +31,6 @@ class Output:
     """The items so far. Only the last one is open."""
 
     def __init__(self, request_id: str, *, has_logprobs: bool = False) -> None:
-        self.num_reasoning_tokens = 0
         self._request_id = request_id
         self._has_logprobs = has_logprobs
         self._logprobs: list[TokenLogprob] = []  # of tokens whose text has not come yet
@@ -53,7 +52,6 @@ class Output:
 
     def _unusual(self, chunk: Chunk) -> Iterator[Part]:
         if chunk.reasoning:
-            self._count_reasoning(chunk)
             yield from self._open(_Reasoning)
             yield self._items[-1].delta(chunk.reasoning)
         elif self._has_logprobs and chunk.logprobs:
@@ -87,12 +85,6 @@ class Output:
         self._items.append(item)
         self._is_open = True
         yield from item.open()
-
-    def _count_reasoning(self, chunk: Chunk) -> None:
-        """Of a chunk in which reasoning ends, the share of its characters."""
-        num_others = len(chunk.text) + sum(len(delta.arguments) for delta in chunk.tool_calls)
-        num_chars = len(chunk.reasoning)
-        self.num_reasoning_tokens += round(len(chunk.tokens) * num_chars / (num_chars + num_others))
 
 
 class _Item(ABC):

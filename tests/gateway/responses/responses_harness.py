@@ -43,7 +43,7 @@ async def _think(reply: ScriptedReply, text: str) -> None:
     await write(reply, reasoning="hm, ", num_tokens=3)
     await write(reply, reasoning="yes", num_tokens=2)
     await reply.chunk(text)
-    await reply.end("stop")
+    await reply.end("stop", reasoning_tokens=5)
 
 
 async def _call(reply: ScriptedReply, name: str) -> None:
