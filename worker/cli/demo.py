@@ -89,6 +89,8 @@ async def _run(
             else:
                 gateway_url = await stack.enter_async_context(local_gateway(server.url))
                 await _unless_ended(worker, _ask_over_http(console, gateway_url))
+                if stay:
+                    console.print(f"In a browser, a page to try it: {gateway_url}/", markup=False)
             _show_ways_in(console, server)
             if stay:
                 console.print("Ctrl-C stops it.")
