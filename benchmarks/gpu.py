@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,17 @@ from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight, Runner
 from penstock.engine.loading.checkpoint import random_model
-from penstock.engine.models import ModelConfig
+from penstock.engine.models import FAMILIES, ModelConfig
 from penstock.engine.planning import preset
 from penstock.engine.planning.roofline import kv_token_bytes, step_flops, step_weight_bytes
 from penstock.worker.bench.report import append_result
 
 RESULTS = Path(__file__).parent / "results" / "gpu.jsonl"
 NANO = "nano"
+NANO_FIELDS = {
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 40960, "tie_word_embeddings": True,
+}  # fmt: skip
 DECODE_BAR, PREFILL_BAR = 0.80, 0.60
 _WARM_UP_STEPS = 3
 
@@ -118,15 +122,10 @@ def refuse_without_gpu(backend: str, arguments: argparse.Namespace) -> None:
 
 
 def model_of(name: str, num_layers: int | None) -> ModelConfig:
-    model = preset("Qwen3-0.6B" if name == NANO else name)
+    model = FAMILIES["qwen3"].config(NANO_FIELDS, "bfloat16") if name == NANO else preset(name)
     if model is None:
         raise SystemExit(f"--model {name} is no preset of `penstock plan`, and not {NANO}")
-    if name == NANO:
-        tiny = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 64, "num_layers": 2}
-        model = replace(model, **tiny, num_heads=4, num_kv_heads=2, head_dim=16, sliding_windows=(None,) * 2)
-    if num_layers is None:
-        return model
-    return replace(model, num_layers=num_layers, sliding_windows=model.sliding_windows[:num_layers])
+    return model if num_layers is None else model.of_layers(num_layers)
 
 
 def describe_device() -> dict[str, Any]:

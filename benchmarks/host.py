@@ -23,7 +23,7 @@ from penstock.engine.deployment import deploy
 from penstock.engine.execution.packing import Batch
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.loading.checkpoint import random_model
-from penstock.engine.models import ModelConfig, RopeConfig
+from penstock.engine.models import FAMILIES, ModelConfig
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.worker.bench.report import append_result
 
@@ -61,26 +61,12 @@ def word_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def small_model(max_position: int) -> ModelConfig:
-    return ModelConfig(
-        family="qwen3",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=16,
-        intermediate_size=16,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
-        max_position=max_position,
-        rms_norm_eps=1e-6,
-        rope=RopeConfig(),
-        tie_word_embeddings=True,
-        qkv_bias=False,
-        out_bias=False,
-        mlp_bias=False,
-        qk_norm=True,
-        sliding_windows=(None,),
-        dtype="float32",
-    )
+    fields = {
+        "vocab_size": VOCAB_SIZE, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": max_position,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    return FAMILIES["qwen3"].config(fields, "float32")
 
 
 def step_ms(num_seqs: int, num_prompt: int, steps: int) -> float:

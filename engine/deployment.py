@@ -178,8 +178,7 @@ def _matmul_library(
     config: EngineConfig, platform: str, model: ModelConfig, native: NativeLibrary, *, is_stacked: bool
 ) -> ctypes.CDLL | None:
     setting, tensor = config.matmul, config.tensor_parallel
-    features = (model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
-    fits = platform == "cpu" and tensor == 1 and not is_stacked and can_pack(features, model.dtype)
+    fits = platform == "cpu" and tensor == 1 and not is_stacked and can_pack(model)
     if setting == "xla" or (setting == "auto" and not fits):
         return None
     if not fits:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.engine.errors import ConfigError
-from penstock.engine.models import ModelConfig
+from penstock.engine.models import BlockConfig, ModelConfig
 from penstock.engine.models.axes import Axes
 
 DATA, TENSOR = "data", "tensor"
@@ -78,26 +78,47 @@ def split_model(model: ModelConfig, tensor: int) -> ModelConfig:
     Raises:
         ConfigError: heads or features cannot be split evenly.
     """
-    for name, count in (("attention heads", model.num_heads), ("feed-forward features", model.intermediate_size)):
+    for block in dict.fromkeys(model.blocks):
+        _check_split(model, block, tensor)
+    return replace(model, blocks=tuple(_spread(block, tensor) for block in model.blocks))
+
+
+def _check_split(model: ModelConfig, block: BlockConfig, tensor: int) -> None:
+    kv_heads = block.attention.num_kv_heads
+    for name, count in (
+        ("attention heads", block.attention.num_heads),
+        ("feed-forward features", block.mlp.intermediate_size),
+    ):
         if count % tensor:
             raise ConfigError(
                 f"tensor_parallel = {tensor} does not divide the model's {count} {name}; {_possible(model)} do"
             )
-    if model.num_kv_heads % tensor == 0:
-        return model
-    if tensor % model.num_kv_heads:
+    if kv_heads % tensor and tensor % kv_heads:
         raise ConfigError(
-            f"tensor_parallel = {tensor} neither divides the model's {model.num_kv_heads} KV heads nor is a multiple "
-            f"of them; {_possible(model)} are possible"
+            f"tensor_parallel = {tensor} neither divides the model's {kv_heads} KV heads nor is a multiple of them; "
+            f"{_possible(model)} are possible"
         )
-    return replace(model, num_kv_heads=tensor, kv_copies=tensor // model.num_kv_heads)
+
+
+def _spread(block: BlockConfig, tensor: int) -> BlockConfig:
+    """With at least one KV head for each device."""
+    attention = block.attention
+    if tensor <= attention.num_kv_heads:
+        return block
+    copies = tensor // attention.num_kv_heads
+    return replace(block, attention=replace(attention, num_kv_heads=tensor, kv_copies=copies * attention.kv_copies))
 
 
 def _possible(model: ModelConfig) -> str:
-    heads, kv_heads = model.num_heads, model.num_kv_heads
-    fitting = [
-        str(n)
-        for n in range(1, heads + 1)
-        if heads % n == 0 and model.intermediate_size % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
-    ]
-    return ", ".join(fitting)
+    blocks = set(model.blocks)
+    most = min(block.attention.num_heads for block in blocks)
+    return ", ".join(str(n) for n in range(1, most + 1) if all(_can_split(block, n) for block in blocks))
+
+
+def _can_split(block: BlockConfig, tensor: int) -> bool:
+    heads, kv_heads = block.attention.num_heads, block.attention.num_kv_heads
+    return (
+        heads % tensor == 0
+        and block.mlp.intermediate_size % tensor == 0
+        and (kv_heads % tensor == 0 or tensor % kv_heads == 0)
+    )

@@ -17,7 +17,7 @@ from huggingface_hub import snapshot_download
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.loading.files import CONFIG_FILE, read_json
 from penstock.engine.loading.weights import Source, Stored, WeightFiles, open_weights
-from penstock.engine.models import FAMILIES, Decoder, Family, ModelConfig, ParamPath, family_of, layer_runs
+from penstock.engine.models import FAMILIES, Decoder, Family, ModelConfig, ParamPath, family_of, stacked_layers
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.models.hf_config import checked_dtype
 from penstock.engine.sharding import Placement
@@ -174,15 +174,14 @@ def _source(path: ParamPath, param: Any, config: ModelConfig, *, stacked: bool) 
     is_stacked = stacked and path[0] == "blocks"
     layers = [path]
     if is_stacked:
-        run = layer_runs(config)[int(path[1])]
-        layers = [("blocks", layer, *path[2:]) for layer in range(run.first, run.first + run.count)]
+        layers = [("blocks", layer, *path[2:]) for layer in stacked_layers(config)[int(path[1])]]
     return Source(
         path=path,
         shape=tuple(param.shape),
         dtype=param.dtype,
         names=tuple(family.tensor_name(layer) for layer in layers),
         is_stacked=is_stacked,
-        copies=config.kv_copies if "kv_heads" in logical_axes(path, len(param.shape)) else 1,
+        copies=config.blocks[0].attention.kv_copies if "kv_heads" in logical_axes(path, len(param.shape)) else 1,
         head_dim=config.head_dim,
     )
 

@@ -1,64 +1,41 @@
-"""The model families: which checkpoints can be served."""
+"""Models: the families whose checkpoints can be served, and the decoder that all of them are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
-
-from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.attend import QKV, Attend, AttentionOptions, LayerCache, StackedCache
-from penstock.engine.models.config import ModelConfig, RopeConfig
-from penstock.engine.models.decoder import Decoder, LayerRun, layer_runs, num_parameters
-from penstock.engine.models.family import Family, ParamPath
-from penstock.engine.models.llama import LLAMA
-from penstock.engine.models.mistral import MISTRAL
-from penstock.engine.models.qwen2 import QWEN2
-from penstock.engine.models.qwen3 import QWEN3
+from penstock.engine.models.config import (
+    AttentionConfig,
+    BlockConfig,
+    MLPConfig,
+    ModelConfig,
+    NormConfig,
+    RopeConfig,
+)
+from penstock.engine.models.decoder import Decoder, matmul_parameters, num_parameters
+from penstock.engine.models.families import FAMILIES, family_of
+from penstock.engine.models.families.family import Family, ParamPath
+from penstock.engine.models.runs import LayerRun, layer_runs, stacked_layers
 
 __all__ = [
     "FAMILIES",
     "QKV",
     "Attend",
+    "AttentionConfig",
     "AttentionOptions",
+    "BlockConfig",
     "Decoder",
     "Family",
     "LayerCache",
     "LayerRun",
+    "MLPConfig",
     "ModelConfig",
+    "NormConfig",
     "ParamPath",
     "RopeConfig",
     "StackedCache",
     "family_of",
     "layer_runs",
+    "matmul_parameters",
     "num_parameters",
+    "stacked_layers",
 ]
-
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
-)
-
-
-def family_of(fields: Mapping[str, Any]) -> Family:
-    """The family of a `config.json`, by its `model_type`, or by `architectures` where that is absent.
-
-    Raises:
-        ConfigError: the family is not supported, or the model is not a causal language model of it.
-    """
-    architectures = fields.get("architectures") or []
-    if not isinstance(architectures, list):
-        raise ConfigError(f"config.json: architectures must be a list, not {shown(architectures)}")
-    model_type = fields.get("model_type")
-    if model_type is None:
-        model_type = next((f.model_type for f in FAMILIES.values() if f.architecture in architectures), None)
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    if family is None:
-        raise ConfigError(
-            f"model type {shown(model_type)} (architectures {shown(architectures)}) is not supported; "
-            f"supported are {', '.join(FAMILIES)}"
-        )
-    if architectures and family.architecture not in architectures:
-        raise ConfigError(
-            f"architectures {shown(architectures)} is not supported; {model_type} needs {family.architecture}"
-        )
-    return family

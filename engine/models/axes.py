@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.engine.models.family import ParamPath
+from penstock.engine.models.families.family import ParamPath
 
 Axes = tuple[str | None, ...]
 

@@ -1,8 +1,11 @@
-"""What a decoder of any supported family is made of, as one frozen value."""
+"""What a decoder of any supported family is made of, as frozen values: a model states its blocks, one per layer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
+
+from penstock.engine.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +15,7 @@ class RopeConfig:
     `kind` is one of `default`, `linear`, `llama3`, `yarn`; the other fields are read by the kinds that name them.
     """
 
+    dim: int  # features of a head that rotate, from its beginning; even
     theta: float = 10_000.0
     kind: str = "default"
     factor: float = 1.0
@@ -27,26 +31,79 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class NormConfig:
+    """A root-mean-square norm."""
+
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """Grouped-query attention over everything before a token, or over a sliding window."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeConfig
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: NormConfig | None = None  # of each head's queries and keys
+    sliding_window: int | None = None  # a token sees itself and the others of the last so many; None: all before it
+    kv_copies: int = 1  # times that each of the checkpoint's KV heads is in `num_kv_heads`, for more devices than heads
+
+
+@dataclass(frozen=True, slots=True)
+class MLPConfig:
+    """A gated feed-forward."""
+
+    intermediate_size: int
+    activation: str = "silu"
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlockConfig:
+    """One layer. Layers that are equal are compiled once, where a decoder is stacked."""
+
+    attention: AttentionConfig
+    mlp: MLPConfig
+    norm: NormConfig
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Geometry of a pre-norm decoder with grouped-query attention, rotary positions and a gated feed-forward."""
+    """A decoder: embedding, blocks, final norm, head. The pages of all its layers have one geometry.
+
+    Raises:
+        ConfigError: there are no blocks, or their KV heads differ.
+    """
 
     family: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    blocks: tuple[BlockConfig, ...]
+    norm: NormConfig
     max_position: int
-    rms_norm_eps: float
-    rope: RopeConfig
     tie_word_embeddings: bool
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    sliding_windows: tuple[int | None, ...]  # one per layer; None attends to everything before
-    hidden_act: str = "silu"
-    kv_copies: int = 1  # times that each of the checkpoint's KV heads is in `num_kv_heads`, for more devices than heads
     dtype: str = "bfloat16"  # of weights and activations; norms, softmax and logits are f32
+
+    def __post_init__(self) -> None:
+        kinds = {(block.attention.num_kv_heads, block.attention.head_dim) for block in self.blocks}
+        if len(kinds) != 1:
+            raise ConfigError(f"all layers need the same number and size of KV heads, not {sorted(kinds)}")
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.blocks[0].attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.blocks[0].attention.head_dim
+
+    def of_layers(self, num_layers: int) -> Self:
+        """A model of the first layers alone."""
+        return replace(self, blocks=self.blocks[:num_layers])

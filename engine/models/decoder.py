@@ -3,103 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.models.attend import QKV, Attend, AttentionOptions, LayerCache, StackedCache
-from penstock.engine.models.config import ModelConfig
-from penstock.engine.models.layers import GatedMLP, Linear, RMSNorm
-from penstock.engine.models.rope import rotary_tables, rotate
-
-
-class Attention(nnx.Module):
-    """Grouped-query attention (Ainslie et al., arXiv 2305.13245), with query and key norms where a family has them."""
-
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q = Linear(config.hidden_size, q_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
-        self.k = Linear(config.hidden_size, kv_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
-        self.v = Linear(config.hidden_size, kv_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
-        self.out = Linear(q_size, config.hidden_size, bias=config.out_bias, dtype=dtype, rngs=rngs)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
-        self.head_dim = config.head_dim
-
-    def __call__(
-        self,
-        x: jax.Array,  # [num_tokens, hidden]
-        rotary: tuple[jax.Array, jax.Array],
-        attend: Attend,
-        cache: LayerCache,
-        sliding_window: int | None,
-    ) -> tuple[jax.Array, LayerCache]:
-        num_tokens = x.shape[0]
-        q, k, v = (part.reshape(num_tokens, -1, self.head_dim) for part in self.project(x))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        qkv = QKV(rotate(q, *rotary), rotate(k, *rotary), v)
-        attended, cache = attend(qkv, cache, options=AttentionOptions(sliding_window))
-        return self.out(attended.reshape(num_tokens, -1)), cache
-
-    def project(self, x: jax.Array) -> Sequence[jax.Array]:
-        """Queries, keys and values, each `[num_tokens, heads * head_dim]`."""
-        return self.q(x), self.k(x), self.v(x)
-
-
-class Block(nnx.Module):
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
-        self.attention = Attention(config, dtype=dtype, rngs=rngs)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
-        self.mlp = GatedMLP(
-            config.hidden_size,
-            config.intermediate_size,
-            config.hidden_act,
-            bias=config.mlp_bias,
-            dtype=dtype,
-            rngs=rngs,
-        )
-
-    def __call__(
-        self,
-        x: jax.Array,
-        rotary: tuple[jax.Array, jax.Array],
-        attend: Attend,
-        cache: LayerCache,
-        sliding_window: int | None,
-    ) -> tuple[jax.Array, LayerCache]:
-        attended, cache = self.attention(self.attention_norm(x), rotary, attend, cache, sliding_window)
-        x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), cache
-
-
-@dataclass(frozen=True, slots=True)
-class LayerRun:
-    """Consecutive layers that are alike, so that one traced block can serve them all."""
-
-    first: int
-    count: int
-    sliding_window: int | None
-
-
-def layer_runs(config: ModelConfig) -> tuple[LayerRun, ...]:
-    """The layers of a stacked decoder: one run for each stretch with the same sliding window."""
-    windows = config.sliding_windows
-    starts = [i for i in range(len(windows)) if i == 0 or windows[i] != windows[i - 1]]
-    ends = [*starts[1:], len(windows)]
-    return tuple(LayerRun(start, end - start, windows[start]) for start, end in zip(starts, ends, strict=True))
+from penstock.engine.models.attend import Attend, LayerCache, StackedCache
+from penstock.engine.models.attention import StepInputs
+from penstock.engine.models.block import Block
+from penstock.engine.models.config import BlockConfig, ModelConfig
+from penstock.engine.models.layers import Linear, norm_of
+from penstock.engine.models.rope import rotary_tables
+from penstock.engine.models.runs import layer_runs, stacked_layers
 
 
 class Decoder(nnx.Module):
     """A causal language model. Calling it gives hidden states; `logits` turns chosen rows of them into logits.
 
-    Its blocks are one per layer, each traced and compiled for itself; or, `stacked`, one per LayerRun, with a leading
-    axis of layers on each parameter, and traced once per run: what it takes to compile then does not grow with depth.
+    Its blocks are one per layer, each traced and compiled for itself; or, `stacked`, one per layer of the patterns that
+    its layers repeat, with a leading axis of layers on each parameter: what it takes to compile then does not grow with
+    depth.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, stacked: bool = False) -> None:
@@ -108,11 +35,11 @@ class Decoder(nnx.Module):
         self.is_stacked = stacked
         init = nnx.initializers.normal(0.02)
         self.embedding = nnx.Param(init(rngs.params(), (config.vocab_size, config.hidden_size), dtype))
-        blocks = [Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)]
+        blocks = [Block(block, config.hidden_size, dtype=dtype, rngs=rngs) for block in config.blocks]
         if stacked:
-            blocks = [_stack(blocks[run.first : run.first + run.count]) for run in layer_runs(config)]
+            blocks = [_stack([blocks[layer] for layer in layers]) for layers in stacked_layers(config)]
         self.blocks = nnx.List(blocks)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.norm = norm_of(config.norm, config.hidden_size, dtype)
         self.head = (
             None
             if config.tie_word_embeddings
@@ -128,37 +55,39 @@ class Decoder(nnx.Module):
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Returns the final hidden states `[num_tokens, hidden]` and the caches with this step's keys and values."""
         x = self.embedding[...][token_ids]
-        rotary = rotary_tables(positions, self.config.rope, self.config.head_dim)
+        ropes = dict.fromkeys(block.attention.rope for block in self.config.blocks)
+        step = StepInputs({rope: rotary_tables(positions, rope) for rope in ropes}, attend)
         if self.is_stacked:
-            x, pages = self._scan(x, rotary, caches[0], attend)
+            x, pages = self._scan(x, step, caches[0])
             return self.norm(x), (pages,)
         written = []
-        for block, cache, window in zip(self.blocks, caches, self.config.sliding_windows, strict=True):
-            x, new_cache = block(x, rotary, attend, cache, window)
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x, new_cache = block(x, step, cache)
             written.append(new_cache)
         return self.norm(x), tuple(written)
 
-    def _scan(
-        self, x: jax.Array, rotary: tuple[jax.Array, jax.Array], pages: jax.Array, attend: Attend
-    ) -> tuple[jax.Array, jax.Array]:
+    def _scan(self, x: jax.Array, step: StepInputs, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
         """All layers: one loop per run, which carries the pages, so that they are updated where they are."""
         pages_per_layer = pages.shape[0] // self.config.num_layers
-        for block, run in zip(self.blocks, layer_runs(self.config), strict=True):
-            graph, stack = nnx.split(block)
+        blocks = iter(self.blocks)
+        for run in layer_runs(self.config):
+            graphs, stacks = zip(*(nnx.split(next(blocks)) for _ in run.pattern), strict=True)
 
-            def layer(
+            def layers(
                 carry: tuple[jax.Array, jax.Array],
                 inputs: tuple[Any, jax.Array],
-                graph: nnx.GraphDef[Block] = graph,
-                window: int | None = run.sliding_window,
+                graphs: Sequence[nnx.GraphDef[Block]] = graphs,
             ) -> tuple[tuple[jax.Array, jax.Array], None]:
-                params, number = inputs
-                cache = StackedCache(carry[1], number * pages_per_layer)
-                x, cache = nnx.merge(graph, params)(carry[0], rotary, attend, cache, window)
-                return (x, cache.pages), None
+                x, pages = carry
+                all_params, first = inputs
+                for place, (graph, params) in enumerate(zip(graphs, all_params, strict=True)):
+                    cache = StackedCache(pages, (first + place) * pages_per_layer)
+                    x, cache = nnx.merge(graph, params)(x, step, cache)
+                    pages = cache.pages
+                return (x, pages), None
 
-            numbers = jnp.arange(run.first, run.first + run.count, dtype=jnp.int32)
-            (x, pages), _ = jax.lax.scan(layer, (x, pages), (stack, numbers))
+            firsts = jnp.asarray(run.layers(0), jnp.int32)
+            (x, pages), _ = jax.lax.scan(layers, (x, pages), (stacks, firsts))
         return x, pages
 
     def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab]
@@ -169,19 +98,37 @@ class Decoder(nnx.Module):
 
 def num_parameters(config: ModelConfig) -> int:
     """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it."""
-    embedding_and_head = _count(config, 0)
-    return embedding_and_head + config.num_layers * (_count(config, 1) - embedding_and_head)
+    one = replace(config, blocks=config.blocks[:1])
+    shapes: Any = nnx.state(nnx.eval_shape(lambda: Decoder(one, rngs=nnx.Rngs(0))))
+    around = _num_elements(shapes) - _num_elements(shapes["blocks"])
+    blocks = Counter(_as_stored(block) for block in config.blocks)
+    return around + sum(count * _num_elements(_shapes(block, config)) for block, count in blocks.items())
 
 
-def _count(config: ModelConfig, num_layers: int) -> int:
-    first = replace(
-        config,
-        num_layers=num_layers,
-        sliding_windows=config.sliding_windows[:num_layers],
-        num_kv_heads=config.num_kv_heads // config.kv_copies,
-    )
-    shapes: Any = nnx.state(nnx.eval_shape(lambda: Decoder(first, rngs=nnx.Rngs(0))))
+def matmul_parameters(config: ModelConfig) -> int:
+    """Of the matmuls of all layers, KV heads as often as devices hold them: norms, biases and tables are left out."""
+    return sum(count * _num_in_kernels(_shapes(block, config)) for block, count in Counter(config.blocks).items())
+
+
+def _shapes(block: BlockConfig, config: ModelConfig) -> Any:
+    """Of the parameters of one layer."""
+    dtype = jnp.dtype(config.dtype)
+    return nnx.state(nnx.eval_shape(lambda: Block(block, config.hidden_size, dtype=dtype, rngs=nnx.Rngs(0))))
+
+
+def _num_elements(shapes: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
+def _num_in_kernels(shapes: Any) -> int:
+    flat: Any = nnx.to_flat_state(shapes)
+    return sum(math.prod(leaf.shape) for path, leaf in flat if path[-1] == "kernel")
+
+
+def _as_stored(block: BlockConfig) -> BlockConfig:
+    attention = block.attention
+    num_kv_heads = attention.num_kv_heads // attention.kv_copies
+    return replace(block, attention=replace(attention, num_kv_heads=num_kv_heads, kv_copies=1))
 
 
 def _stack(blocks: Sequence[Block]) -> Block:

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from penstock.engine.models.config import MLPConfig, NormConfig
+
 # By the names that `hidden_act` in config.json may have.
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -53,16 +55,19 @@ class RMSNorm(nnx.Module):
         return normed.astype(x.dtype) * self.scale[...]
 
 
+def norm_of(config: NormConfig, size: int, dtype: jnp.dtype) -> RMSNorm:
+    return RMSNorm(size, config.eps, dtype=dtype)
+
+
 class GatedMLP(nnx.Module):
     """`down(act(gate(x)) * up(x))` (Shazeer, arXiv 2002.05202)."""
 
-    def __init__(
-        self, hidden: int, intermediate: int, activation: str, *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, config: MLPConfig, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        intermediate, bias = config.intermediate_size, config.bias
         self.gate = Linear(hidden, intermediate, bias=bias, dtype=dtype, rngs=rngs)
         self.up = Linear(hidden, intermediate, bias=bias, dtype=dtype, rngs=rngs)
         self.down = Linear(intermediate, hidden, bias=bias, dtype=dtype, rngs=rngs)
-        self.activation = activation
+        self.activation = config.activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))

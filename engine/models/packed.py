@@ -9,7 +9,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.models.decoder import Attention, Block, Decoder
+from penstock.engine.models.attention import Attention
+from penstock.engine.models.block import Block
+from penstock.engine.models.config import ModelConfig
+from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.layers import GatedMLP, Linear
 from penstock.engine.native import MATMUL, panel_width
 
@@ -27,9 +30,12 @@ def pack_weights(model: Decoder, library: ctypes.CDLL) -> None:
     model.head = nnx.data(head)  # where it was None, nnx took the attribute for a constant
 
 
-def can_pack(in_features: Sequence[int], dtype: str) -> bool:
+def can_pack(config: ModelConfig) -> bool:
     """The kernel takes f32 and, with an even number of features, bf16."""
-    return dtype == "float32" or (dtype == "bfloat16" and all(features % 2 == 0 for features in in_features))
+    features = {config.hidden_size}
+    for block in config.blocks:
+        features |= {block.mlp.intermediate_size, block.attention.num_heads * block.attention.head_dim}
+    return config.dtype == "float32" or (config.dtype == "bfloat16" and all(size % 2 == 0 for size in features))
 
 
 class PackedLinear(Linear):
@@ -79,7 +85,7 @@ class PackedAttention(Attention):
     def __init__(self, attention: Attention, width: int) -> None:
         self.qkv = PackedLinear.of(width, attention.q, attention.k, attention.v)
         self.out = PackedLinear.of(width, attention.out)
-        self.q_norm, self.k_norm, self.head_dim = attention.q_norm, attention.k_norm, attention.head_dim
+        self.q_norm, self.k_norm, self.config = attention.q_norm, attention.k_norm, attention.config
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
         ends = [sum(self.qkv.splits[: i + 1]) for i in range(2)]

@@ -18,9 +18,9 @@ from penstock.engine.models.config import RopeConfig
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
-def rotary_tables(positions: jax.Array, rope: RopeConfig, head_dim: int) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines for `positions`, each f32 `[num_tokens, head_dim // 2]`."""
-    inv_freq, scale = rotary_frequencies(rope, head_dim)
+def rotary_tables(positions: jax.Array, rope: RopeConfig) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines for `positions`, each f32 `[num_tokens, rope.dim // 2]`."""
+    inv_freq, scale = rotary_frequencies(rope)
     angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(inv_freq)[None, :]
     cos, sin = jax.lax.platform_dependent(angles, cpu=_waves_on_cpu, default=lambda x: (jnp.cos(x), jnp.sin(x)))
     return cos * scale, sin * scale
@@ -33,15 +33,20 @@ def _waves_on_cpu(angles: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Applies rotary positions to `x` `[num_tokens, num_heads, head_dim]`, halves paired as Hugging Face does."""
-    x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    """Applies rotary positions to `x` `[num_tokens, num_heads, head_dim]`, halves paired as Hugging Face does.
+
+    Features behind those that `cos` and `sin` are for stay as they are.
+    """
+    dim = 2 * cos.shape[-1]
+    x1, x2 = jnp.split(x[..., :dim].astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
-    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
+    rotated = jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
+    return rotated if dim == x.shape[-1] else jnp.concatenate([rotated, x[..., dim:]], axis=-1)
 
 
-def rotary_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
-    """Inverse frequencies f32 `[head_dim // 2]` and the factor that cosines and sines are multiplied by."""
-    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+def rotary_frequencies(rope: RopeConfig) -> tuple[np.ndarray, float]:
+    """Inverse frequencies f32 `[rope.dim // 2]` and the factor that cosines and sines are multiplied by."""
+    exponents = np.arange(0, rope.dim, 2, dtype=np.float32) / np.float32(rope.dim)
     # An f32 power is off by up to 2 units in the last place, differently so in each library: round a f64 one instead.
     inv_freq = np.float32(1.0) / (rope.theta ** exponents.astype(np.float64)).astype(np.float32)
     if rope.kind == "default":
@@ -51,7 +56,7 @@ def rotary_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, flo
     if rope.kind == "llama3":
         return _llama3_frequencies(rope, inv_freq), 1.0
     if rope.kind == "yarn":
-        return _yarn_frequencies(rope, inv_freq, head_dim), _yarn_attention_factor(rope)
+        return _yarn_frequencies(rope, inv_freq), _yarn_attention_factor(rope)
     raise ConfigError(f"rope kind {rope.kind!r} is not one of {', '.join(ROPE_KINDS)}")
 
 
@@ -64,19 +69,19 @@ def _llama3_frequencies(rope: RopeConfig, inv_freq: np.ndarray) -> np.ndarray:
     return scaled.astype(np.float32)
 
 
-def _yarn_frequencies(rope: RopeConfig, inv_freq: np.ndarray, head_dim: int) -> np.ndarray:
+def _yarn_frequencies(rope: RopeConfig, inv_freq: np.ndarray) -> np.ndarray:
     """YaRN (Peng et al., arXiv 2309.00071): a ramp between unchanged and interpolated frequencies."""
 
     def dim_of(rotations: float) -> float:
         """The dimension that rotates this many times within the original context."""
-        return head_dim * math.log(rope.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return rope.dim * math.log(rope.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dim_of(rope.beta_fast), dim_of(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, rope.dim - 1)
     width = high - low if high != low else 0.001
-    ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - low) / width, 0.0, 1.0)
+    ramp = np.clip((np.arange(rope.dim // 2, dtype=np.float32) - low) / width, 0.0, 1.0)
     scaled: np.ndarray = inv_freq / rope.factor * ramp + inv_freq * (1 - ramp)
     return scaled.astype(np.float32)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from penstock.engine.deployment import Deployment
-from penstock.engine.models import ModelConfig
+from penstock.engine.models import ModelConfig, matmul_parameters
 from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.hlo import Traffic
 
@@ -96,26 +96,19 @@ def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
     return 2 * model.num_layers * model.num_kv_heads * model.head_dim * int(jnp.dtype(kv_dtype).itemsize)
 
 
-def layer_parameters(model: ModelConfig) -> int:
-    """Of the matmuls of one layer: norms and biases are left out."""
-    attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
-    return attention + 3 * model.hidden_size * model.intermediate_size
-
-
 def step_weight_bytes(model: ModelConfig, num_tokens: int, tensor: int) -> int:
     """What one step reads of the weights on each device; small vectors are left out."""
     itemsize = int(jnp.dtype(model.dtype).itemsize)
     head = model.vocab_size * model.hidden_size
-    return (model.num_layers * layer_parameters(model) + head) * itemsize // tensor + (
-        num_tokens * model.hidden_size * itemsize
-    )
+    return (matmul_parameters(model) + head) * itemsize // tensor + (num_tokens * model.hidden_size * itemsize)
 
 
 def step_flops(model: ModelConfig, num_tokens: int, num_rows: int, num_keys_seen: int) -> float:
     """Over all devices of a replica."""
-    matmuls = 2 * model.num_layers * layer_parameters(model) * num_tokens
+    matmuls = 2 * matmul_parameters(model) * num_tokens
     head = 2 * model.vocab_size * model.hidden_size * num_rows
-    attention = 4 * model.num_layers * model.num_heads * model.head_dim * num_keys_seen
+    heads = sum(block.attention.num_heads * block.attention.head_dim for block in model.blocks)
+    attention = 4 * heads * num_keys_seen
     return float(matmuls + head + attention)
 
 

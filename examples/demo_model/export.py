@@ -12,11 +12,10 @@ from flax import nnx
 from safetensors.numpy import save
 from tokenizers import Tokenizer
 
-from examples.demo_model.config import DEMO_CONFIG
+from examples.demo_model.config import CONFIG_JSON, QWEN3
 from examples.demo_model.tokenizer import END, PAD, SPECIAL_TOKENS
 from penstock.engine.models.decoder import Decoder
-from penstock.engine.models.family import ParamPath
-from penstock.engine.models.qwen3 import QWEN3
+from penstock.engine.models.families.family import ParamPath
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -46,7 +45,7 @@ def export(model: Decoder, tokenizer: Tokenizer, folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     for name, content in (
-        ("config.json", _config()),
+        ("config.json", dict(CONFIG_JSON)),
         ("tokenizer_config.json", _tokenizer_config()),
         ("generation_config.json", {"do_sample": False, "eos_token_id": END, "pad_token_id": PAD}),
     ):
@@ -63,37 +62,10 @@ def _tensors(model: Decoder) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _config() -> dict[str, Any]:
-    return {
-        "architectures": [QWEN3.architecture],
-        "model_type": QWEN3.model_type,
-        "vocab_size": DEMO_CONFIG.vocab_size,
-        "hidden_size": DEMO_CONFIG.hidden_size,
-        "intermediate_size": DEMO_CONFIG.intermediate_size,
-        "num_hidden_layers": DEMO_CONFIG.num_layers,
-        "num_attention_heads": DEMO_CONFIG.num_heads,
-        "num_key_value_heads": DEMO_CONFIG.num_kv_heads,
-        "head_dim": DEMO_CONFIG.head_dim,
-        "hidden_act": DEMO_CONFIG.hidden_act,
-        "max_position_embeddings": DEMO_CONFIG.max_position,
-        "rms_norm_eps": DEMO_CONFIG.rms_norm_eps,
-        "rope_parameters": {"rope_type": DEMO_CONFIG.rope.kind, "rope_theta": DEMO_CONFIG.rope.theta},
-        "tie_word_embeddings": DEMO_CONFIG.tie_word_embeddings,
-        "attention_bias": DEMO_CONFIG.qkv_bias,
-        "attention_dropout": 0.0,
-        "use_sliding_window": False,
-        "initializer_range": 0.02,
-        "bos_token_id": None,
-        "eos_token_id": END,
-        "pad_token_id": PAD,
-        "dtype": DEMO_CONFIG.dtype,
-    }
-
-
 def _tokenizer_config() -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": DEMO_CONFIG.max_position,
+        "model_max_length": CONFIG_JSON["max_position_embeddings"],
         "eos_token": SPECIAL_TOKENS[END],
         "pad_token": SPECIAL_TOKENS[PAD],
         "additional_special_tokens": list(SPECIAL_TOKENS[2:]),

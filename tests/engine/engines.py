@@ -12,31 +12,25 @@ from checkpoints import write_checkpoint
 from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
 
 from penstock.engine import Engine, EngineConfig, EngineDriver, Output, Request, TokenLogprob
-from penstock.engine.models import ModelConfig, RopeConfig
+from penstock.engine.models import FAMILIES
 
 VOCAB_SIZE = 272  # the byte-level test tokenizer has 267; models pad theirs
 EOS = 264  # <|end|>
 SMALL = EngineConfig(max_num_seqs=4, max_batch_tokens=16, page_size=4, num_pages=64, max_model_len=96, decode_steps=1)
 
-TINY = ModelConfig(
-    family="qwen3",
-    vocab_size=100,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_position=120,
-    rms_norm_eps=1e-6,
-    rope=RopeConfig(),
-    tie_word_embeddings=True,
-    qkv_bias=False,
-    out_bias=False,
-    mlp_bias=False,
-    qk_norm=True,
-    sliding_windows=(None,) * 3,
-    dtype="float32",
+TINY = FAMILIES["qwen3"].config(
+    {
+        "vocab_size": 100,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 120,
+        "tie_word_embeddings": True,
+    },
+    "float32",
 )
 """A model for what needs no checkpoint."""
 

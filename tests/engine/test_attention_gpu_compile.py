@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ def llama(num_layers: int) -> ModelConfig:
     """Llama-3.1-8B's geometry, of fewer layers."""
     model = preset("Llama-3.1-8B")
     assert model is not None
-    return replace(model, num_layers=num_layers, sliding_windows=model.sliding_windows[:num_layers])
+    return model.of_layers(num_layers)
 
 
 def arguments(

@@ -13,7 +13,18 @@ from penstock.engine.models import Decoder
 from penstock.engine.models.axes import logical_axes
 
 SIZES = {"vocab": 100, "embed": 64, "heads": 64, "kv_heads": 32, "mlp": 96, "layers": 3}
-BIASED = replace(TINY, qkv_bias=True, out_bias=True, mlp_bias=True, tie_word_embeddings=False)
+BIASED = replace(
+    TINY,
+    tie_word_embeddings=False,
+    blocks=tuple(
+        replace(
+            block,
+            attention=replace(block.attention, qkv_bias=True, out_bias=True),
+            mlp=replace(block.mlp, bias=True),
+        )
+        for block in TINY.blocks
+    ),
+)
 
 
 @pytest.mark.parametrize("stacked", [False, True])

@@ -161,6 +161,7 @@ ROPES: list[dict[str, Any]] = [
 def test_rotary_frequencies_are_those_of_transformers(rope: dict[str, Any], head_dim: int) -> None:
     theirs = LlamaConfig(head_dim=head_dim, rope_parameters=dict(rope), **BASE)
     expected, expected_scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs)
-    frequencies, scale = rotary_frequencies(configure("llama", head_dim=head_dim, rope_parameters=rope).rope, head_dim)
+    ours = configure("llama", head_dim=head_dim, rope_parameters=rope).blocks[0].attention.rope
+    frequencies, scale = rotary_frequencies(ours)
     np.testing.assert_allclose(frequencies, expected.numpy(), rtol=2.5e-7)
     assert scale == pytest.approx(expected_scale, rel=1e-12)

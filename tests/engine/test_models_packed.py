@@ -15,6 +15,7 @@ from flax import nnx
 
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.errors import ConfigError
+from penstock.engine.models import MLPConfig
 from penstock.engine.models.layers import GatedMLP, Linear
 from penstock.engine.models.packed import PackedLinear, PackedMLP
 from penstock.engine.native import load_library, panel_width
@@ -69,7 +70,7 @@ def test_several_layers_in_one_product_stand_side_by_side(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_gated_product_is_the_feed_forward(dtype: str, bias: bool) -> None:
-    mlp = GatedMLP(48, 100, "silu", bias=bias, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(1))
+    mlp = GatedMLP(MLPConfig(100, bias=bias), 48, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(1))
     for layer in (mlp.gate, mlp.up, mlp.down):
         layer.kernel[...] = layer.kernel[...] * 20  # so that SiLU is far from a line
         if layer.bias is not None:
@@ -97,7 +98,7 @@ def test_a_row_does_not_depend_on_the_other_rows(dtype: str) -> None:
 
 @needs_compiler
 def test_a_nan_or_an_infinity_stays_in_its_row() -> None:
-    gated = PackedMLP(GatedMLP(32, 64, "silu", bias=False, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0)), width())
+    gated = PackedMLP(GatedMLP(MLPConfig(64), 32, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0)), width())
     out = gated(tokens(4, 32, "float32").at[1, 3].set(jnp.nan).at[2, 0].set(jnp.inf))
     assert not jnp.isfinite(out[1]).any()
     assert not jnp.isfinite(out[2]).any()

@@ -12,14 +12,13 @@ from penstock.engine.attention import check_page_table, page_size_for
 from penstock.engine.attention.selection import SMEM_BYTES, page_table_bytes
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
-from penstock.engine.models import ModelConfig
+from penstock.engine.models import FAMILIES, ModelConfig, matmul_parameters
 from penstock.engine.planning import PRESETS, as_dict, has_libtpu, plan, planned_model, preset
 from penstock.engine.planning.chips import CHIPS
 from penstock.engine.planning.hlo import Program
 from penstock.engine.planning.roofline import (
     collective_s,
     kv_token_bytes,
-    layer_parameters,
     step_flops,
     step_weight_bytes,
 )
@@ -83,6 +82,13 @@ def llama_8b() -> ModelConfig:
     return model
 
 
+def narrow_llama() -> ModelConfig:
+    """Of four layers, with a narrow feed-forward and a small vocabulary."""
+    return FAMILIES["llama"].config(
+        {**PRESETS["Llama-3.1-8B"], "vocab_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4}, "bfloat16"
+    )
+
+
 def test_bytes_are_counted_from_hbm_operands_as_often_as_they_move() -> None:
     traffic = Program(HLO).traffic(cache_bytes=1000 * 128 * 4)
     layer, x = 256 * 128 * 2, 8 * 128 * 4
@@ -114,17 +120,17 @@ def test_presets_have_the_published_numbers_of_parameters() -> None:
         model = preset(name.lower())
         assert model is not None
         tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
-        billions[name] = round((model.num_layers * layer_parameters(model) + tables) / 1e9, 2)
+        billions[name] = round((matmul_parameters(model) + tables) / 1e9, 2)
     assert billions == {"Qwen3-0.6B": 0.6, "Llama-3.1-8B": 8.03, "Qwen3-32B": 32.76, "Llama-3.3-70B": 70.55}
 
 
 def test_the_roofline_of_a_step_by_hand() -> None:
     model = llama_8b()
     assert kv_token_bytes(model, "bfloat16") == 2 * 32 * 8 * 128 * 2
-    assert layer_parameters(model) == 4096 * (32 * 128 + 2 * 8 * 128 + 32 * 128) + 3 * 4096 * 14336
-    weights = (32 * layer_parameters(model) + 128256 * 4096) * 2
+    assert matmul_parameters(model) == 32 * (4096 * (32 * 128 + 2 * 8 * 128 + 32 * 128) + 3 * 4096 * 14336)
+    weights = (matmul_parameters(model) + 128256 * 4096) * 2
     assert step_weight_bytes(model, 64, 4) == weights // 4 + 64 * 4096 * 2
-    matmuls = 2 * (32 * layer_parameters(model) + 128256 * 4096) * 64
+    matmuls = 2 * (matmul_parameters(model) + 128256 * 4096) * 64
     assert step_flops(model, 64, 64, 64 * 1000) == matmuls + 4 * 32 * 32 * 128 * 64 * 1000
     one = 2 * 3 / 4 * (64 * 4096 * 2) / (2 * 9.0e10) + 2 * 3 * 1e-6
     assert collective_s(model, 64, 4, CHIPS["v6e"]) == pytest.approx(65 * one)
@@ -179,7 +185,7 @@ def test_a_small_plan_holds_what_the_ledger_says(attention: str) -> None:
 
 @needs_libtpu
 def test_several_decode_steps_and_8_bit_pages_are_planned_and_copy_no_cache() -> None:
-    model = replace(llama_8b(), vocab_size=1024, intermediate_size=4096, num_layers=4, sliding_windows=(None,) * 4)
+    model = narrow_llama()
     config = EngineConfig(
         max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, tensor_parallel=4, num_pages=65, decode_steps=4
     )

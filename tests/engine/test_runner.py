@@ -21,7 +21,7 @@ from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.sequence import Sequence
 
-CONFIG = replace(TINY, num_layers=1, sliding_windows=(None,), qk_norm=False)
+CONFIG = TINY.of_layers(1)
 GEOMETRY = Geometry(max_num_seqs=4, max_batch_tokens=16, max_model_len=64, page_size=8, vocab_size=CONFIG.vocab_size)
 
 

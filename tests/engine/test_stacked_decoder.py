@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.loading.checkpoint import load_model, read_model_config
-from penstock.engine.models import LayerRun, layer_runs
+from penstock.engine.models import LayerRun, layer_runs, stacked_layers
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +32,12 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_layers_that_are_alike_become_one_run_and_are_stacked_from_the_file(mixed: Path) -> None:
     config = read_model_config(mixed)
-    assert layer_runs(config) == (LayerRun(0, 1, None), LayerRun(1, 2, 8))
+    first, *others = config.blocks
+    assert layer_runs(config) == (LayerRun(0, (first,), 1), LayerRun(1, (others[0],), 2))
     single, stacked = load_model(mixed, config), load_model(mixed, config, stacked=True)
     assert len(stacked.blocks) == 2
-    for run, block in zip(layer_runs(config), stacked.blocks, strict=True):
-        layers = [nnx.to_flat_state(nnx.state(b)) for b in single.blocks[run.first : run.first + run.count]]
+    for held, block in zip(stacked_layers(config), stacked.blocks, strict=True):
+        layers = [nnx.to_flat_state(nnx.state(single.blocks[layer])) for layer in held]
         for (path, leaf), *others in zip(nnx.to_flat_state(nnx.state(block)), *layers, strict=True):
             assert all(other[0] == path for other in others)
             np.testing.assert_array_equal(leaf[...], np.stack([other[1][...] for other in others]))

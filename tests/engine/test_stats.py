@@ -65,4 +65,4 @@ def test_parameters_are_those_of_the_checkpoint_whatever_it_is_split_over(tmp_pa
     model = write_model(tmp_path, tie_word_embeddings=tied, num_hidden_layers=3)
     config = read_model_config(model)
     assert num_parameters(config) == count_stored(model)
-    assert num_parameters(split_model(config, config.num_heads)) == count_stored(model)
+    assert num_parameters(split_model(config, config.blocks[0].attention.num_heads)) == count_stored(model)

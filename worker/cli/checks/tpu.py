@@ -10,8 +10,8 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.deployment import Deployment, deploy
 from penstock.engine.errors import EngineError
+from penstock.engine.models import matmul_parameters
 from penstock.engine.planning.models import planned_model
-from penstock.engine.planning.roofline import layer_parameters
 from penstock.worker.cli.checks import Finding
 from penstock.worker.settings import DEMO_MODEL
 
@@ -46,7 +46,7 @@ def lie_of(deployment: Deployment, config: EngineConfig, hbm_bytes: int) -> list
     )
     model, tensor = deployment.model, config.tensor_parallel
     tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
-    weights = (model.num_layers * layer_parameters(model) + tables) * 2 // tensor
+    weights = (matmul_parameters(model) + tables) * 2 // tensor
     pages = max(0, int((hbm_bytes - weights) * 0.9)) // deployment.page_bytes
     tokens = pages * deployment.page_size
     kept = f"{pages} pages of {deployment.kv_dtype}"

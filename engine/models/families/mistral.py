@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from penstock.engine.models.config import ModelConfig
-from penstock.engine.models.family import Family
-from penstock.engine.models.hf_config import HFConfig, decoder_config, every_layer
+from penstock.engine.models.config import BlockConfig, ModelConfig
+from penstock.engine.models.families.family import Family
+from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm, sliding
+from penstock.engine.models.hf_config import HFConfig
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     window = None if config.get("sliding_window") is None else config.integer("sliding_window")
-    return decoder_config(config, family=MISTRAL.model_type, dtype=dtype, sliding_windows=every_layer(config, window))
+    norm = read_norm(config)
+    block = BlockConfig(read_attention(config), read_mlp(config), norm)
+    blocks = sliding(block, every_layer(config, window))
+    return read_model(config, family=MISTRAL.model_type, dtype=dtype, blocks=blocks, norm=norm)
 
 
 MISTRAL = Family(

@@ -1,0 +1,43 @@
+"""The model families: which checkpoints can be served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from penstock.engine.errors import ConfigError, shown
+from penstock.engine.models.families.family import Family
+from penstock.engine.models.families.llama import LLAMA
+from penstock.engine.models.families.mistral import MISTRAL
+from penstock.engine.models.families.qwen2 import QWEN2
+from penstock.engine.models.families.qwen3 import QWEN3
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
+)
+
+
+def family_of(fields: Mapping[str, Any]) -> Family:
+    """The family of a `config.json`, by its `model_type`, or by `architectures` where that is absent.
+
+    Raises:
+        ConfigError: the family is not supported, or the model is not a causal language model of it.
+    """
+    architectures = fields.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise ConfigError(f"config.json: architectures must be a list, not {shown(architectures)}")
+    model_type = fields.get("model_type")
+    if model_type is None:
+        model_type = next((f.model_type for f in FAMILIES.values() if f.architecture in architectures), None)
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise ConfigError(
+            f"model type {shown(model_type)} (architectures {shown(architectures)}) is not supported; "
+            f"supported are {', '.join(FAMILIES)}"
+        )
+    if architectures and family.architecture not in architectures:
+        raise ConfigError(
+            f"architectures {shown(architectures)} is not supported; {model_type} needs {family.architecture}"
+        )
+    return family

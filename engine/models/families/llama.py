@@ -1,0 +1,29 @@
+"""Llama 2, 3 and 3.x (Touvron et al., arXiv 2307.09288; Grattafiori et al., arXiv 2407.21783)."""
+
+from __future__ import annotations
+
+from penstock.engine.models.config import BlockConfig, ModelConfig
+from penstock.engine.models.families.family import Family
+from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm
+from penstock.engine.models.hf_config import HFConfig
+
+
+def _configure(config: HFConfig, dtype: str) -> ModelConfig:
+    config.refuse_unless("sliding_window", None)
+    has_bias = config.flag("attention_bias")
+    norm = read_norm(config)
+    block = BlockConfig(
+        read_attention(config, qkv_bias=has_bias, out_bias=has_bias),
+        read_mlp(config, bias=config.flag("mlp_bias")),
+        norm,
+    )
+    blocks = [block for _ in every_layer(config, None)]
+    return read_model(config, family=LLAMA.model_type, dtype=dtype, blocks=blocks, norm=norm)
+
+
+LLAMA = Family(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    defaults={"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
+    configure=_configure,
+)

@@ -1,0 +1,128 @@
+"""What families read alike from a Hugging Face `config.json`: the parts of their blocks, and what is around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from penstock.engine.errors import ConfigError, shown
+from penstock.engine.models.config import AttentionConfig, BlockConfig, MLPConfig, ModelConfig, NormConfig
+from penstock.engine.models.hf_config import HFConfig, checked_dtype
+from penstock.engine.models.hf_rope import read_rope
+from penstock.engine.models.layers import ACTIVATIONS
+
+
+def read_model(
+    config: HFConfig, *, family: str, dtype: str, blocks: Iterable[BlockConfig], norm: NormConfig
+) -> ModelConfig:
+    """A model of these blocks and with this final norm.
+
+    Raises:
+        ConfigError: a field is missing, or asks for a computation that is not implemented.
+    """
+    for name in ("quantization_config", "compression_config", "per_layer_config"):
+        config.refuse_unless(name, None, {})
+    return ModelConfig(
+        family=family,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=config.integer("hidden_size"),
+        blocks=tuple(blocks),
+        norm=norm,
+        max_position=config.integer("max_position_embeddings"),
+        tie_word_embeddings=config.flag("tie_word_embeddings"),
+        dtype=checked_dtype(dtype),
+    )
+
+
+def read_norm(config: HFConfig) -> NormConfig:
+    return NormConfig(eps=config.number("rms_norm_eps"))
+
+
+def read_attention(
+    config: HFConfig, *, qkv_bias: bool = False, out_bias: bool = False, qk_norm: NormConfig | None = None
+) -> AttentionConfig:
+    """Attention to everything before, the same in all layers.
+
+    Raises:
+        ConfigError: a field is missing, contradicts another, or asks for a computation that is not implemented.
+    """
+    hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    num_kv_heads = config.integer("num_key_value_heads", default=num_heads)
+    if num_heads % num_kv_heads:
+        raise ConfigError(
+            f"config.json: num_attention_heads = {num_heads} is not a multiple of num_key_value_heads = {num_kv_heads}"
+        )
+    head_dim = _head_dim(config, hidden_size, num_heads)
+    return AttentionConfig(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rope=read_rope(config, head_dim),
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        qk_norm=qk_norm,
+    )
+
+
+def read_mlp(config: HFConfig, *, bias: bool = False) -> MLPConfig:
+    return MLPConfig(config.integer("intermediate_size"), _activation(config), bias=bias)
+
+
+def sliding(block: BlockConfig, windows: Iterable[int | None]) -> list[BlockConfig]:
+    """One such block for each window."""
+    return [replace(block, attention=replace(block.attention, sliding_window=window)) for window in windows]
+
+
+def every_layer(config: HFConfig, window: int | None) -> tuple[int | None, ...]:
+    """The same window for all layers; a `layer_types` that says otherwise is refused."""
+    num_layers = config.integer("num_hidden_layers")
+    kind = "full_attention" if window is None else "sliding_attention"
+    config.refuse_unless("layer_types", None, [kind] * num_layers)
+    return (window,) * num_layers
+
+
+def mixed_layers(config: HFConfig) -> tuple[int | None, ...]:
+    """Qwen's rule: `layer_types` says which layers slide; without it, those from `max_window_layers` on do."""
+    num_layers = config.integer("num_hidden_layers")
+    slides = config.flag("use_sliding_window") and config.get("sliding_window") is not None
+    window = config.integer("sliding_window") if slides else None
+    layer_types = config.get("layer_types")
+    if layer_types is None:
+        first = config.get("max_window_layers")
+        if window is not None and (not isinstance(first, int) or isinstance(first, bool)):
+            raise ConfigError(f"config.json: max_window_layers must be a whole number, not {shown(first)}")
+        return tuple(window if window is not None and layer >= first else None for layer in range(num_layers))
+    if not isinstance(layer_types, list) or len(layer_types) != num_layers:
+        raise ConfigError(f"config.json: layer_types must list {num_layers} layers, not {shown(layer_types)}")
+    return tuple(_window_of(kind, window) for kind in layer_types)
+
+
+def _window_of(kind: object, window: int | None) -> int | None:
+    if kind == "full_attention":
+        return None
+    if kind != "sliding_attention":
+        raise ConfigError(f"config.json: attention type {shown(kind)} in layer_types is not supported")
+    if window is None:
+        raise ConfigError(
+            "config.json: layer_types has sliding_attention, but use_sliding_window or sliding_window is off"
+        )
+    return window
+
+
+def _head_dim(config: HFConfig, hidden_size: int, num_heads: int) -> int:
+    if config.get("head_dim") is None and hidden_size % num_heads:
+        raise ConfigError(
+            f"config.json: hidden_size = {hidden_size} is not a multiple of num_attention_heads = {num_heads}, "
+            "and there is no head_dim"
+        )
+    head_dim = config.integer("head_dim", default=hidden_size // num_heads)
+    if head_dim % 2:
+        raise ConfigError(f"config.json: head_dim = {head_dim} is odd; rotary positions need an even one")
+    return head_dim
+
+
+def _activation(config: HFConfig) -> str:
+    activation = config.get("hidden_act")
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise ConfigError(f"config.json: hidden_act = {shown(activation)} is not one of {', '.join(ACTIVATIONS)}")
+    return str(activation)

@@ -1,0 +1,101 @@
+"""Rotary positions as a Hugging Face `config.json` states them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from penstock.engine.errors import ConfigError, shown
+from penstock.engine.models.config import RopeConfig
+from penstock.engine.models.hf_config import HFConfig
+from penstock.engine.models.rope import ROPE_KINDS, rotary_frequencies
+
+
+def read_rope(config: HFConfig, dim: int) -> RopeConfig:
+    """The one of all layers, which rotates `dim` features of each head.
+
+    Raises:
+        ConfigError: a field makes no sense, or asks for what is not implemented.
+    """
+    config.refuse_unless("partial_rotary_factor", None, 1)
+    table = rope_table(config)
+    if any(isinstance(value, dict) for value in table.values()):
+        raise ConfigError(f"config.json: rotary parameters must be one flat table for all layers, not {shown(table)}")
+    return rope_from(config, table, dim)
+
+
+def rope_table(config: HFConfig) -> Mapping[str, Any]:
+    """Both dialects: `rope_theta` with `rope_scaling`, and the `rope_parameters` of transformers 5 that holds all."""
+    config.number("rope_theta", default=10_000.0)  # must make sense even where the table's own wins
+    table = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(table, dict):
+        raise ConfigError(f"config.json: rotary parameters must be one flat table for all layers, not {shown(table)}")
+    return table
+
+
+def rope_from(config: HFConfig, table: Mapping[str, Any], dim: int) -> RopeConfig:
+    """What a flat table of rotary parameters says.
+
+    Raises:
+        ConfigError: a field makes no sense, or asks for what is not implemented.
+    """
+    rope = HFConfig(table, defaults={"rope_theta": config.get("rope_theta")})
+    rope.refuse_unless("partial_rotary_factor", None, 1)
+    theta = rope.number("rope_theta", default=10_000.0)
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in ROPE_KINDS:
+        raise ConfigError(f"config.json: rope type {shown(kind)} is not one of {', '.join(ROPE_KINDS)}")
+    return _finite(_scaled(config, rope, kind, RopeConfig(dim=dim, theta=theta)))
+
+
+def _scaled(config: HFConfig, rope: HFConfig, kind: str, plain: RopeConfig) -> RopeConfig:
+    if kind == "default":
+        return plain
+    if kind == "linear":
+        return replace(plain, kind=kind, factor=rope.number("factor"))
+    max_position = config.integer("max_position_embeddings")
+    # A value outside the table overrides one inside it, as in transformers.
+    original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+    original = HFConfig({"original_max_position_embeddings": original}, {}).integer(
+        "original_max_position_embeddings", default=max_position
+    )
+    plain = replace(plain, kind=kind, original_max_position=original)
+    return _llama3(rope, plain) if kind == "llama3" else _yarn(rope, plain, max_position)
+
+
+def _finite(rope: RopeConfig) -> RopeConfig:
+    """Numbers that each make sense can still be without any together."""
+    try:
+        with np.errstate(all="ignore"):
+            frequencies, scale = rotary_frequencies(rope)
+    except (ArithmeticError, ValueError) as error:
+        raise ConfigError(f"config.json: no rotary frequencies can be computed from {rope}: {error}") from error
+    if not np.isfinite(frequencies).all() or not np.isfinite(np.float32(scale)):
+        raise ConfigError(f"config.json: the rotary frequencies are not finite with {rope}")
+    return rope
+
+
+def _llama3(rope: HFConfig, plain: RopeConfig) -> RopeConfig:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if high <= low:
+        raise ConfigError(f"config.json: high_freq_factor = {high} must be above low_freq_factor = {low}")
+    return replace(plain, factor=rope.number("factor"), low_freq_factor=low, high_freq_factor=high)
+
+
+def _yarn(rope: HFConfig, plain: RopeConfig, max_position: int) -> RopeConfig:
+    def optional(name: str) -> float | None:
+        return rope.number(name) if rope.get(name) else None
+
+    return replace(
+        plain,
+        factor=rope.number("factor", default=max_position / plain.original_max_position),
+        beta_fast=optional("beta_fast") or 32.0,
+        beta_slow=optional("beta_slow") or 1.0,
+        attention_factor=rope.number("attention_factor") if rope.get("attention_factor") is not None else None,
+        mscale=optional("mscale"),
+        mscale_all_dim=optional("mscale_all_dim"),
+        truncate=rope.flag("truncate") if rope.get("truncate") is not None else True,
+    )
