@@ -6,7 +6,9 @@ pattern and how often it follows itself; its loop has the pattern's layers in it
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from penstock.engine.models.config import BlockConfig, ModelConfig
 
@@ -30,34 +32,43 @@ class LayerRun:
         return tuple(range(self.first + place, self.end, len(self.pattern)))
 
 
+@cache
 def layer_runs(config: ModelConfig) -> tuple[LayerRun, ...]:
     """The layers in runs whose patterns have as few layers together as can be."""
-    blocks = config.blocks
-    best: list[tuple[int, LayerRun | None]] = [(0, None)] * (len(blocks) + 1)  # from each layer on
-    for first in reversed(range(len(blocks))):
-        best[first] = min(
-            ((len(run.pattern) + best[run.end][0], run) for run in _runs_from(blocks, first)), key=lambda each: each[0]
-        )
-    runs = []
-    place = 0
-    while (run := best[place][1]) is not None:
-        runs.append(run)
-        place = run.end
-    return tuple(runs)
+    numbers = {block: number for number, block in enumerate(dict.fromkeys(config.blocks))}
+    kinds = [numbers[block] for block in config.blocks]
+    return tuple(
+        LayerRun(first, config.blocks[first : first + length], repeats) for first, length, repeats in _cheapest(kinds)
+    )
 
 
+@cache
 def stacked_layers(config: ModelConfig) -> tuple[tuple[int, ...], ...]:
     """The layers that each block of a stacked decoder holds."""
     return tuple(run.layers(place) for run in layer_runs(config) for place in range(len(run.pattern)))
 
 
-def _runs_from(blocks: tuple[BlockConfig, ...], first: int) -> list[LayerRun]:
-    """With each length of pattern, the longest run."""
-    runs = []
-    for length in range(1, min(LONGEST_PATTERN, len(blocks) - first) + 1):
-        pattern = blocks[first : first + length]
-        repeats = 1
-        while blocks[first + repeats * length : first + (repeats + 1) * length] == pattern:
-            repeats += 1
-        runs.append(LayerRun(first, pattern, repeats))
-    return runs
+def _cheapest(kinds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Where each run begins, the length of its pattern, and how often that is there; of equal ones, long runs first."""
+    costs = [0] * (len(kinds) + 1)  # of the layers from each on
+    choices = [(1, 1)] * len(kinds)
+    for first in reversed(range(len(kinds))):
+        costs[first], _, *choice = min(
+            (length + costs[first + length * repeats], -length * repeats, length, repeats)
+            for length, repeats in _repeats(kinds, first)
+        )
+        choices[first] = choice[0], choice[1]
+    place = 0
+    while place < len(kinds):
+        length, repeats = choices[place]
+        yield place, length, repeats
+        place += length * repeats
+
+
+def _repeats(kinds: Sequence[int], first: int) -> Iterator[tuple[int, int]]:
+    """Each length that a pattern from `first` on may have, and how often it is there."""
+    for length in range(1, min(LONGEST_PATTERN, len(kinds) - first) + 1):
+        end = first + length
+        while end < len(kinds) and kinds[end] == kinds[end - length]:
+            end += 1
+        yield length, (end - first) // length
