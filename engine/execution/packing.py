@@ -99,7 +99,7 @@ class BatchBuilder:
         sources[:] = -1
         for row in plan.rows:
             sequence = row.sequence
-            self._pages.follow(sequence, sequence.pages)
+            self._pages.follow(sequence, sequence.pages.groups[0])
             token_ids += sequence.token_ids[row.start : row.start + row.num_known]
             if row.num_known < row.num_tokens:
                 sources[len(token_ids)] = self._rows_in_flight[sequence]

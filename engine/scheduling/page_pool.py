@@ -7,6 +7,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
+from penstock.engine.scheduling.page_needs import PageNeeds
+
 _HASH_BYTES = 16
 
 
@@ -15,18 +17,26 @@ class PagePool:
 
     Page 0 is the sink: padding tokens write there, and it is never handed out. Every other page is in exactly one of
     three states: held (one or more references), cached (no reference, but its content is indexed and may be taken up
-    again), or free. Held pages may be indexed too, then several sequences share them. Only full pages are indexed;
-    their content never changes while they are.
+    again), or free. Held pages may be indexed too, then several sequences share them. Only full pages are indexed, by
+    the group of layers whose keys and values they hold; their content never changes while they are.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        windows: tuple[int | None, ...] = (None,),  # of the groups of layers
+        prefix_caching: bool = True,
+    ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
+        self.needs = PageNeeds(page_size, windows)
         self._prefix_caching = prefix_caching
         self._free: deque[int] = deque(range(1, num_pages))
         self._references = [0] * num_pages
-        self._hash_of: dict[int, bytes] = {}  # indexed page -> hash of everything up to its end
-        self._page_of: dict[bytes, int] = {}
+        self._key_of: dict[int, tuple[int, bytes]] = {}  # indexed page -> group, hash of everything up to its end
+        self._page_of: tuple[dict[bytes, int], ...] = tuple({} for _ in windows)  # by group
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     @property
@@ -42,9 +52,9 @@ class PagePool:
     def num_cached(self) -> int:
         return len(self._cached)
 
-    def pages_for(self, num_tokens: int) -> int:
-        """How many pages `num_tokens` tokens fill."""
-        return -(-num_tokens // self.page_size)
+    @property
+    def num_references(self) -> int:
+        return sum(self._references)
 
     def allocate(self, count: int) -> list[int]:
         """Hands out `count` pages, evicting the least recently used cached ones where free ones run out.
@@ -66,30 +76,40 @@ class PagePool:
         for page in reversed(pages):
             self._references[page] -= 1
             if self._references[page] == 0:
-                if page in self._hash_of:
+                if page in self._key_of:
                     self._cached[page] = None
                 else:
                     self._free.append(page)
 
-    def find_prefix(self, token_ids: Sequence[int], salt: str) -> tuple[list[int], list[bytes]]:
-        """The longest run of indexed pages that holds a proper prefix of `token_ids`, and their hashes.
+    def find_prefix(self, hashes: Iterable[bytes]) -> list[list[int]]:
+        """The indexed pages of the longest prefix that can be taken up, by group; `hashes` are those of its pages.
 
-        Proper, because the last token has to be computed to sample the next one, and shared pages are never written.
-        References are not taken: `acquire` does that.
+        Of a group with a window it takes those pages that the token behind the prefix sees, and has page 0 for those
+        before. References are not taken: `acquire` does that.
         """
-        pages: list[int] = []
-        hashes: list[bytes] = []
+        found: list[list[int]] = [[] for _ in self._page_of]
         if not self._prefix_caching:
-            return pages, hashes
-        parent = root_hash(salt)
-        for end in range(self.page_size, len(token_ids), self.page_size):
-            parent = page_hash(parent, token_ids[end - self.page_size : end])
-            page = self._page_of.get(parent)
-            if page is None:
+            return found
+        in_a_row = [0] * len(found)  # pages that are there, up to the last one looked for
+        length = 0
+        for count, digest in enumerate(hashes, 1):
+            for group, pages in enumerate(found):
+                pages.append(self._page_of[group].get(digest, 0))
+                in_a_row[group] = in_a_row[group] + 1 if pages[-1] else 0
+            missing = [count - self._first_seen(group, count) > there for group, there in enumerate(in_a_row)]
+            if not any(missing):
+                length = count
+            elif any(gone and window is None for gone, window in zip(missing, self.needs.windows, strict=True)):
                 break
-            pages.append(page)
-            hashes.append(parent)
-        return pages, hashes
+        return [self._kept(group, pages[:length]) for group, pages in enumerate(found)]
+
+    def _first_seen(self, group: int, num_pages: int) -> int:
+        """Of a prefix of so many pages, the first that the token behind it sees."""
+        return self.needs.first_seen(group, num_pages * self.page_size)
+
+    def _kept(self, group: int, prefix: list[int]) -> list[int]:
+        first = self._first_seen(group, len(prefix))
+        return [0] * first + prefix[first:]
 
     def count_cached(self, pages: Iterable[int]) -> int:
         """How many of `pages` are cached, not held: acquiring those takes from `num_available`."""
@@ -101,23 +121,22 @@ class PagePool:
             self._references[page] += 1
             self._cached.pop(page, None)
 
-    def index(self, page: int, parent: bytes, token_ids: Sequence[int]) -> bytes:
-        """Makes a full held page findable; returns the hash to pass as the next page's `parent`.
+    def index(self, page: int, digest: bytes, group: int = 0) -> None:
+        """Makes a full held page findable by the hash of the tokens up to its end.
 
         If another page has the same content already, that one stays the indexed one.
         """
-        digest = page_hash(parent, token_ids)
-        if self._prefix_caching and digest not in self._page_of:
-            self._page_of[digest] = page
-            self._hash_of[page] = digest
-        return digest
+        if self._prefix_caching and digest not in self._page_of[group]:
+            self._page_of[group][digest] = page
+            self._key_of[page] = group, digest
 
     def forget_contents(self) -> None:
         """Drops the whole index, for when the cache's content was lost. Held pages stay held."""
         self._free.extend(self._cached)
         self._cached.clear()
-        self._hash_of.clear()
-        self._page_of.clear()
+        self._key_of.clear()
+        for pages in self._page_of:
+            pages.clear()
 
     def check(self) -> None:
         """Proves the pool's invariants: every page is in exactly one state, the index is a bijection.
@@ -135,16 +154,18 @@ class PagePool:
             )
         if min(self._references, default=0) < 0:
             raise AssertionError(f"negative reference count: {self._references}")
-        if {page: digest for digest, page in self._page_of.items()} != self._hash_of:
+        by_page = {page: (group, key) for group, pages in enumerate(self._page_of) for key, page in pages.items()}
+        if by_page != self._key_of:
             raise AssertionError("the two directions of the prefix index differ")
-        if not cached <= set(self._hash_of):
-            raise AssertionError(f"cached but not indexed: {cached - set(self._hash_of)}")
-        if free & set(self._hash_of):
-            raise AssertionError(f"free but indexed: {free & set(self._hash_of)}")
+        if not cached <= set(self._key_of):
+            raise AssertionError(f"cached but not indexed: {cached - set(self._key_of)}")
+        if free & set(self._key_of):
+            raise AssertionError(f"free but indexed: {free & set(self._key_of)}")
 
     def _evict(self) -> int:
         page, _ = self._cached.popitem(last=False)
-        del self._page_of[self._hash_of.pop(page)]
+        group, digest = self._key_of.pop(page)
+        del self._page_of[group][digest]
         return page
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.engine.scheduling.pace import Pace, PromptBudget
-from penstock.engine.scheduling.page_pool import PagePool, root_hash
+from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.sequence_pages import SequencePages
 
 LOOKAHEAD_PAGES = 4
 """A sequence is admitted only if every running one could still grow by this many pages: fewer preempt it at once."""
@@ -90,6 +91,7 @@ class Scheduler:
         max_rows: int | None = None,  # of the head; None: one per sequence
     ) -> None:
         self._pool = pool
+        self._pages = SequencePages(pool, max_batch_tokens)
         self._max_num_seqs = max_num_seqs
         self._max_batch_tokens = max_batch_tokens
         self._max_model_len = max_model_len
@@ -161,7 +163,7 @@ class Scheduler:
         if row.num_scored:
             sequence.num_scored = max(sequence.num_scored, row.start + row.num_scored)
         self._clear(sequence)
-        self._index_full_pages(sequence)
+        self._pages.index_full(sequence)
 
     def roll_back(self, blamed: StepPlan, lost: StepPlan | None) -> None:
         """Undoes what was not committed, the cache's content with it: every sequence is recomputed.
@@ -185,10 +187,7 @@ class Scheduler:
         Raises:
             AssertionError: what does not hold.
         """
-        self._pool.check()
-        for sequence in self._running:
-            if self._pool.pages_for(sequence.num_computed) > len(sequence.pages):
-                raise AssertionError(f"{sequence.num_computed} tokens computed in {len(sequence.pages)} pages")
+        self._pages.check(self._running)
         if any(sequence.pages or sequence.batch_slot >= 0 for sequence in self._waiting):
             raise AssertionError("a waiting sequence holds pages or a batch slot")
         batch_slots = sorted([*self._free_batch_slots, *(sequence.batch_slot for sequence in self._running)])
@@ -240,10 +239,11 @@ class Scheduler:
         if sequence.batch_slot < 0 or not count:  # without a batch slot it was preempted a moment ago
             return 0
         returned = 0
-        if len(sequence.pages) * self._pool.page_size < sequence.num_computed + count:
+        if self._pages.capacity(sequence) < sequence.num_computed + count:
             returned = self._hold_pages(sequence, sequence.num_computed + count, chosen)
             if sequence.batch_slot < 0:
                 return -returned
+            count = min(count, self._pages.capacity(sequence) - sequence.num_computed)
         chosen[sequence] = count
         return count - returned
 
@@ -254,11 +254,14 @@ class Scheduler:
         for sequence, count in chosen.items():
             if count > 1 or sequence.num_pending > 1 or sequence.is_constrained:
                 return 1
-        needed = {s: self._pool.pages_for(s.num_computed + self._num_sampled(s, max_steps)) for s in chosen}
-        if sum(count - len(s.pages) for s, count in needed.items()) > self._pool.num_available:
+        ends = {s: s.num_computed + self._num_sampled(s, max_steps) for s in chosen}
+        growing = [sequence for sequence, num_tokens in ends.items() if self._pages.missing(sequence, num_tokens)]
+        for sequence in growing:
+            self._pages.let_pass(sequence)
+        if sum(self._pages.missing(sequence, ends[sequence]) for sequence in growing) > self._pool.num_available:
             return 1
-        for sequence, count in needed.items():
-            sequence.pages += self._pool.allocate(count - len(sequence.pages))
+        for sequence in growing:
+            self._pages.extend(sequence, ends[sequence])
         return max_steps
 
     def _num_sampled(self, sequence: Sequence, num_steps: int) -> int:
@@ -277,56 +280,53 @@ class Scheduler:
     def _hold_pages(self, sequence: Sequence, num_tokens: int, chosen: dict[Sequence, int]) -> int:
         """Gives `sequence` pages for its first `num_tokens` tokens, preempting from the back, itself if it is the last.
 
+        A lone one gets what there is: pages that windows will have passed are not there yet.
+
         Returns how many tokens of budget the preempted ones gave back.
         """
-        needed = self._pool.pages_for(num_tokens) - len(sequence.pages)
+        self._pages.let_pass(sequence)
         returned = 0
-        while needed > self._pool.num_available:
+        while self._pages.missing(sequence, num_tokens) > self._pool.num_available:
+            if len(self._running) == 1 and self._pages.reach(sequence) > sequence.num_computed:
+                num_tokens = self._pages.reach(sequence)
+                break
             victim = self._running[-1]
             self._preempt(victim)
             returned += chosen.pop(victim, 0)
             if victim is sequence:
                 return returned
-        if needed > 0:
-            sequence.pages += self._pool.allocate(needed)
+        self._pages.extend(sequence, num_tokens)
         return returned
 
     def _admit(self, sequence: Sequence, budget: int, prompts: PromptBudget) -> int:
         """Starts a waiting sequence, unless pages or the budget are short; returns how many tokens it computes."""
-        # Of a cached token there are keys and values, but no hidden state to score the next one by.
-        usable = sequence.token_ids[: sequence.num_scored + 1] if sequence.num_unscored else sequence.token_ids
-        cached, hashes = self._pool.find_prefix(usable, sequence.request.cache_salt)
-        if not self._fits(sequence, cached) or prompts.tokens(len(cached) * self._pool.page_size) == 0:
+        cached = self._pages.find_prefix(sequence)
+        if not self._fits(sequence, cached) or prompts.tokens(len(cached[0]) * self._pool.page_size) == 0:
             return 0
-        self._start(sequence, cached, hashes)
-        count = _chunk(sequence, budget, prompts)
-        sequence.pages += self._pool.allocate(self._pool.pages_for(sequence.num_computed + count) - len(cached))
+        self._start(sequence, cached)
+        count = min(_chunk(sequence, budget, prompts), self._pages.reach(sequence) - sequence.num_computed)
+        self._pages.extend(sequence, sequence.num_computed + count)
         return count
 
-    def _fits(self, sequence: Sequence, cached: list[int]) -> bool:
+    def _fits(self, sequence: Sequence, cached: list[list[int]]) -> bool:
         """Whether all of a waiting sequence's tokens find pages, and the running ones could still grow a while."""
-        pages = self._pool.pages_for(sequence.num_tokens + 1) - len(cached) + self._pool.count_cached(cached)
         if not self._running:
-            return pages <= self._pool.num_available
+            return self._pages.fits_alone(sequence)
         growth = sum(map(self._pages_to_grow, [*self._running, sequence]))
-        return pages + growth <= self._pool.num_available
+        return self._pages.to_admit(sequence, cached) + growth <= self._pool.num_available
 
     def _pages_to_grow(self, sequence: Sequence) -> int:
         """Pages that a sequence will still need: for all its pending tokens, and up to the look-ahead for new ones."""
         remaining = sequence.request.sampling.max_tokens - sequence.num_generated
         end = sequence.num_tokens + min(max(remaining, 0), LOOKAHEAD_PAGES * self._pool.page_size)
-        held = len(sequence.pages) or self._pool.pages_for(sequence.num_tokens + 1)  # those were counted at admission
-        return max(0, self._pool.pages_for(min(end, self._max_model_len)) - held)
+        return self._pages.to_grow(sequence, min(end, self._max_model_len))
 
-    def _start(self, sequence: Sequence, cached: list[int], hashes: list[bytes]) -> None:
+    def _start(self, sequence: Sequence, cached: list[list[int]]) -> None:
         self._waiting.remove(sequence)
         insort(self._running, sequence, key=_rank)
         sequence.batch_slot = self._free_batch_slots.pop()
         sequence.num_starts += 1
-        self._pool.acquire(cached)
-        sequence.pages = list(cached)
-        sequence.page_hashes = list(hashes)
-        sequence.num_computed = len(cached) * self._pool.page_size
+        self._pages.start(sequence, cached)
         sequence.num_cached = max(sequence.num_cached, min(sequence.num_computed, sequence.num_prompt))
 
     def _clear(self, sequence: Sequence) -> None:
@@ -341,19 +341,9 @@ class Scheduler:
         self.add(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        self._pool.release(sequence.pages)
-        sequence.pages, sequence.page_hashes, sequence.num_computed = [], [], 0
+        self._pages.release(sequence)
         self._free_batch_slots.append(sequence.batch_slot)
         sequence.batch_slot = -1
-
-    def _index_full_pages(self, sequence: Sequence) -> None:
-        """Makes pages findable whose tokens are all known and dispatched."""
-        size = self._pool.page_size
-        num_full = min(sequence.num_computed, len(sequence.token_ids)) // size
-        for i in range(len(sequence.page_hashes), num_full):
-            parent = sequence.page_hashes[-1] if i else root_hash(sequence.request.cache_salt)
-            tokens = sequence.token_ids[i * size : (i + 1) * size]
-            sequence.page_hashes.append(self._pool.index(sequence.pages[i], parent, tokens))
 
 
 def _chunk(sequence: Sequence, budget: int, prompts: PromptBudget) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from penstock.engine.request import Request
+from penstock.engine.scheduling.page_pool import page_hash, root_hash
+from penstock.engine.scheduling.page_table import PageTable
 
 
 class Sequence:
@@ -23,6 +25,7 @@ class Sequence:
         "num_cached",
         "num_computed",
         "num_in_flight",
+        "num_indexed",
         "num_prompt",
         "num_scored",
         "num_starts",
@@ -54,8 +57,9 @@ class Sequence:
         self.num_computed = 0
         self.num_in_flight = 0
         self.num_cached = 0  # prompt tokens that the prefix cache saved when the sequence first ran
-        self.pages: list[int] = []
-        self.page_hashes: list[bytes] = []  # of the pages that are full and indexed, in order
+        self.pages = PageTable()
+        self.num_indexed = 0  # pages, all of them full, that were made findable
+        self.page_hashes: list[bytes] = []  # of its first full pages, whether it holds them or not
         self.batch_slot = -1  # while it runs, its place in tables that mirror running sequences; -1 while it waits
         self.num_starts = 0  # how often it was admitted: tells a batch slot's new holder from its old one
         self.seed = _seed(request, index)
@@ -87,6 +91,13 @@ class Sequence:
     def num_unscored(self) -> int:
         """Tokens of the prompt whose log-probability is still to be computed."""
         return self.num_prompt - 1 - self.num_scored
+
+    def page_hash(self, number: int, page_size: int) -> bytes:
+        """Of the tokens up to the end of one of its full pages."""
+        for i in range(len(self.page_hashes), number + 1):
+            parent = self.page_hashes[-1] if i else root_hash(self.request.cache_salt)
+            self.page_hashes.append(page_hash(parent, self.token_ids[i * page_size : (i + 1) * page_size]))
+        return self.page_hashes[number]
 
 
 def _scores_prompt(request: Request, index: int) -> bool:

@@ -16,6 +16,7 @@ from penstock.engine import Engine, EngineDriver, Output, Request, SamplingParam
 from penstock.engine.execution import packing as packing_module
 from penstock.engine.logprobs import PromptLogprobs
 from penstock.engine.scheduling.scheduler import Row
+from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text.detokenizer import Detokenizer
 from penstock.engine.text.reply import ReplyStreams
 from penstock.engine.text.tokenizer import Tokenizer
@@ -73,14 +74,14 @@ def stumble_at_the_end_of_text(engine: Engine, patch: pytest.MonkeyPatch) -> Non
 
 
 def stumble_in_planning(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    find_prefix = engine._pool.find_prefix
+    fits = engine._scheduler._fits
 
-    def find(token_ids: list[int], salt: str) -> Any:
-        if token_ids[0] == BAD.prompt_token_ids[0]:
+    def stumble(sequence: Sequence, cached: list[list[int]]) -> bool:
+        if sequence.request.id == BAD.id:
             raise Oops("at planning")
-        return find_prefix(token_ids, salt)
+        return fits(sequence, cached)
 
-    patch.setattr(engine._pool, "find_prefix", find)
+    patch.setattr(engine._scheduler, "_fits", stumble)
 
 
 def stumble_in_growing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
@@ -107,14 +108,14 @@ def stumble_in_packing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 
 
 def stumble_in_committing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    index = engine._pool.index
+    page_hash = Sequence.page_hash
 
-    def index_page(page: int, parent: bytes, token_ids: list[int]) -> bytes:
-        if POISON in token_ids:
+    def hash_of(sequence: Sequence, number: int, page_size: int) -> bytes:
+        if POISON in sequence.token_ids[number * page_size : (number + 1) * page_size]:
             raise Oops("at committing")
-        return index(page, parent, token_ids)
+        return page_hash(sequence, number, page_size)
 
-    patch.setattr(engine._pool, "index", index_page)
+    patch.setattr(Sequence, "page_hash", hash_of)
 
 
 def stumble_in_logprobs(engine: Engine, patch: pytest.MonkeyPatch) -> None:

@@ -60,9 +60,10 @@ def test_a_prompt_is_packed_with_its_positions_slots_and_pages() -> None:
     np.testing.assert_array_equal(inputs.ragged.num_seqs, [2])
     for place, sequence in enumerate((first, second)):
         held = len(sequence.pages)
-        np.testing.assert_array_equal(inputs.ragged.page_indices[place, :held], sequence.pages)
+        np.testing.assert_array_equal(inputs.ragged.page_indices[place, :held], list(sequence.pages))
         np.testing.assert_array_equal(inputs.ragged.page_indices[place, held:], 0)
-    slots = [first.pages[i // 4] * 4 + i % 4 for i in range(5)] + [second.pages[0] * 4 + i for i in range(3)]
+    pages, others = list(first.pages), list(second.pages)
+    slots = [pages[i // 4] * 4 + i % 4 for i in range(5)] + [others[0] * 4 + i for i in range(3)]
     np.testing.assert_array_equal(inputs.ragged.slots, slots + [0] * 8)  # padding writes to the sink
     np.testing.assert_array_equal(inputs.sampled_tokens[:2], [4, 7])  # the last of each
 

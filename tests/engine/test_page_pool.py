@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.engine.scheduling.page_pool import PagePool, root_hash
+from penstock.engine.scheduling.page_pool import PagePool, page_hash, root_hash
 
 SIZE = 4
 
 
+def hashes(token_ids: list[int], salt: str = "") -> Iterator[bytes]:
+    """Of its full pages."""
+    digest = root_hash(salt)
+    for end in range(SIZE, len(token_ids) + 1, SIZE):
+        digest = page_hash(digest, token_ids[end - SIZE : end])
+        yield digest
+
+
+def find(pool: PagePool, token_ids: list[int], salt: str = "") -> list[int]:
+    return pool.find_prefix(hashes(token_ids, salt))[0]
+
+
 def fill(pool: PagePool, token_ids: list[int], salt: str = "") -> list[int]:
     """Holds and indexes the full pages of `token_ids`, as a sequence that computed them would."""
-    found, hashes = pool.find_prefix(token_ids, salt)
+    found = find(pool, token_ids, salt)
     pool.acquire(found)
-    pages = found + pool.allocate(pool.pages_for(len(token_ids)) - len(found))
-    parent = hashes[-1] if hashes else root_hash(salt)
-    for i in range(len(found), len(token_ids) // SIZE):
-        parent = pool.index(pages[i], parent, token_ids[i * SIZE : (i + 1) * SIZE])
+    pages = found + pool.allocate(pool.needs.pages_for(len(token_ids)) - len(found))
+    for page, digest in list(zip(pages, hashes(token_ids, salt), strict=False))[len(found) :]:
+        pool.index(page, digest)
     return pages
+
+
+def index(pool: PagePool, token_ids: list[int], *groups: list[int]) -> None:
+    """Makes pages findable that hold `token_ids`; where a group has page 0 there is none."""
+    for group, pages in enumerate(groups):
+        for page, digest in zip(pages, hashes(token_ids), strict=True):
+            if page:
+                pool.index(page, digest, group)
 
 
 def test_the_sink_page_is_never_handed_out() -> None:
@@ -42,25 +63,60 @@ def test_a_released_prefix_is_found_again_and_shared() -> None:
     pool.check()
 
 
-def test_a_prefix_is_proper_so_that_the_last_token_is_always_computed() -> None:
-    pool = PagePool(10, SIZE)
-    fill(pool, list(range(8)))
-    assert len(pool.find_prefix(list(range(8)), "")[0]) == 1
-    assert len(pool.find_prefix(list(range(9)), "")[0]) == 2
-
-
 def test_another_salt_or_another_beginning_shares_nothing() -> None:
     pool = PagePool(10, SIZE)
     fill(pool, [1, 2, 3, 4, 5, 6, 7, 8, 9])
-    assert pool.find_prefix([1, 2, 3, 4, 5, 6, 7, 8, 9], "other")[0] == []
-    assert pool.find_prefix([0, 2, 3, 4, 5, 6, 7, 8, 9], "")[0] == []
+    assert find(pool, [1, 2, 3, 4, 5, 6, 7, 8, 9], "other") == []
+    assert find(pool, [0, 2, 3, 4, 5, 6, 7, 8, 9]) == []
 
 
 def test_long_salts_that_differ_at_the_end_share_nothing() -> None:
     pool = PagePool(10, SIZE)
     fill(pool, list(range(9)), salt="x" * 100 + "a")
-    assert pool.find_prefix(list(range(9)), "x" * 100 + "b")[0] == []
-    assert len(pool.find_prefix(list(range(9)), "x" * 100 + "a")[0]) == 2
+    assert find(pool, list(range(9)), "x" * 100 + "b") == []
+    assert len(find(pool, list(range(9)), "x" * 100 + "a")) == 2
+
+
+def test_a_hit_takes_of_a_window_only_the_pages_that_the_next_token_sees() -> None:
+    pool = PagePool(20, SIZE, windows=(None, 5))
+    full, sliding = pool.allocate(4), pool.allocate(4)
+    index(pool, list(range(16)), full, sliding)
+    assert find(pool, list(range(16))) == full
+    assert pool.find_prefix(hashes(list(range(16)))) == [full, [0, 0, 0, sliding[3]]]  # token 16 sees 12 to 15
+    assert pool.find_prefix(hashes(list(range(4)))) == [full[:1], sliding[:1]]
+
+
+def test_a_window_of_one_needs_no_page_and_one_of_a_page_and_two_needs_two() -> None:
+    tokens = list(range(12))
+    for window, expected in ((1, [0, 0, 0]), (2, [0, 0, 3]), (SIZE + 1, [0, 0, 3]), (SIZE + 2, [0, 2, 3])):
+        pool = PagePool(9, SIZE, windows=(window,))
+        index(pool, tokens, pool.allocate(3))
+        assert pool.find_prefix(hashes(tokens)) == [expected]
+
+
+def test_a_prefix_whose_window_is_gone_is_taken_up_to_where_it_is_there() -> None:
+    pool = PagePool(20, SIZE, windows=(None, 6))
+    full, sliding = pool.allocate(4), pool.allocate(4)
+    index(pool, list(range(16)), full, [*sliding[:2], 0, sliding[3]])
+    assert pool.find_prefix(hashes(list(range(16)))) == [full[:2], sliding[:2]]  # 3 pages and 4 both need the third
+    index(pool, list(range(16)), full, sliding)
+    assert pool.find_prefix(hashes(list(range(16)))) == [full, [0, 0, *sliding[2:]]]
+
+
+def test_where_all_layers_have_a_window_a_gap_before_it_does_no_harm() -> None:
+    pool = PagePool(20, SIZE, windows=(4,))
+    pages = pool.allocate(4)
+    index(pool, list(range(16)), [0, pages[1], 0, pages[3]])
+    assert pool.find_prefix(hashes(list(range(16)))) == [[0, 0, 0, pages[3]]]
+    assert pool.find_prefix(hashes(list(range(12)))) == [[0, pages[1]]]
+
+
+def test_groups_do_not_find_each_others_pages() -> None:
+    pool = PagePool(20, SIZE, windows=(None, None))
+    first, second = pool.allocate(2), pool.allocate(2)
+    index(pool, list(range(8)), first, [second[0], 0])
+    assert pool.find_prefix(hashes(list(range(8)))) == [first[:1], second[:1]]
+    pool.check()
 
 
 def test_eviction_takes_the_least_recently_used_and_tails_before_heads() -> None:
@@ -69,7 +125,7 @@ def test_eviction_takes_the_least_recently_used_and_tails_before_heads() -> None
     pool.release([*old, next(iter({1, 2, 3, 4} - set(old) - {4}))])
     assert pool.num_cached == 2
     pool.allocate(3)
-    assert pool.find_prefix(list(range(9)), "")[0] == old[:1]
+    assert find(pool, list(range(9))) == old[:1]
     pool.check()
 
 
@@ -85,7 +141,7 @@ def test_forgotten_contents_are_not_found() -> None:
     pool.release(fill(pool, list(range(100, 105))))
     pool.forget_contents()
     pool.check()
-    assert pool.find_prefix(list(range(5)), "")[0] == []
+    assert find(pool, list(range(5))) == []
     pool.release(held)
     assert pool.num_free == 5
 
@@ -108,8 +164,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=24))
     def hold(self, tokens: list[int]) -> None:
-        found, _ = self.pool.find_prefix(tokens, "")
-        needed = self.pool.pages_for(len(tokens)) - len(found) + self.pool.count_cached(found)
+        found = find(self.pool, tokens)
+        needed = self.pool.needs.pages_for(len(tokens)) - len(found) + self.pool.count_cached(found)
         if needed <= self.pool.num_available:
             self.held.append((tokens, fill(self.pool, tokens)))
 

@@ -1,0 +1,124 @@
+"""Which pages sequences get and give back as their tokens are computed."""
+
+from __future__ import annotations
+
+from penstock.engine.scheduling.page_pool import PagePool
+from penstock.engine.scheduling.page_table import PageTable
+from penstock.engine.scheduling.sequence import Sequence
+
+
+class SequencePages:
+    """Moves pages between the pool and the tables of running sequences, which grow by a page of each group at a time.
+
+    It says what is missing and whether there is enough; who goes without is the scheduler's decision.
+    """
+
+    def __init__(self, pool: PagePool, max_batch_tokens: int) -> None:
+        self._pool = pool
+        self._needs = pool.needs
+        self._page_size = pool.page_size
+        self._max_batch_tokens = max_batch_tokens
+
+    def find_prefix(self, sequence: Sequence) -> list[list[int]]:
+        """By group, the pages that hold what is known of a waiting sequence's beginning."""
+        # Of a cached token there are keys and values, but no hidden state to score the next one by. And the last token
+        # has to be computed to sample the next one: shared pages are never written.
+        num_usable = sequence.num_scored if sequence.num_unscored else len(sequence.token_ids) - 1
+        size = self._page_size
+        return self._pool.find_prefix(sequence.page_hash(i, size) for i in range(num_usable // size))
+
+    def start(self, sequence: Sequence, cached: list[list[int]]) -> None:
+        """Takes up the pages of a prefix: so much is computed."""
+        sequence.pages = PageTable(cached)
+        self._pool.acquire(list(sequence.pages))
+        sequence.num_indexed = sequence.pages.num_places
+        sequence.num_computed = sequence.pages.num_places * self._page_size
+
+    def release(self, sequence: Sequence) -> None:
+        self._pool.release(list(sequence.pages))
+        sequence.pages, sequence.num_indexed, sequence.num_computed = PageTable(), 0, 0
+
+    def capacity(self, sequence: Sequence) -> int:
+        """Tokens that the pages of `sequence` hold, those that its windows have passed counted too."""
+        return sequence.pages.num_places * self._page_size
+
+    def reach(self, sequence: Sequence) -> int:
+        """Its capacity, were it given all pages that are there."""
+        return self.capacity(sequence) + self._pool.num_available // self._needs.num_groups * self._page_size
+
+    def missing(self, sequence: Sequence, num_tokens: int) -> int:
+        """Pages, of all groups, that `sequence` lacks for its first `num_tokens` tokens."""
+        return max(0, self._needs.pages_for(num_tokens) - sequence.pages.num_places) * self._needs.num_groups
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> None:
+        """Gives `sequence` the pages that it lacks for so many tokens; the caller has checked that they are there."""
+        missing = self.missing(sequence, num_tokens)
+        if missing:
+            sequence.pages.extend(self._pool.allocate(missing))
+
+    def let_pass(self, sequence: Sequence) -> None:
+        """Gives back the pages that none of the tokens still to be computed sees. They stay findable.
+
+        A step that is under way may read them yet: whoever gets them writes to them in a later one.
+        """
+        if not self._needs.has_windows:
+            return
+        self.index_full(sequence)
+        for group in range(self._needs.num_groups):
+            first = self._needs.first_seen(group, sequence.num_computed)
+            if first > sequence.pages.num_passed[group]:
+                self._pool.release(sequence.pages.pass_by(group, first))
+
+    def index_full(self, sequence: Sequence) -> None:
+        """Makes pages findable whose tokens are all known and dispatched."""
+        size = self._page_size
+        num_full = min(sequence.num_computed, len(sequence.token_ids)) // size
+        for i in range(sequence.num_indexed, num_full):
+            for group, pages in enumerate(sequence.pages.groups):
+                if pages[i]:  # else its window had passed before all of its tokens were known
+                    self._pool.index(pages[i], sequence.page_hash(i, size), group)
+            sequence.num_indexed = i + 1
+
+    def most(self, sequence: Sequence, num_tokens: int) -> int:
+        """Pages that a sequence holds at once, at most, until it has `num_tokens` tokens."""
+        return self._needs.most(num_tokens, min(sequence.num_pending, self._max_batch_tokens))
+
+    def fits_alone(self, sequence: Sequence) -> bool:
+        """Whether a sequence that nobody runs beside can be computed, in steps as small as pages allow."""
+        return self._needs.most(sequence.num_tokens + 1, 1) <= self._pool.num_available
+
+    def to_admit(self, sequence: Sequence, cached: list[list[int]]) -> int:
+        """Pages that a waiting sequence takes of those that are there, for the tokens it has and one more."""
+        pages = self.most(sequence, sequence.num_tokens + 1)
+        for held, window in zip(cached, self._needs.windows, strict=True):
+            if window is None:  # what a window passes is replaced, whoever else holds it
+                pages += self._pool.count_cached(held) - len(held)
+        return pages
+
+    def to_grow(self, sequence: Sequence, num_tokens: int) -> int:
+        """Pages that a sequence will need on top, for so many tokens; of a waiting one, on top of `to_admit`."""
+        held = sequence.pages.num_held or self.most(sequence, sequence.num_tokens + 1)
+        return max(0, self.most(sequence, num_tokens) - held)
+
+    def check(self, running: list[Sequence]) -> None:
+        """Proves that the pool and the tables agree, and that each page which is yet to be seen or written is held.
+
+        Raises:
+            AssertionError: what does not hold.
+        """
+        self._pool.check()
+        num_held = sum(sequence.pages.num_held for sequence in running)
+        if num_held != self._pool.num_references:
+            raise AssertionError(f"sequences hold {num_held} pages, the pool counts {self._pool.num_references}")
+        for sequence in running:
+            self._check_table(sequence)
+
+    def _check_table(self, sequence: Sequence) -> None:
+        table = sequence.pages
+        if sequence.num_computed > self.capacity(sequence):
+            raise AssertionError(f"{sequence.num_computed} tokens computed in {table.num_places} pages")
+        for group, (pages, passed) in enumerate(zip(table.groups, table.num_passed, strict=True)):
+            if passed > self._needs.first_seen(group, sequence.num_computed):
+                raise AssertionError(f"group {group} gave back {passed} pages after {sequence.num_computed} tokens")
+            if len(pages) != table.num_places or any(pages[:passed]) or not all(pages[passed:]):
+                raise AssertionError(f"group {group} has pages {pages}, of which {passed} were given back")

@@ -1,0 +1,158 @@
+"""A scheduler driven without a device: a token is any number, a step is plan and commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+from penstock.engine.request import Request, SamplingParams
+from penstock.engine.scheduling.pace import Pace
+from penstock.engine.scheduling.page_pool import PagePool
+from penstock.engine.scheduling.scheduler import Row, Scheduler, StepPlan
+from penstock.engine.scheduling.sequence import Sequence
+
+PAGE = 4
+TOKEN = 7
+"""What every sequence samples."""
+
+
+class Harness:
+    """Plays the engine's part: one step in flight, tokens by a rule, ends at max_tokens.
+
+    And the device's: each plan writes into pages, and what its tokens see there has to be their own sequence's.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        max_num_seqs: int = 4,
+        max_batch_tokens: int = 16,
+        max_model_len: int = 48,
+        max_rows: int | None = None,
+        windows: tuple[int | None, ...] = (None,),
+        decode_steps: int = 1,
+    ) -> None:
+        self.pool = PagePool(num_pages, PAGE, windows=windows)
+        self.memory: dict[tuple[int, int], tuple[int, int]] = {}  # page and place -> group, hash of the tokens so far
+        self.max_model_len = self.pool.needs.longest(num_pages - 1, max_model_len)
+        self.pace = Pace(decode_steps={max_num_seqs: decode_steps})
+        self.max_batch_tokens = max_batch_tokens
+        self.max_rows = max_rows or max_num_seqs
+        self.scheduler = Scheduler(
+            self.pool,
+            max_num_seqs=max_num_seqs,
+            max_batch_tokens=max_batch_tokens,
+            max_model_len=self.max_model_len,
+            max_rows=max_rows,
+        )
+        self.sequences: list[Sequence] = []
+        self.in_flight: StepPlan | None = None
+        self.finished: list[Sequence] = []
+        self.num_generated = 0
+        self.fails: Callable[[StepPlan], bool] = lambda plan: False
+
+    def add(
+        self,
+        num_prompt: int,
+        max_tokens: int = 4,
+        *,
+        priority: int = 0,
+        first_token: int = 0,
+        prompt_logprobs: int | None = None,
+    ) -> Sequence:
+        arrival = len(self.sequences)
+        prompt = tuple(range(first_token, first_token + num_prompt))
+        params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
+        request = Request(f"r{arrival}", prompt, params, priority=priority)
+        self.sequences.append(Sequence(request, 0, arrival))
+        self.scheduler.add(self.sequences[-1])
+        return self.sequences[-1]
+
+    def step(self) -> StepPlan | None:
+        plan = self.scheduler.plan(self.pace)
+        if plan is not None:
+            self.check_plan(plan)
+            self.compute(plan)
+        last, self.in_flight = self.in_flight, plan
+        if last is not None and self.fails(last):
+            self.recover(last, plan)
+        elif last is not None:
+            for _ in range(last.num_steps):
+                for row in last.rows:
+                    if not row.sequence.is_finished:
+                        self.commit(row)
+        self.scheduler.check()
+        return plan
+
+    def compute(self, plan: StepPlan) -> None:
+        """All rows write before one reads, as on the device."""
+        for row in plan.rows:
+            beginnings = self.beginnings(row)
+            for position in self.positions(row):
+                for group, pages in enumerate(row.sequence.pages.groups):
+                    page = pages[position // PAGE]
+                    assert self.pool._references[page] == 1, "others read it"
+                    self.memory[page, position % PAGE] = group, beginnings[position]
+        for row in plan.rows:
+            self.read(row, self.beginnings(row))
+
+    def read(self, row: Row, beginnings: list[int]) -> None:
+        for position in self.positions(row):
+            for group, (pages, window) in enumerate(
+                zip(row.sequence.pages.groups, self.pool.needs.windows, strict=True)
+            ):
+                for key in range(0 if window is None else max(0, position - window + 1), position + 1):
+                    assert self.memory[pages[key // PAGE], key % PAGE] == (group, beginnings[key])
+
+    def positions(self, row: Row) -> range:
+        return range(row.start, row.start + row.num_tokens + max(0, row.num_sampled - 1))
+
+    def beginnings(self, row: Row) -> list[int]:
+        """What stands for the tokens up to each one, those that are sampled while the plan runs too."""
+        end = self.positions(row).stop
+        tokens = [*row.sequence.token_ids, *[TOKEN] * (end - len(row.sequence.token_ids))]
+        return list(accumulate(tokens, lambda before, token: hash((before, token)), initial=0))[1:]
+
+    def commit(self, row: Row) -> None:
+        if row.num_scored:  # nothing is left out
+            assert row.start <= row.sequence.num_scored
+        self.scheduler.commit(row, TOKEN if row.num_sampled else None)
+        assert not (row.num_sampled and row.sequence.num_unscored)
+        self.num_generated += bool(row.num_sampled)
+        if row.num_sampled and self.is_full(row.sequence):
+            self.finish(row.sequence)
+
+    def recover(self, blamed: StepPlan, lost: StepPlan | None) -> None:
+        self.in_flight = None
+        self.memory.clear()
+        self.scheduler.roll_back(blamed, lost)
+        if len(blamed.rows) == 1 and not blamed.rows[0].sequence.is_finished:
+            self.finish(blamed.rows[0].sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        self.scheduler.finish(sequence)
+        self.finished.append(sequence)
+
+    def is_full(self, sequence: Sequence) -> bool:
+        generated = len(sequence.token_ids) - sequence.num_prompt
+        return generated >= sequence.request.sampling.max_tokens or len(sequence.token_ids) >= self.max_model_len
+
+    def check_plan(self, plan: StepPlan) -> None:
+        assert 0 < plan.num_tokens <= self.max_batch_tokens
+        assert plan.num_tokens == sum(row.num_tokens for row in plan.rows)
+        assert len({row.sequence for row in plan.rows}) == len(plan.rows)
+        assert len({row.sequence.batch_slot for row in plan.rows}) == len(plan.rows)
+        assert sum(row.num_scored + bool(row.num_sampled) for row in plan.rows) <= self.max_rows
+        for row in plan.rows:
+            assert 0 <= row.num_scored <= row.num_tokens - bool(row.num_sampled)
+            assert row.num_tokens - row.num_known in (0, 1)
+            assert row.sequence.pages
+            assert not row.sequence.is_finished
+
+    def run(self, limit: int = 2000) -> int:
+        """Steps until all is done; returns how many it took."""
+        for count in range(limit):
+            if self.step() is None and self.in_flight is None and not self.scheduler.waiting:
+                return count
+        raise AssertionError(f"not done after {limit} steps: {self.scheduler.running} {self.scheduler.waiting}")
