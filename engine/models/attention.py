@@ -36,6 +36,9 @@ class Attention(nnx.Module):
         self.out = Linear(q_size, hidden_size, bias=config.out_bias, dtype=dtype, rngs=rngs)
         self.q_norm = None if config.qk_norm is None else norm_of(config.qk_norm, config.head_dim, dtype)
         self.k_norm = None if config.qk_norm is None else norm_of(config.qk_norm, config.head_dim, dtype)
+        whole = config.qk_projection_norm
+        self.q_projection_norm = None if whole is None else norm_of(whole, q_size, dtype)
+        self.k_projection_norm = None if whole is None else norm_of(whole, kv_size, dtype)
         self.config = config
 
     def __call__(
@@ -45,12 +48,16 @@ class Attention(nnx.Module):
         cache: LayerCache,
     ) -> tuple[jax.Array, LayerCache]:
         num_tokens, config = x.shape[0], self.config
-        q, k, v = (part.reshape(num_tokens, -1, config.head_dim) for part in self.project(x))
+        q, k, v = self.project(x)
+        if self.q_projection_norm is not None and self.k_projection_norm is not None:
+            q, k = self.q_projection_norm(q), self.k_projection_norm(k)
+        q, k, v = (part.reshape(num_tokens, -1, config.head_dim) for part in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         rotary = step.rotary[config.rope]
         qkv = QKV(rotate(q, *rotary), rotate(k, *rotary), v)
-        attended, cache = step.attend(qkv, cache, options=AttentionOptions(config.sliding_window))
+        options = AttentionOptions(config.sliding_window, config.scale, config.soft_cap)
+        attended, cache = step.attend(qkv, cache, options=options)
         return self.out(attended.reshape(num_tokens, -1)), cache
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:

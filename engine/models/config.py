@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Literal, Self
 
 from penstock.engine.errors import ConfigError
 
@@ -35,6 +35,8 @@ class NormConfig:
     """A root-mean-square norm."""
 
     eps: float
+    unit_offset: bool = False  # its weights are stored less 1
+    scales_in_f32: bool = False  # multiplied by its weights before it is rounded to the model's type
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,9 @@ class AttentionConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: NormConfig | None = None  # of each head's queries and keys
+    qk_projection_norm: NormConfig | None = None  # of the queries of all heads together, and of the keys
+    scale: float | None = None  # of scores; None: head_dim ** -0.5
+    soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap)
     sliding_window: int | None = None  # a token sees itself and the others of the last so many; None: all before it
     kv_copies: int = 1  # times that each of the checkpoint's KV heads is in `num_kv_heads`, for more devices than heads
 
@@ -61,6 +66,10 @@ class MLPConfig:
     bias: bool = False
 
 
+NormPlacement = Literal["before", "after", "around"]
+"""Where a layer's norms stand: on what attention and feed-forward take in, on what they give, or both."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
     """One layer. Layers that are equal are compiled once, where a decoder is stacked."""
@@ -68,6 +77,7 @@ class BlockConfig:
     attention: AttentionConfig
     mlp: MLPConfig
     norm: NormConfig
+    norm_placement: NormPlacement = "before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +96,8 @@ class ModelConfig:
     max_position: int
     tie_word_embeddings: bool
     dtype: str = "bfloat16"  # of weights and activations; norms, softmax and logits are f32
+    embedding_scale: float | None = None  # of embeddings as the first layer gets them; None: 1
+    logit_soft_cap: float | None = None  # logits become soft_cap * tanh(logit / soft_cap)
 
     def __post_init__(self) -> None:
         kinds = {(block.attention.num_kv_heads, block.attention.head_dim) for block in self.blocks}

@@ -59,6 +59,10 @@ class HFConfig:
             raise ConfigError(f"config.json: {name} must be a number above 0, not {shown(value)}")
         return float(_at_most(AT_MOST.get(name, MAX_NUMBER), name, value))
 
+    def optional_number(self, name: str) -> float | None:
+        """A number above 0; null is none."""
+        return None if self.get(name) is None else self.number(name)
+
     def flag(self, name: str) -> bool:
         value = self.get(name)
         if value is not None and not isinstance(value, bool):

@@ -62,6 +62,93 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "gemma": ("gemma", {"head_dim": 20, "num_key_value_heads": 1, "vocab_size": 1003}),
+    "gemma-untied-bias-gelu": ("gemma", {"tie_word_embeddings": False, "attention_bias": True, "hidden_act": "gelu"}),
+    "gemma2": ("gemma2", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 20, "sliding_window": 7}),
+    "gemma2-low-caps-untied": (
+        "gemma2",
+        {
+            "head_dim": 24,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 2.5,
+            "query_pre_attn_scalar": 5,
+            "sliding_window": 1,
+            "tie_word_embeddings": False,
+            "shards": 3,
+        },
+    ),
+    "gemma2-no-caps-bias-yarn": (
+        "gemma2",
+        {
+            "head_dim": 12,
+            "num_hidden_layers": 3,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+            "rope_parameters": YARN,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 16,
+            "vocab_size": 1003,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 20, "num_hidden_layers": 7, "sliding_window": 7, "query_pre_attn_scalar": 9},
+    ),
+    "gemma3-scaled-rope-untied": (
+        "gemma3_text",
+        {
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 12,
+            "sliding_window": 1,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 3000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            "tie_word_embeddings": False,
+            "vocab_size": 1003,
+            "shards": 3,
+        },
+    ),
+    "gemma3-pattern-yarn-cap": (
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 3,
+            "sliding_window_pattern": 2,
+            "sliding_window": 16,
+            "final_logit_softcapping": 3.0,
+            "attention_bias": True,
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT_ROPE},
+        },
+    ),
+    "olmo2": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 1, "vocab_size": 1003, "shards": 3}),
+    "olmo2-tied-bias-llama3": (
+        "olmo2",
+        {"tie_word_embeddings": True, "attention_bias": True, "rope_parameters": LLAMA3},
+    ),
+    "olmo2-no-gqa-head-dim": ("olmo2", {"num_key_value_heads": None, "head_dim": 10, "hidden_act": "gelu"}),
+    "olmo3": (
+        "olmo3",
+        {"num_hidden_layers": 5, "sliding_window": 7, "num_attention_heads": 3, "num_key_value_heads": 3},
+    ),
+    "olmo3-yarn-window-of-one": (
+        "olmo3",
+        {
+            "sliding_window": 1,
+            "num_key_value_heads": 1,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT_ROPE},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmo3-bias-window-of-a-page": (
+        "olmo3",
+        {"sliding_window": 16, "attention_bias": True, "head_dim": 20, "num_hidden_layers": 4, "vocab_size": 1003},
+    ),
 }
 
 
@@ -116,7 +203,9 @@ def dense_attend(qkv: QKV, cache: None, *, options: AttentionOptions) -> tuple[j
     num_tokens, num_heads, head_dim = q.shape
     group = num_heads // k.shape[1]
     k, v = jnp.repeat(k, group, axis=1), jnp.repeat(v, group, axis=1)
-    scores = jnp.einsum("qhd,khd->hqk", q, k, precision="highest") * head_dim**-0.5
+    scores = jnp.einsum("qhd,khd->hqk", q, k, precision="highest") * options.scale_for(head_dim)
+    if options.soft_cap is not None:
+        scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
     behind = jnp.arange(num_tokens)[:, None] - jnp.arange(num_tokens)[None, :]
     visible = (behind >= 0) & (True if sliding_window is None else behind < sliding_window)
     weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
