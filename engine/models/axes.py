@@ -31,6 +31,12 @@ _KERNELS: Mapping[ParamPath, Axes] = MappingProxyType(
         ("head",): ("embed", "vocab"),
     }
 )
+_NORMS: Mapping[ParamPath, Axes] = MappingProxyType(
+    {
+        ("attention", "q_projection_norm"): ("heads",),
+        ("attention", "k_projection_norm"): ("kv_heads",),
+    }
+)
 
 
 def logical_axes(path: ParamPath, num_dims: int) -> Axes:
@@ -47,4 +53,4 @@ def _axes(path: ParamPath) -> Axes:
         return _KERNELS[module]
     if path[-1] == "bias":
         return _KERNELS[module][1:]
-    return (None,)  # the scale of a norm
+    return _NORMS.get(module, (None,))

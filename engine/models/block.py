@@ -9,19 +9,33 @@ from flax import nnx
 from penstock.engine.models.attend import LayerCache
 from penstock.engine.models.attention import Attention, StepInputs
 from penstock.engine.models.config import BlockConfig
-from penstock.engine.models.layers import GatedMLP, norm_of
+from penstock.engine.models.layers import GatedMLP, Norm, norm_of, scaled
 
 
 class Block(nnx.Module):
-    """Attention and feed-forward, each around a residual connection."""
+    """Attention and feed-forward, one after the other or both at once, and a residual connection around each."""
 
     def __init__(self, config: BlockConfig, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.attention_norm = norm_of(config.norm, hidden_size, dtype)
+        def norm(*placements: str) -> Norm | None:
+            return norm_of(config.norm, hidden_size, dtype) if config.norm_placement in placements else None
+
+        self.attention_norm = norm("before", "around", "parallel")
         self.attention = Attention(config.attention, hidden_size, dtype=dtype, rngs=rngs)
-        self.mlp_norm = norm_of(config.norm, hidden_size, dtype)
+        self.attention_out_norm = norm("after", "around")
+        self.mlp_norm = norm("before", "around")
         self.mlp = GatedMLP(config.mlp, hidden_size, dtype=dtype, rngs=rngs)
+        self.mlp_out_norm = norm("after", "around")
+        self.config = config
 
     def __call__(self, x: jax.Array, step: StepInputs, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
-        attended, cache = self.attention(self.attention_norm(x), step, cache)
-        x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), cache
+        config = self.config
+        normed = _normed(self.attention_norm, x)
+        attended, cache = self.attention(normed, step, cache)
+        x = x + scaled(_normed(self.attention_out_norm, attended), config.residual_scale)
+        if config.norm_placement != "parallel":
+            normed = _normed(self.mlp_norm, x)
+        return x + scaled(_normed(self.mlp_out_norm, self.mlp(normed)), config.residual_scale), cache
+
+
+def _normed(norm: Norm | None, x: jax.Array) -> jax.Array:
+    return x if norm is None else norm(x)
