@@ -219,9 +219,9 @@ def packed(geometry: Geometry, rows: list[tuple[int, int]]) -> Batch:
         pages = 1 + i * geometry.pages_per_seq + np.arange(geometry.pages_per_seq)
         positions = np.arange(kv_len - q_len, kv_len)
         end = start + q_len
-        parts["page_indices"][i] = pages
+        parts["page_indices"][:, i] = pages
         parts["positions"][start:end] = positions
-        parts["slots"][start:end] = pages[positions // page_size] * page_size + positions % page_size
+        parts["slots"][:, start:end] = pages[positions // page_size] * page_size + positions % page_size
         parts["kv_lens"][i], parts["cu_q_lens"][i + 1 :] = kv_len, end
         parts["sampled_tokens"][i] = end - 1
         start = end

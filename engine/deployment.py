@@ -22,9 +22,10 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling_state import state_bytes
-from penstock.engine.models import ModelConfig, num_parameters
+from penstock.engine.models import BlockConfig, LayerGroups, ModelConfig, layer_groups, num_parameters
 from penstock.engine.models.packed import can_pack
 from penstock.engine.native import NativeLibrary
+from penstock.engine.scheduling.page_needs import PageNeeds
 from penstock.engine.sharding import Placement, place, split_model
 from penstock.engine.stats import EngineInfo
 
@@ -59,9 +60,19 @@ class Deployment:
         """As the setting names it."""
         return "xla" if self.matmul_library is None else "native"
 
+    @property
+    def groups(self) -> LayerGroups:
+        """Of layers, each of which has pages of its own."""
+        return layer_groups(self.model)
+
+    @property
+    def needs(self) -> PageNeeds:
+        """What a sequence needs of them."""
+        return PageNeeds(self.page_size, self.groups.windows)
+
     def cache_spec(self, num_pages: int) -> KVCacheSpec:
         return KVCacheSpec(
-            num_layers=self.model.num_layers,
+            num_layers=self.groups.size,
             num_pages=num_pages,
             page_size=self.page_size,
             num_kv_heads=self.model.num_kv_heads,
@@ -71,7 +82,7 @@ class Deployment:
 
     @property
     def page_bytes(self) -> int:
-        """Of one page in all layers, on each device, with all that its layout pads."""
+        """Of one page in all layers of a group, on each device, with all that its layout pads."""
         arrays: list[CacheArray] = jax.tree.leaves(self.attention.cache_arrays(self.cache_spec(1)))
         split = 1 if self.placement is None else self.placement.tensor
         return sum(array.num_bytes for array in arrays) // split
@@ -91,15 +102,15 @@ class Deployment:
 
     def describe(self, spec: KVCacheSpec) -> EngineInfo:
         """Of an engine with a cache of this size."""
-        kv_cache_tokens = (spec.num_pages - 1) * spec.page_size
+        num_pages = spec.num_pages - 1
         split = 1 if self.placement is None else self.placement.tensor
         return EngineInfo(
             num_parameters=num_parameters(self.model),
             dtype=self.model.dtype,
             kv_dtype=self.kv_dtype,
-            kv_cache_tokens=kv_cache_tokens,
+            kv_cache_tokens=num_pages // self.needs.num_groups * spec.page_size,
             kv_cache_bytes=spec.num_pages * self.page_bytes * split,
-            max_model_len=min(self.max_model_len, kv_cache_tokens),
+            max_model_len=self.needs.longest(num_pages, self.max_model_len),
             platform=self.platform,
             device_kind=self.devices[0].device_kind,
             num_devices=len(self.devices),
@@ -125,6 +136,7 @@ class Deployment:
             max_model_len=max_model_len,
             page_size=self.page_size,
             vocab_size=self.model.vocab_size,
+            num_groups=self.needs.num_groups,
             few_shapes=self.platform == "tpu",
         )
 
@@ -140,7 +152,8 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
     if devices is None:
         devices = _first(jax.devices(), tensor)
     platform = devices[0].platform
-    model = split_model(model, tensor)
+    max_model_len = config.max_model_len or model.max_position
+    model = _with_windows_that_matter(split_model(model, tensor), max_model_len)
     native = NativeLibrary((config.compile_cache_dir or DEFAULT_BUILD_DIR) / "native")
     attention = attention_for(
         config.attention,
@@ -153,7 +166,6 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
     placement = place(model, devices, tensor) if is_abstract or len(devices) > 1 else None
     if placement is not None:
         attention = ShardedAttention(attention, placement)
-    max_model_len = config.max_model_len or model.max_position
     page_size = config.page_size or page_size_for(
         platform, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len
     )
@@ -172,6 +184,18 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
         matmul_library=library,
         fallback=native.missing,
     )
+
+
+def _with_windows_that_matter(model: ModelConfig, max_model_len: int) -> ModelConfig:
+    """Without those that no sequence outgrows: such layers are like those that see everything."""
+
+    def seen(block: BlockConfig) -> BlockConfig:
+        window = block.attention.sliding_window
+        if window is None or window < max_model_len:
+            return block
+        return replace(block, attention=replace(block.attention, sliding_window=None))
+
+    return replace(model, blocks=tuple(map(seen, model.blocks)))
 
 
 def _matmul_library(
@@ -193,19 +217,29 @@ def with_pages(deployment: Deployment, free_bytes: int) -> KVCacheSpec:
     """As many pages as are asked for, or as memory has, but never more than all sequences together could fill.
 
     Raises:
-        ConfigError: that is less than two pages.
+        ConfigError: that is not even one for each group of layers, beside page 0.
     """
-    config = deployment.config
-    if config.num_pages is not None:
-        return deployment.cache_spec(config.num_pages)
-    pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
-    affordable = (config.kv_cache_bytes or free_bytes) // deployment.page_bytes
-    num_pages = min(affordable, config.max_num_seqs * pages_per_seq + 1)
-    if num_pages < 2:
+    config, needs = deployment.config, deployment.needs
+    num_pages, fewest = config.num_pages, 1 + needs.num_groups
+    if num_pages is None:
+        affordable = (config.kv_cache_bytes or free_bytes) // deployment.page_bytes
+        num_pages = min(affordable, useful_pages(deployment))
+        if num_pages < fewest:
+            raise ConfigError(
+                f"the KV cache holds {affordable} pages of {deployment.page_bytes} bytes, and needs {fewest} at least"
+            )
+    if num_pages < fewest:
         raise ConfigError(
-            f"the KV cache holds {affordable} pages of {deployment.page_bytes} bytes, and needs 2 at least"
+            f"num_pages must be {fewest} or more, not {num_pages}: the model has {needs.num_groups} groups of layers "
+            "with pages of their own, and page 0 only takes padding"
         )
-    return replace(deployment.cache_spec(2), num_pages=num_pages)
+    return deployment.cache_spec(num_pages)
+
+
+def useful_pages(deployment: Deployment) -> int:
+    """That all sequences together could fill, and page 0."""
+    config = deployment.config
+    return config.max_num_seqs * deployment.needs.most(deployment.max_model_len, config.max_batch_tokens) + 1
 
 
 def _first(devices: Sequence[jax.Device], count: int) -> Sequence[jax.Device]:

@@ -78,7 +78,12 @@ class Engine:
             model.config.vocab_size, self._info.max_model_len, config.max_num_seqs, defaults.eos_token_ids
         )
         geometry = deployment.geometry(self.max_model_len)
-        self._pool = PagePool(spec.num_pages, spec.page_size, prefix_caching=config.prefix_caching)
+        self._pool = PagePool(
+            spec.num_pages,
+            spec.page_size,
+            windows=deployment.needs.windows,
+            prefix_caching=config.prefix_caching,
+        )
         self._scheduler = Scheduler(
             self._pool,
             max_num_seqs=config.max_num_seqs,

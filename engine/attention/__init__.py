@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from penstock.engine.attention.grouped import GroupedBatch, attend_in_groups
 from penstock.engine.attention.selection import ATTENTION_SETTINGS, attention_for, check_page_table, page_size_for
 from penstock.engine.attention.sharded import ShardedAttention
 from penstock.engine.attention.xla import XlaAttention
@@ -11,10 +12,12 @@ __all__ = [
     "ATTENTION_SETTINGS",
     "AttentionBackend",
     "CacheArray",
+    "GroupedBatch",
     "KVCacheSpec",
     "RaggedBatch",
     "ShardedAttention",
     "XlaAttention",
+    "attend_in_groups",
     "attention_for",
     "check_page_table",
     "page_size_for",

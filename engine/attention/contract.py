@@ -19,7 +19,7 @@ PLAIN = AttentionOptions()
 class KVCacheSpec:
     """The size of a KV cache; how it is laid out is the implementation's own."""
 
-    num_layers: int
+    num_layers: int  # that a page holds: one array for each, which groups of layers share
     num_pages: int
     page_size: int
     num_kv_heads: int
@@ -58,11 +58,16 @@ class CacheArray:
 
 
 def transposed_keys(spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
-    """By layer, keys `[pages, num_kv_heads, head_dim, page_size]` and values with the last two transposed."""
+    """By array, keys `[pages, num_kv_heads, head_dim, page_size]` and values with the last two transposed."""
     k_shape = (spec.num_pages, spec.num_kv_heads, spec.head_dim, spec.page_size)
     v_shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
     keys, values = (CacheArray(shape, spec.dtype, (None, "kv_heads", None, None)) for shape in (k_shape, v_shape))
     return ((keys, values),) * spec.num_layers
+
+
+def first_key(position: int, window: int | None) -> int:
+    """The first token that one at `position` sees."""
+    return 0 if window is None else max(0, position + 1 - window)
 
 
 class AttentionBackend(Protocol):
@@ -78,12 +83,17 @@ class AttentionBackend(Protocol):
         """The type that keys and values of a model of type `dtype` are kept in."""
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
-        """The pytrees of CacheArray that a cache of this size is made of: one per layer, or a single array."""
+        """The pytrees of CacheArray that make a cache of this size: one for each layer of a page, or a single one."""
 
-    def rows_moved(self, context: int, spec: KVCacheSpec, pages_per_seq: int) -> tuple[int, int]:
-        """Rows of pages read from and written to memory for one token that decodes behind `context` others."""
+    def rows_moved(
+        self, context: int, spec: KVCacheSpec, pages_per_seq: int, window: int | None = None
+    ) -> tuple[int, int]:
+        """Rows of pages read from and written to memory, in a layer with that window, for one token that decodes behind
+        `context` others.
+        """
         del pages_per_seq
-        return -(-(context + 1) // spec.page_size) * spec.page_size, 1
+        pages = -(-(context + 1) // spec.page_size) - first_key(context, window) // spec.page_size
+        return pages * spec.page_size, 1
 
     def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
         """An empty cache, to be passed in, donated and returned by every step."""
@@ -96,7 +106,8 @@ class AttentionBackend(Protocol):
     ) -> tuple[jax.Array, LayerCache]:
         """Returns the attended values, shaped as the queries, and the layer's new cache.
 
-        A token attends to itself and to everything before it in its sequence, as far as `options` let it see. Rows of
+        A token attends to itself and to everything before it in its sequence, as far as `options` let it see: pages
+        that lie wholly behind a window may be others' by now, and what is read of them must not show. Rows of
         padding tokens hold anything. A NaN among the keys spoils the later rows of its own sequence; none may outlive
         its sequence in the pages in such a way that it spoils the next holder's rows.
         """

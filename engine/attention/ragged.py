@@ -39,7 +39,10 @@ class RaggedKernelAttention(AttentionBackend):
     def cache_dtype(self, dtype: str) -> str:
         return self._kv_dtype or dtype
 
-    def rows_moved(self, context: int, spec: KVCacheSpec, pages_per_seq: int) -> tuple[int, int]:
+    def rows_moved(
+        self, context: int, spec: KVCacheSpec, pages_per_seq: int, window: int | None = None
+    ) -> tuple[int, int]:
+        del window  # it masks what lies behind it, and reads it all the same
         _, page_size, combined, dim = self.cache_arrays(spec)[0].shape
         token_bytes = combined * dim * int(jnp.dtype(spec.dtype).itemsize)
         block = page_size * _pages_per_block(page_size, token_bytes, pages_per_seq)  # it reads whole blocks

@@ -28,8 +28,10 @@ class ShardedAttention(AttentionBackend):
     def cache_dtype(self, dtype: str) -> str:
         return self._inner.cache_dtype(dtype)
 
-    def rows_moved(self, context: int, spec: KVCacheSpec, pages_per_seq: int) -> tuple[int, int]:
-        return self._inner.rows_moved(context, self._local(spec), pages_per_seq)
+    def rows_moved(
+        self, context: int, spec: KVCacheSpec, pages_per_seq: int, window: int | None = None
+    ) -> tuple[int, int]:
+        return self._inner.rows_moved(context, self._local(spec), pages_per_seq, window)
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
         tensor = self._placement.tensor

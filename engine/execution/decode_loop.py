@@ -6,13 +6,12 @@ For models so small that a step takes the device little longer than the host nee
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.attention import AttentionBackend, RaggedBatch
+from penstock.engine.attention import AttentionBackend, attend_in_groups
 from penstock.engine.execution.extended import sample_extended
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.logprobs import Logprobs, no_logprobs
@@ -58,12 +57,13 @@ def decode_loop(
     def advance(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         step, is_active, token_ids, tokens, logprobs, cache, state = carry
         positions = jnp.where(is_active, inputs.positions + step, 0)
+        tables = inputs.ragged.page_indices
         ragged = replace(
             inputs.ragged,
-            slots=jnp.where(is_active, _slots(inputs.ragged, positions, geometry.page_size), 0),
+            slots=tuple(jnp.where(is_active, _slots(table, positions, geometry.page_size), 0) for table in tables),
             kv_lens=jnp.where(is_real, positions + 1, 0),
         )
-        hidden, cache = model(token_ids, positions, cache, partial(attention, batch=ragged))
+        hidden, cache = model(token_ids, positions, cache, attend_in_groups(attention, ragged))
         logits = gathered(model.logits(hidden), placement)
         rows = replace(sampling, output_index=sampling.output_index + step)
         sampled, of_step, state = sample_extended(logits, rows, extended, state)
@@ -80,7 +80,7 @@ def decode_loop(
     return tokens, logprobs, jnp.pad(last, (0, geometry.max_rows - num_rows)), cache, state
 
 
-def _slots(ragged: RaggedBatch, positions: jax.Array, page_size: int) -> jax.Array:
-    """Where the keys and values of each sequence's token at a position go."""
-    page = jnp.take_along_axis(ragged.page_indices, (positions // page_size)[:, None], axis=1)[:, 0]
+def _slots(table: jax.Array, positions: jax.Array, page_size: int) -> jax.Array:
+    """Where the keys and values of each sequence's token at a position go, by a table of pages."""
+    page = jnp.take_along_axis(table, (positions // page_size)[:, None], axis=1)[:, 0]
     return page * page_size + positions % page_size

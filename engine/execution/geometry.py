@@ -25,6 +25,7 @@ class Geometry:
     max_model_len: int
     page_size: int
     vocab_size: int
+    num_groups: int = 1  # of layers, each of which has pages of its own
     few_shapes: bool = False  # where compiling is slow
 
     @property
@@ -68,11 +69,11 @@ class Geometry:
             token_ids=(num_tokens,),
             sources=(num_tokens,),
             positions=(num_tokens,),
-            slots=(num_tokens,),
+            slots=(self.num_groups, num_tokens),
             kv_lens=(max_seqs,),
             cu_q_lens=(max_seqs + 1,),
             num_seqs=(1,),
-            page_indices=(max_seqs, self.pages_per_seq),
+            page_indices=(self.num_groups, max_seqs, self.pages_per_seq),
             sampled_tokens=(max_seqs,),
             sampling=(max_seqs, NUM_SAMPLING_WORDS),
         )

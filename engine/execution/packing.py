@@ -29,25 +29,28 @@ class Batch:
 
 
 class _Mirror:
-    """A table that follows the growing lists of running sequences, one batch slot each, copying only what is new."""
+    """Follows the page tables of running sequences in one group, one batch slot each, copying only what is new."""
 
-    def __init__(self, num_slots: int, width: int, padding: int) -> None:
-        self.table = np.full((num_slots, width), padding, np.int32)
-        self._padding = padding
+    def __init__(self, num_slots: int, width: int) -> None:
+        self.table = np.zeros((num_slots, width), np.int32)
         self._holders: list[tuple[Sequence, int] | None] = [None] * num_slots
         self._num_written = [0] * num_slots
+        self._num_passed = [0] * num_slots
 
-    def follow(self, sequence: Sequence, values: list[int]) -> None:
+    def follow(self, sequence: Sequence, pages: list[int], num_passed: int) -> None:
         slot = sequence.batch_slot
         holder = (sequence, sequence.num_starts)
         if self._holders[slot] != holder:
             self._holders[slot] = holder
-            self._num_written[slot] = 0
-            self.table[slot] = self._padding
+            self._num_written[slot] = self._num_passed[slot] = 0
+            self.table[slot] = 0
         written = self._num_written[slot]
-        if written < len(values):
-            self.table[slot, written : len(values)] = values[written:]
-            self._num_written[slot] = len(values)
+        if written < len(pages):
+            self.table[slot, written : len(pages)] = pages[written:]
+            self._num_written[slot] = len(pages)
+        if self._num_passed[slot] < num_passed:
+            self.table[slot, self._num_passed[slot] : num_passed] = 0
+            self._num_passed[slot] = num_passed
 
 
 class BatchBuilder:
@@ -56,7 +59,7 @@ class BatchBuilder:
     def __init__(self, geometry: Geometry, eos_token_ids: tuple[int, ...]) -> None:
         self._geometry = geometry
         self._eos_token_ids = eos_token_ids
-        self._pages = _Mirror(geometry.max_num_seqs, geometry.pages_per_seq, 0)
+        self._pages = [_Mirror(geometry.max_num_seqs, geometry.pages_per_seq) for _ in range(geometry.num_groups)]
         self._options = OptionsBuilder(geometry, eos_token_ids)
         self._rows_in_flight: dict[Sequence, int] = {}  # where the last step samples each sequence's next token
 
@@ -99,7 +102,9 @@ class BatchBuilder:
         sources[:] = -1
         for row in plan.rows:
             sequence = row.sequence
-            self._pages.follow(sequence, sequence.pages.groups[0])
+            held = sequence.pages
+            for mirror, pages, passed in zip(self._pages, held.groups, held.num_passed, strict=True):
+                mirror.follow(sequence, pages, passed)
             token_ids += sequence.token_ids[row.start : row.start + row.num_known]
             if row.num_known < row.num_tokens:
                 sources[len(token_ids)] = self._rows_in_flight[sequence]
@@ -111,11 +116,12 @@ class BatchBuilder:
         parts["cu_q_lens"][num_seqs + 1 :] = plan.num_tokens
         parts["kv_lens"][:num_seqs] = starts + lengths
         parts["num_seqs"][0] = num_seqs
-        parts["page_indices"][:num_seqs] = self._pages.table[batch_slots]
         positions = np.arange(plan.num_tokens, dtype=np.int32) + np.repeat(starts - (cumulative - lengths), lengths)
         parts["positions"][: plan.num_tokens] = positions
-        pages = self._pages.table[np.repeat(batch_slots, lengths), positions // page_size]
-        parts["slots"][: plan.num_tokens] = pages * page_size + positions % page_size
+        numbers, places, holders = positions // page_size, positions % page_size, np.repeat(batch_slots, lengths)
+        for group, mirror in enumerate(self._pages):
+            parts["page_indices"][group, :num_seqs] = mirror.table[batch_slots]
+            parts["slots"][group, : plan.num_tokens] = mirror.table[holders, numbers] * page_size + places
 
 
 def _sampling_words(row: Row) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.attention import AttentionBackend
+from penstock.engine.attention import AttentionBackend, attend_in_groups
 from penstock.engine.execution.compilation import compiled
 from penstock.engine.execution.decode_loop import decode_loop
 from penstock.engine.execution.extended import sample_extended
@@ -125,7 +125,8 @@ def _compute_hidden(
     """Hidden states `[max_rows, hidden]` of the tokens to sample after, their packed parameters, and the new cache."""
     inputs = unpack_step(geometry.step_layout(num_tokens), flat)
     token_ids = jnp.where(inputs.sources >= 0, last_tokens[inputs.sources], inputs.token_ids)
-    hidden, cache = rebuild(params)(token_ids, inputs.positions, cache, partial(attention, batch=inputs.ragged))
+    attend = attend_in_groups(attention, inputs.ragged)
+    hidden, cache = rebuild(params)(token_ids, inputs.positions, cache, attend)
     padding = ((0, geometry.max_rows - inputs.sampled_tokens.shape[0]), (0, 0))
     return jnp.pad(hidden[inputs.sampled_tokens], padding), jnp.pad(inputs.sampling, padding), cache
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.attention import RaggedBatch
+from penstock.engine.attention import GroupedBatch
 from penstock.engine.execution.extended import ExtendedRows
 from penstock.engine.execution.geometry import Layout
 from penstock.engine.execution.sampling import SamplingRows
@@ -21,17 +21,17 @@ class StepInputs:
     token_ids: jax.Array  # i32 [num_tokens]
     sources: jax.Array  # i32 [num_tokens]: the row of the last step that sampled this token, -1 for an uploaded id
     positions: jax.Array  # i32 [num_tokens]
-    ragged: RaggedBatch
+    ragged: GroupedBatch
     sampled_tokens: jax.Array  # i32 [max_seqs]: the token whose hidden state each sampled row takes
     sampling: jax.Array  # i32 [max_seqs, words]
 
 
 def unpack_step(layout: Layout, flat: jax.Array) -> StepInputs:
     parts = layout.unpack(flat)
-    ragged = RaggedBatch(
-        slots=parts["slots"],
+    ragged = GroupedBatch(
+        slots=tuple(parts["slots"]),
         kv_lens=parts["kv_lens"],
-        page_indices=parts["page_indices"],
+        page_indices=tuple(parts["page_indices"]),
         cu_q_lens=parts["cu_q_lens"],
         num_seqs=parts["num_seqs"],
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engine.models.attend import QKV, Attend, AttentionOptions, LayerCache, StackedCache
+from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCache, LayerCache, StackedCache
 from penstock.engine.models.config import (
     AttentionConfig,
     BlockConfig,
@@ -14,6 +14,7 @@ from penstock.engine.models.config import (
 from penstock.engine.models.decoder import Decoder, matmul_parameters, num_parameters
 from penstock.engine.models.families import FAMILIES, family_of
 from penstock.engine.models.families.family import Family, ParamPath
+from penstock.engine.models.layer_groups import LayerGroups, layer_groups
 from penstock.engine.models.runs import LayerRun, layer_runs, stacked_layers
 
 __all__ = [
@@ -25,7 +26,9 @@ __all__ = [
     "BlockConfig",
     "Decoder",
     "Family",
+    "GroupCache",
     "LayerCache",
+    "LayerGroups",
     "LayerRun",
     "MLPConfig",
     "ModelConfig",
@@ -34,6 +37,7 @@ __all__ = [
     "RopeConfig",
     "StackedCache",
     "family_of",
+    "layer_groups",
     "layer_runs",
     "matmul_parameters",
     "num_parameters",

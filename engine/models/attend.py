@@ -8,16 +8,23 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 LayerCache = Any
-"""One layer's share of the KV cache: a pytree that only the attention implementation looks into."""
+"""One array of the KV cache: a pytree that only the attention implementation looks into."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class StackedCache:
-    """The LayerCache of a stacked decoder: the pages of all layers in one array, which no layer may copy."""
+    """The LayerCache of a stacked decoder: all of them in one, which no layer may copy."""
 
-    pages: jax.Array  # [num_layers * num_pages, ...]
-    first_page: jax.Array  # i32: where this layer's pages begin
+    pages: jax.Array  # [arrays * num_pages, ...]
+    first_page: jax.Array  # i32: where the pages of this layer's array begin
+
+
+class GroupCache(NamedTuple):
+    """A layer's share of the KV cache: an array of pages, of which those in the table of its group are its own."""
+
+    pages: LayerCache
+    group: int | jax.Array
 
 
 class QKV(NamedTuple):
@@ -46,4 +53,4 @@ class Attend(Protocol):
     Writes keys and values into `cache`. Returns the attended values, shaped as the queries, and the new cache.
     """
 
-    def __call__(self, qkv: QKV, cache: LayerCache, *, options: AttentionOptions) -> tuple[jax.Array, LayerCache]: ...
+    def __call__(self, qkv: QKV, cache: GroupCache, *, options: AttentionOptions) -> tuple[jax.Array, GroupCache]: ...

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.models.attend import QKV, Attend, AttentionOptions, LayerCache
+from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCache
 from penstock.engine.models.config import AttentionConfig, RopeConfig
 from penstock.engine.models.layers import Linear, norm_of
 from penstock.engine.models.rope import Rotary, query_scales, rotate
@@ -44,8 +44,8 @@ class Attention(nnx.Module):
         self,
         x: jax.Array,  # [num_tokens, hidden]
         step: StepInputs,
-        cache: LayerCache,
-    ) -> tuple[jax.Array, LayerCache]:
+        cache: GroupCache,
+    ) -> tuple[jax.Array, GroupCache]:
         num_tokens, config = x.shape[0], self.config
         q, k, v = self.project(x)
         if self.q_projection_norm is not None and self.k_projection_norm is not None:

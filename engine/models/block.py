@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.models.attend import LayerCache
+from penstock.engine.models.attend import GroupCache
 from penstock.engine.models.attention import Attention, StepInputs
 from penstock.engine.models.config import BlockConfig
 from penstock.engine.models.layers import GatedMLP, Norm, norm_of, scaled
@@ -27,7 +27,7 @@ class Block(nnx.Module):
         self.mlp_out_norm = norm("after", "around")
         self.config = config
 
-    def __call__(self, x: jax.Array, step: StepInputs, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
+    def __call__(self, x: jax.Array, step: StepInputs, cache: GroupCache) -> tuple[jax.Array, GroupCache]:
         config = self.config
         normed = _normed(self.attention_norm, x)
         attended, cache = self.attention(normed, step, cache)

@@ -6,16 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.models.attend import Attend, LayerCache, StackedCache
+from penstock.engine.models.attend import Attend, GroupCache, LayerCache, StackedCache
 from penstock.engine.models.attention import StepInputs
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ModelConfig
+from penstock.engine.models.layer_groups import LayerPlace, layer_groups
 from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
 from penstock.engine.models.rope import rotary_tables
 from penstock.engine.models.runs import layer_runs, stacked_layers
@@ -50,7 +51,7 @@ class Decoder(nnx.Module):
         self,
         token_ids: jax.Array,  # i32 [num_tokens]
         positions: jax.Array,  # i32 [num_tokens]
-        caches: tuple[LayerCache, ...],  # one per layer; stacked, one array of the pages of all
+        caches: tuple[LayerCache, ...],  # one per array of a page (`layer_groups`); stacked, all of them in one
         attend: Attend,
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Returns the final hidden states `[num_tokens, hidden]` and the caches with this step's keys and values."""
@@ -61,10 +62,10 @@ class Decoder(nnx.Module):
         if self.is_stacked:
             x, pages = self._scan(x, step, caches[0])
             return self.norm(x), (pages,)
-        written = []
-        for block, cache in zip(self.blocks, caches, strict=True):
-            x, new_cache = block(x, step, cache)
-            written.append(new_cache)
+        written = list(caches)
+        for block, (group, array) in zip(self.blocks, layer_groups(self.config).places, strict=True):
+            x, cache = block(x, step, GroupCache(written[array], group))
+            written[array] = cache.pages
         return self.norm(x), tuple(written)
 
     def _embedded(self, token_ids: jax.Array) -> jax.Array:
@@ -73,26 +74,30 @@ class Decoder(nnx.Module):
 
     def _scan(self, x: jax.Array, step: StepInputs, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
         """All layers: one loop per run, which carries the pages, so that they are updated where they are."""
-        pages_per_layer = pages.shape[0] // self.config.num_layers
+        groups = layer_groups(self.config)
+        pages_per_array = pages.shape[0] // groups.size
         blocks = iter(self.blocks)
         for run in layer_runs(self.config):
             graphs, stacks = zip(*(nnx.split(next(blocks)) for _ in run.pattern), strict=True)
+            places = [_places([groups.places[layer] for layer in run.layers(i)]) for i in range(len(run.pattern))]
 
             def layers(
                 carry: tuple[jax.Array, jax.Array],
-                inputs: tuple[Any, jax.Array],
+                inputs: tuple[Any, Any, Any],
                 graphs: Sequence[nnx.GraphDef[Block]] = graphs,
+                places: Sequence[_Places] = places,
             ) -> tuple[tuple[jax.Array, jax.Array], None]:
                 x, pages = carry
-                all_params, first = inputs
-                for place, (graph, params) in enumerate(zip(graphs, all_params, strict=True)):
-                    cache = StackedCache(pages, (first + place) * pages_per_layer)
+                for graph, held, params, array, group in zip(graphs, places, *inputs, strict=True):
+                    cache = GroupCache(
+                        StackedCache(pages, array * pages_per_array), held.group if group is None else group
+                    )
                     x, cache = nnx.merge(graph, params)(x, step, cache)
-                    pages = cache.pages
+                    pages = cache.pages.pages
                 return (x, pages), None
 
-            firsts = jnp.asarray(run.layers(0), jnp.int32)
-            (x, pages), _ = jax.lax.scan(layers, (x, pages), (stacks, firsts))
+            inputs = stacks, tuple(held.arrays for held in places), tuple(held.groups for held in places)
+            (x, pages), _ = jax.lax.scan(layers, (x, pages), inputs)
         return x, pages
 
     def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab]
@@ -101,6 +106,20 @@ class Decoder(nnx.Module):
         else:
             logits = self.head.wide(hidden)
         return soft_capped(scaled(logits, self.config.logit_scale), self.config.logit_soft_cap)
+
+
+class _Places(NamedTuple):
+    """Where the layers that one loop computes have their keys and values."""
+
+    arrays: jax.Array  # i32 [layers]
+    groups: jax.Array | None  # i32 [layers]; None where all are in one
+    group: int  # of the first
+
+
+def _places(places: Sequence[LayerPlace]) -> _Places:
+    groups, arrays = zip(*places, strict=True)
+    differ = len(set(groups)) > 1
+    return _Places(jnp.asarray(arrays, jnp.int32), jnp.asarray(groups, jnp.int32) if differ else None, groups[0])
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from penstock.engine.attention import KVCacheSpec, ShardedAttention
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import SHARE_OF_FREE_MEMORY, Deployment, deploy, with_pages
+from penstock.engine.deployment import SHARE_OF_FREE_MEMORY, Deployment, deploy, useful_pages, with_pages
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.compilation import printed
 from penstock.engine.execution.geometry import Geometry
@@ -23,6 +23,7 @@ from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.hlo import Program, Traffic
 from penstock.engine.planning.roofline import Step, decode_step, prefill_step
 from penstock.engine.planning.topology import chip_of, devices_of
+from penstock.engine.scheduling.page_needs import PageNeeds
 from penstock.engine.stats import ReportProgress
 
 ALL_OPTIONS = "head, all options"
@@ -58,6 +59,7 @@ class Plan:
     decode_steps: int  # in one dispatch
     page_size: int
     page_bytes: int
+    needs: PageNeeds  # of a sequence, in pages
     num_pages: int
     max_pages: int  # that all sequences together could fill
     max_model_len: int
@@ -78,8 +80,16 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        """That the pages of one replica hold together."""
-        return (self.num_pages - 1) * self.page_size
+        """That the pages of one replica hold together, while no window has passed any."""
+        return (self.num_pages - 1) // self.needs.num_groups * self.page_size
+
+    def sequence_bytes(self, num_tokens: int) -> int:
+        """Of the pages that a decoding sequence of so many tokens holds, where windows have passed the others."""
+        return self.needs.most(num_tokens, 1) * self.page_bytes
+
+    def num_sequences(self, num_tokens: int) -> int:
+        """Of that length, whose pages are there at once."""
+        return (self.num_pages - 1) // self.needs.most(num_tokens, 1)
 
     @property
     def compile_s(self) -> float:
@@ -136,8 +146,9 @@ def plan(
         decode_steps=layout.decode_steps,
         page_size=layout.spec.page_size,
         page_bytes=deployment.page_bytes,
+        needs=deployment.needs,
         num_pages=layout.spec.num_pages,
-        max_pages=config.max_num_seqs * layout.geometry.pages_per_seq + 1,
+        max_pages=useful_pages(replace(deployment, max_model_len=layout.geometry.max_model_len)),
         max_model_len=layout.geometry.max_model_len,
         cache_bytes=layout.cache_bytes,
         weight_bytes=layout.weight_bytes,
@@ -217,7 +228,7 @@ def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layou
             f"leaves nothing for pages: raise tensor_parallel above {config.tensor_parallel}, or take a larger slice"
         )
     spec = with_pages(deployment, free)
-    geometry = deployment.geometry(min(deployment.max_model_len, (spec.num_pages - 1) * spec.page_size))
+    geometry = deployment.geometry(deployment.needs.longest(spec.num_pages - 1, deployment.max_model_len))
     return _Layout(
         chip=chip,
         device=placement.mesh.devices.flat[0],

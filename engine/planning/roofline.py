@@ -3,7 +3,8 @@
 Formulas, so that they can be checked by hand, per device, with n devices of one replica:
 
 - Weights that a step reads: all of them once, but of an embedding that is not tied to the head only a row per token.
-- KV of a token: layers x KV heads x head_dim x 2 x bytes of an element / n.
+- KV of a token: layers x KV heads x head_dim x 2 x bytes of an element / n. A layer with a window reads no more tokens
+  of a sequence than it has.
 - FLOPs of matmuls: 2 x (parameters of the layers) x tokens + 2 x (parameters of the head) x sampled rows; of attention
   4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
 - An all-reduce of b bytes around a ring, both ways at once: 2 (n - 1) / n x b over two links, and 2 (n - 1) hops; there
@@ -13,6 +14,10 @@ Formulas, so that they can be checked by hand, per device, with n devices of one
 
 from __future__ import annotations
 
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -53,14 +58,10 @@ class Step:
 def decode_step(deployment: Deployment, chip: Chip, batch: int, context: int, backbone: Traffic, head: Traffic) -> Step:
     """`batch` sequences of `context` tokens each make one token more."""
     model, tensor = deployment.model, _tensor(deployment)
-    token_bytes = kv_token_bytes(model, deployment.kv_dtype) // tensor
     weights = step_weight_bytes(model, batch, tensor)
-    ideal = weights + batch * (context + 1) * token_bytes
-    per_token = deployment.page_bytes // deployment.page_size
-    pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
-    moved = deployment.attention.rows_moved(context, deployment.cache_spec(2), pages_per_seq)
-    counted = backbone.hbm_bytes + head.hbm_bytes + batch * sum(moved) * per_token
-    flops = step_flops(model, batch, batch, batch * context) / tensor
+    ideal = weights + batch * kv_sequence_bytes(model, deployment.kv_dtype, context + 1) // tensor
+    counted = backbone.hbm_bytes + head.hbm_bytes + batch * _kv_bytes_moved(deployment, context)
+    flops = step_flops(model, batch, batch, batch * _mean(min(context, seen) for seen in _windows(model))) / tensor
     return Step(
         num_tokens=batch,
         context=context,
@@ -78,7 +79,7 @@ def prefill_step(deployment: Deployment, chip: Chip, num_tokens: int) -> Step:
     model, tensor = deployment.model, _tensor(deployment)
     weights = step_weight_bytes(model, num_tokens, tensor)
     kv_bytes = num_tokens * kv_token_bytes(model, deployment.kv_dtype) // tensor
-    flops = step_flops(model, num_tokens, 1, num_tokens * (num_tokens + 1) // 2) / tensor
+    flops = step_flops(model, num_tokens, 1, _mean(_pairs(num_tokens, seen) for seen in _windows(model))) / tensor
     return Step(
         num_tokens=num_tokens,
         context=0,
@@ -94,6 +95,40 @@ def prefill_step(deployment: Deployment, chip: Chip, num_tokens: int) -> Step:
 def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
     """Of one token in all layers, over all devices of a replica."""
     return 2 * model.num_layers * model.num_kv_heads * model.head_dim * int(jnp.dtype(kv_dtype).itemsize)
+
+
+def kv_sequence_bytes(model: ModelConfig, kv_dtype: str, num_tokens: int) -> int:
+    """Of those of a sequence's tokens that its last one sees, in all layers, over all devices of a replica."""
+    layer = kv_token_bytes(model, kv_dtype) // model.num_layers
+    return layer * sum(min(num_tokens, seen) for seen in _windows(model))
+
+
+def _kv_bytes_moved(deployment: Deployment, context: int) -> int:
+    """On each device, for a token that decodes behind `context` others: of whole rows of pages, as they are padded."""
+    pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
+    spec = deployment.cache_spec(2)
+    windows = Counter(block.attention.sliding_window for block in deployment.model.blocks)
+    rows = sum(
+        count * sum(deployment.attention.rows_moved(context, spec, pages_per_seq, window))
+        for window, count in windows.items()
+    )
+    return rows * deployment.page_bytes // (deployment.page_size * spec.num_layers)
+
+
+def _windows(model: ModelConfig) -> list[int]:
+    """Of each layer, how many tokens it sees at most."""
+    return [block.attention.sliding_window or sys.maxsize for block in model.blocks]
+
+
+def _pairs(num_tokens: int, window: int) -> int:
+    """Of a prompt's tokens with those that they see, themselves included."""
+    short = min(num_tokens, window)
+    return short * (short + 1) // 2 + (num_tokens - short) * short
+
+
+def _mean(counts: Iterable[int]) -> int:
+    """Over layers, which have the same heads."""
+    return round(statistics.fmean(counts))
 
 
 def step_weight_bytes(model: ModelConfig, num_tokens: int, tensor: int) -> int:

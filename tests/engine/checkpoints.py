@@ -57,12 +57,13 @@ def reference_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f3
         return _reference(directory)(torch.tensor([token_ids])).logits[0].numpy()
 
 
-def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int) -> list[int]:
+def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int, *, use_cache: bool = True) -> list[int]:
     """What `model.generate` continues `token_ids` with, end-of-sequence ids ignored."""
     out = _reference(directory).generate(
         torch.tensor([token_ids]),
         attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
         do_sample=False,
+        use_cache=use_cache,
         max_new_tokens=num_tokens,
         min_new_tokens=num_tokens,
         eos_token_id=None,

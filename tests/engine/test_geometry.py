@@ -67,6 +67,6 @@ def test_each_array_is_new_as_the_device_may_still_read_the_last_one() -> None:
 def test_a_small_step_uploads_no_more_sequences_than_it_has_tokens() -> None:
     _, parts = GEOMETRY.step_layout(16).empty()
     assert parts["kv_lens"].shape == (16,)
-    assert parts["page_indices"].shape == (16, 7)
+    assert parts["page_indices"].shape == (1, 16, 7)
     _, parts = GEOMETRY.step_layout(256).empty()
     assert parts["kv_lens"].shape == (GEOMETRY.max_rows,)

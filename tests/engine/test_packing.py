@@ -60,11 +60,11 @@ def test_a_prompt_is_packed_with_its_positions_slots_and_pages() -> None:
     np.testing.assert_array_equal(inputs.ragged.num_seqs, [2])
     for place, sequence in enumerate((first, second)):
         held = len(sequence.pages)
-        np.testing.assert_array_equal(inputs.ragged.page_indices[place, :held], list(sequence.pages))
-        np.testing.assert_array_equal(inputs.ragged.page_indices[place, held:], 0)
+        np.testing.assert_array_equal(inputs.ragged.page_indices[0][place, :held], list(sequence.pages))
+        np.testing.assert_array_equal(inputs.ragged.page_indices[0][place, held:], 0)
     pages, others = list(first.pages), list(second.pages)
     slots = [pages[i // 4] * 4 + i % 4 for i in range(5)] + [others[0] * 4 + i for i in range(3)]
-    np.testing.assert_array_equal(inputs.ragged.slots, slots + [0] * 8)  # padding writes to the sink
+    np.testing.assert_array_equal(inputs.ragged.slots[0], slots + [0] * 8)  # padding writes to the sink
     np.testing.assert_array_equal(inputs.sampled_tokens[:2], [4, 7])  # the last of each
 
 
@@ -88,7 +88,7 @@ def test_a_new_holder_of_a_batch_slot_inherits_no_page() -> None:
     short = add(by, "short", (41, 42), 1)
     plan = planned(by)
     assert short.batch_slot == slot
-    pages = inputs_of(builder.build(plan)).ragged.page_indices[0]
+    pages = inputs_of(builder.build(plan)).ragged.page_indices[0][0]
     np.testing.assert_array_equal(pages, [*short.pages, *[0] * (len(pages) - len(short.pages))])
 
 

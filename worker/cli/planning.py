@@ -54,8 +54,12 @@ def _show(screen: Console, made: Plan) -> None:
     pages = f"pages of {made.page_size} tokens in {made.kv_dtype}"
     screen.print(f"[bold]{made.topology}[/]: {kinds}; attention {made.attention}, {pages}")
     screen.print(_memory(made))
+    longest = made.max_model_len
     held = f"{made.num_tokens:,} tokens at once in {made.num_pages - 1:,} pages"
-    screen.print(f"Pages hold {held}: {made.num_tokens // made.max_model_len} sequences of {made.max_model_len:,}.")
+    each = f"{made.sequence_bytes(longest) / _GIB:.3f} GiB"
+    screen.print(f"Pages hold {held}: {made.num_sequences(longest)} sequences of {longest:,} with {each} each.")
+    if made.needs.has_windows:
+        screen.print(f"Layers are in {made.needs.num_groups} groups; pages behind their windows are counted as free.")
     alias = "updated in place, copied nowhere" if made.cache_is_aliased else "[bold red]copied in a step[/]"
     screen.print(f"The KV cache is {alias}. Compiling took {made.compile_s:.0f} s in all.\n")
     screen.print(_buckets(made))

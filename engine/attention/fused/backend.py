@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch, first_key
 from penstock.engine.attention.fused.kernel import attend_kernel, scratch
-from penstock.engine.attention.fused.layout import Blocks, HeadLayout, blocks_for, tile_rows
+from penstock.engine.attention.fused.layout import Blocks, HeadLayout, blocks_for, pages_per_block, tile_rows
 from penstock.engine.attention.fused.softmax import Scores
 from penstock.engine.attention.quantization import is_quantized, quantized
 from penstock.engine.errors import ConfigError
@@ -52,9 +52,21 @@ class FusedAttention(AttentionBackend):
     def cache_dtype(self, dtype: str) -> str:
         return self._kv_dtype or dtype
 
-    def rows_moved(self, context: int, spec: KVCacheSpec, pages_per_seq: int) -> tuple[int, int]:
-        del pages_per_seq
-        return -(-context // spec.page_size) * spec.page_size, tile_rows(spec.dtype)
+    def rows_moved(
+        self, context: int, spec: KVCacheSpec, pages_per_seq: int, window: int | None = None
+    ) -> tuple[int, int]:
+        width = HeadLayout(spec.head_dim).width
+        pages = pages_per_block(
+            num_kv_heads=spec.num_kv_heads,
+            page_size=spec.page_size,
+            pages_per_seq=pages_per_seq,
+            kv_dtype=spec.dtype,
+            width=width,
+            max_keys=self._max_keys,
+        )
+        block = pages * spec.page_size  # a window begins with a whole one
+        first = first_key(context, window) // block * block
+        return -(-context // spec.page_size) * spec.page_size - first, tile_rows(spec.dtype)
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[CacheArray]:
         if spec.page_size % tile_rows(spec.dtype):

@@ -71,9 +71,14 @@ def blocks_for(
     max_keys: int,
     max_queries: int,
 ) -> Blocks:
-    itemsize = jnp.dtype(kv_dtype).itemsize
-    keys = min(max_keys, _SLOT_BYTES // (num_kv_heads * width * itemsize))
-    pages = max(1, min(keys // page_size, pages_per_seq))
+    pages = pages_per_block(
+        num_kv_heads=num_kv_heads,
+        page_size=page_size,
+        pages_per_seq=pages_per_seq,
+        kv_dtype=kv_dtype,
+        width=width,
+        max_keys=max_keys,
+    )
     most = max(page_size, _MAX_KEYS_AT_ONCE)
     num_queries = max_queries
     while num_queries > 16 and (num_queries * group > _MAX_ROWS or num_queries > num_tokens):
@@ -87,6 +92,14 @@ def blocks_for(
         heads_at_once=max(n for n in range(1, 9) if num_kv_heads % n == 0),
         tile_rows=tile_rows(kv_dtype),
     )
+
+
+def pages_per_block(
+    *, num_kv_heads: int, page_size: int, pages_per_seq: int, kv_dtype: str, width: int, max_keys: int
+) -> int:
+    """Of keys, as many as half of the buffers holds."""
+    keys = min(max_keys, _SLOT_BYTES // (num_kv_heads * width * jnp.dtype(kv_dtype).itemsize))
+    return max(1, min(keys // page_size, pages_per_seq))
 
 
 def tile_rows(dtype: str) -> int:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch, first_key
 from penstock.engine.attention.triton.decode import decode_kernel, join_kernel, split_work
 from penstock.engine.attention.triton.pages import write_kernel
 from penstock.engine.attention.triton.prefill import prefill_kernel, query_blocks
@@ -44,9 +44,11 @@ class TritonAttention(AttentionBackend):
     def cache_dtype(self, dtype: str) -> str:
         return dtype
 
-    def rows_moved(self, context: int, spec: KVCacheSpec, pages_per_seq: int) -> tuple[int, int]:
+    def rows_moved(
+        self, context: int, spec: KVCacheSpec, pages_per_seq: int, window: int | None = None
+    ) -> tuple[int, int]:
         del spec, pages_per_seq
-        return context + 1, 1  # what lies behind the last token is masked, not read
+        return context + 1 - first_key(context, window), 1  # what lies behind the last token is masked, not read
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
         shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)

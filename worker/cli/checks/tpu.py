@@ -48,7 +48,7 @@ def lie_of(deployment: Deployment, config: EngineConfig, hbm_bytes: int) -> list
     tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
     weights = (matmul_parameters(model) + tables) * 2 // tensor
     pages = max(0, int((hbm_bytes - weights) * 0.9)) // deployment.page_bytes
-    tokens = pages * deployment.page_size
+    tokens = pages // deployment.needs.num_groups * deployment.page_size
     kept = f"{pages} pages of {deployment.kv_dtype}"
     fits = f"weights {weights / _GIB:.2f} GiB per device, then {kept}: {tokens} tokens at once"
     memory = Finding("TPU memory", "ok", fits)
