@@ -21,6 +21,9 @@ from penstock.engine.models.runs import stacked_layers
 MOST_GROUPS = 8
 """Each takes the host's time in every step, for a table of pages."""
 
+FORGONE = 0.02
+"""Of memory, for fewer groups."""
+
 
 class LayerPlace(NamedTuple):
     """Where a layer's keys and values are."""
@@ -67,8 +70,9 @@ def _kinds(config: ModelConfig) -> dict[int | None, list[int]]:
 
 
 def _best_size(counts: dict[int | None, int], context: int) -> int:
-    """How many layers a group has, so that a sequence of `context` tokens takes the least memory, unused arrays
-    included: the sum over all groups of size x tokens that they keep. Of equal sizes the largest, for fewer tables.
+    """How many layers a group has, so that a sequence of `context` tokens takes little memory, unused arrays included:
+    the sum over all groups of size x tokens that they keep. Of the sizes that take about the least the largest, for
+    fewer tables.
     """
 
     def num_groups(size: int) -> int:
@@ -79,5 +83,6 @@ def _best_size(counts: dict[int | None, int], context: int) -> int:
         return sum(-(-count // size) * size * kept[window] for window, count in counts.items())
 
     largest = max(counts.values())
-    sizes = [size for size in range(1, largest + 1) if num_groups(size) <= MOST_GROUPS]
-    return min(sizes or [largest], key=lambda size: (cost(size), -size))
+    sizes = [size for size in range(1, largest + 1) if num_groups(size) <= MOST_GROUPS] or [largest]
+    enough = min(map(cost, sizes)) * (1 + FORGONE)
+    return max(size for size in sizes if cost(size) <= enough)

@@ -87,6 +87,16 @@ def reference_attention(
     return np.concatenate(outputs)
 
 
+def without_passed(
+    page_indices: np.ndarray, lengths: list[tuple[int, int]], sliding_window: int, page_size: int
+) -> np.ndarray:
+    """The table as it is once the pages that the window of each sequence's first query has passed are given back."""
+    table = page_indices.copy()
+    for i, (q_len, kv_len) in enumerate(lengths):
+        table[i, : max(0, kv_len - q_len - sliding_window + 1) // page_size] = 0
+    return table
+
+
 def compare(
     lengths: list[tuple[int, int]],
     *,
@@ -135,7 +145,11 @@ def compare(
     kv_lens[: len(lengths)] = [kv_len for _, kv_len in lengths]
     count = np.array([len(lengths)], np.int32)
 
-    batch = RaggedBatch(*map(jnp.asarray, (slots, kv_lens, page_indices, cu_q_lens, count)))
+    table = page_indices
+    if sliding_window is not None:
+        table = without_passed(page_indices, lengths, sliding_window, page_size)
+        pages[0, :, 0::2] = np.nan  # of keys alone: no page holds a NaN among its values
+    batch = RaggedBatch(*map(jnp.asarray, (slots, kv_lens, table, cu_q_lens, count)))
     expected = reference_attention(
         q,
         with_new,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
-from ragged_batches import reference_attention
+from ragged_batches import reference_attention, without_passed
 
 from penstock.engine.attention import KVCacheSpec, RaggedBatch
 from penstock.engine.attention.contract import PLAIN
@@ -62,7 +62,7 @@ def run(
         for heads in (num_heads, num_kv_heads, num_kv_heads)
     )
     # Of K and V apart, f32, already of values that kv_dtype has: [num_pages * page_size, 2, num_kv_heads, head_dim]
-    before = stored(rng.normal(size=(num_pages * page_size, 2, num_kv_heads, head_dim)), kv_dtype, scales)
+    before = np.array(stored(rng.normal(size=(num_pages * page_size, 2, num_kv_heads, head_dim)), kv_dtype, scales))
     after = before.copy()
     page_indices = np.zeros((MAX_SEQS, pages_per_seq), np.int32)
     kv_lens = np.zeros(MAX_SEQS, np.int32)
@@ -79,7 +79,11 @@ def run(
         new = np.stack([k[start : start + q_len], v[start : start + q_len]], axis=1).astype(np.float32)
         after[slot[kv_len - q_len :]] = stored(new, kv_dtype, scales)
     count = np.array([len(lengths)], np.int32)
-    batch = RaggedBatch(*map(jnp.asarray, (slots, kv_lens, page_indices, cu_q_lens, count)))
+    table = page_indices
+    if "sliding_window" in options:
+        table = without_passed(page_indices, lengths, options["sliding_window"], page_size)
+        before[:page_size, 0] = np.nan  # of keys alone: no page holds a NaN among its values
+    batch = RaggedBatch(*map(jnp.asarray, (slots, kv_lens, table, cu_q_lens, count)))
 
     values = {"max_keys": max_keys, "kv_dtype": kv_dtype, "k_scale": scales[0], "v_scale": scales[1]}
     attend = fused(INTERPRETED, AttentionOptions(**options), max_queries=16, **values)

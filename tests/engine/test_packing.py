@@ -92,6 +92,25 @@ def test_a_new_holder_of_a_batch_slot_inherits_no_page() -> None:
     np.testing.assert_array_equal(pages, [*short.pages, *[0] * (len(pages) - len(short.pages))])
 
 
+def test_each_group_of_layers_has_a_table_without_the_pages_that_its_window_has_passed() -> None:
+    geometry = replace(GEOMETRY, num_groups=2)
+    pool = PagePool(64, geometry.page_size, windows=(None, 3))
+    by = Scheduler(pool, max_num_seqs=4, max_batch_tokens=32, max_model_len=40)
+    builder = BatchBuilder(geometry, (EOS,))
+    sequence = add(by, "a", tuple(range(30)), max_tokens=5)
+    for _ in range(4):  # the prompt, and three tokens, of which the last begins the ninth page
+        plan = planned(by)
+        batch = builder.build(plan)
+        by.commit(plan.rows[0], 1)
+    ragged = unpack_step(geometry.step_layout(batch.num_tokens), jnp.asarray(batch.flat)).ragged
+    full, sliding = sequence.pages.groups
+    assert sliding == [0] * 7 + sliding[7:]  # it sees tokens 30 to 32
+    for group, pages in enumerate((full, sliding)):
+        np.testing.assert_array_equal(ragged.page_indices[group][0], [*pages, 0])
+        assert ragged.slots[group][0] == pages[8] * 4
+    assert not set(full) & set(sliding[7:])
+
+
 def test_sampling_parameters_arrive_to_the_bit() -> None:
     by, builder = scheduler(), BatchBuilder(GEOMETRY, (EOS,))
     params = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05, "top_k": 2**40, "seed": 5}
