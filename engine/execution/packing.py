@@ -10,6 +10,7 @@ from penstock.engine.execution.extended import NO_TARGET
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.options import MAX_WORD, HeadRow, Options, OptionsBuilder, as_word, head_rows
 from penstock.engine.execution.sampling import NOT_A_TOKEN
+from penstock.engine.scheduling.page_table import PageTable
 from penstock.engine.scheduling.scheduler import Row, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
 
@@ -31,26 +32,26 @@ class Batch:
 class _Mirror:
     """Follows the page tables of running sequences in one group, one batch slot each, copying only what is new."""
 
-    def __init__(self, num_slots: int, width: int) -> None:
+    def __init__(self, group: int, num_slots: int, width: int) -> None:
         self.table = np.zeros((num_slots, width), np.int32)
-        self._holders: list[tuple[Sequence, int] | None] = [None] * num_slots
+        self._group = group
+        self._followed = [PageTable() for _ in range(num_slots)]  # a sequence gets a new one whenever it starts
         self._num_written = [0] * num_slots
         self._num_passed = [0] * num_slots
 
-    def follow(self, sequence: Sequence, pages: list[int], num_passed: int) -> None:
-        slot = sequence.batch_slot
-        holder = (sequence, sequence.num_starts)
-        if self._holders[slot] != holder:
-            self._holders[slot] = holder
+    def follow(self, slot: int, pages: PageTable) -> None:
+        if self._followed[slot] is not pages:
+            self._followed[slot] = pages
             self._num_written[slot] = self._num_passed[slot] = 0
             self.table[slot] = 0
-        written = self._num_written[slot]
-        if written < len(pages):
-            self.table[slot, written : len(pages)] = pages[written:]
-            self._num_written[slot] = len(pages)
-        if self._num_passed[slot] < num_passed:
-            self.table[slot, self._num_passed[slot] : num_passed] = 0
-            self._num_passed[slot] = num_passed
+        written, num_places = self._num_written[slot], pages.num_places
+        if written < num_places:
+            self.table[slot, written:num_places] = pages.groups[self._group][written:]
+            self._num_written[slot] = num_places
+        passed = pages.num_passed[self._group]
+        if self._num_passed[slot] < passed:
+            self.table[slot, self._num_passed[slot] : passed] = 0
+            self._num_passed[slot] = passed
 
 
 class BatchBuilder:
@@ -59,7 +60,9 @@ class BatchBuilder:
     def __init__(self, geometry: Geometry, eos_token_ids: tuple[int, ...]) -> None:
         self._geometry = geometry
         self._eos_token_ids = eos_token_ids
-        self._pages = [_Mirror(geometry.max_num_seqs, geometry.pages_per_seq) for _ in range(geometry.num_groups)]
+        self._pages = [
+            _Mirror(group, geometry.max_num_seqs, geometry.pages_per_seq) for group in range(geometry.num_groups)
+        ]
         self._options = OptionsBuilder(geometry, eos_token_ids)
         self._rows_in_flight: dict[Sequence, int] = {}  # where the last step samples each sequence's next token
 
@@ -102,9 +105,6 @@ class BatchBuilder:
         sources[:] = -1
         for row in plan.rows:
             sequence = row.sequence
-            held = sequence.pages
-            for mirror, pages, passed in zip(self._pages, held.groups, held.num_passed, strict=True):
-                mirror.follow(sequence, pages, passed)
             token_ids += sequence.token_ids[row.start : row.start + row.num_known]
             if row.num_known < row.num_tokens:
                 sources[len(token_ids)] = self._rows_in_flight[sequence]
@@ -120,6 +120,8 @@ class BatchBuilder:
         parts["positions"][: plan.num_tokens] = positions
         numbers, places, holders = positions // page_size, positions % page_size, np.repeat(batch_slots, lengths)
         for group, mirror in enumerate(self._pages):
+            for row in plan.rows:
+                mirror.follow(row.sequence.batch_slot, row.sequence.pages)
             parts["page_indices"][group, :num_seqs] = mirror.table[batch_slots]
             parts["slots"][group, : plan.num_tokens] = mirror.table[holders, numbers] * page_size + places
 

@@ -239,7 +239,7 @@ class Scheduler:
         if sequence.batch_slot < 0 or not count:  # without a batch slot it was preempted a moment ago
             return 0
         returned = 0
-        if self._pages.capacity(sequence) < sequence.num_computed + count:
+        if sequence.pages.num_places * self._pool.page_size < sequence.num_computed + count:
             returned = self._hold_pages(sequence, sequence.num_computed + count, chosen)
             if sequence.batch_slot < 0:
                 return -returned
