@@ -150,7 +150,7 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
         head_dim=model.head_dim,
         kv_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
     )
-    placement = place(model, devices, tensor) if is_abstract or len(devices) > 1 else None
+    placement = place(devices, tensor) if is_abstract or len(devices) > 1 else None
     if placement is not None:
         attention = ShardedAttention(attention, placement)
     max_model_len = config.max_model_len or model.max_position

@@ -25,17 +25,19 @@ RULES: Mapping[str, str | None] = MappingProxyType(
     {"vocab": TENSOR, "heads": TENSOR, "kv_heads": TENSOR, "mlp": TENSOR, "embed": None, "layers": None}
 )
 
+PADDED_TO = 128
+"""A device's share of a padded vocabulary is a multiple of it: the lanes of a TPU's tile, which memory is padded to."""
+
 
 @dataclass(frozen=True)
 class Placement:
-    """Where arrays go: a mesh of `data` x `tensor` devices, and which logical axes are split over `tensor`.
+    """Where arrays go: a mesh of `data` x `tensor` devices. RULES say which logical axes are split over `tensor`.
 
     What an axis of `data` larger than 1 holds is the same along it: a worker serves one replica. The planner uses it
     for a slice that holds several.
     """
 
     mesh: Mesh
-    rules: Mapping[str, str | None]
 
     @property
     def tensor(self) -> int:
@@ -43,7 +45,7 @@ class Placement:
 
     def spec(self, axes: Axes) -> PartitionSpec:
         return PartitionSpec(  # type: ignore[no-untyped-call]
-            *(None if axis is None else self.rules.get(axis) for axis in axes)
+            *(None if axis is None else RULES.get(axis) for axis in axes)
         )
 
     def sharding(self, axes: Axes = ()) -> NamedSharding:
@@ -51,36 +53,33 @@ class Placement:
         return NamedSharding(self.mesh, self.spec(axes))
 
 
-def place(model: ModelConfig, devices: Sequence[jax.Device], tensor: int) -> Placement:
-    """`devices` as a mesh for `model`, which `split_model` has accepted for `tensor`.
+def place(devices: Sequence[jax.Device], tensor: int) -> Placement:
+    """`devices` as a mesh for a model that `split_model` has laid out over `tensor` of them."""
+    return Placement(Mesh(np.array(devices).reshape(-1, tensor), (DATA, TENSOR)))
 
-    A vocabulary that cannot be split evenly stays whole on every device.
+
+def gathered(logits: jax.Array, placement: Placement | None, vocab_size: int) -> jax.Array:
+    """`[num_rows, vocab_rows]`, of which each device makes a part, as `[num_rows, vocab]`, whole on all.
+
+    Sampling parts would communicate more. The padding is cut here, before anything can draw, mask or count it.
     """
-    mesh = Mesh(np.array(devices).reshape(-1, tensor), (DATA, TENSOR))
-    rules = dict(RULES)
-    if model.vocab_size % tensor:
-        rules["vocab"] = None
-    return Placement(mesh, MappingProxyType(rules))
-
-
-def gathered(logits: jax.Array, placement: Placement | None) -> jax.Array:
-    """`[num_rows, vocab]`, of which each device makes a part, whole on all: sampling parts would communicate more."""
-    if placement is None:
-        return logits
-    for axes in ((None, "vocab"), ()):
-        logits = jax.lax.with_sharding_constraint(logits, placement.sharding(axes))  # type: ignore[no-untyped-call]
-    return logits
+    if placement is not None:
+        for axes in ((None, "vocab"), ()):
+            logits = jax.lax.with_sharding_constraint(logits, placement.sharding(axes))  # type: ignore[no-untyped-call]
+    return logits if logits.shape[1] == vocab_size else logits[:, :vocab_size]
 
 
 def split_model(model: ModelConfig, tensor: int) -> ModelConfig:
-    """`model` as it is laid out over `tensor` devices: with each KV head held several times if there are too few.
+    """`model` as it is laid out over `tensor` devices: with each KV head held several times if there are too few, and
+    the vocabulary padded if they do not divide it.
 
     Raises:
         ConfigError: heads or features cannot be split evenly.
     """
     for block in dict.fromkeys(model.blocks):
         _check_split(model, block, tensor)
-    return replace(model, blocks=tuple(_spread(block, tensor) for block in model.blocks))
+    blocks = tuple(_spread(block, tensor) for block in model.blocks)
+    return replace(model, blocks=blocks, vocab_padding=_vocab_padding(model.vocab_size, tensor))
 
 
 def _check_split(model: ModelConfig, block: BlockConfig, tensor: int) -> None:
@@ -98,6 +97,11 @@ def _check_split(model: ModelConfig, block: BlockConfig, tensor: int) -> None:
             f"tensor_parallel = {tensor} neither divides the model's {kv_heads} KV heads nor is a multiple of them; "
             f"{_possible(model)} are possible"
         )
+
+
+def _vocab_padding(vocab_size: int, tensor: int) -> int:
+    """None where the devices divide the vocabulary; else up to shares of whole tiles."""
+    return -vocab_size % (tensor * PADDED_TO) if vocab_size % tensor else 0
 
 
 def _spread(block: BlockConfig, tensor: int) -> BlockConfig:

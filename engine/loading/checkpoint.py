@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -173,18 +174,25 @@ def _source(path: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfi
     family, param = FAMILIES[config.family], params[path]
     is_stacked = stacked and path[0] == "blocks"
     layers = [path]
+    padding = _padding(path, param, config)
     if is_stacked:
         layers = [("blocks", layer, *path[2:]) for layer in stacked_layers(config)[int(path[1])]]
     return Source(
         path=path,
-        shape=tuple(param.shape),
+        shape=tuple(map(sub, param.shape, padding)),
         dtype=param.dtype,
         names=tuple(family.tensor_name(layer) for layer in layers),
         is_stacked=is_stacked,
         copies=_copies(path, param, config),
         head_dim=config.head_dim,
         rows=_rows(path, params, config),
+        padding=padding if any(padding) else (),
     )
+
+
+def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...]:
+    """Along each axis."""
+    return tuple(config.vocab_padding if axis == "vocab" else 0 for axis in logical_axes(path, len(param.shape)))
 
 
 def _copies(path: ParamPath, param: Any, config: ModelConfig) -> int:

@@ -86,6 +86,7 @@ class ModelConfig:
     max_position: int
     tie_word_embeddings: bool
     dtype: str = "bfloat16"  # of weights and activations; norms, softmax and logits are f32
+    vocab_padding: int = 0  # rows of embedding and head beyond the vocabulary, for devices that do not divide it
 
     def __post_init__(self) -> None:
         kinds = {(block.attention.num_kv_heads, block.attention.head_dim) for block in self.blocks}
@@ -95,6 +96,11 @@ class ModelConfig:
     @property
     def num_layers(self) -> int:
         return len(self.blocks)
+
+    @property
+    def vocab_rows(self) -> int:
+        """Of embedding and head, padding included."""
+        return self.vocab_size + self.vocab_padding
 
     @property
     def num_kv_heads(self) -> int:
