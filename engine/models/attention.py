@@ -36,6 +36,7 @@ class Attention(nnx.Module):
         self.out = Linear(q_size, hidden_size, bias=config.out_bias, dtype=dtype, rngs=rngs)
         self.q_norm = None if config.qk_norm is None else norm_of(config.qk_norm, config.head_dim, dtype)
         self.k_norm = None if config.qk_norm is None else norm_of(config.qk_norm, config.head_dim, dtype)
+        self.sinks = nnx.Param(jnp.zeros((config.num_heads,), dtype)) if config.sinks else None
         self.config = config
 
     def __call__(
@@ -50,7 +51,8 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         rotary = step.rotary[config.rope]
         qkv = QKV(rotate(q, *rotary), rotate(k, *rotary), v)
-        attended, cache = step.attend(qkv, cache, options=AttentionOptions(config.sliding_window))
+        sinks = None if self.sinks is None else self.sinks[...]
+        attended, cache = step.attend(qkv, cache, options=AttentionOptions(config.sliding_window), sinks=sinks)
         return self.out(attended.reshape(num_tokens, -1)), cache
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:

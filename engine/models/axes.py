@@ -6,6 +6,7 @@
 | embed | features of the residual stream |
 | heads | query heads, each head_dim wide |
 | kv_heads | key and value heads, each head_dim wide |
+| per_head | query heads, one number each |
 | mlp | features inside the feed-forward |
 | layers | layers of a stacked decoder |
 """
@@ -47,4 +48,6 @@ def _axes(path: ParamPath) -> Axes:
         return _KERNELS[module]
     if path[-1] == "bias":
         return _KERNELS[module][1:]
+    if path[-1] == "sinks":
+        return ("per_head",)
     return (None,)  # the scale of a norm

@@ -49,6 +49,7 @@ class AttentionConfig:
     out_bias: bool = False
     qk_norm: NormConfig | None = None  # of each head's queries and keys
     sliding_window: int | None = None  # a token sees itself and the others of the last so many; None: all before it
+    sinks: bool = False  # each head has a learned score that takes its share of the weights, and has no value
     kv_copies: int = 1  # times that each of the checkpoint's KV heads is in `num_kv_heads`, for more devices than heads
 
 

@@ -110,7 +110,9 @@ def our_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f32 [num
     return np.asarray(forward(model, jnp.asarray(token_ids, jnp.int32)))
 
 
-def dense_attend(qkv: QKV, cache: None, *, options: AttentionOptions) -> tuple[jax.Array, None]:
+def dense_attend(
+    qkv: QKV, cache: None, *, options: AttentionOptions, sinks: jax.Array | None = None
+) -> tuple[jax.Array, None]:
     """The contract of Attend for one whole sequence and no cache, in its plainest form."""
     (q, k, v), sliding_window = qkv, options.sliding_window
     num_tokens, num_heads, head_dim = q.shape
@@ -119,5 +121,9 @@ def dense_attend(qkv: QKV, cache: None, *, options: AttentionOptions) -> tuple[j
     scores = jnp.einsum("qhd,khd->hqk", q, k, precision="highest") * head_dim**-0.5
     behind = jnp.arange(num_tokens)[:, None] - jnp.arange(num_tokens)[None, :]
     visible = (behind >= 0) & (True if sliding_window is None else behind < sliding_window)
-    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+    scores = jnp.where(visible, scores, -jnp.inf)
+    if sinks is not None:
+        column = jnp.broadcast_to(sinks[:, None, None], (num_heads, num_tokens, 1))
+        scores = jnp.concatenate([scores, column], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :num_tokens]
     return jnp.einsum("hqk,khd->qhd", weights, v, precision="highest"), cache
