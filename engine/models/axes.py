@@ -7,6 +7,8 @@
 | heads | query heads, each head_dim wide |
 | kv_heads | key and value heads, each head_dim wide |
 | mlp | features inside the feed-forward |
+| experts | experts of a mixture |
+| expert_mlp | features inside each expert |
 | layers | layers of a stacked decoder |
 """
 
@@ -28,6 +30,14 @@ _KERNELS: Mapping[ParamPath, Axes] = MappingProxyType(
         ("mlp", "gate"): ("embed", "mlp"),
         ("mlp", "up"): ("embed", "mlp"),
         ("mlp", "down"): ("mlp", "embed"),
+        ("mlp", "router"): ("embed", None),
+        ("mlp", "experts", "gate"): ("experts", "embed", "expert_mlp"),
+        ("mlp", "experts", "up"): ("experts", "embed", "expert_mlp"),
+        ("mlp", "experts", "down"): ("experts", "expert_mlp", "embed"),
+        ("mlp", "shared", "gate"): ("embed", "mlp"),
+        ("mlp", "shared", "up"): ("embed", "mlp"),
+        ("mlp", "shared", "down"): ("mlp", "embed"),
+        ("mlp", "shared_gate"): ("embed", None),
         ("head",): ("embed", "vocab"),
     }
 )
@@ -46,5 +56,6 @@ def _axes(path: ParamPath) -> Axes:
     if path[-1] == "kernel":
         return _KERNELS[module]
     if path[-1] == "bias":
-        return _KERNELS[module][1:]
-    return (None,)  # the scale of a norm
+        *lead, _, out = _KERNELS[module]
+        return (*lead, out)
+    return (None,)  # the scale of a norm, a correction of scores
