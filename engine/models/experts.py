@@ -1,4 +1,4 @@
-"""Mixture of experts: a router chooses a few of many feed-forwards for each token (Shazeer et al., arXiv 1701.06538)."""
+"""Mixtures of experts (Shazeer et al., arXiv 1701.06538): a router chooses some of many feed-forwards for a token."""
 
 from __future__ import annotations
 
