@@ -38,23 +38,51 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """Which of a fused tensor's rows a parameter is, by its last axis: those from `first` on, of `total`."""
+
+    first: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
-    """Where a parameter comes from: one tensor, or in a stacked decoder one per layer."""
+    """Where a parameter comes from: one tensor or rows of it, or as many as its first axes have places.
+
+    Those are the layers of a stacked decoder, and the experts where each has a tensor of its own.
+    """
 
     path: ParamPath
     shape: tuple[int, ...]
     dtype: jnp.dtype
-    names: tuple[str, ...]
-    is_stacked: bool
+    names: tuple[str, ...]  # of the places of the first axes, the last of those running fastest
+    num_spread: int  # first axes that are spread over tensors
     copies: int = 1  # times that each KV head is repeated
     head_dim: int = 1
+    rows: Rows | None = None  # None: all
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """Of each of its tensors. Kernels are stored transposed, `[out, in]`."""
-        shape = list(self.shape[1:] if self.is_stacked else self.shape)
-        shape[-1] //= self.copies
-        return tuple(reversed(shape)) if self.path[-1] == "kernel" else tuple(shape)
+        *shape, _ = self.shape[self.num_spread :]
+        num_rows = self._num_rows if self.rows is None else self.rows.total
+        return (*shape[:-1], num_rows, shape[-1]) if self.path[-1] == "kernel" else (*shape, num_rows)
+
+    def num_bytes(self, stored: Mapping[str, Stored]) -> int:
+        """Of what its tensors hold for it."""
+        num_bytes = sum(stored[name].num_bytes for name in self.names)
+        return num_bytes if self.rows is None else num_bytes * self._num_rows // self.rows.total
+
+    def stored_index(self, index: Index) -> Index:
+        """Where in a stored tensor the parameter's `index` is, before it is transposed."""
+        if self.rows is None:
+            return index
+        start, stop, _ = index[-1].indices(self._num_rows)
+        return (*index[:-1], slice(self.rows.first + start, self.rows.first + stop))
+
+    @property
+    def _num_rows(self) -> int:
+        return self.shape[-1] // self.copies
 
 
 class WeightFiles:
@@ -88,16 +116,23 @@ class WeightFiles:
         return jax.make_array_from_callback(source.shape, sharding, share)
 
     def _read(self, source: Source, index: Index) -> np.ndarray:
-        if not source.is_stacked:
+        if not source.num_spread:
             return self._read_one(source, source.names[0], index)
-        return np.stack([self._read_one(source, name, index[1:]) for name in source.names[index[0]]])
+        spread, of_each = index[: source.num_spread], index[source.num_spread :]
+        names = np.array(source.names, dtype=object).reshape(source.shape[: source.num_spread])[spread]
+        sizes = [len(range(*part.indices(size))) for part, size in zip(index, source.shape, strict=True)]
+        array = np.empty(sizes, source.dtype)  # filled in place: a list of all tensors would be in memory beside it
+        for place, name in np.ndenumerate(names):
+            array[place] = self._read_one(source, str(name), of_each)
+        return array
 
     def _read_one(self, source: Source, name: str, index: Index) -> np.ndarray:
         array: np.ndarray
         tensor = self._opened(self._stored[name].file).get_slice(name)
         if source.copies > 1:
             index, cut = _before_copying(source, index)
-        array = tensor[tuple(reversed(index))].T if source.path[-1] == "kernel" else tensor[index]
+        index = source.stored_index(index)
+        array = _transposed(tensor, index) if source.path[-1] == "kernel" else tensor[index]
         if source.copies > 1:
             heads = array.reshape(*array.shape[:-1], -1, source.head_dim)
             array = np.repeat(heads, source.copies, axis=-2).reshape(*array.shape[:-1], -1)[..., cut]
@@ -120,6 +155,12 @@ def open_weights(file: Path) -> Any:
         return safe_open(file, framework="numpy")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
+
+
+def _transposed(tensor: Any, index: Index) -> np.ndarray:
+    *lead, first, last = index
+    array: np.ndarray = tensor[(*lead, last, first)]
+    return array.swapaxes(-1, -2)
 
 
 def _before_copying(source: Source, index: Index) -> tuple[Index, slice]:

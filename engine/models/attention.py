@@ -23,6 +23,7 @@ class StepInputs(NamedTuple):
 
     rotary: Mapping[RopeConfig, Rotary]  # of every rope that the model has
     attend: Attend
+    is_real: jax.Array | None = None  # bool [num_tokens]: which are not padding; None: all
 
 
 class Attention(nnx.Module):

@@ -65,7 +65,7 @@ def read_attention(
 
 
 def read_mlp(config: HFConfig, *, bias: bool = False) -> MLPConfig:
-    return MLPConfig(config.integer("intermediate_size"), _activation(config), bias=bias)
+    return MLPConfig(config.integer("intermediate_size"), read_activation(config), bias=bias)
 
 
 def sliding(block: BlockConfig, windows: Iterable[int | None]) -> list[BlockConfig]:
@@ -121,7 +121,7 @@ def _head_dim(config: HFConfig, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def _activation(config: HFConfig) -> str:
+def read_activation(config: HFConfig) -> str:
     activation = config.get("hidden_act")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ConfigError(f"config.json: hidden_act = {shown(activation)} is not one of {', '.join(ACTIVATIONS)}")

@@ -10,11 +10,13 @@ from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.llama import LLAMA
 from penstock.engine.models.families.mistral import MISTRAL
+from penstock.engine.models.families.mixtral import MIXTRAL
 from penstock.engine.models.families.qwen2 import QWEN2
 from penstock.engine.models.families.qwen3 import QWEN3
+from penstock.engine.models.families.qwen3_moe import QWEN3_MOE
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
+    {family.model_type: family for family in (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE)}
 )
 
 
