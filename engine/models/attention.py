@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +13,13 @@ from flax import nnx
 from penstock.engine.models.attend import QKV, Attend, AttentionOptions, LayerCache
 from penstock.engine.models.config import AttentionConfig, RopeConfig
 from penstock.engine.models.layers import Linear, norm_of
-from penstock.engine.models.rope import rotate
-
-Rotary: TypeAlias = tuple[jax.Array, jax.Array]
-"""Cosines and sines of the step's positions, each f32 `[num_tokens, rope.dim // 2]`."""
+from penstock.engine.models.rope import Rotary, query_scales, rotate
 
 
 class StepInputs(NamedTuple):
     """What all layers of a step are given beside their tokens."""
 
+    positions: jax.Array  # i32 [num_tokens]
     rotary: Mapping[RopeConfig, Rotary]  # of every rope that the model has
     attend: Attend
 
@@ -54,10 +53,13 @@ class Attention(nnx.Module):
         q, k, v = (part.reshape(num_tokens, -1, config.head_dim) for part in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        rotary = step.rotary[config.rope]
-        qkv = QKV(rotate(q, *rotary), rotate(k, *rotary), v)
+        if config.rope is not None:
+            turn = partial(rotate, tables=step.rotary[config.rope], interleaved=config.rope.interleaved)
+            q, k = turn(q), turn(k)
+        if config.query_scale is not None:
+            q = q * query_scales(step.positions, config.query_scale).astype(q.dtype)[:, None, None]
         options = AttentionOptions(config.sliding_window, config.scale, config.soft_cap)
-        attended, cache = step.attend(qkv, cache, options=options)
+        attended, cache = step.attend(QKV(q, k, v), cache, options=options)
         return self.out(attended.reshape(num_tokens, -1)), cache
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:

@@ -15,7 +15,7 @@ class RopeConfig:
     `kind` is one of `default`, `linear`, `llama3`, `yarn`; the other fields are read by the kinds that name them.
     """
 
-    dim: int  # features of a head that rotate, from its beginning; even
+    dim: int  # features of a head that rotate, from its beginning; an odd one is rounded up
     theta: float = 10_000.0
     kind: str = "default"
     factor: float = 1.0
@@ -28,15 +28,25 @@ class RopeConfig:
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
+    interleaved: bool = False  # each feature is paired with its neighbour, not with the one half of them further on
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScale:
+    """Queries grow with their position: `1 + beta * log(1 + position // original_max_position)` times as large."""
+
+    beta: float
+    original_max_position: int
 
 
 @dataclass(frozen=True, slots=True)
 class NormConfig:
-    """A root-mean-square norm."""
+    """A norm: root-mean-square, or `kind` `layer`, which takes the mean away too. Neither has a bias."""
 
     eps: float
-    unit_offset: bool = False  # its weights are stored less 1
-    scales_in_f32: bool = False  # multiplied by its weights before it is rounded to the model's type
+    kind: str = "rms"
+    unit_offset: bool = False  # rms: its weights are stored less 1
+    scales_in_f32: bool = False  # rms: multiplied by its weights before it is rounded to the model's type
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +56,15 @@ class AttentionConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rope: RopeConfig
+    rope: RopeConfig | None  # None: no positions
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: NormConfig | None = None  # of each head's queries and keys
     qk_projection_norm: NormConfig | None = None  # of the queries of all heads together, and of the keys
+    sliding_window: int | None = None  # a token sees itself and the others of the last so many; None: all before it
     scale: float | None = None  # of scores; None: head_dim ** -0.5
     soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap)
-    sliding_window: int | None = None  # a token sees itself and the others of the last so many; None: all before it
+    query_scale: QueryScale | None = None
     kv_copies: int = 1  # times that each of the checkpoint's KV heads is in `num_kv_heads`, for more devices than heads
 
 
@@ -78,6 +89,8 @@ class BlockConfig:
     mlp: MLPConfig
     norm: NormConfig
     norm_placement: NormPlacement = "before"
+    parallel: bool = False  # attention and feed-forward read the same norm, and both are added to what it read
+    residual_scale: float = 1.0  # of what attention and feed-forward add
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +109,9 @@ class ModelConfig:
     max_position: int
     tie_word_embeddings: bool
     dtype: str = "bfloat16"  # of weights and activations; norms, softmax and logits are f32
-    embedding_scale: float | None = None  # of embeddings as the first layer gets them; None: 1
-    logit_soft_cap: float | None = None  # logits become soft_cap * tanh(logit / soft_cap)
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_soft_cap: float | None = None  # scaled logits become soft_cap * tanh(logit / soft_cap)
 
     def __post_init__(self) -> None:
         kinds = {(block.attention.num_kv_heads, block.attention.head_dim) for block in self.blocks}

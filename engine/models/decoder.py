@@ -16,7 +16,7 @@ from penstock.engine.models.attend import Attend, LayerCache, StackedCache
 from penstock.engine.models.attention import StepInputs
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ModelConfig
-from penstock.engine.models.layers import Linear, norm_of, soft_capped
+from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
 from penstock.engine.models.rope import rotary_tables
 from penstock.engine.models.runs import layer_runs, stacked_layers
 
@@ -54,9 +54,10 @@ class Decoder(nnx.Module):
         attend: Attend,
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Returns the final hidden states `[num_tokens, hidden]` and the caches with this step's keys and values."""
-        x = self._embedded(token_ids)
+        x = scaled(self.embedding[...][token_ids], self.config.embedding_scale)
         ropes = dict.fromkeys(block.attention.rope for block in self.config.blocks)
-        step = StepInputs({rope: rotary_tables(positions, rope) for rope in ropes}, attend)
+        rotary = {rope: rotary_tables(positions, rope) for rope in ropes if rope is not None}
+        step = StepInputs(positions, rotary, attend)
         if self.is_stacked:
             x, pages = self._scan(x, step, caches[0])
             return self.norm(x), (pages,)
@@ -65,10 +66,6 @@ class Decoder(nnx.Module):
             x, new_cache = block(x, step, cache)
             written.append(new_cache)
         return self.norm(x), tuple(written)
-
-    def _embedded(self, token_ids: jax.Array) -> jax.Array:
-        x, scale = self.embedding[...][token_ids], self.config.embedding_scale
-        return x if scale is None else x * jnp.asarray(scale, x.dtype)  # rounded, as in transformers
 
     def _scan(self, x: jax.Array, step: StepInputs, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
         """All layers: one loop per run, which carries the pages, so that they are updated where they are."""
@@ -99,7 +96,7 @@ class Decoder(nnx.Module):
             logits = jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
         else:
             logits = self.head.wide(hidden)
-        return soft_capped(logits, self.config.logit_soft_cap)
+        return soft_capped(scaled(logits, self.config.logit_scale), self.config.logit_soft_cap)
 
 
 def num_parameters(config: ModelConfig) -> int:

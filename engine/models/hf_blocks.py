@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from penstock.engine.errors import ConfigError, shown
-from penstock.engine.models.config import AttentionConfig, BlockConfig, MLPConfig, ModelConfig, NormConfig
+from penstock.engine.models.config import AttentionConfig, BlockConfig, MLPConfig, ModelConfig, NormConfig, RopeConfig
 from penstock.engine.models.hf_config import HFConfig, checked_dtype
-from penstock.engine.models.hf_rope import FULL, SLIDING, read_rope, read_rope_of
+from penstock.engine.models.hf_rope import read_rope
 from penstock.engine.models.layers import ACTIVATIONS
 
 
@@ -41,12 +41,12 @@ def read_norm(config: HFConfig) -> NormConfig:
 def read_attention(
     config: HFConfig,
     *,
+    rope: Callable[[HFConfig, int], RopeConfig] = read_rope,
     qkv_bias: bool = False,
     out_bias: bool = False,
     qk_norm: NormConfig | None = None,
-    layer_type: str | None = None,
 ) -> AttentionConfig:
-    """Attention to everything before, the same in all layers, or in those of `layer_type` if they have their own rope.
+    """Attention to everything before, the same in all layers. `rope` is read for the size of a head.
 
     Raises:
         ConfigError: a field is missing, contradicts another, or asks for a computation that is not implemented.
@@ -62,7 +62,7 @@ def read_attention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rope=read_rope(config, head_dim) if layer_type is None else read_rope_of(layer_type, config, head_dim),
+        rope=rope(config, head_dim),
         qkv_bias=qkv_bias,
         out_bias=out_bias,
         qk_norm=qk_norm,
@@ -89,41 +89,50 @@ def every_layer(config: HFConfig, window: int | None) -> tuple[int | None, ...]:
 
 def mixed_layers(config: HFConfig) -> tuple[int | None, ...]:
     """Qwen's rule: `layer_types` says which layers slide; without it, those from `max_window_layers` on do."""
-    num_layers = config.integer("num_hidden_layers")
+    window = optional_window(config)
+    first = config.get("max_window_layers")
+    if window is None or config.get("layer_types") is not None:
+        return listed_layers(config, window, lambda layer: False)
+    if not isinstance(first, int) or isinstance(first, bool):
+        raise ConfigError(f"config.json: max_window_layers must be a whole number, not {shown(first)}")
+    return listed_layers(config, window, lambda layer: layer >= first)
+
+
+def optional_window(config: HFConfig) -> int | None:
+    """That of layers that slide, where `use_sliding_window` says that some may."""
     slides = config.flag("use_sliding_window") and config.get("sliding_window") is not None
-    window = config.integer("sliding_window") if slides else None
-    if config.get("layer_types") is None:
-        first = config.get("max_window_layers")
-        if window is not None and (not isinstance(first, int) or isinstance(first, bool)):
-            raise ConfigError(f"config.json: max_window_layers must be a whole number, not {shown(first)}")
-        return tuple(window if window is not None and layer >= first else None for layer in range(num_layers))
-    layer_types = read_layer_types(config)
-    if window is None and SLIDING in layer_types:
-        raise ConfigError(
-            "config.json: layer_types has sliding_attention, but use_sliding_window or sliding_window is off"
-        )
-    return tuple(window if kind == SLIDING else None for kind in layer_types)
+    return config.integer("sliding_window") if slides else None
 
 
-def read_layer_types(config: HFConfig, *, full_every: int | None = None) -> tuple[str, ...]:
-    """FULL or SLIDING for each layer, as `layer_types` says; without it every `full_every`-th layer is full."""
-    num_layers, layer_types = config.integer("num_hidden_layers"), config.get("layer_types")
-    if layer_types is None and full_every is not None:
-        return tuple(SLIDING if (layer + 1) % full_every else FULL for layer in range(num_layers))
+def listed_layers(config: HFConfig, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
+    """`layer_types` says which layers slide; without it, `slides` does."""
+    num_layers = config.integer("num_hidden_layers")
+    layer_types = config.get("layer_types")
+    if layer_types is None:
+        return tuple(window if slides(layer) else None for layer in range(num_layers))
     if not isinstance(layer_types, list) or len(layer_types) != num_layers:
         raise ConfigError(f"config.json: layer_types must list {num_layers} layers, not {shown(layer_types)}")
-    for kind in layer_types:
-        if kind not in (FULL, SLIDING):
-            raise ConfigError(f"config.json: attention type {shown(kind)} in layer_types is not supported")
-    return tuple(layer_types)
+    return tuple(_window_of(kind, window) for kind in layer_types)
 
 
 def blocks_by_type(config: HFConfig, full: BlockConfig, local: BlockConfig, full_every: int) -> list[BlockConfig]:
-    """One of the two for each layer: `full`, or `local` with the sliding window."""
-    layer_types = read_layer_types(config, full_every=full_every)
-    if SLIDING in layer_types:
-        (local,) = sliding(local, [config.integer("sliding_window")])
-    return [local if kind == SLIDING else full for kind in layer_types]
+    """One of the two for each layer: `local` with a window, and `full` without, by default every so many layers."""
+    can_do_without = config.get("sliding_window") is None and config.get("layer_types") is not None
+    window = None if can_do_without else config.integer("sliding_window")
+    windows = listed_layers(config, window, lambda layer: (layer + 1) % full_every != 0)
+    return [block for size in windows for block in sliding(full if size is None else local, [size])]
+
+
+def _window_of(kind: object, window: int | None) -> int | None:
+    if kind == "full_attention":
+        return None
+    if kind != "sliding_attention":
+        raise ConfigError(f"config.json: attention type {shown(kind)} in layer_types is not supported")
+    if window is None:
+        raise ConfigError(
+            "config.json: layer_types has sliding_attention, but use_sliding_window or sliding_window is off"
+        )
+    return window
 
 
 def _head_dim(config: HFConfig, hidden_size: int, num_heads: int) -> int:

@@ -22,6 +22,7 @@ AT_MOST: Mapping[str, int] = MappingProxyType(
         "num_key_value_heads": 2**12,
         "head_dim": 2**12,
         "rms_norm_eps": 1,
+        "layer_norm_eps": 1,
     }
 )
 MAX_INTEGER = 2**31 - 1  # of any other field: positions are i32

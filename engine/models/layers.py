@@ -61,8 +61,27 @@ class RMSNorm(nnx.Module):
         return 1 + scale if self.config.unit_offset else scale
 
 
-def norm_of(config: NormConfig, size: int, dtype: jnp.dtype) -> RMSNorm:
-    return RMSNorm(config, size, dtype=dtype)
+class LayerNorm(nnx.Module):
+    """Norm over the last axis without a bias (Ba et al., arXiv 1607.06450), computed in f32, its scale included."""
+
+    def __init__(self, config: NormConfig, size: int, *, dtype: jnp.dtype) -> None:
+        self.scale = nnx.Param(jnp.ones((size,), dtype))
+        self.eps = config.eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x32 = x.astype(jnp.float32)
+        x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
+        return (normed * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+
+
+def norm_of(config: NormConfig, size: int, dtype: jnp.dtype) -> RMSNorm | LayerNorm:
+    return (LayerNorm if config.kind == "layer" else RMSNorm)(config, size, dtype=dtype)
+
+
+def scaled(x: jax.Array, factor: float) -> jax.Array:
+    """`factor * x`, rounded once; a factor of 1 adds nothing to the program."""
+    return x if factor == 1.0 else (x.astype(jnp.float32) * factor).astype(x.dtype)
 
 
 def soft_capped(x: jax.Array, cap: float | None) -> jax.Array:

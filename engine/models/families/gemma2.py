@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from penstock.engine.models.config import BlockConfig, ModelConfig
-from penstock.engine.models.families.family import Family
+from penstock.engine.models.families.family import Family, ParamPath
 from penstock.engine.models.families.gemma import DEFAULTS, gemma_attention, gemma_model, gemma_norm
 from penstock.engine.models.hf_blocks import blocks_by_type, read_mlp
 from penstock.engine.models.hf_config import HFConfig
@@ -24,7 +25,7 @@ GEMMA2_DEFAULTS = MappingProxyType(
         "sliding_window": 4096,
     }
 )
-NORMS_AROUND = MappingProxyType(
+NORMS_AROUND: Mapping[ParamPath, str] = MappingProxyType(
     {
         ("attention_out_norm",): "post_attention_layernorm",
         ("mlp_norm",): "pre_feedforward_layernorm",
@@ -40,7 +41,7 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
         soft_cap=config.optional_number("attn_logit_softcapping"),
     )
     mlp = read_mlp(config, activation="hidden_activation")
-    block = BlockConfig(attention, mlp, gemma_norm(config), "around")
+    block = BlockConfig(attention, mlp, gemma_norm(config), norm_placement="around")
     model = gemma_model(config, GEMMA2.model_type, dtype, blocks_by_type(config, block, block, full_every=2))
     return replace(model, logit_soft_cap=config.optional_number("final_logit_softcapping"))
 

@@ -1,8 +1,9 @@
-"""Gemma 3 (arXiv 2503.19786), its text: norms of queries and keys; of six layers five have a window and their own rope."""
+"""Gemma 3 (arXiv 2503.19786): norms of queries and keys; five of six layers have a window and a rope of their own."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import Family
@@ -10,16 +11,17 @@ from penstock.engine.models.families.gemma import gemma_attention, gemma_model, 
 from penstock.engine.models.families.gemma2 import GEMMA2_DEFAULTS, NORMS_AROUND
 from penstock.engine.models.hf_blocks import blocks_by_type, read_mlp
 from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_rope import FULL, SLIDING
+from penstock.engine.models.hf_rope import FULL, SLIDING, read_rope_of
 
 
 def _block(config: HFConfig, layer_type: str) -> BlockConfig:
     norm = gemma_norm(config)
     attention = replace(
-        gemma_attention(config, qk_norm=norm, layer_type=layer_type),
+        gemma_attention(config, rope=partial(read_rope_of, layer_type), qk_norm=norm),
         scale=config.number("query_pre_attn_scalar") ** -0.5,
     )
-    return BlockConfig(attention, read_mlp(config, activation="hidden_activation"), norm, "around")
+    mlp = read_mlp(config, activation="hidden_activation")
+    return BlockConfig(attention, mlp, norm, norm_placement="around")
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

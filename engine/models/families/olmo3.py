@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from penstock.engine.models.config import ModelConfig
 from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.olmo2 import OLMO2_DEFAULTS, OLMO2_MODULES, olmo2_block, olmo2_norm
 from penstock.engine.models.hf_blocks import blocks_by_type, read_model
 from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_rope import FULL, SLIDING
+from penstock.engine.models.hf_rope import FULL, SLIDING, read_rope_of
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
-    full, local = (olmo2_block(config, layer_type) for layer_type in (FULL, SLIDING))
+    full, local = (olmo2_block(config, partial(read_rope_of, layer_type)) for layer_type in (FULL, SLIDING))
     blocks = blocks_by_type(config, full, local, full_every=4)
     return read_model(config, family=OLMO3.model_type, dtype=dtype, blocks=blocks, norm=olmo2_norm(config))
 
