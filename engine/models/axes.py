@@ -42,6 +42,12 @@ _KERNELS: Mapping[ParamPath, Axes] = MappingProxyType(
         ("head",): ("embed", "vocab"),
     }
 )
+_NORMS: Mapping[ParamPath, Axes] = MappingProxyType(
+    {
+        ("attention", "q_projection_norm"): ("heads",),
+        ("attention", "k_projection_norm"): ("kv_heads",),
+    }
+)
 
 
 def logical_axes(path: ParamPath, num_dims: int) -> Axes:
@@ -61,4 +67,4 @@ def _axes(path: ParamPath) -> Axes:
         return (*lead, out)
     if path[-1] == "sinks":
         return ("per_head",)
-    return (None,)  # the scale of a norm, a correction of scores
+    return _NORMS.get(module, (None,))
