@@ -12,6 +12,7 @@ from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.gemma import GEMMA
 from penstock.engine.models.families.gemma2 import GEMMA2
 from penstock.engine.models.families.gemma3 import GEMMA3_TEXT
+from penstock.engine.models.families.gpt_oss import GPT_OSS
 from penstock.engine.models.families.granite import GRANITE
 from penstock.engine.models.families.llama import LLAMA
 from penstock.engine.models.families.ministral3 import MINISTRAL3
@@ -32,6 +33,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             LLAMA,
             MISTRAL,
             MIXTRAL,
+            GPT_OSS,
             QWEN2,
             QWEN3,
             QWEN3_MOE,
