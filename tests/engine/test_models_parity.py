@@ -305,7 +305,6 @@ def dense_attend(qkv: QKV, cache: None, *, options: AttentionOptions) -> tuple[j
     (q, k, v), sliding_window = qkv, options.sliding_window
     num_tokens, num_heads, head_dim = q.shape
     group = num_heads // k.shape[1]
-    assert options.soft_cap is None
     k, v = jnp.repeat(k, group, axis=1), jnp.repeat(v, group, axis=1)
     scores = jnp.einsum("qhd,khd->hqk", q, k, precision="highest") * options.scale_for(head_dim)
     if options.soft_cap is not None:
