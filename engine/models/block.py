@@ -8,7 +8,8 @@ from flax import nnx
 
 from penstock.engine.models.attend import LayerCache
 from penstock.engine.models.attention import Attention, StepInputs
-from penstock.engine.models.config import BlockConfig
+from penstock.engine.models.config import BlockConfig, ExpertsConfig
+from penstock.engine.models.experts import Experts
 from penstock.engine.models.layers import GatedMLP, LayerNorm, RMSNorm, norm_of, scaled
 
 
@@ -24,7 +25,11 @@ class Block(nnx.Module):
         self.attention = Attention(config.attention, hidden_size, dtype=dtype, rngs=rngs)
         self.attention_out_norm = norm(exists=after)
         self.mlp_norm = norm(exists=before and not config.parallel)
-        self.mlp = GatedMLP(config.mlp, hidden_size, dtype=dtype, rngs=rngs)
+        self.mlp = (
+            Experts(config.mlp, hidden_size, dtype=dtype, rngs=rngs)
+            if isinstance(config.mlp, ExpertsConfig)
+            else GatedMLP(config.mlp, hidden_size, dtype=dtype, rngs=rngs)
+        )
         self.mlp_out_norm = norm(exists=after)
         self.is_parallel, self.residual_scale = config.parallel, config.residual_scale
 
@@ -34,7 +39,10 @@ class Block(nnx.Module):
         x = x + scaled(_normed(self.attention_out_norm, attended), self.residual_scale)
         if not self.is_parallel:
             normed = _normed(self.mlp_norm, x)
-        return x + scaled(_normed(self.mlp_out_norm, self.mlp(normed)), self.residual_scale), cache
+        return x + scaled(_normed(self.mlp_out_norm, self._feed_forward(normed, step)), self.residual_scale), cache
+
+    def _feed_forward(self, x: jax.Array, step: StepInputs) -> jax.Array:
+        return self.mlp(x, step.is_real) if isinstance(self.mlp, Experts) else self.mlp(x)
 
 
 def _normed(norm: RMSNorm | LayerNorm | None, x: jax.Array) -> jax.Array:

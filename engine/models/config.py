@@ -62,6 +62,7 @@ class AttentionConfig:
     qk_norm: NormConfig | None = None  # of each head's queries and keys
     qk_projection_norm: NormConfig | None = None  # of the queries of all heads together, and of the keys
     sliding_window: int | None = None  # a token sees itself and the others of the last so many; None: all before it
+    sinks: bool = False  # each head has a learned score that takes its share of the weights, and has no value
     scale: float | None = None  # of scores; None: head_dim ** -0.5
     soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap)
     query_scale: QueryScale | None = None
@@ -82,11 +83,30 @@ NormPlacement = Literal["before", "after", "around"]
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of gated feed-forwards without biases, of which a router chooses a few for each token."""
+
+    num_experts: int
+    num_chosen: int  # for each token
+    intermediate_size: int  # of each expert
+    activation: str = "silu"
+    scores: str = "softmax"  # of the router's logits, over all experts, or `sigmoid`, each for itself
+    normalized: bool = False  # the scores of the chosen are divided by their sum
+    scale: float = 1.0  # of the weights
+    has_correction: bool = False  # a learned value of each expert is added to its score, for choosing alone
+    num_groups: int = 1  # of experts, of which only the best `groups_chosen` can be chosen from
+    groups_chosen: int = 1
+    shared: MLPConfig | None = None  # a feed-forward that every token goes through as well
+    has_shared_gate: bool = False  # the shared one's result is scaled by a learned sigmoid
+    num_padding: int = 0  # experts that no token can choose, so that devices hold equally many
+
+
+@dataclass(frozen=True, slots=True)
 class BlockConfig:
     """One layer. Layers that are equal are compiled once, where a decoder is stacked."""
 
     attention: AttentionConfig
-    mlp: MLPConfig
+    mlp: MLPConfig | ExpertsConfig
     norm: NormConfig
     norm_placement: NormPlacement = "before"
     parallel: bool = False  # attention and feed-forward read the same norm, and both are added to what it read

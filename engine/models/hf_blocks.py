@@ -71,7 +71,7 @@ def read_attention(
 
 def read_mlp(config: HFConfig, *, bias: bool = False, activation: str = "hidden_act") -> MLPConfig:
     """`activation` is the name of the field that has it."""
-    return MLPConfig(config.integer("intermediate_size"), _activation(config, activation), bias=bias)
+    return MLPConfig(config.integer("intermediate_size"), read_activation(config, activation), bias=bias)
 
 
 def sliding(block: BlockConfig, windows: Iterable[int | None]) -> list[BlockConfig]:
@@ -147,7 +147,7 @@ def _head_dim(config: HFConfig, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def _activation(config: HFConfig, name: str) -> str:
+def read_activation(config: HFConfig, name: str = "hidden_act") -> str:
     activation = config.get(name)
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ConfigError(f"config.json: {name} = {shown(activation)} is not one of {', '.join(ACTIVATIONS)}")

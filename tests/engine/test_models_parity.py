@@ -48,6 +48,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-no-window": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 7, "head_dim": 16, "tie_word_embeddings": True}),
     "mistral-window-of-one": ("mistral", {"sliding_window": 1, "num_key_value_heads": 1}),
+    "mixtral": ("mixtral", {"num_local_experts": 3, "shards": 3}),
+    "mixtral-window-tied": ("mixtral", {"sliding_window": 5, "tie_word_embeddings": True, "vocab_size": 1003}),
+    "mixtral-one-of-seven": ("mixtral", {"num_local_experts": 7, "num_experts_per_tok": 1, "num_key_value_heads": 1}),
     "qwen2": ("qwen2", {"rope_parameters": DEFAULT_ROPE}),
     "qwen2-tied-yarn": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
     "qwen2-some-layers-slide": (
@@ -68,6 +71,35 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_sliding_window": True,
             "sliding_window": 6,
             "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "qwen3-moe": ("qwen3_moe", {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20}),
+    "qwen3-moe-normalized-dense-layers": (
+        "qwen3_moe",
+        {
+            "num_experts": 16,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 10,
+            "norm_topk_prob": True,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "tie_word_embeddings": True,
+            "shards": 3,
+        },
+    ),
+    "qwen3-moe-all-chosen-window": (
+        "qwen3_moe",
+        {
+            "num_experts": 3,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 8,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "attention_bias": True,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
         },
     ),
     "gemma": ("gemma", {"head_dim": 20, "num_key_value_heads": 1, "vocab_size": 1003}),
@@ -300,7 +332,9 @@ def our_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f32 [num
     return np.asarray(forward(model, jnp.asarray(token_ids, jnp.int32)))
 
 
-def dense_attend(qkv: QKV, cache: None, *, options: AttentionOptions) -> tuple[jax.Array, None]:
+def dense_attend(
+    qkv: QKV, cache: None, *, options: AttentionOptions, sinks: jax.Array | None = None
+) -> tuple[jax.Array, None]:
     """The contract of Attend for one whole sequence and no cache, in its plainest form."""
     (q, k, v), sliding_window = qkv, options.sliding_window
     num_tokens, num_heads, head_dim = q.shape
@@ -311,5 +345,9 @@ def dense_attend(qkv: QKV, cache: None, *, options: AttentionOptions) -> tuple[j
         scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
     behind = jnp.arange(num_tokens)[:, None] - jnp.arange(num_tokens)[None, :]
     visible = (behind >= 0) & (True if sliding_window is None else behind < sliding_window)
-    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+    scores = jnp.where(visible, scores, -jnp.inf)
+    if sinks is not None:
+        column = jnp.broadcast_to(sinks[:, None, None], (num_heads, num_tokens, 1))
+        scores = jnp.concatenate([scores, column], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :num_tokens]
     return jnp.einsum("hqk,khd->qhd", weights, v, precision="highest"), cache

@@ -16,11 +16,13 @@ from penstock.engine.models.families.granite import GRANITE
 from penstock.engine.models.families.llama import LLAMA
 from penstock.engine.models.families.ministral3 import MINISTRAL3
 from penstock.engine.models.families.mistral import MISTRAL
+from penstock.engine.models.families.mixtral import MIXTRAL
 from penstock.engine.models.families.olmo2 import OLMO2
 from penstock.engine.models.families.olmo3 import OLMO3
 from penstock.engine.models.families.phi3 import PHI3
 from penstock.engine.models.families.qwen2 import QWEN2
 from penstock.engine.models.families.qwen3 import QWEN3
+from penstock.engine.models.families.qwen3_moe import QWEN3_MOE
 from penstock.engine.models.families.smollm3 import SMOLLM3
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -29,8 +31,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         for family in (
             LLAMA,
             MISTRAL,
+            MIXTRAL,
             QWEN2,
             QWEN3,
+            QWEN3_MOE,
             MINISTRAL3,
             GEMMA,
             GEMMA2,
