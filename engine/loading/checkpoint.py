@@ -285,7 +285,7 @@ def _header(file: Path) -> Iterator[tuple[str, Stored]]:
 def _check_layers(stored: Mapping[str, Stored], config: ModelConfig) -> None:
     """By one tensor each, and first of all: to build the structure of a thousand layers takes half a minute."""
     family = FAMILIES[config.family]
-    names = {family.tensor_name(("blocks", layer, "attention_norm", "scale")) for layer in range(config.num_layers)}
+    names = {family.tensor_name(("blocks", layer, "attention", "out", "kernel")) for layer in range(config.num_layers)}
     _refuse(names - stored.keys(), f"{CONFIG_FILE} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
 
 

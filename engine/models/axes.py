@@ -6,6 +6,7 @@
 | embed | features of the residual stream |
 | heads | query heads, each head_dim wide |
 | kv_heads | key and value heads, each head_dim wide |
+| per_head | query heads, one number each |
 | mlp | features inside the feed-forward |
 | experts | experts of a mixture |
 | expert_mlp | features inside each expert |
@@ -41,6 +42,12 @@ _KERNELS: Mapping[ParamPath, Axes] = MappingProxyType(
         ("head",): ("embed", "vocab"),
     }
 )
+_NORMS: Mapping[ParamPath, Axes] = MappingProxyType(
+    {
+        ("attention", "q_projection_norm"): ("heads",),
+        ("attention", "k_projection_norm"): ("kv_heads",),
+    }
+)
 
 
 def logical_axes(path: ParamPath, num_dims: int) -> Axes:
@@ -58,4 +65,6 @@ def _axes(path: ParamPath) -> Axes:
     if path[-1] == "bias":
         *lead, _, out = _KERNELS[module]
         return (*lead, out)
-    return (None,)  # the scale of a norm, a correction of scores
+    if path[-1] == "sinks":
+        return ("per_head",)
+    return _NORMS.get(module, (None,))

@@ -28,6 +28,7 @@ AT_MOST: Mapping[str, int] = MappingProxyType(
         "num_key_value_heads": 2**12,
         "head_dim": 2**12,
         "rms_norm_eps": 1,
+        "layer_norm_eps": 1,
     }
 )
 MAX_INTEGER = 2**31 - 1  # of any other field: positions are i32
@@ -64,6 +65,10 @@ class HFConfig:
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise ConfigError(f"config.json: {name} must be a number above 0, not {shown(value)}")
         return float(_at_most(AT_MOST.get(name, MAX_NUMBER), name, value))
+
+    def optional_number(self, name: str) -> float | None:
+        """A number above 0; null is none."""
+        return None if self.get(name) is None else self.number(name)
 
     def flag(self, name: str) -> bool:
         value = self.get(name)

@@ -95,6 +95,8 @@ class PackedAttention(Attention):
         self.qkv = PackedLinear.of(width, attention.q, attention.k, attention.v)
         self.out = PackedLinear.of(width, attention.out)
         self.q_norm, self.k_norm, self.config = attention.q_norm, attention.k_norm, attention.config
+        self.sinks = attention.sinks
+        self.q_projection_norm, self.k_projection_norm = attention.q_projection_norm, attention.k_projection_norm
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
         ends = [sum(self.qkv.splits[: i + 1]) for i in range(2)]

@@ -22,6 +22,7 @@ GEOMETRY = {
     "max_position_embeddings": 128,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "pad_token_id": 0,  # some families' default is beyond this vocabulary
 }
 
 
