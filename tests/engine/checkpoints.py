@@ -24,6 +24,7 @@ GEOMETRY = {
     "eos_token_id": 2,
     "pad_token_id": 0,  # some families' default is beyond this vocabulary
 }
+OF_FAMILY = {"gpt_oss": {"num_local_experts": 4}}  # what is large by default
 
 
 def write_checkpoint(
@@ -34,7 +35,9 @@ def write_checkpoint(
     `config` overrides GEOMETRY. `shards` above 1 gives at least as many files and an index.
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**GEOMETRY, **config}))
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(family, **{**GEOMETRY, **OF_FAMILY.get(family, {}), **config})
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             spread = 0.3 if "norm" in name or name.endswith("bias") else 0.15

@@ -42,6 +42,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "smollm3",
         {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 4},
     ),
+    "gpt-oss, sinks, a window in one layer": (
+        "gpt_oss",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7, "head_dim": 20},
+    ),
     "phi3, a share of each head rotates": (
         "phi3",
         {

@@ -341,6 +341,9 @@ def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
             },
         ),
         ("mistral", {"rope_theta": 1e6}),
+        ("gpt_oss", {"rope_theta": 900.0, "rope_scaling": {**YARN, "truncate": False}}),
+        ("gpt_oss", {"rope_scaling": None}),
+        ("gpt_oss", {"rope_parameters": None}),
     ],
 )
 def test_logits_with_the_older_dialect_of_config_json(family: str, rope: dict[str, Any], tmp_path: Path) -> None:
