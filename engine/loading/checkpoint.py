@@ -191,6 +191,7 @@ def _source(
         copies=_copies(path, param, config),
         head_dim=config.head_dim,
         rows=_rows(family, path, params, config),
+        is_plain=family.is_plain(path),
     )
 
 
@@ -203,7 +204,10 @@ def _rows(family: Family, path: ParamPath, params: Mapping[ParamPath, Any], conf
     if len(fused) == 1:
         return None
     sizes = [params[part].shape[-1] // _copies(part, params[part], config) for part in fused]
-    return Rows(first=sum(sizes[: fused.index(path)]), total=sum(sizes))
+    place = fused.index(path)
+    if family.is_interleaved(path):
+        return Rows(first=place, total=sum(sizes), step=len(fused))
+    return Rows(first=sum(sizes[:place]), total=sum(sizes))
 
 
 def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.models.config import ExpertsConfig
+from penstock.engine.models.config import ClampedSwiGLU, ExpertsConfig
 from penstock.engine.models.layers import ACTIVATIONS, GatedMLP, Linear
 
 
@@ -14,7 +14,7 @@ class Experts(nnx.Module):
     """The weighted sum of what a token's experts make of it, and of what the shared one does, where there is one."""
 
     def __init__(self, config: ExpertsConfig, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.router = Linear(hidden, config.num_experts, bias=False, dtype=dtype, rngs=rngs)
+        self.router = Linear(hidden, config.num_experts, bias=config.bias, dtype=dtype, rngs=rngs)
         self.correction = nnx.Param(jnp.zeros((config.num_experts,), jnp.float32)) if config.has_correction else None
         self.experts = GroupedMLP(config, hidden, dtype=dtype, rngs=rngs)
         self.shared = None if config.shared is None else GatedMLP(config.shared, hidden, dtype=dtype, rngs=rngs)
@@ -45,14 +45,16 @@ class GroupedMLP(nnx.Module):
 
     def __init__(self, config: ExpertsConfig, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         num_experts, intermediate = config.num_experts + config.num_padding, config.intermediate_size
-        self.gate = GroupedLinear(num_experts, hidden, intermediate, dtype=dtype, rngs=rngs)
-        self.up = GroupedLinear(num_experts, hidden, intermediate, dtype=dtype, rngs=rngs)
-        self.down = GroupedLinear(num_experts, intermediate, hidden, dtype=dtype, rngs=rngs)
+        self.gate = GroupedLinear(num_experts, hidden, intermediate, bias=config.bias, dtype=dtype, rngs=rngs)
+        self.up = GroupedLinear(num_experts, hidden, intermediate, bias=config.bias, dtype=dtype, rngs=rngs)
+        self.down = GroupedLinear(num_experts, intermediate, hidden, bias=config.bias, dtype=dtype, rngs=rngs)
         self.num_experts = num_experts
-        self.activation = config.activation
+        self.activation, self.clamped = config.activation, config.clamped
 
     def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:  # as GroupedLinear; f32
         gate, up = (linear(rows, group_sizes).astype(rows.dtype) for linear in (self.gate, self.up))
+        if self.clamped is not None:
+            return self.down(clamped_swiglu(gate, up, self.clamped), group_sizes)
         return self.down(ACTIVATIONS[self.activation](gate) * up, group_sizes)
 
 
@@ -60,10 +62,11 @@ class GroupedLinear(nnx.Module):
     """A matrix per expert; each row is multiplied by its expert's."""
 
     def __init__(
-        self, num_experts: int, in_features: int, out_features: int, *, dtype: jnp.dtype, rngs: nnx.Rngs
+        self, num_experts: int, in_features: int, out_features: int, *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs
     ) -> None:
         init = nnx.initializers.normal(0.02)
         self.kernel = nnx.Param(init(rngs.params(), (num_experts, in_features, out_features), dtype))
+        self.bias = nnx.Param(jnp.zeros((num_experts, out_features), dtype)) if bias else None
 
     def __call__(
         self,
@@ -71,7 +74,16 @@ class GroupedLinear(nnx.Module):
         group_sizes: jax.Array,  # i32 [num_experts]: rows of each; those behind them all hold anything
     ) -> jax.Array:
         """In f32, as it was summed."""
-        return jax.lax.ragged_dot(rows, self.kernel[...], group_sizes, preferred_element_type=jnp.float32)
+        y = jax.lax.ragged_dot(rows, self.kernel[...], group_sizes, preferred_element_type=jnp.float32)
+        if self.bias is None:
+            return y
+        biases = self.bias[...].astype(jnp.float32)
+        return y + jnp.repeat(biases, group_sizes, axis=0, total_repeat_length=rows.shape[0])
+
+
+def clamped_swiglu(gate: jax.Array, up: jax.Array, config: ClampedSwiGLU) -> jax.Array:
+    gate, up = jnp.minimum(gate, config.limit), jnp.clip(up, -config.limit, config.limit)
+    return (up + 1) * (gate * jax.nn.sigmoid(config.alpha * gate))
 
 
 def route(logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig) -> tuple[jax.Array, jax.Array]:

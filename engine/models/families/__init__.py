@@ -13,6 +13,7 @@ from penstock.engine.models.families.gemma import GEMMA
 from penstock.engine.models.families.gemma2 import GEMMA2
 from penstock.engine.models.families.gemma3 import GEMMA3_TEXT
 from penstock.engine.models.families.glm4_moe import GLM4_MOE
+from penstock.engine.models.families.gpt_oss import GPT_OSS
 from penstock.engine.models.families.granite import GRANITE
 from penstock.engine.models.families.llama import LLAMA
 from penstock.engine.models.families.ministral3 import MINISTRAL3
@@ -34,6 +35,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             LLAMA,
             MISTRAL,
             MIXTRAL,
+            GPT_OSS,
             QWEN2,
             QWEN2_MOE,
             QWEN3,
