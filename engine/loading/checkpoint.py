@@ -103,8 +103,8 @@ def load_model(
     They go to the default device; with `placement`, each device of its mesh reads its own share and no more.
 
     Every tensor that the model has must be there with its shape, and no other one. Names, shapes and types are all
-    checked before the first weight is read. Two kinds of extra tensors are passed over because they hold nothing new:
-    stored rotary frequencies, and an `lm_head.weight` that equals the embedding it is tied to.
+    checked before the first weight is read. Three kinds of extra tensors are passed over: stored rotary frequencies and
+    an `lm_head.weight` that equals the embedding it is tied to, which hold nothing new, and layers for drafting.
 
     Raises:
         CheckpointError: a file or tensor is missing, unexpected, misshapen or of a type that is not a float.
@@ -166,7 +166,7 @@ def _checked(
     graph, abstract = _abstract(config, stacked=stacked)
     family = FAMILIES[config.family].as_stored(stored.keys())
     sources = [_source(family, path, abstract, config, stacked=stacked) for path in abstract]
-    _check(stored, sources, tied=config.tie_word_embeddings)
+    _check(stored, sources, config)
     return graph, stored, sources
 
 
@@ -293,11 +293,12 @@ def _check_layers(stored: Mapping[str, Stored], config: ModelConfig) -> None:
     _refuse(names - stored.keys(), f"{CONFIG_FILE} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
 
 
-def _check(stored: Mapping[str, Stored], sources: list[Source], *, tied: bool) -> None:
+def _check(stored: Mapping[str, Stored], sources: list[Source], config: ModelConfig) -> None:
     expected = {name: source.stored_shape for source in sources for name in source.names}
     _refuse(expected.keys() - stored.keys(), "the checkpoint lacks tensors of the model")
     extra = {name for name in stored.keys() - expected.keys() if not HARMLESS.fullmatch(name)}
-    if tied and "lm_head.weight" in extra:
+    extra -= {name for name in extra if name.startswith(_draft_layers(config))}
+    if config.tie_word_embeddings and "lm_head.weight" in extra:
         _check_tied_head(stored)
         extra.remove("lm_head.weight")
     _refuse(extra, "the checkpoint holds tensors that the model has no place for", stored)
@@ -311,6 +312,11 @@ def _check(stored: Mapping[str, Stored], sources: list[Source], *, tied: bool) -
             raise CheckpointError(
                 f"tensor {name} is of type {found.kind}, expected one of {', '.join(FLOAT_TYPES)}, in {found.file.name}"
             )
+
+
+def _draft_layers(config: ModelConfig) -> tuple[str, ...]:
+    """What the names of their tensors begin with."""
+    return tuple(f"model.layers.{config.num_layers + place}." for place in range(config.num_draft_layers))
 
 
 def _check_tied_head(stored: Mapping[str, Stored]) -> None:

@@ -142,6 +142,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None  # scaled logits become soft_cap * tanh(logit / soft_cap)
+    num_draft_layers: int = 0  # that checkpoints hold behind the others, and that nothing here computes
 
     def __post_init__(self) -> None:
         kinds = {(block.attention.num_kv_heads, block.attention.head_dim) for block in self.blocks}
