@@ -40,7 +40,7 @@ def write_checkpoint(
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            spread = 0.3 if "norm" in name or name.endswith("bias") else 0.15
+            spread = 0.3 if "norm" in name or name.endswith("bias") else 1.5 if name.endswith("sinks") else 0.15
             parameter.copy_(torch.randn_like(parameter) * spread + (1.0 if "norm" in name else 0.0))
         for name, buffer in model.named_buffers():
             if name in model.state_dict():
