@@ -39,10 +39,11 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which of a fused tensor's rows a parameter is, by its last axis: those from `first` on, of `total`."""
+    """Which of a fused tensor's rows a parameter is, by its last axis: each `step`-th from `first` on, of `total`."""
 
     first: int
     total: int
+    step: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,14 @@ class Source:
     copies: int = 1  # times that each KV head is repeated
     head_dim: int = 1
     rows: Rows | None = None  # None: all
+    is_plain: bool = False  # kernels mostly are not: those are stored transposed, `[out, in]`
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Of each of its tensors. Kernels are stored transposed, `[out, in]`."""
+        """Of each of its tensors."""
         *shape, _ = self.shape[self.num_spread :]
         num_rows = self._num_rows if self.rows is None else self.rows.total
-        return (*shape[:-1], num_rows, shape[-1]) if self.path[-1] == "kernel" else (*shape, num_rows)
+        return (*shape[:-1], num_rows, shape[-1]) if self.is_transposed else (*shape, num_rows)
 
     def num_bytes(self, stored: Mapping[str, Stored]) -> int:
         """Of what its tensors hold for it."""
@@ -78,7 +80,12 @@ class Source:
         if self.rows is None:
             return index
         start, stop, _ = index[-1].indices(self._num_rows)
-        return (*index[:-1], slice(self.rows.first + start, self.rows.first + stop))
+        first, step = self.rows.first, self.rows.step
+        return (*index[:-1], slice(first + start * step, first + (stop - 1) * step + 1, step))
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.path[-1] == "kernel" and not self.is_plain
 
     @property
     def _num_rows(self) -> int:
@@ -132,7 +139,12 @@ class WeightFiles:
         if source.copies > 1:
             index, cut = _before_copying(source, index)
         index = source.stored_index(index)
-        array = _transposed(tensor, index) if source.path[-1] == "kernel" else tensor[index]
+        if source.is_transposed:
+            array = _transposed(tensor, index)
+        elif source.rows is not None and source.rows.step > 1:
+            array = _alternating(tensor, index, source.dtype)
+        else:
+            array = tensor[index]
         if source.copies > 1:
             heads = array.reshape(*array.shape[:-1], -1, source.head_dim)
             array = np.repeat(heads, source.copies, axis=-2).reshape(*array.shape[:-1], -1)[..., cut]
@@ -161,6 +173,16 @@ def _transposed(tensor: Any, index: Index) -> np.ndarray:
     *lead, first, last = index
     array: np.ndarray = tensor[(*lead, last, first)]
     return array.swapaxes(-1, -2)
+
+
+def _alternating(tensor: Any, index: Index, dtype: jnp.dtype) -> np.ndarray:
+    """With a step on the last axis. Place by place of the first: the library takes long for steps, and much memory."""
+    first, *between, last = index
+    shape = tensor.get_shape()
+    array = np.empty([len(range(*part.indices(size))) for part, size in zip(index, shape, strict=True)], dtype)
+    for to, place in enumerate(range(*first.indices(shape[0]))):
+        array[to] = tensor[(slice(place, place + 1), *between, slice(last.start, last.stop))][0, ..., :: last.step]
+    return array
 
 
 def _before_copying(source: Source, index: Index) -> tuple[Index, slice]:

@@ -6,6 +6,7 @@ from penstock.engine.models.attend import QKV, Attend, AttentionOptions, LayerCa
 from penstock.engine.models.config import (
     AttentionConfig,
     BlockConfig,
+    ClampedSwiGLU,
     ExpertsConfig,
     MLPConfig,
     ModelConfig,
@@ -24,6 +25,7 @@ __all__ = [
     "AttentionConfig",
     "AttentionOptions",
     "BlockConfig",
+    "ClampedSwiGLU",
     "Decoder",
     "ExpertsConfig",
     "Family",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,11 @@ from penstock.engine.models.attention import Attention
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
-from penstock.engine.models.experts import Experts
-from penstock.engine.models.layers import GatedMLP, Linear
-from penstock.engine.native import MATMUL, panel_width
+from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP
+from penstock.engine.models.layers import ACTIVATIONS, GatedMLP, Linear
+from penstock.engine.native import GROUPED_MATMUL, MATMUL, panel_width
+
+SILU = ("silu", "swish")  # the activation that the kernel has in it
 
 
 def pack_weights(model: Decoder, library: ctypes.CDLL) -> None:
@@ -111,6 +114,44 @@ class PackedMLP(GatedMLP):
         return self.down(self.gate_up(x))
 
 
+class PackedExperts(GroupedMLP):
+    """The feed-forwards of all experts in two matmuls, which read the weights of those alone that have rows."""
+
+    def __init__(self, experts: GroupedMLP, width: int) -> None:
+        self.num_experts, self.activation = experts.num_experts, experts.activation
+        self.intermediate = experts.gate.kernel.shape[-1]
+        self.is_gated = experts.activation in SILU
+        self.gate_up = nnx.Param(_pack_groups([experts.gate, experts.up], width, gated=self.is_gated))
+        self.hidden = experts.down.kernel.shape[-1]
+        self.down = nnx.Param(_pack_groups([experts.down], width, gated=False))
+
+    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        num_columns = self.intermediate if self.is_gated else 2 * self.intermediate
+        inner = self._multiply(rows, self.gate_up[...], group_sizes, num_columns, rows.dtype, is_gated=self.is_gated)
+        if not self.is_gated:
+            gate, up = jnp.split(inner, 2, axis=1)
+            inner = ACTIVATIONS[self.activation](gate) * up
+        return self._multiply(inner, self.down[...], group_sizes, self.hidden, jnp.float32, is_gated=False)
+
+    @staticmethod
+    def _multiply(
+        rows: jax.Array, weights: jax.Array, group_sizes: jax.Array, num_columns: int, dtype: Any, *, is_gated: bool
+    ) -> jax.Array:
+        result = jax.ShapeDtypeStruct((rows.shape[0], num_columns), dtype)  # type: ignore[no-untyped-call]
+        y: jax.Array = jax.ffi.ffi_call(GROUPED_MATMUL, result)(rows, weights, group_sizes, is_gated=is_gated)
+        return y
+
+
+def _pack_groups(linears: Sequence[GroupedLinear], width: int, *, gated: bool) -> jax.Array:
+    """[experts, in, out] of each -> [experts, panels, in, width], of bf16 with pairs of rows interleaved."""
+    return jnp.stack(
+        [
+            _pack(_columns(kernels, width, gated=gated), width)
+            for kernels in zip(*(linear.kernel[...] for linear in linears), strict=True)
+        ]
+    )
+
+
 def _pack_block(block: Block, width: int) -> None:
     block.attention = PackedAttention(block.attention, width)
     if isinstance(block.mlp, Experts):
@@ -120,7 +161,7 @@ def _pack_block(block: Block, width: int) -> None:
 
 
 def _packed_mlp(mlp: GatedMLP, width: int) -> GatedMLP:
-    if mlp.activation in ("silu", "swish"):
+    if mlp.activation in SILU:
         return PackedMLP(mlp, width)
     for name in ("gate", "up", "down"):
         setattr(mlp, name, PackedLinear.of(width, getattr(mlp, name)))
@@ -129,6 +170,7 @@ def _packed_mlp(mlp: GatedMLP, width: int) -> GatedMLP:
 
 def _pack_experts(experts: Experts, width: int) -> None:
     experts.router = PackedLinear.of(width, experts.router)
+    experts.experts = PackedExperts(experts.experts, width)
     if experts.shared is not None:
         experts.shared = _packed_mlp(experts.shared, width)
     if experts.shared_gate is not None:

@@ -111,3 +111,17 @@ def test_fused_experts_of_another_number_are_named(sound: Path, tmp_path: Path) 
 
     with pytest.raises(CheckpointError, match=r"experts\.down_proj has shape \[2, 48, 64\], expected \[3, 48, 64\]"):
         load(changed(sound, tmp_path, edit))
+
+
+def test_layers_for_drafting_are_passed_over_and_others_are_not(tmp_path: Path) -> None:
+    sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    sound = write_checkpoint(tmp_path / "sound", "glm4_moe", num_nextn_predict_layers=2, **sizes)
+    drafted, beyond = (f"model.layers.{layer}.eh_proj.weight" for layer in (3, 4))
+    weights = np.ones((2, 3), np.float32)
+    directories = [tmp_path / name for name in ("drafted", "beyond")]
+    for directory in directories:
+        directory.mkdir()
+    loaded = load(changed(sound, directories[0], lambda tensors: tensors.update({drafted: weights})))
+    assert len(loaded.blocks) == 2
+    with pytest.raises(CheckpointError, match=f"no place for: {beyond}"):
+        load(changed(sound, directories[1], lambda tensors: tensors.update({beyond: weights})))

@@ -63,18 +63,20 @@ class Family:
     configure: Callable[[HFConfig, str], ModelConfig]
     own_modules: Mapping[ParamPath, str] = field(default_factory=dict)  # in each layer, before LAYER_MODULES
     own_tensors: Mapping[ParamPath, str] = field(default_factory=dict)  # in each layer, before `own_modules`
+    interleaved: frozenset[str] = frozenset()  # of own_tensors, fused ones whose parameters' rows alternate
+    plain: frozenset[str] = frozenset()  # of own_tensors, those that hold kernels as we do, `[in, out]`
 
     def config(self, fields: Mapping[str, Any], dtype: str) -> ModelConfig:
         return self.configure(HFConfig(fields, self.defaults), dtype)
 
     def as_stored(self, names: Collection[str]) -> Family:
         """The family with the names that tensors have in a checkpoint of these."""
-        if not any(name.endswith(FUSED_MARK) for name in names):
+        if FUSED_EXPERTS.keys() & self.own_tensors.keys() or not any(name.endswith(FUSED_MARK) for name in names):
             return self
         return replace(self, own_tensors={**self.own_tensors, **FUSED_EXPERTS})
 
     def tensor_name(self, path: ParamPath) -> str:
-        """The checkpoint's name of the parameter at `path`; a `kernel` is stored transposed, `[out, in]`."""
+        """The checkpoint's name of the parameter at `path`; a `kernel` is mostly stored transposed, `[out, in]`."""
         if path == ("embedding",):
             return f"{MODULES[path]}.weight"
         if path[0] == "blocks":
@@ -89,6 +91,14 @@ class Family:
         if path[0] != "blocks" or module not in self.own_modules:
             return (path,)
         return tuple((*path[:2], *part, path[-1]) for part in _of_name(self.own_modules, self.own_modules[module]))
+
+    def is_interleaved(self, path: ParamPath) -> bool:
+        """Whether the rows of the parameter at `path` alternate with those that it is fused with."""
+        return self.own_tensors.get(path[2:]) in self.interleaved
+
+    def is_plain(self, path: ParamPath) -> bool:
+        """Whether the parameter at `path` is a kernel that is stored as we hold it."""
+        return self.own_tensors.get(path[2:]) in self.plain
 
     def _layer_tensor(self, tail: ParamPath) -> str:
         if tail in self.own_tensors:
