@@ -20,6 +20,7 @@ from penstock.engine.loading.weights import Rows, Source, Stored, WeightFiles, o
 from penstock.engine.models import FAMILIES, Decoder, Family, ModelConfig, ParamPath, family_of, stacked_layers
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.models.hf_config import checked_dtype
+from penstock.engine.sharded_experts import shard_experts
 from penstock.engine.sharding import Placement
 from penstock.engine.stats import ReportProgress
 
@@ -119,7 +120,7 @@ def load_model(
             num_bytes_read += num_bytes[source.path]
             if progress is not None:
                 progress(num_bytes_read, sum(num_bytes.values()), "weights")
-    return _merged(graph, filled)
+    return _merged(graph, filled, placement)
 
 
 def check_weights(directory: Path, config: ModelConfig) -> int:
@@ -142,7 +143,7 @@ def random_model(
         key = jax.random.fold_in(jax.random.key(seed), number)
         sharding = None if placement is None else _sharding(path, param, placement)
         filled[path] = param.replace(_initial(key, path[-1], param.shape, param.dtype, sharding))
-    return _merged(graph, filled)
+    return _merged(graph, filled, placement)
 
 
 def abstract_model(config: ModelConfig, placement: Placement, *, stacked: bool) -> Decoder:
@@ -154,7 +155,7 @@ def abstract_model(config: ModelConfig, placement: Placement, *, stacked: bool) 
         filled[path] = param.replace(
             jax.ShapeDtypeStruct(param.shape, param.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
         )
-    return _merged(graph, filled)
+    return _merged(graph, filled, placement)
 
 
 def _checked(
@@ -217,8 +218,9 @@ def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decod
     return graph, dict(flat)
 
 
-def _merged(graph: nnx.GraphDef[Decoder], filled: Mapping[Any, Any]) -> Decoder:
-    return nnx.merge(graph, nnx.from_flat_state(filled))
+def _merged(graph: nnx.GraphDef[Decoder], filled: Mapping[Any, Any], placement: Placement | None) -> Decoder:
+    model: Decoder = nnx.merge(graph, nnx.from_flat_state(filled))
+    return model if placement is None else shard_experts(model, placement)
 
 
 def _sharding(path: ParamPath, param: Any, placement: Placement) -> jax.sharding.Sharding:

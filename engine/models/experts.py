@@ -30,7 +30,7 @@ class Experts(nnx.Module):
         chosen, weights = route(self.router.wide(x), correction, self.config)
         if is_real is not None:
             chosen = jnp.where(is_real[:, None], chosen, self.experts.num_experts)
-        y = mix(self.experts, x, chosen, weights).astype(x.dtype)
+        y = self.experts.mix(x, chosen, weights).astype(x.dtype)
         return y if self.shared is None else y + self._of_shared(self.shared, x)
 
     def _of_shared(self, shared: GatedMLP, x: jax.Array) -> jax.Array:
@@ -59,6 +59,10 @@ class GroupedMLP(nnx.Module):
         if self.clamped is not None:
             return clamped_swiglu(gate, up, self.clamped)
         return ACTIVATIONS[self.activation](gate) * up
+
+    def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array) -> jax.Array:
+        """As the function `mix`."""
+        return mix(self, x, chosen, weights, self.num_experts)
 
 
 class GroupedLinear(nnx.Module):
@@ -119,6 +123,7 @@ def mix(
     x: jax.Array,  # [num_tokens, hidden]
     chosen: jax.Array,  # i32 [num_tokens, num_chosen]; a number that no expert has adds nothing
     weights: jax.Array,  # f32 [num_tokens, num_chosen]
+    num_experts: int,
 ) -> jax.Array:
     """Sorts the tokens by expert, so that each expert's weights are read once, and sums what comes back, in f32.
 
@@ -127,8 +132,8 @@ def mix(
     num_tokens, num_chosen = chosen.shape
     numbers = chosen.reshape(-1)
     order = jnp.argsort(numbers, stable=True)
-    group_sizes = jnp.zeros(experts.num_experts, jnp.int32).at[numbers].add(1, mode="drop")
+    group_sizes = jnp.zeros(num_experts, jnp.int32).at[numbers].add(1, mode="drop")
     sorted_rows = experts(x[order // num_chosen], group_sizes)
     rows = sorted_rows[jnp.argsort(order)].reshape(num_tokens, num_chosen, -1)
-    is_held = (chosen < experts.num_experts)[:, :, None]
+    is_held = (chosen < num_experts)[:, :, None]
     return jnp.sum(jnp.where(is_held, rows * weights[:, :, None], 0.0), axis=1)

@@ -63,7 +63,7 @@ def reference_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f3
         return _reference(directory)(torch.tensor([token_ids])).logits[0].numpy()
 
 
-def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int) -> list[int]:
+def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int, *, cached: bool = True) -> list[int]:
     """What `model.generate` continues `token_ids` with, end-of-sequence ids ignored."""
     out = _reference(directory).generate(
         torch.tensor([token_ids]),
@@ -73,6 +73,7 @@ def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int) -> 
         min_new_tokens=num_tokens,
         eos_token_id=None,
         pad_token_id=0,
+        use_cache=cached,
     )
     return out[0, len(token_ids) :].tolist()
 
