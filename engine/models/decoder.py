@@ -52,12 +52,13 @@ class Decoder(nnx.Module):
         positions: jax.Array,  # i32 [num_tokens]
         caches: tuple[LayerCache, ...],  # one per layer; stacked, one array of the pages of all
         attend: Attend,
+        is_real: jax.Array | None = None,  # bool [num_tokens]: which tokens are not padding; None: all
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Returns the final hidden states `[num_tokens, hidden]` and the caches with this step's keys and values."""
-        x = self._embedded(token_ids)
+        x = scaled(self.embedding[...][token_ids], self.config.embedding_scale)
         ropes = dict.fromkeys(block.attention.rope for block in self.config.blocks)
         rotary = {rope: rotary_tables(positions, rope) for rope in ropes if rope is not None}
-        step = StepInputs(positions, rotary, attend)
+        step = StepInputs(positions, rotary, attend, is_real)
         if self.is_stacked:
             x, pages = self._scan(x, step, caches[0])
             return self.norm(x), (pages,)
@@ -66,10 +67,6 @@ class Decoder(nnx.Module):
             x, new_cache = block(x, step, cache)
             written.append(new_cache)
         return self.norm(x), tuple(written)
-
-    def _embedded(self, token_ids: jax.Array) -> jax.Array:
-        x, scale = self.embedding[...][token_ids], self.config.embedding_scale
-        return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)  # rounded, as in transformers
 
     def _scan(self, x: jax.Array, step: StepInputs, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
         """All layers: one loop per run, which carries the pages, so that they are updated where they are."""
