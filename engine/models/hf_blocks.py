@@ -69,8 +69,9 @@ def read_attention(
     )
 
 
-def read_mlp(config: HFConfig, *, bias: bool = False) -> MLPConfig:
-    return MLPConfig(config.integer("intermediate_size"), _activation(config), bias=bias)
+def read_mlp(config: HFConfig, *, bias: bool = False, activation: str = "hidden_act") -> MLPConfig:
+    """`activation` is the name of the field that has it."""
+    return MLPConfig(config.integer("intermediate_size"), read_activation(config, activation), bias=bias)
 
 
 def sliding(block: BlockConfig, windows: Iterable[int | None]) -> list[BlockConfig]:
@@ -114,6 +115,14 @@ def listed_layers(config: HFConfig, window: int | None, slides: Callable[[int], 
     return tuple(_window_of(kind, window) for kind in layer_types)
 
 
+def blocks_by_type(config: HFConfig, full: BlockConfig, local: BlockConfig, full_every: int) -> list[BlockConfig]:
+    """One of the two for each layer: `local` with a window, and `full` without, by default every so many layers."""
+    can_do_without = config.get("sliding_window") is None and config.get("layer_types") is not None
+    window = None if can_do_without else config.integer("sliding_window")
+    windows = listed_layers(config, window, lambda layer: (layer + 1) % full_every != 0)
+    return [block for size in windows for block in sliding(full if size is None else local, [size])]
+
+
 def _window_of(kind: object, window: int | None) -> int | None:
     if kind == "full_attention":
         return None
@@ -138,8 +147,8 @@ def _head_dim(config: HFConfig, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def _activation(config: HFConfig) -> str:
-    activation = config.get("hidden_act")
+def read_activation(config: HFConfig, name: str = "hidden_act") -> str:
+    activation = config.get(name)
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ConfigError(f"config.json: hidden_act = {shown(activation)} is not one of {', '.join(ACTIVATIONS)}")
+        raise ConfigError(f"config.json: {name} = {shown(activation)} is not one of {', '.join(ACTIVATIONS)}")
     return str(activation)
