@@ -152,7 +152,7 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
     )
     placement = None
     if is_abstract or len(devices) > 1:
-        placement = place(model, devices, config.tensor_parallel, config.expert_parallel)
+        placement = place(devices, config.tensor_parallel, config.expert_parallel)
     if placement is not None:
         attention = ShardedAttention(attention, placement)
     max_model_len = config.max_model_len or model.max_position

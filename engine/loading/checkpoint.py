@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,7 @@ def _source(
     param = params[path]
     is_stacked = stacked and path[0] == "blocks"
     layers = [path]
+    padding = _padding(path, param, config)
     if is_stacked:
         layers = [("blocks", layer, *path[2:]) for layer in stacked_layers(config)[int(path[1])]]
     names = [family.tensor_name(layer) for layer in layers]
@@ -185,7 +187,7 @@ def _source(
         names = [name.format(expert) for name in names for expert in range(param.shape[is_stacked])]
     return Source(
         path=path,
-        shape=tuple(param.shape),
+        shape=tuple(map(sub, param.shape, padding)),
         dtype=param.dtype,
         names=tuple(names),
         num_spread=is_stacked + is_per_expert,
@@ -193,7 +195,13 @@ def _source(
         head_dim=config.head_dim,
         rows=_rows(family, path, params, config),
         is_plain=family.is_plain(path),
+        padding=padding if any(padding) else (),
     )
+
+
+def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...]:
+    """Along each axis."""
+    return tuple(config.vocab_padding if axis == "vocab" else 0 for axis in logical_axes(path, len(param.shape)))
 
 
 def _copies(path: ParamPath, param: Any, config: ModelConfig) -> int:

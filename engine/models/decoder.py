@@ -34,7 +34,7 @@ class Decoder(nnx.Module):
         self.config = config
         self.is_stacked = stacked
         init = nnx.initializers.normal(0.02)
-        self.embedding = nnx.Param(init(rngs.params(), (config.vocab_size, config.hidden_size), dtype))
+        self.embedding = nnx.Param(init(rngs.params(), (config.vocab_rows, config.hidden_size), dtype))
         blocks = [Block(block, config.hidden_size, dtype=dtype, rngs=rngs) for block in config.blocks]
         if stacked:
             blocks = [_stack([blocks[layer] for layer in layers]) for layers in stacked_layers(config)]
@@ -43,7 +43,7 @@ class Decoder(nnx.Module):
         self.head = (
             None
             if config.tie_word_embeddings
-            else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, rngs=rngs)
+            else Linear(config.hidden_size, config.vocab_rows, bias=False, dtype=dtype, rngs=rngs)
         )
 
     def __call__(
@@ -92,7 +92,7 @@ class Decoder(nnx.Module):
             (x, pages), _ = jax.lax.scan(layers, (x, pages), (stacks, firsts))
         return x, pages
 
-    def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab]
+    def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab_rows]
         if self.head is None:
             logits = jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
         else:
@@ -101,8 +101,8 @@ class Decoder(nnx.Module):
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it."""
-    one = replace(config, blocks=config.blocks[:1])
+    """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it, padding never."""
+    one = replace(config, blocks=config.blocks[:1], vocab_padding=0)
     shapes: Any = nnx.state(nnx.eval_shape(lambda: Decoder(one, rngs=nnx.Rngs(0))))
     around = _num_elements(shapes) - _num_elements(shapes["blocks"])
     blocks = Counter(_as_stored(block) for block in config.blocks)

@@ -21,7 +21,7 @@ from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig
 from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.hlo import Program, Traffic
-from penstock.engine.planning.roofline import Step, decode_step, prefill_step
+from penstock.engine.planning.roofline import Step, decode_step, prefill_step, vocab_padding_bytes
 from penstock.engine.planning.topology import chip_of, devices_of
 from penstock.engine.stats import ReportProgress
 
@@ -64,6 +64,7 @@ class Plan:
     max_model_len: int
     cache_bytes: int
     weight_bytes: int
+    vocab_padding_bytes: int  # of them, where the devices do not divide the vocabulary
     sampling_bytes: int  # what sampling remembers of each batch slot
     buckets: tuple[Bucket, ...]
     decode: tuple[Step, ...]
@@ -148,6 +149,7 @@ def plan(
         max_model_len=layout.geometry.max_model_len,
         cache_bytes=layout.cache_bytes,
         weight_bytes=layout.weight_bytes,
+        vocab_padding_bytes=vocab_padding_bytes(deployment.model, config.num_devices),
         sampling_bytes=deployment.sampling_bytes,
         buckets=tuple(buckets),
         decode=_decode_steps(deployment, tuple(buckets), chip, context, config),
