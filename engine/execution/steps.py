@@ -125,7 +125,9 @@ def _compute_hidden(
     """Hidden states `[max_rows, hidden]` of the tokens to sample after, their packed parameters, and the new cache."""
     inputs = unpack_step(geometry.step_layout(num_tokens), flat)
     token_ids = jnp.where(inputs.sources >= 0, last_tokens[inputs.sources], inputs.token_ids)
-    hidden, cache = rebuild(params)(token_ids, inputs.positions, cache, partial(attention, batch=inputs.ragged))
+    ragged = inputs.ragged
+    is_real = jnp.arange(num_tokens) < ragged.cu_q_lens[ragged.num_seqs[0]]
+    hidden, cache = rebuild(params)(token_ids, inputs.positions, cache, partial(attention, batch=ragged), is_real)
     padding = ((0, geometry.max_rows - inputs.sampled_tokens.shape[0]), (0, 0))
     return jnp.pad(hidden[inputs.sampled_tokens], padding), jnp.pad(inputs.sampling, padding), cache
 

@@ -6,6 +6,8 @@ from penstock.engine.models.attend import QKV, Attend, AttentionOptions, LayerCa
 from penstock.engine.models.config import (
     AttentionConfig,
     BlockConfig,
+    ClampedSwiGLU,
+    ExpertsConfig,
     MLPConfig,
     ModelConfig,
     NormConfig,
@@ -23,7 +25,9 @@ __all__ = [
     "AttentionConfig",
     "AttentionOptions",
     "BlockConfig",
+    "ClampedSwiGLU",
     "Decoder",
+    "ExpertsConfig",
     "Family",
     "LayerCache",
     "LayerRun",

@@ -50,6 +50,7 @@ class Plan:
 
     topology: str
     tensor: int
+    expert: int
     replicas: int  # workers that the slice can hold
     chip: Chip
     attention: str
@@ -115,9 +116,14 @@ def plan(
             devices, or it does not fit; the message says by how much.
     """
     chip, devices = chip_of(topology), devices_of(topology)
-    tensor = config.tensor_parallel
-    if len(devices) % tensor:
-        raise ConfigError(f"tensor_parallel = {tensor} does not divide the {len(devices)} devices of {topology}")
+    num_devices = config.num_devices
+    if len(devices) % num_devices:
+        asked = (
+            f"tensor_parallel x expert_parallel = {num_devices}"
+            if config.expert_parallel > 1
+            else (f"tensor_parallel = {num_devices}")
+        )
+        raise ConfigError(f"{asked} does not divide the {len(devices)} devices of {topology}")
     deployment = deploy(config, model, devices)
     layout = _lay_out(deployment, config, chip)
     kinds = _kinds(layout.geometry, layout.decode_steps, only)
@@ -128,8 +134,9 @@ def plan(
         buckets.append(layout.bucket(kind, size))
     return Plan(
         topology=topology,
-        tensor=tensor,
-        replicas=len(devices) // tensor,
+        tensor=config.tensor_parallel,
+        expert=config.expert_parallel,
+        replicas=len(devices) // num_devices,
         chip=chip,
         attention=deployment.attention.name,
         model=deployment.model,
@@ -142,7 +149,7 @@ def plan(
         max_model_len=layout.geometry.max_model_len,
         cache_bytes=layout.cache_bytes,
         weight_bytes=layout.weight_bytes,
-        vocab_padding_bytes=vocab_padding_bytes(deployment.model, tensor),
+        vocab_padding_bytes=vocab_padding_bytes(deployment.model, config.num_devices),
         sampling_bytes=deployment.sampling_bytes,
         buckets=tuple(buckets),
         decode=_decode_steps(deployment, tuple(buckets), chip, context, config),

@@ -15,6 +15,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     return {
         "topology": plan.topology,
         "tensor_parallel": plan.tensor,
+        "expert_parallel": plan.expert,
         "replicas": plan.replicas,
         "attention": plan.attention,
         "chip": {**dataclasses.asdict(plan.chip), "source": SOURCE},

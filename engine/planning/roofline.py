@@ -128,4 +128,4 @@ def collective_s(model: ModelConfig, num_tokens: int, tensor: int, chip: Chip) -
 
 
 def _tensor(deployment: Deployment) -> int:
-    return 1 if deployment.placement is None else deployment.placement.tensor
+    return 1 if deployment.placement is None else deployment.placement.num_shares

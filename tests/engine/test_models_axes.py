@@ -12,7 +12,7 @@ from flax import nnx
 from penstock.engine.models import Decoder
 from penstock.engine.models.axes import logical_axes
 
-SIZES = {"vocab": 128, "embed": 64, "heads": 64, "kv_heads": 32, "mlp": 96, "layers": 3}
+SIZES = {"vocab": 128, "embed": 64, "heads": 64, "kv_heads": 32, "per_head": 4, "mlp": 96, "layers": 3}
 PADDED = replace(TINY, vocab_padding=28)
 BIASED = replace(
     PADDED,
@@ -20,7 +20,7 @@ BIASED = replace(
     blocks=tuple(
         replace(
             block,
-            attention=replace(block.attention, qkv_bias=True, out_bias=True),
+            attention=replace(block.attention, qkv_bias=True, out_bias=True, sinks=True),
             mlp=replace(block.mlp, bias=True),
         )
         for block in TINY.blocks
