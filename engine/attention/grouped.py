@@ -33,8 +33,10 @@ class GroupedBatch:
 def attend_in_groups(attention: AttentionBackend, batch: GroupedBatch) -> Attend:
     """What a decoder is given: `attention`, with the tables of each layer's group."""
 
-    def attend(qkv: QKV, cache: GroupCache, *, options: AttentionOptions) -> tuple[jax.Array, GroupCache]:
-        attended, pages = attention(qkv, cache.pages, batch.of(cache.group), options=options)
+    def attend(
+        qkv: QKV, cache: GroupCache, *, options: AttentionOptions, sinks: jax.Array | None = None
+    ) -> tuple[jax.Array, GroupCache]:
+        attended, pages = attention(qkv, cache.pages, batch.of(cache.group), options=options, sinks=sinks)
         return attended, cache._replace(pages=pages)
 
     return attend

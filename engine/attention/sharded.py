@@ -17,7 +17,7 @@ _WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
 
 
 class ShardedAttention(AttentionBackend):
-    """`inner` on every device of `placement`, with the heads and the cache split over its tensor axis."""
+    """`inner` on every device of `placement`, with the heads and the cache split over a replica."""
 
     def __init__(self, inner: AttentionBackend, placement: Placement) -> None:
         self.name = inner.name
@@ -34,14 +34,13 @@ class ShardedAttention(AttentionBackend):
         return self._inner.rows_moved(context, self._local(spec), pages_per_seq, window)
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
-        tensor = self._placement.tensor
         arrays = self._inner.cache_arrays(self._local(spec))
-        whole: tuple[Any, ...] = jax.tree.map(partial(_of_all_devices, tensor=tensor), arrays)
+        whole: tuple[Any, ...] = jax.tree.map(partial(_of_all_devices, shares=self._placement.num_shares), arrays)
         return whole
 
     def _local(self, spec: KVCacheSpec) -> KVCacheSpec:
         """One device's share."""
-        return replace(spec, num_kv_heads=spec.num_kv_heads // self._placement.tensor)
+        return replace(spec, num_kv_heads=spec.num_kv_heads // self._placement.num_shares)
 
     def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
         arrays = self.cache_arrays(spec)
@@ -60,18 +59,28 @@ class ShardedAttention(AttentionBackend):
         return cache
 
     def __call__(
-        self, qkv: QKV, cache: LayerCache, batch: RaggedBatch, *, options: AttentionOptions = PLAIN
+        self,
+        qkv: QKV,
+        cache: LayerCache,
+        batch: RaggedBatch,
+        *,
+        options: AttentionOptions = PLAIN,
+        sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, LayerCache]:
         split: Any = [self._placement.spec((None, name, None)) for name in ("heads", "kv_heads", "kv_heads")]
         held = self._cache_specs(cache)
+
+        def attend(qkv: QKV, cache: LayerCache, batch: RaggedBatch, sinks: jax.Array | None) -> Any:
+            return self._inner(qkv, cache, batch, options=options, sinks=sinks)
+
         run = jax.shard_map(
-            partial(self._inner, options=options),
+            attend,
             mesh=self._placement.mesh,
-            in_specs=(QKV(*split), held, _WHOLE),
+            in_specs=(QKV(*split), held, _WHOLE, self._placement.spec(("per_head",))),
             out_specs=(split[0], held),
             check_vma=False,
         )
-        attended, written = run(qkv, cache, batch)
+        attended, written = run(qkv, cache, batch, sinks)
         return attended, written
 
     def _cache_specs(self, cache: LayerCache) -> Any:
@@ -81,9 +90,9 @@ class ShardedAttention(AttentionBackend):
         return StackedCache(specs, _WHOLE) if isinstance(cache, StackedCache) else specs
 
 
-def _of_all_devices(array: CacheArray, tensor: int) -> CacheArray:
+def _of_all_devices(array: CacheArray, shares: int) -> CacheArray:
     """All devices' share together."""
     shape = tuple(
-        size * tensor if axis == "kv_heads" else size for size, axis in zip(array.shape, array.axes, strict=True)
+        size * shares if axis == "kv_heads" else size for size, axis in zip(array.shape, array.axes, strict=True)
     )
     return replace(array, shape=shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from penstock.engine.loading.weights import Rows, Source, Stored, WeightFiles, o
 from penstock.engine.models import FAMILIES, Decoder, Family, ModelConfig, ParamPath, family_of, stacked_layers
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.models.hf_config import checked_dtype
+from penstock.engine.sharded_experts import shard_experts
 from penstock.engine.sharding import Placement
 from penstock.engine.stats import ReportProgress
 
@@ -103,8 +105,8 @@ def load_model(
     They go to the default device; with `placement`, each device of its mesh reads its own share and no more.
 
     Every tensor that the model has must be there with its shape, and no other one. Names, shapes and types are all
-    checked before the first weight is read. Two kinds of extra tensors are passed over because they hold nothing new:
-    stored rotary frequencies, and an `lm_head.weight` that equals the embedding it is tied to.
+    checked before the first weight is read. Three kinds of extra tensors are passed over: stored rotary frequencies and
+    an `lm_head.weight` that equals the embedding it is tied to, which hold nothing new, and layers for drafting.
 
     Raises:
         CheckpointError: a file or tensor is missing, unexpected, misshapen or of a type that is not a float.
@@ -119,7 +121,7 @@ def load_model(
             num_bytes_read += num_bytes[source.path]
             if progress is not None:
                 progress(num_bytes_read, sum(num_bytes.values()), "weights")
-    return _merged(graph, filled)
+    return _merged(graph, filled, placement)
 
 
 def check_weights(directory: Path, config: ModelConfig) -> int:
@@ -142,7 +144,7 @@ def random_model(
         key = jax.random.fold_in(jax.random.key(seed), number)
         sharding = None if placement is None else _sharding(path, param, placement)
         filled[path] = param.replace(_initial(key, path[-1], param.shape, param.dtype, sharding))
-    return _merged(graph, filled)
+    return _merged(graph, filled, placement)
 
 
 def abstract_model(config: ModelConfig, placement: Placement, *, stacked: bool) -> Decoder:
@@ -154,7 +156,7 @@ def abstract_model(config: ModelConfig, placement: Placement, *, stacked: bool) 
         filled[path] = param.replace(
             jax.ShapeDtypeStruct(param.shape, param.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
         )
-    return _merged(graph, filled)
+    return _merged(graph, filled, placement)
 
 
 def _checked(
@@ -164,39 +166,57 @@ def _checked(
     stored = _stored_tensors(directory)
     _check_layers(stored, config)
     graph, abstract = _abstract(config, stacked=stacked)
-    sources = [_source(path, abstract, config, stacked=stacked) for path in abstract]
-    _check(stored, sources, tied=config.tie_word_embeddings)
+    family = FAMILIES[config.family].as_stored(stored.keys())
+    sources = [_source(family, path, abstract, config, stacked=stacked) for path in abstract]
+    _check(stored, sources, config)
     return graph, stored, sources
 
 
-def _source(path: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig, *, stacked: bool) -> Source:
-    family, param = FAMILIES[config.family], params[path]
+def _source(
+    family: Family, path: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig, *, stacked: bool
+) -> Source:
+    param = params[path]
     is_stacked = stacked and path[0] == "blocks"
     layers = [path]
+    padding = _padding(path, param, config)
     if is_stacked:
         layers = [("blocks", layer, *path[2:]) for layer in stacked_layers(config)[int(path[1])]]
+    names = [family.tensor_name(layer) for layer in layers]
+    is_per_expert = "{}" in names[0]
+    if is_per_expert:
+        names = [name.format(expert) for name in names for expert in range(param.shape[is_stacked])]
     return Source(
         path=path,
-        shape=tuple(param.shape),
+        shape=tuple(map(sub, param.shape, padding)),
         dtype=param.dtype,
-        names=tuple(family.tensor_name(layer) for layer in layers),
-        is_stacked=is_stacked,
+        names=tuple(names),
+        num_spread=is_stacked + is_per_expert,
         copies=_copies(path, param, config),
         head_dim=config.head_dim,
-        rows=_rows(path, params, config),
+        rows=_rows(family, path, params, config),
+        is_plain=family.is_plain(path),
+        padding=padding if any(padding) else (),
     )
+
+
+def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...]:
+    """Along each axis."""
+    return tuple(config.vocab_padding if axis == "vocab" else 0 for axis in logical_axes(path, len(param.shape)))
 
 
 def _copies(path: ParamPath, param: Any, config: ModelConfig) -> int:
     return config.blocks[0].attention.kv_copies if "kv_heads" in logical_axes(path, len(param.shape)) else 1
 
 
-def _rows(path: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig) -> Rows | None:
-    fused = FAMILIES[config.family].fused_with(path)
+def _rows(family: Family, path: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig) -> Rows | None:
+    fused = family.fused_with(path)
     if len(fused) == 1:
         return None
     sizes = [params[part].shape[-1] // _copies(part, params[part], config) for part in fused]
-    return Rows(first=sum(sizes[: fused.index(path)]), total=sum(sizes))
+    place = fused.index(path)
+    if family.is_interleaved(path):
+        return Rows(first=place, total=sum(sizes), step=len(fused))
+    return Rows(first=sum(sizes[:place]), total=sum(sizes))
 
 
 def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:
@@ -206,8 +226,9 @@ def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decod
     return graph, dict(flat)
 
 
-def _merged(graph: nnx.GraphDef[Decoder], filled: Mapping[Any, Any]) -> Decoder:
-    return nnx.merge(graph, nnx.from_flat_state(filled))
+def _merged(graph: nnx.GraphDef[Decoder], filled: Mapping[Any, Any], placement: Placement | None) -> Decoder:
+    model: Decoder = nnx.merge(graph, nnx.from_flat_state(filled))
+    return model if placement is None else shard_experts(model, placement)
 
 
 def _sharding(path: ParamPath, param: Any, placement: Placement) -> jax.sharding.Sharding:
@@ -282,11 +303,12 @@ def _check_layers(stored: Mapping[str, Stored], config: ModelConfig) -> None:
     _refuse(names - stored.keys(), f"{CONFIG_FILE} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
 
 
-def _check(stored: Mapping[str, Stored], sources: list[Source], *, tied: bool) -> None:
+def _check(stored: Mapping[str, Stored], sources: list[Source], config: ModelConfig) -> None:
     expected = {name: source.stored_shape for source in sources for name in source.names}
     _refuse(expected.keys() - stored.keys(), "the checkpoint lacks tensors of the model")
     extra = {name for name in stored.keys() - expected.keys() if not HARMLESS.fullmatch(name)}
-    if tied and "lm_head.weight" in extra:
+    extra -= {name for name in extra if name.startswith(_draft_layers(config))}
+    if config.tie_word_embeddings and "lm_head.weight" in extra:
         _check_tied_head(stored)
         extra.remove("lm_head.weight")
     _refuse(extra, "the checkpoint holds tensors that the model has no place for", stored)
@@ -300,6 +322,11 @@ def _check(stored: Mapping[str, Stored], sources: list[Source], *, tied: bool) -
             raise CheckpointError(
                 f"tensor {name} is of type {found.kind}, expected one of {', '.join(FLOAT_TYPES)}, in {found.file.name}"
             )
+
+
+def _draft_layers(config: ModelConfig) -> tuple[str, ...]:
+    """What the names of their tensors begin with."""
+    return tuple(f"model.layers.{config.num_layers + place}." for place in range(config.num_draft_layers))
 
 
 def _check_tied_head(stored: Mapping[str, Stored]) -> None:

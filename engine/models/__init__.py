@@ -6,6 +6,8 @@ from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCa
 from penstock.engine.models.config import (
     AttentionConfig,
     BlockConfig,
+    ClampedSwiGLU,
+    ExpertsConfig,
     MLPConfig,
     ModelConfig,
     NormConfig,
@@ -24,7 +26,9 @@ __all__ = [
     "AttentionConfig",
     "AttentionOptions",
     "BlockConfig",
+    "ClampedSwiGLU",
     "Decoder",
+    "ExpertsConfig",
     "Family",
     "GroupCache",
     "LayerCache",

@@ -22,6 +22,7 @@ class StepInputs(NamedTuple):
     positions: jax.Array  # i32 [num_tokens]
     rotary: Mapping[RopeConfig, Rotary]  # of every rope that the model has
     attend: Attend
+    is_real: jax.Array | None = None  # bool [num_tokens]: which are not padding; None: all
 
 
 class Attention(nnx.Module):
@@ -38,6 +39,7 @@ class Attention(nnx.Module):
         whole = config.qk_projection_norm
         self.q_projection_norm = None if whole is None else norm_of(whole, q_size, dtype)
         self.k_projection_norm = None if whole is None else norm_of(whole, kv_size, dtype)
+        self.sinks = nnx.Param(jnp.zeros((config.num_heads,), dtype)) if config.sinks else None
         self.config = config
 
     def __call__(
@@ -59,7 +61,8 @@ class Attention(nnx.Module):
         if config.query_scale is not None:
             q = q * query_scales(step.positions, config.query_scale).astype(q.dtype)[:, None, None]
         options = AttentionOptions(config.sliding_window, config.scale, config.soft_cap)
-        attended, cache = step.attend(QKV(q, k, v), cache, options=options)
+        sinks = None if self.sinks is None else self.sinks[...]
+        attended, cache = step.attend(QKV(q, k, v), cache, options=options, sinks=sinks)
         return self.out(attended.reshape(num_tokens, -1)), cache
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:

@@ -8,34 +8,42 @@ from flax import nnx
 
 from penstock.engine.models.attend import GroupCache
 from penstock.engine.models.attention import Attention, StepInputs
-from penstock.engine.models.config import BlockConfig
-from penstock.engine.models.layers import GatedMLP, Norm, norm_of, scaled
+from penstock.engine.models.config import BlockConfig, ExpertsConfig
+from penstock.engine.models.experts import Experts
+from penstock.engine.models.layers import GatedMLP, LayerNorm, RMSNorm, norm_of, scaled
 
 
 class Block(nnx.Module):
     """Attention and feed-forward, one after the other or both at once, and a residual connection around each."""
 
     def __init__(self, config: BlockConfig, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        def norm(*placements: str) -> Norm | None:
-            return norm_of(config.norm, hidden_size, dtype) if config.norm_placement in placements else None
+        def norm(*, exists: bool) -> RMSNorm | LayerNorm | None:
+            return norm_of(config.norm, hidden_size, dtype) if exists else None
 
-        self.attention_norm = norm("before", "around", "parallel")
+        before, after = config.norm_placement != "after", config.norm_placement != "before"
+        self.attention_norm = norm(exists=before)
         self.attention = Attention(config.attention, hidden_size, dtype=dtype, rngs=rngs)
-        self.attention_out_norm = norm("after", "around")
-        self.mlp_norm = norm("before", "around")
-        self.mlp = GatedMLP(config.mlp, hidden_size, dtype=dtype, rngs=rngs)
-        self.mlp_out_norm = norm("after", "around")
-        self.config = config
+        self.attention_out_norm = norm(exists=after)
+        self.mlp_norm = norm(exists=before and not config.parallel)
+        self.mlp = (
+            Experts(config.mlp, hidden_size, dtype=dtype, rngs=rngs)
+            if isinstance(config.mlp, ExpertsConfig)
+            else GatedMLP(config.mlp, hidden_size, dtype=dtype, rngs=rngs)
+        )
+        self.mlp_out_norm = norm(exists=after)
+        self.is_parallel, self.residual_scale = config.parallel, config.residual_scale
 
     def __call__(self, x: jax.Array, step: StepInputs, cache: GroupCache) -> tuple[jax.Array, GroupCache]:
-        config = self.config
         normed = _normed(self.attention_norm, x)
         attended, cache = self.attention(normed, step, cache)
-        x = x + scaled(_normed(self.attention_out_norm, attended), config.residual_scale)
-        if config.norm_placement != "parallel":
+        x = x + scaled(_normed(self.attention_out_norm, attended), self.residual_scale)
+        if not self.is_parallel:
             normed = _normed(self.mlp_norm, x)
-        return x + scaled(_normed(self.mlp_out_norm, self.mlp(normed)), config.residual_scale), cache
+        return x + scaled(_normed(self.mlp_out_norm, self._feed_forward(normed, step)), self.residual_scale), cache
+
+    def _feed_forward(self, x: jax.Array, step: StepInputs) -> jax.Array:
+        return self.mlp(x, step.is_real) if isinstance(self.mlp, Experts) else self.mlp(x)
 
 
-def _normed(norm: Norm | None, x: jax.Array) -> jax.Array:
+def _normed(norm: RMSNorm | LayerNorm | None, x: jax.Array) -> jax.Array:
     return x if norm is None else norm(x)

@@ -45,8 +45,8 @@ class NormConfig:
 
     eps: float
     kind: str = "rms"
-    unit_offset: bool = False  # its weights are stored less 1
-    scales_in_f32: bool = False  # multiplied by its weights before it is rounded to the model's type
+    unit_offset: bool = False  # rms: its weights are stored less 1
+    scales_in_f32: bool = False  # rms: multiplied by its weights before it is rounded to the model's type
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,10 @@ class AttentionConfig:
     out_bias: bool = False
     qk_norm: NormConfig | None = None  # of each head's queries and keys
     qk_projection_norm: NormConfig | None = None  # of the queries of all heads together, and of the keys
+    sliding_window: int | None = None  # a token sees itself and the others of the last so many; None: all before it
+    sinks: bool = False  # each head has a learned score that takes its share of the weights, and has no value
     scale: float | None = None  # of scores; None: head_dim ** -0.5
     soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap)
-    sliding_window: int | None = None  # a token sees itself and the others of the last so many; None: all before it
     query_scale: QueryScale | None = None
     kv_copies: int = 1  # times that each of the checkpoint's KV heads is in `num_kv_heads`, for more devices than heads
 
@@ -77,10 +78,37 @@ class MLPConfig:
     bias: bool = False
 
 
-NormPlacement = Literal["before", "after", "around", "parallel"]
-"""Where a layer's norms stand: on what attention and feed-forward take in, on what they give, or both; `parallel`: one
-norm, which both of them read at once.
-"""
+NormPlacement = Literal["before", "after", "around"]
+"""Where a layer's norms stand: on what attention and feed-forward take in, on what they give, or both."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiGLU:
+    """`gate * sigmoid(alpha * gate) * (up + 1)`, of a gate up to `limit` and an up within `limit` of 0."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of gated feed-forwards, of which a router chooses a few for each token."""
+
+    num_experts: int
+    num_chosen: int  # for each token
+    intermediate_size: int  # of each expert
+    activation: str = "silu"
+    clamped: ClampedSwiGLU | None = None  # in place of `activation`
+    bias: bool = False  # of the router, and of each expert
+    scores: str = "softmax"  # of the router's logits, over all experts, or `sigmoid`, each for itself
+    normalized: bool = False  # the scores of the chosen are divided by their sum
+    scale: float = 1.0  # of the weights
+    has_correction: bool = False  # a learned value of each expert is added to its score, for choosing alone
+    num_groups: int = 1  # of experts, of which only the best `groups_chosen` can be chosen from
+    groups_chosen: int = 1
+    shared: MLPConfig | None = None  # a feed-forward that every token goes through as well
+    has_shared_gate: bool = False  # the shared one's result is scaled by a learned sigmoid
+    num_padding: int = 0  # experts that no token can choose, so that devices hold equally many
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +116,10 @@ class BlockConfig:
     """One layer. Layers that are equal are compiled once, where a decoder is stacked."""
 
     attention: AttentionConfig
-    mlp: MLPConfig
+    mlp: MLPConfig | ExpertsConfig
     norm: NormConfig
     norm_placement: NormPlacement = "before"
+    parallel: bool = False  # attention and feed-forward read the same norm, and both are added to what it read
     residual_scale: float = 1.0  # of what attention and feed-forward add
 
 
@@ -110,9 +139,11 @@ class ModelConfig:
     max_position: int
     tie_word_embeddings: bool
     dtype: str = "bfloat16"  # of weights and activations; norms, softmax and logits are f32
-    embedding_scale: float = 1.0  # of embeddings as the first layer gets them, rounded to their type
+    embedding_scale: float = 1.0
     logit_scale: float = 1.0
-    logit_soft_cap: float | None = None  # logits become soft_cap * tanh(logit / soft_cap)
+    logit_soft_cap: float | None = None  # scaled logits become soft_cap * tanh(logit / soft_cap)
+    num_draft_layers: int = 0  # that checkpoints hold behind the others, and that nothing here computes
+    vocab_padding: int = 0  # rows of embedding and head beyond the vocabulary, for devices that do not divide it
 
     def __post_init__(self) -> None:
         kinds = {(block.attention.num_kv_heads, block.attention.head_dim) for block in self.blocks}
@@ -122,6 +153,11 @@ class ModelConfig:
     @property
     def num_layers(self) -> int:
         return len(self.blocks)
+
+    @property
+    def vocab_rows(self) -> int:
+        """Of embedding and head, padding included."""
+        return self.vocab_size + self.vocab_padding
 
     @property
     def num_kv_heads(self) -> int:

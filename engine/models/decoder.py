@@ -35,7 +35,7 @@ class Decoder(nnx.Module):
         self.config = config
         self.is_stacked = stacked
         init = nnx.initializers.normal(0.02)
-        self.embedding = nnx.Param(init(rngs.params(), (config.vocab_size, config.hidden_size), dtype))
+        self.embedding = nnx.Param(init(rngs.params(), (config.vocab_rows, config.hidden_size), dtype))
         blocks = [Block(block, config.hidden_size, dtype=dtype, rngs=rngs) for block in config.blocks]
         if stacked:
             blocks = [_stack([blocks[layer] for layer in layers]) for layers in stacked_layers(config)]
@@ -44,7 +44,7 @@ class Decoder(nnx.Module):
         self.head = (
             None
             if config.tie_word_embeddings
-            else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, rngs=rngs)
+            else Linear(config.hidden_size, config.vocab_rows, bias=False, dtype=dtype, rngs=rngs)
         )
 
     def __call__(
@@ -53,12 +53,13 @@ class Decoder(nnx.Module):
         positions: jax.Array,  # i32 [num_tokens]
         caches: tuple[LayerCache, ...],  # one per array of a page (`layer_groups`); stacked, all of them in one
         attend: Attend,
+        is_real: jax.Array | None = None,  # bool [num_tokens]: which tokens are not padding; None: all
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Returns the final hidden states `[num_tokens, hidden]` and the caches with this step's keys and values."""
-        x = self._embedded(token_ids)
+        x = scaled(self.embedding[...][token_ids], self.config.embedding_scale)
         ropes = dict.fromkeys(block.attention.rope for block in self.config.blocks)
         rotary = {rope: rotary_tables(positions, rope) for rope in ropes if rope is not None}
-        step = StepInputs(positions, rotary, attend)
+        step = StepInputs(positions, rotary, attend, is_real)
         if self.is_stacked:
             x, pages = self._scan(x, step, caches[0])
             return self.norm(x), (pages,)
@@ -67,10 +68,6 @@ class Decoder(nnx.Module):
             x, cache = block(x, step, GroupCache(written[array], group))
             written[array] = cache.pages
         return self.norm(x), tuple(written)
-
-    def _embedded(self, token_ids: jax.Array) -> jax.Array:
-        x, scale = self.embedding[...][token_ids], self.config.embedding_scale
-        return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)  # rounded, as in transformers
 
     def _scan(self, x: jax.Array, step: StepInputs, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
         """All layers: one loop per run, which carries the pages, so that they are updated where they are."""
@@ -100,7 +97,7 @@ class Decoder(nnx.Module):
             (x, pages), _ = jax.lax.scan(layers, (x, pages), inputs)
         return x, pages
 
-    def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab]
+    def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab_rows]
         if self.head is None:
             logits = jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
         else:
@@ -123,8 +120,8 @@ def _places(places: Sequence[LayerPlace]) -> _Places:
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it."""
-    one = replace(config, blocks=config.blocks[:1])
+    """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it, padding never."""
+    one = replace(config, blocks=config.blocks[:1], vocab_padding=0)
     shapes: Any = nnx.state(nnx.eval_shape(lambda: Decoder(one, rngs=nnx.Rngs(0))))
     around = _num_elements(shapes) - _num_elements(shapes["blocks"])
     blocks = Counter(_as_stored(block) for block in config.blocks)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from penstock.engine.errors import ConfigError, shown
-from penstock.engine.models.config import AttentionConfig, BlockConfig, MLPConfig, ModelConfig, NormConfig
+from penstock.engine.models.config import AttentionConfig, BlockConfig, MLPConfig, ModelConfig, NormConfig, RopeConfig
 from penstock.engine.models.hf_config import HFConfig, checked_dtype
-from penstock.engine.models.hf_rope import FULL, SLIDING, ReadRope, read_rope
+from penstock.engine.models.hf_rope import read_rope
 from penstock.engine.models.layers import ACTIVATIONS
 
 
@@ -41,7 +41,7 @@ def read_norm(config: HFConfig) -> NormConfig:
 def read_attention(
     config: HFConfig,
     *,
-    rope: ReadRope = read_rope,
+    rope: Callable[[HFConfig, int], RopeConfig] = read_rope,
     qkv_bias: bool = False,
     out_bias: bool = False,
     qk_norm: NormConfig | None = None,
@@ -71,7 +71,7 @@ def read_attention(
 
 def read_mlp(config: HFConfig, *, bias: bool = False, activation: str = "hidden_act") -> MLPConfig:
     """`activation` is the name of the field that has it."""
-    return MLPConfig(config.integer("intermediate_size"), _activation(config, activation), bias=bias)
+    return MLPConfig(config.integer("intermediate_size"), read_activation(config, activation), bias=bias)
 
 
 def sliding(block: BlockConfig, windows: Iterable[int | None]) -> list[BlockConfig]:
@@ -106,35 +106,33 @@ def optional_window(config: HFConfig) -> int | None:
 
 def listed_layers(config: HFConfig, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
     """`layer_types` says which layers slide; without it, `slides` does."""
-    if config.get("layer_types") is None:
-        return tuple(window if slides(layer) else None for layer in range(config.integer("num_hidden_layers")))
-    layer_types = read_layer_types(config)
-    if window is None and SLIDING in layer_types:
-        raise ConfigError(
-            "config.json: layer_types has sliding_attention, but use_sliding_window or sliding_window is off"
-        )
-    return tuple(window if kind == SLIDING else None for kind in layer_types)
-
-
-def read_layer_types(config: HFConfig, *, full_every: int | None = None) -> tuple[str, ...]:
-    """FULL or SLIDING for each layer, as `layer_types` says; without it every `full_every`-th layer is full."""
-    num_layers, layer_types = config.integer("num_hidden_layers"), config.get("layer_types")
-    if layer_types is None and full_every is not None:
-        return tuple(SLIDING if (layer + 1) % full_every else FULL for layer in range(num_layers))
+    num_layers = config.integer("num_hidden_layers")
+    layer_types = config.get("layer_types")
+    if layer_types is None:
+        return tuple(window if slides(layer) else None for layer in range(num_layers))
     if not isinstance(layer_types, list) or len(layer_types) != num_layers:
         raise ConfigError(f"config.json: layer_types must list {num_layers} layers, not {shown(layer_types)}")
-    for kind in layer_types:
-        if kind not in (FULL, SLIDING):
-            raise ConfigError(f"config.json: attention type {shown(kind)} in layer_types is not supported")
-    return tuple(layer_types)
+    return tuple(_window_of(kind, window) for kind in layer_types)
 
 
 def blocks_by_type(config: HFConfig, full: BlockConfig, local: BlockConfig, full_every: int) -> list[BlockConfig]:
-    """One of the two for each layer: `full`, or `local` with the sliding window."""
-    layer_types = read_layer_types(config, full_every=full_every)
-    if SLIDING in layer_types:
-        (local,) = sliding(local, [config.integer("sliding_window")])
-    return [local if kind == SLIDING else full for kind in layer_types]
+    """One of the two for each layer: `local` with a window, and `full` without, by default every so many layers."""
+    can_do_without = config.get("sliding_window") is None and config.get("layer_types") is not None
+    window = None if can_do_without else config.integer("sliding_window")
+    windows = listed_layers(config, window, lambda layer: (layer + 1) % full_every != 0)
+    return [block for size in windows for block in sliding(full if size is None else local, [size])]
+
+
+def _window_of(kind: object, window: int | None) -> int | None:
+    if kind == "full_attention":
+        return None
+    if kind != "sliding_attention":
+        raise ConfigError(f"config.json: attention type {shown(kind)} in layer_types is not supported")
+    if window is None:
+        raise ConfigError(
+            "config.json: layer_types has sliding_attention, but use_sliding_window or sliding_window is off"
+        )
+    return window
 
 
 def _head_dim(config: HFConfig, hidden_size: int, num_heads: int) -> int:
@@ -149,7 +147,7 @@ def _head_dim(config: HFConfig, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def _activation(config: HFConfig, name: str) -> str:
+def read_activation(config: HFConfig, name: str = "hidden_act") -> str:
     activation = config.get(name)
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ConfigError(f"config.json: {name} = {shown(activation)} is not one of {', '.join(ACTIVATIONS)}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.config import RopeConfig
 from penstock.engine.models.hf_config import HFConfig
 from penstock.engine.models.rope import ROPE_KINDS, rotary_frequencies
-
-ReadRope: TypeAlias = Callable[[HFConfig, int], RopeConfig]
-"""Reads the rope of heads of a size."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """The types that `layer_types` gives layers."""
@@ -54,7 +51,7 @@ def flat_rope_table(config: HFConfig) -> Mapping[str, Any]:
     return table
 
 
-def read_rope_of(layer_type: str, config: HFConfig, dim: int) -> RopeConfig:
+def read_rope_of(layer_type: str, config: HFConfig, head_dim: int) -> RopeConfig:
     """That of the layers of one type, where `rope_parameters` has a table for each.
 
     In the older dialect `rope_theta` and `rope_scaling` are the full layers', `rope_local_base_freq` the sliding ones'.
@@ -65,7 +62,9 @@ def read_rope_of(layer_type: str, config: HFConfig, dim: int) -> RopeConfig:
     config.refuse_unless("partial_rotary_factor", None, 1)
     theta = config.number("rope_theta" if layer_type == FULL else "rope_local_base_freq")
     scaling = _table(config, "rope_scaling") if layer_type == FULL else {}
-    return rope_from(config, {"rope_theta": theta, **_table_of(layer_type, config), **scaling}, dim)
+    table = {"rope_theta": theta, **_table_of(layer_type, config), **scaling}
+    HFConfig(table, {}).refuse_unless("partial_rotary_factor", None, 1)
+    return rope_from(config, table, head_dim)
 
 
 def _table_of(layer_type: str, config: HFConfig) -> Mapping[str, Any]:

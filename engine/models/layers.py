@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -76,10 +75,7 @@ class LayerNorm(nnx.Module):
         return (normed * self.scale[...].astype(jnp.float32)).astype(x.dtype)
 
 
-Norm: TypeAlias = RMSNorm | LayerNorm
-
-
-def norm_of(config: NormConfig, size: int, dtype: jnp.dtype) -> Norm:
+def norm_of(config: NormConfig, size: int, dtype: jnp.dtype) -> RMSNorm | LayerNorm:
     return (LayerNorm if config.kind == "layer" else RMSNorm)(config, size, dtype=dtype)
 
 

@@ -11,10 +11,13 @@ from flax import nnx
 
 from penstock.engine.models.attention import Attention
 from penstock.engine.models.block import Block
-from penstock.engine.models.config import ModelConfig
+from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
+from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP
 from penstock.engine.models.layers import GatedMLP, Linear
-from penstock.engine.native import MATMUL, panel_width
+from penstock.engine.native import GROUPED_MATMUL, MATMUL, panel_width
+
+SILU = ("silu", "swish")  # the activation that the kernel has in it
 
 
 def pack_weights(model: Decoder, library: ctypes.CDLL) -> None:
@@ -34,8 +37,13 @@ def can_pack(config: ModelConfig) -> bool:
     """The kernel takes f32 and, with an even number of features, bf16."""
     features = {config.hidden_size}
     for block in config.blocks:
-        features |= {block.mlp.intermediate_size, block.attention.num_heads * block.attention.head_dim}
+        features |= {block.attention.num_heads * block.attention.head_dim, *_inner_features(block.mlp)}
     return config.dtype == "float32" or (config.dtype == "bfloat16" and all(size % 2 == 0 for size in features))
+
+
+def _inner_features(mlp: MLPConfig | ExpertsConfig) -> set[int]:
+    shared = mlp.shared if isinstance(mlp, ExpertsConfig) else None
+    return {mlp.intermediate_size} if shared is None else {mlp.intermediate_size, shared.intermediate_size}
 
 
 class PackedLinear(Linear):
@@ -86,6 +94,7 @@ class PackedAttention(Attention):
         self.qkv = PackedLinear.of(width, attention.q, attention.k, attention.v)
         self.out = PackedLinear.of(width, attention.out)
         self.q_norm, self.k_norm, self.config = attention.q_norm, attention.k_norm, attention.config
+        self.sinks = attention.sinks
         self.q_projection_norm, self.k_projection_norm = attention.q_projection_norm, attention.k_projection_norm
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
@@ -104,13 +113,68 @@ class PackedMLP(GatedMLP):
         return self.down(self.gate_up(x))
 
 
+class PackedExperts(GroupedMLP):
+    """The feed-forwards of all experts in two matmuls, which read the weights of those alone that have rows."""
+
+    def __init__(self, experts: GroupedMLP, width: int) -> None:
+        self.num_experts, self.activation, self.clamped = experts.num_experts, experts.activation, experts.clamped
+        self.is_gated = experts.activation in SILU and experts.clamped is None
+        self.gate_up = PackedGroups([experts.gate, experts.up], width, gated=self.is_gated)
+        self.down = PackedGroups([experts.down], width)
+
+    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        inner = self.gate_up.multiply(rows, group_sizes, rows.dtype)
+        if not self.is_gated:
+            inner = self.gated(*jnp.split(inner, 2, axis=1))
+        return self.down(inner, group_sizes)
+
+
+class PackedGroups(GroupedLinear):
+    """A matrix per expert, of one GroupedLinear or of several side by side; `gated` as of PackedLinear."""
+
+    def __init__(self, linears: Sequence[GroupedLinear], width: int, *, gated: bool = False) -> None:
+        self.num_columns = linears[0].kernel.shape[-1] * (1 if gated else len(linears))
+        self.is_gated = gated
+        # [experts, in, out] of each -> [experts, panels, in, width], of bf16 with pairs of rows interleaved
+        kernels = zip(*(linear.kernel[...] for linear in linears), strict=True)
+        self.weights = nnx.Param(jnp.stack([_pack(_columns(parts, width, gated=gated), width) for parts in kernels]))
+        biases = [linear.bias[...].astype(jnp.float32) for linear in linears if linear.bias is not None]
+        self.bias = nnx.Param(_columns(biases, width, gated=gated)) if biases else None
+
+    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        return self.multiply(rows, group_sizes, jnp.dtype(jnp.float32))
+
+    def multiply(self, rows: jax.Array, group_sizes: jax.Array, dtype: jnp.dtype) -> jax.Array:
+        result = jax.ShapeDtypeStruct((rows.shape[0], self.num_columns), dtype)  # type: ignore[no-untyped-call]
+        bias = jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...]
+        call = jax.ffi.ffi_call(GROUPED_MATMUL, result)
+        y: jax.Array = call(rows, self.weights[...], bias, group_sizes, is_gated=self.is_gated)
+        return y
+
+
 def _pack_block(block: Block, width: int) -> None:
     block.attention = PackedAttention(block.attention, width)
-    if block.mlp.activation in ("silu", "swish"):
-        block.mlp = PackedMLP(block.mlp, width)
+    if isinstance(block.mlp, Experts):
+        _pack_experts(block.mlp, width)
     else:
-        for name in ("gate", "up", "down"):
-            setattr(block.mlp, name, PackedLinear.of(width, getattr(block.mlp, name)))
+        block.mlp = _packed_mlp(block.mlp, width)
+
+
+def _packed_mlp(mlp: GatedMLP, width: int) -> GatedMLP:
+    if mlp.activation in SILU:
+        return PackedMLP(mlp, width)
+    for name in ("gate", "up", "down"):
+        setattr(mlp, name, PackedLinear.of(width, getattr(mlp, name)))
+    return mlp
+
+
+def _pack_experts(experts: Experts, width: int) -> None:
+    experts.router = PackedLinear.of(width, experts.router)
+    experts.experts = PackedExperts(experts.experts, width)
+    if experts.shared is not None:
+        experts.shared = _packed_mlp(experts.shared, width)
+    if experts.shared_gate is not None:
+        experts.shared_gate = PackedLinear.of(width, experts.shared_gate)
 
 
 def _columns(parts: Sequence[jax.Array], width: int, *, gated: bool) -> jax.Array:

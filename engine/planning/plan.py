@@ -18,10 +18,10 @@ from penstock.engine.execution.compilation import printed
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.steps import Steps
 from penstock.engine.loading.checkpoint import abstract_model
-from penstock.engine.models import ModelConfig
+from penstock.engine.models import ModelConfig, layer_runs
 from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.hlo import Program, Traffic
-from penstock.engine.planning.roofline import Step, decode_step, prefill_step
+from penstock.engine.planning.roofline import Step, decode_step, prefill_step, vocab_padding_bytes
 from penstock.engine.planning.topology import chip_of, devices_of
 from penstock.engine.scheduling.page_needs import PageNeeds
 from penstock.engine.stats import ReportProgress
@@ -42,7 +42,7 @@ class Bucket:
     temporary_bytes: int
     aliased_bytes: int
     traffic: Traffic
-    layer_collectives: dict[str, int]  # in one iteration of the loop over layers
+    layer_collectives: dict[str, float]  # in the loop over layers, of each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class Plan:
 
     topology: str
     tensor: int
+    expert: int
     replicas: int  # workers that the slice can hold
     chip: Chip
     attention: str
@@ -65,6 +66,7 @@ class Plan:
     max_model_len: int
     cache_bytes: int
     weight_bytes: int
+    vocab_padding_bytes: int  # of them, where the devices do not divide the vocabulary
     sampling_bytes: int  # what sampling remembers of each batch slot
     buckets: tuple[Bucket, ...]
     decode: tuple[Step, ...]
@@ -124,9 +126,14 @@ def plan(
             devices, or it does not fit; the message says by how much.
     """
     chip, devices = chip_of(topology), devices_of(topology)
-    tensor = config.tensor_parallel
-    if len(devices) % tensor:
-        raise ConfigError(f"tensor_parallel = {tensor} does not divide the {len(devices)} devices of {topology}")
+    num_devices = config.num_devices
+    if len(devices) % num_devices:
+        asked = (
+            f"tensor_parallel x expert_parallel = {num_devices}"
+            if config.expert_parallel > 1
+            else (f"tensor_parallel = {num_devices}")
+        )
+        raise ConfigError(f"{asked} does not divide the {len(devices)} devices of {topology}")
     deployment = deploy(config, model, devices)
     layout = _lay_out(deployment, config, chip)
     kinds = _kinds(layout.geometry, layout.decode_steps, only)
@@ -137,8 +144,9 @@ def plan(
         buckets.append(layout.bucket(kind, size))
     return Plan(
         topology=topology,
-        tensor=tensor,
-        replicas=len(devices) // tensor,
+        tensor=config.tensor_parallel,
+        expert=config.expert_parallel,
+        replicas=len(devices) // num_devices,
         chip=chip,
         attention=deployment.attention.name,
         model=deployment.model,
@@ -152,6 +160,7 @@ def plan(
         max_model_len=layout.geometry.max_model_len,
         cache_bytes=layout.cache_bytes,
         weight_bytes=layout.weight_bytes,
+        vocab_padding_bytes=vocab_padding_bytes(deployment.model, config.num_devices),
         sampling_bytes=deployment.sampling_bytes,
         buckets=tuple(buckets),
         decode=_decode_steps(deployment, tuple(buckets), chip, context, config),
@@ -172,6 +181,7 @@ class _Layout:
     cache_bytes: int  # on each device
     weight_bytes: int  # likewise
     decode_steps: int
+    pattern_length: int  # layers in an iteration of the largest loop over them
 
     def bucket(self, kind: str, size: int) -> Bucket:
         """Compiles one function, and looks at what it became."""
@@ -207,11 +217,12 @@ class _Layout:
             return self.steps.loop(size, self.decode_steps, self.cache)
         return self.steps.head(size, is_extended=kind != "head")
 
-    def _layer_collectives(self, kind: str, program: Program) -> dict[str, int]:
+    def _layer_collectives(self, kind: str, program: Program) -> dict[str, float]:
         if kind not in WRITING:
             return {}
         loops = program.loop_traffic(self.cache_bytes, depth=1 if kind == "backbone" else 2)  # steps, then layers
-        return max((loop.collectives for loop in loops), key=lambda counts: sum(counts.values()), default={})
+        busiest = max((loop.collectives for loop in loops), key=lambda counts: sum(counts.values()), default={})
+        return {name: count / self.pattern_length for name, count in busiest.items()}
 
 
 def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layout:
@@ -239,6 +250,7 @@ def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layou
         cache_bytes=spec.num_pages * deployment.page_bytes,
         weight_bytes=weight_bytes,
         decode_steps=deployment.decode_steps or 1,
+        pattern_length=max((len(run.pattern) for run in layer_runs(deployment.model) if run.repeats > 1), default=1),
     )
 
 

@@ -3,6 +3,7 @@
 Formulas, so that they can be checked by hand, per device, with n devices of one replica:
 
 - Weights that a step reads: all of them once, but of an embedding that is not tied to the head only a row per token.
+  The head has as many rows as tokens, and where n does not divide those, as many as make each share a multiple of 128.
 - KV of a token: layers x KV heads x head_dim x 2 x bytes of an element / n. A layer with a window reads no more tokens
   of a sequence than it has.
 - FLOPs of matmuls: 2 x (parameters of the layers) x tokens + 2 x (parameters of the head) x sampled rows; of attention
@@ -134,14 +135,20 @@ def _mean(counts: Iterable[int]) -> int:
 def step_weight_bytes(model: ModelConfig, num_tokens: int, tensor: int) -> int:
     """What one step reads of the weights on each device; small vectors are left out."""
     itemsize = int(jnp.dtype(model.dtype).itemsize)
-    head = model.vocab_size * model.hidden_size
+    head = model.vocab_rows * model.hidden_size
     return (matmul_parameters(model) + head) * itemsize // tensor + (num_tokens * model.hidden_size * itemsize)
+
+
+def vocab_padding_bytes(model: ModelConfig, tensor: int) -> int:
+    """In embedding and head, on each device."""
+    num_tables = 1 if model.tie_word_embeddings else 2
+    return num_tables * model.vocab_padding * model.hidden_size * int(jnp.dtype(model.dtype).itemsize) // tensor
 
 
 def step_flops(model: ModelConfig, num_tokens: int, num_rows: int, num_keys_seen: int) -> float:
     """Over all devices of a replica."""
     matmuls = 2 * matmul_parameters(model) * num_tokens
-    head = 2 * model.vocab_size * model.hidden_size * num_rows
+    head = 2 * model.vocab_rows * model.hidden_size * num_rows
     heads = sum(block.attention.num_heads * block.attention.head_dim for block in model.blocks)
     attention = 4 * heads * num_keys_seen
     return float(matmuls + head + attention)
@@ -156,4 +163,4 @@ def collective_s(model: ModelConfig, num_tokens: int, tensor: int, chip: Chip) -
 
 
 def _tensor(deployment: Deployment) -> int:
-    return 1 if deployment.placement is None else deployment.placement.tensor
+    return 1 if deployment.placement is None else deployment.placement.num_shares

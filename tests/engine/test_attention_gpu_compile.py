@@ -63,7 +63,7 @@ def test_triton_takes_any_heads_types_windows_and_caps(geometry: tuple[int, int,
 
 def test_a_whole_step_of_llama_lowers_for_cuda() -> None:
     model = llama(num_layers=2)
-    placement = place(model, jax.devices()[:1], 1)
+    placement = place(jax.devices()[:1], 1)
     attention = ShardedAttention(TritonAttention(), placement)
     geometry = Geometry(64, 512, 4096, 64, model.vocab_size)
     steps = Steps(abstract_model(model, placement, stacked=False), attention, geometry, placement)
@@ -73,6 +73,14 @@ def test_a_whole_step_of_llama_lowers_for_cuda() -> None:
     last = jax.ShapeDtypeStruct((geometry.max_rows,), "int32", sharding=placement.sharding())
     lowered = jax.jit(step).trace(steps.params, cache, last, flat).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("xla.gpu.triton") == 4 * 2
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_triton_takes_sinks(geometry: tuple[int, int, int, int]) -> None:
+    attend = jax.jit(partial(TritonAttention(), options=WINDOW_AND_CAP), donate_argnums=1)
+    sinks = jax.ShapeDtypeStruct((geometry[0],), "bfloat16")
+    lowered = attend.trace(*arguments(*geometry, "bfloat16"), sinks=sinks).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("xla.gpu.triton") == 4
 
 
 @needs_plugin

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,9 @@ def configure(model_type: str, **fields: Any) -> ModelConfig:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"model_type": "gpt_oss"}, "'gpt_oss'.*supported are llama, mistral, qwen2, qwen3, "),
+        ({"model_type": "bloom"}, "'bloom'.*supported are llama, mistral, "),
         ({}, "supported are"),
-        ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM"),
+        ({"architectures": ["BloomForCausalLM"]}, "BloomForCausalLM"),
         ({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClass"),
         ({"model_type": ["llama"]}, "llama"),
         ({"model_type": "llama", "architectures": "LlamaForCausalLM"}, "must be a list"),
@@ -106,6 +107,9 @@ def test_the_architecture_tells_the_family_where_model_type_is_absent() -> None:
             {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
             "high_freq_factor",
         ),
+        ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+        ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit must be a number above 0, not 0"),
+        ("gpt_oss", {"sliding_window": None, "layer_types": ["sliding_attention"] * 3}, "sliding_window is off"),
     ],
 )
 def test_what_is_not_honoured_is_refused_and_named(model_type: str, fields: dict[str, Any], named: str) -> None:
@@ -165,3 +169,28 @@ def test_rotary_frequencies_are_those_of_transformers(rope: dict[str, Any], head
     frequencies, scale = rotary_frequencies(ours)
     np.testing.assert_allclose(frequencies, expected.numpy(), rtol=2.5e-7)
     assert scale == pytest.approx(expected_scale, rel=1e-12)
+
+
+MIXTURE = {**BASE, "model_type": "glm4_moe", "n_routed_experts": 12, "num_experts_per_tok": 4}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_experts_per_tok": 13}, "num_experts_per_tok = 13 is above the 12 experts that there are"),
+        ({"n_group": 5}, "n_group = 5 does not part 12 experts into groups of 2 or more"),
+        ({"n_group": 12}, "n_group = 12 does not part 12 experts into groups of 2 or more"),
+        ({"n_group": 4, "topk_group": 1}, "4 experts cannot be chosen from topk_group = 1 of 4 groups of 3"),
+        (
+            {"num_local_experts": 6},
+            "the number of experts is stated as {'n_routed_experts': 12, 'num_local_experts': 6}",
+        ),
+        ({"n_routed_experts": 10**6}, "n_routed_experts must be at most 4096, not 1000000"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": 1}, "mlp_only_layers must list numbers of layers, not 1"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 0}, "decoder_sparse_step must be a positive whole number"),
+    ],
+)
+def test_experts_that_make_no_sense_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    fields = {**MIXTURE, **fields}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        family_of(fields).config(fields, "float32")

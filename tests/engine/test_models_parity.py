@@ -48,6 +48,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-no-window": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 7, "head_dim": 16, "tie_word_embeddings": True}),
     "mistral-window-of-one": ("mistral", {"sliding_window": 1, "num_key_value_heads": 1}),
+    "mixtral": ("mixtral", {"num_local_experts": 3, "shards": 3}),
+    "mixtral-window-tied": ("mixtral", {"sliding_window": 5, "tie_word_embeddings": True, "vocab_size": 1003}),
+    "mixtral-one-of-seven": ("mixtral", {"num_local_experts": 7, "num_experts_per_tok": 1, "num_key_value_heads": 1}),
     "qwen2": ("qwen2", {"rope_parameters": DEFAULT_ROPE}),
     "qwen2-tied-yarn": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
     "qwen2-some-layers-slide": (
@@ -68,6 +71,138 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_sliding_window": True,
             "sliding_window": 6,
             "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "qwen2-moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 28,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+        },
+    ),
+    "qwen2-moe-dense-layers-windows": (
+        "qwen2_moe",
+        {
+            "num_experts": 8,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 16,
+            "norm_topk_prob": True,
+            "num_hidden_layers": 4,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 3,
+            "tie_word_embeddings": True,
+            "shards": 3,
+        },
+    ),
+    "qwen2-moe-without-biases": (
+        "qwen2_moe",
+        {
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 9,
+            "shared_expert_intermediate_size": 7,
+            "qkv_bias": False,
+            "num_key_value_heads": 1,
+            "vocab_size": 1003,
+        },
+    ),
+    "glm4-moe": (
+        "glm4_moe",
+        {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "attention_bias": True},
+    ),
+    "glm4-moe-groups": (
+        "glm4_moe",
+        {
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 4,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "moe_intermediate_size": 10,
+            "n_shared_experts": 2,
+            "use_qk_norm": True,
+            "num_hidden_layers": 3,
+            "head_dim": 20,
+            "shards": 3,
+        },
+    ),
+    "glm4-moe-not-normalized": (
+        "glm4_moe",
+        {
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 8,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "vocab_size": 1003,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 1.0},
+        },
+    ),
+    "gpt-oss": ("gpt_oss", {"num_local_experts": 5, "head_dim": 20, "sliding_window": 7}),
+    "gpt-oss-odd-heads-yarn-window-of-one": (
+        "gpt_oss",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "sliding_window": 1,
+            "num_hidden_layers": 3,
+            "swiglu_limit": 0.2,
+            "swiglu_alpha": 3.0,
+            "rope_parameters": {**YARN, "truncate": False},
+            "vocab_size": 1003,
+            "shards": 3,
+        },
+    ),
+    "gpt-oss-all-chosen-tied-layer-types": (
+        "gpt_oss",
+        {
+            "num_local_experts": 3,
+            "num_experts_per_tok": 3,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 16,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": DEFAULT_ROPE,
+        },
+    ),
+    "qwen3-moe": ("qwen3_moe", {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20}),
+    "qwen3-moe-normalized-dense-layers": (
+        "qwen3_moe",
+        {
+            "num_experts": 16,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 10,
+            "norm_topk_prob": True,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "tie_word_embeddings": True,
+            "shards": 3,
+        },
+    ),
+    "qwen3-moe-all-chosen-window": (
+        "qwen3_moe",
+        {
+            "num_experts": 3,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 8,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "attention_bias": True,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
         },
     ),
     "gemma": ("gemma", {"head_dim": 20, "num_key_value_heads": 1, "vocab_size": 1003}),
@@ -238,6 +373,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "shards": 3,
         },
     ),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "glm4-odd-heads-tied-no-bias": (
+        "glm4",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 20,
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "vocab_size": 1003,
+        },
+    ),
+    "glm4-small-share-yarn": (
+        "glm4",
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 28,
+            "shards": 3,
+            "rope_parameters": {**YARN, "partial_rotary_factor": 0.36},
+        },
+    ),
     "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": MINISTRAL}),
     "ministral3-odd-heads-window-tied": (
         "ministral3",
@@ -279,6 +435,9 @@ def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
             },
         ),
         ("mistral", {"rope_theta": 1e6}),
+        ("gpt_oss", {"rope_theta": 900.0, "rope_scaling": {**YARN, "truncate": False}}),
+        ("gpt_oss", {"rope_scaling": None}),
+        ("gpt_oss", {"rope_parameters": None}),
     ],
 )
 def test_logits_with_the_older_dialect_of_config_json(family: str, rope: dict[str, Any], tmp_path: Path) -> None:
@@ -300,7 +459,9 @@ def our_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f32 [num
     return np.asarray(forward(model, jnp.asarray(token_ids, jnp.int32)))
 
 
-def dense_attend(qkv: QKV, cache: None, *, options: AttentionOptions) -> tuple[jax.Array, None]:
+def dense_attend(
+    qkv: QKV, cache: None, *, options: AttentionOptions, sinks: jax.Array | None = None
+) -> tuple[jax.Array, None]:
     """The contract of Attend for one whole sequence and no cache, in its plainest form."""
     (q, k, v), sliding_window = qkv, options.sliding_window
     num_tokens, num_heads, head_dim = q.shape
@@ -311,5 +472,9 @@ def dense_attend(qkv: QKV, cache: None, *, options: AttentionOptions) -> tuple[j
         scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
     behind = jnp.arange(num_tokens)[:, None] - jnp.arange(num_tokens)[None, :]
     visible = (behind >= 0) & (True if sliding_window is None else behind < sliding_window)
-    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+    scores = jnp.where(visible, scores, -jnp.inf)
+    if sinks is not None:
+        column = jnp.broadcast_to(sinks[:, None, None], (num_heads, num_tokens, 1))
+        scores = jnp.concatenate([scores, column], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :num_tokens]
     return jnp.einsum("hqk,khd->qhd", weights, v, precision="highest"), cache

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import drive, write_model
+from engines import TINY, drive, write_model
 from flax import nnx
 from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.loading.checkpoint import load_model, read_model_config
-from penstock.engine.models import LayerRun, layer_runs, stacked_layers
+from penstock.engine.models import (
+    QKV,
+    AttentionOptions,
+    Decoder,
+    LayerCache,
+    LayerRun,
+    ModelConfig,
+    layer_runs,
+    stacked_layers,
+)
+from penstock.engine.models.hf_blocks import sliding
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +43,29 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.fixture(scope="module")
+def alternating(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two pairs of layers, one with a window and one without; attention sinks and experts in all of them."""
+    return write_model(tmp_path_factory.mktemp("alternating"), "gpt_oss", num_hidden_layers=4, sliding_window=8)
+
+
 def test_layers_that_are_alike_become_one_run_and_are_stacked_from_the_file(mixed: Path) -> None:
     config = read_model_config(mixed)
     first, *others = config.blocks
     assert layer_runs(config) == (LayerRun(0, (first,), 1), LayerRun(1, (others[0],), 2))
-    single, stacked = load_model(mixed, config), load_model(mixed, config, stacked=True)
-    assert len(stacked.blocks) == 2
+    assert_stacked_as_single(mixed, num_blocks=2)
+
+
+def test_a_pattern_that_repeats_is_stacked_from_tensors_that_hold_all_experts(alternating: Path) -> None:
+    config = read_model_config(alternating)
+    assert layer_runs(config) == (LayerRun(0, config.blocks[:2], 2),)
+    assert_stacked_as_single(alternating, num_blocks=2)
+
+
+def assert_stacked_as_single(directory: Path, num_blocks: int) -> None:
+    config = read_model_config(directory)
+    single, stacked = load_model(directory, config), load_model(directory, config, stacked=True)
+    assert len(stacked.blocks) == num_blocks
     for held, block in zip(stacked_layers(config), stacked.blocks, strict=True):
         layers = [nnx.to_flat_state(nnx.state(single.blocks[layer])) for layer in held]
         for (path, leaf), *others in zip(nnx.to_flat_state(nnx.state(block)), *layers, strict=True):
@@ -43,7 +73,46 @@ def test_layers_that_are_alike_become_one_run_and_are_stacked_from_the_file(mixe
             np.testing.assert_array_equal(leaf[...], np.stack([other[1][...] for other in others]))
 
 
-def test_stacked_layers_and_our_kernel_give_the_same_tokens(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_alternate_are_traced_once_per_place_in_their_pattern_and_compute_the_same() -> None:
+    windows = [4, None, 4, None, 4, None, 4]
+    config = replace(TINY, blocks=tuple(sliding(TINY.blocks[0], windows)))
+    pages = jax.random.normal(jax.random.key(1), (len(windows), 3, config.num_kv_heads, config.head_dim))
+    expected, written, traced = run(config, tuple(pages), stacked=False)
+    assert traced == windows
+    hidden, (together,), traced = run(config, (pages,), stacked=True)
+    assert traced == [4, None, 4]  # the pattern, and what is left of it at the end
+    np.testing.assert_allclose(hidden, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(together, np.stack(written), rtol=1e-5, atol=1e-5)
+
+
+def run(config: ModelConfig, caches: tuple[LayerCache, ...], *, stacked: bool) -> tuple[Any, Any, list[int | None]]:
+    """Hidden states of three tokens, the new caches, and the window of each layer that was traced.
+
+    Attention is a stand-in that depends on the layer's window and on the one page it has, and puts its keys there.
+    """
+    traced = []
+
+    def attend(
+        qkv: QKV, cache: LayerCache, *, options: AttentionOptions, sinks: jax.Array | None = None
+    ) -> tuple[jax.Array, LayerCache]:
+        assert sinks is None
+        traced.append(options.sliding_window)
+        page = cache.pages[cache.first_page] if stacked else cache
+        values = jnp.repeat(page + qkv.v, qkv.q.shape[1] // qkv.v.shape[1], axis=1)
+        attended = qkv.q * (options.sliding_window or 1) + values
+        return attended, replace(cache, pages=cache.pages.at[cache.first_page].set(qkv.k)) if stacked else qkv.k
+
+    graph, params = nnx.split(Decoder(config, rngs=nnx.Rngs(0), stacked=stacked))
+    step = jax.jit(lambda params, *inputs: nnx.merge(graph, params)(*inputs, attend))
+    hidden, caches = step(params, jnp.array([5, 6, 7]), jnp.arange(3), caches)
+    return hidden, caches, traced
+
+
+@pytest.mark.parametrize("model", ["mixed", "alternating"])
+def test_stacked_layers_and_our_kernel_give_the_same_tokens(
+    model: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = request.getfixturevalue(model)
     config = EngineConfig(
         max_num_seqs=4,
         max_batch_tokens=16,
@@ -57,10 +126,10 @@ def test_stacked_layers_and_our_kernel_give_the_same_tokens(mixed: Path, monkeyp
         Request(str(i), tuple(range(7, 7 + length)), SamplingParams(max_tokens=5, temperature=0.0))
         for i, length in enumerate((21, 2))
     ]
-    expected = drive(Engine.from_checkpoint(mixed, config), requests)
+    expected = drive(Engine.from_checkpoint(directory, config), requests)
     interpreted = FusedAttention(interpret=pltpu.InterpretParams(dma_execution_mode="eager"))
     monkeypatch.setattr("penstock.engine.deployment.attention_for", lambda *_, **__: interpreted)
-    engine = Engine.from_checkpoint(mixed, replace(config, attention="auto"))
+    engine = Engine.from_checkpoint(directory, replace(config, attention="auto"))
     results = drive(engine, requests)
     assert {key: result.token_ids for key, result in results.items()} == {
         key: result.token_ids for key, result in expected.items()

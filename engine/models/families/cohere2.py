@@ -22,7 +22,7 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     has_bias = config.flag("attention_bias")
     norm = NormConfig(config.number("layer_norm_eps"), kind="layer")
     attention = read_attention(config, rope=_rope, qkv_bias=has_bias, out_bias=has_bias)
-    block = BlockConfig(attention, read_mlp(config), norm, "parallel")
+    block = BlockConfig(attention, read_mlp(config), norm, parallel=True)
     pattern = config.integer("sliding_window_pattern")
     windows = listed_layers(config, config.integer("sliding_window"), lambda layer: (layer + 1) % pattern != 0)
     blocks = [

@@ -11,6 +11,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import jax.numpy as jnp
+
 from penstock.engine.models.config import AttentionConfig, BlockConfig, ModelConfig, NormConfig
 from penstock.engine.models.families.family import Family
 from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm
@@ -40,7 +42,7 @@ def gemma_attention(config: HFConfig, **options: Any) -> AttentionConfig:
 def gemma_model(config: HFConfig, family: str, dtype: str, blocks: Iterable[BlockConfig]) -> ModelConfig:
     config.refuse_unless("use_bidirectional_attention", None, False)
     model = read_model(config, family=family, dtype=dtype, blocks=blocks, norm=gemma_norm(config))
-    return replace(model, embedding_scale=model.hidden_size**0.5)
+    return replace(model, embedding_scale=float(jnp.dtype(dtype).type(model.hidden_size**0.5)))
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

@@ -41,7 +41,7 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
         soft_cap=config.optional_number("attn_logit_softcapping"),
     )
     mlp = read_mlp(config, activation="hidden_activation")
-    block = BlockConfig(attention, mlp, gemma_norm(config), "around")
+    block = BlockConfig(attention, mlp, gemma_norm(config), norm_placement="around")
     model = gemma_model(config, GEMMA2.model_type, dtype, blocks_by_type(config, block, block, full_every=2))
     return replace(model, logit_soft_cap=config.optional_number("final_logit_softcapping"))
 

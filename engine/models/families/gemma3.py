@@ -1,4 +1,4 @@
-"""Gemma 3 (arXiv 2503.19786), its text: queries and keys have norms, five of six layers a window and their own rope."""
+"""Gemma 3 (arXiv 2503.19786): norms of queries and keys; five of six layers have a window and a rope of their own."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from penstock.engine.models.hf_rope import FULL, SLIDING, read_rope_of
 def _block(config: HFConfig, layer_type: str) -> BlockConfig:
     norm = gemma_norm(config)
     attention = replace(
-        gemma_attention(config, qk_norm=norm, rope=partial(read_rope_of, layer_type)),
+        gemma_attention(config, rope=partial(read_rope_of, layer_type), qk_norm=norm),
         scale=config.number("query_pre_attn_scalar") ** -0.5,
     )
-    return BlockConfig(attention, read_mlp(config, activation="hidden_activation"), norm, "around")
+    mlp = read_mlp(config, activation="hidden_activation")
+    return BlockConfig(attention, mlp, norm, norm_placement="around")
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

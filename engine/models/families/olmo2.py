@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from penstock.engine.models.config import BlockConfig, ModelConfig, NormConfig
+from penstock.engine.models.config import BlockConfig, ModelConfig, NormConfig, RopeConfig
 from penstock.engine.models.families.family import Family, ParamPath
 from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm
 from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_rope import ReadRope, read_rope
+from penstock.engine.models.hf_rope import read_rope
 
 OLMO2_DEFAULTS = MappingProxyType(
     {
@@ -38,10 +38,11 @@ def olmo2_norm(config: HFConfig) -> NormConfig:
     return replace(read_norm(config), scales_in_f32=True)
 
 
-def olmo2_block(config: HFConfig, rope: ReadRope = read_rope) -> BlockConfig:
+def olmo2_block(config: HFConfig, rope: Callable[[HFConfig, int], RopeConfig] = read_rope) -> BlockConfig:
     has_bias, norm = config.flag("attention_bias"), olmo2_norm(config)
-    attention = read_attention(config, qkv_bias=has_bias, out_bias=has_bias, rope=rope)
-    return BlockConfig(replace(attention, qk_projection_norm=norm), read_mlp(config), norm, "after")
+    attention = read_attention(config, rope=rope, qkv_bias=has_bias, out_bias=has_bias)
+    attention = replace(attention, qk_projection_norm=norm)
+    return BlockConfig(attention, read_mlp(config), norm, norm_placement="after")
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
