@@ -97,6 +97,16 @@ def drive(
     raise AssertionError(f"not done after {limit} steps")
 
 
+def preempting(engine: Engine, every: int) -> Callable[[int], None]:
+    """What `drive` may do before a step: the last sequence of all that run is preempted every so many steps."""
+
+    def before_step(step: int) -> None:
+        if step % every == every - 1 and engine._scheduler.running:
+            engine._scheduler._preempt(engine._scheduler.running[-1])
+
+    return before_step
+
+
 async def outputs_of(driver: EngineDriver, request: Request) -> AsyncIterator[Output]:
     """Runs one request to its end; whoever closes this early lets go of it."""
     outputs: asyncio.Queue[Output] = asyncio.Queue()

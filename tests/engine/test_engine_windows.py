@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import reference_greedy
-from engines import SMALL, VOCAB_SIZE, drive, write_model
+from engines import SMALL, VOCAB_SIZE, drive, preempting, write_model
 
 from penstock.engine import Engine, Request, SamplingParams
 
@@ -78,11 +79,7 @@ def greedy(directory: Path, prompt: tuple[int, ...], max_tokens: int = 12) -> li
 
 def tokens_of(engine: Engine, name: str, *, preempted: bool = False) -> list[list[int]]:
     """What follows the prompts; if wanted, with one sequence or another preempted every few steps."""
-
-    def before_step(step: int) -> None:
-        if preempted and step % 9 == 8 and engine._scheduler.running:
-            engine._scheduler._preempt(engine._scheduler.running[-1])
-
+    before_step = preempting(engine, 9 if preempted else sys.maxsize)
     requests = [Request(f"{name}{i}", prompt, PARAMS) for i, prompt in enumerate(PROMPTS)]
     results = drive(engine, requests, before_step=before_step)
     return [results[f"{name}{i}", 0].token_ids for i in range(len(PROMPTS))]
