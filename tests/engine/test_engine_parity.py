@@ -125,7 +125,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(("family", "config"), MODELS.values(), ids=MODELS)
 def test_greedy_tokens_equal_generate(family: str, config: dict[str, Any], tmp_path: Path) -> None:
     directory = write_model(tmp_path, family, **config)
-    engine = Engine.from_checkpoint(directory, replace(SMALL, max_model_len=112))
+    engine = Engine.from_checkpoint(directory, replace(SMALL, max_model_len=112, num_pages=160))
     rng = np.random.default_rng(0)
     prompts = [tuple(map(int, rng.integers(0, VOCAB_SIZE, length))) for length in (1, 15, 16, 17, 45)]
     prompts.append((*prompts[-1][:30], 5, 6, 7))  # shares whole pages with the one before it
