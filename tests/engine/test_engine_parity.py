@@ -114,6 +114,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "cohere2",
         {"num_hidden_layers": 3, "sliding_window": 9, "sliding_window_pattern": 3},
     ),
+    "glm4": ("glm4", {"head_dim": 20, "num_attention_heads": 3, "num_key_value_heads": 1}),
     "ministral3, queries scaled within the prompts": (
         "ministral3",
         {"head_dim": 20, "rope_parameters": MINISTRAL_ROPE},
