@@ -140,7 +140,7 @@ def _num_in_kernels(
     block: BlockConfig, config: ModelConfig, num_experts: Callable[[ExpertsConfig], float] | None
 ) -> float:
     flat: Any = nnx.to_flat_state(_shapes(block, config))
-    kernels = {path: math.prod(leaf.shape) for path, leaf in flat if path[-1] == "kernel"}
+    kernels: dict[Any, int] = {path: math.prod(leaf.shape) for path, leaf in flat if path[-1] == "kernel"}
     if num_experts is None or not isinstance(block.mlp, ExpertsConfig):
         return sum(kernels.values())
     held = block.mlp.num_experts + block.mlp.num_padding

@@ -7,8 +7,8 @@ Formulas, so that they can be checked by hand, per device, with n devices of one
   Of E experts, of which a token chooses k, a step of t tokens reads E (1 - (1 - k / E)^t): as many different ones as
   are to be expected where the router prefers none.
 - KV of a token: layers x KV heads x head_dim x 2 x bytes of an element / n.
-- FLOPs of matmuls: 2 x (parameters of the layers, of experts k) x tokens + 2 x (parameters of the head) x sampled rows; of attention
-  4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
+- FLOPs of matmuls: 2 x (parameters of the layers, of experts k) x tokens + 2 x (parameters of the head) x sampled
+  rows; of attention 4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
 - An all-reduce of b bytes around a ring, both ways at once: 2 (n - 1) / n x b over two links, and 2 (n - 1) hops; there
   are two per layer, of tokens x hidden x bytes of an element, and one behind the embedding.
 - A step takes the longer of bytes / bandwidth and FLOPs / peak, and then the all-reduces, which wait for it.
