@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from devices import run_on_devices
 from engines import write_model
-from patience import WAIT_S
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import ModelConfig
@@ -31,17 +26,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     whole, padded = (tmp_path_factory.mktemp(name) for name in ("whole", "padded"))
     write_model(whole, num_attention_heads=8, num_hidden_layers=LAYERS)
     write_model(padded, num_attention_heads=8, num_hidden_layers=LAYERS, vocab_size=1003, tie_word_embeddings=True)
-    here = Path(__file__).parent
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": f"{here.parent.parent}{os.pathsep}{here}",
-    }
-    command = [sys.executable, str(here / "tensor_parallel_process.py"), f"{whole}:1,2,8", f"{padded}:1,2,4"]
-    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S)
-    assert outcome.returncode == 0, outcome.stderr[-3000:]
-    found = zip(("whole", "padded"), map(json.loads, outcome.stdout.splitlines()), strict=True)
+    found = zip(("whole", "padded"), run_on_devices(f"{whole}:1,2,4,8", f"{padded}:1,2,4"), strict=True)
     return {(model, tensor): run for model, by_tensor in found for tensor, run in by_tensor.items()}
 
 
