@@ -27,6 +27,12 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.4, 1.6, 1.8],
+    "long_factor": [1.0, 2.0, 2.5, 3.0, 5.0, 9.0],
+}
 PARTIAL = {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.75}
 MINISTRAL = {**YARN, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0}
 GRANITE = {
@@ -230,6 +236,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"hidden_size": 80, "rope_parameters": {**PARTIAL, "partial_rotary_factor": 0.77}},
     ),
+    "phi3-longrope-short": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": NUM_TOKENS}),
+    "phi3-longrope-long": (
+        "phi3",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": NUM_TOKENS - 1, "num_key_value_heads": 1},
+    ),
+    "phi3-longrope-partial-tied": (
+        "phi3",
+        {
+            "hidden_size": 64,
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75},
+            "original_max_position_embeddings": 8,
+            "tie_word_embeddings": True,
+            "vocab_size": 1003,
+        },
+    ),
+    "llama-dynamic-beyond": (
+        "llama",
+        {"max_position_embeddings": 16, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 2.5}},
+    ),
     "granite": ("granite", GRANITE),
     "granite-odd-heads-tied": (
         "granite",
@@ -347,7 +372,8 @@ def our_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f32 [num
     @nnx.jit
     def forward(model: Any, ids: jax.Array) -> jax.Array:
         positions = jnp.arange(ids.shape[0], dtype=jnp.int32)
-        hidden, _ = model(ids, positions, (None,) * config.num_layers, dense_attend)
+        lengths = jnp.full_like(positions, ids.shape[0])
+        hidden, _ = model(ids, positions, (None,) * config.num_layers, dense_attend, lengths=lengths)
         return model.logits(hidden)
 
     return np.asarray(forward(model, jnp.asarray(token_ids, jnp.int32)))
