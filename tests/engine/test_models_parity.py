@@ -35,6 +35,7 @@ GRANITE = {
     "residual_multiplier": 0.22,
     "logits_scaling": 3.7,
 }
+YARN_OF_OLD = {key: value for key, value in YARN.items() if key != "rope_theta"}
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -268,6 +269,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT_ROPE},
         },
     ),
+    "gemma3-beside-images": ("gemma3", {"head_dim": 20, "num_hidden_layers": 6, "sliding_window": 7, "shards": 3}),
+    "gemma3-beside-images-untied": (
+        "gemma3",
+        {"head_dim": 16, "num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": False},
+    ),
     "olmo2": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 1, "vocab_size": 1003, "shards": 3}),
     "olmo2-tied-bias-llama3": (
         "olmo2",
@@ -414,6 +420,20 @@ def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
             },
         ),
         ("mistral", {"rope_theta": 1e6}),
+        ("gemma2", {"rope_theta": 700.0}),
+        (
+            "gemma3_text",
+            {
+                "rope_theta": 700.0,
+                "rope_local_base_freq": 90.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+                "sliding_window_pattern": 2,
+                "sliding_window": 5,
+            },
+        ),
+        ("gemma3_text", {"sliding_window_pattern": 1}),
+        ("olmo3", {"rope_theta": 500_000, "rope_scaling": YARN_OF_OLD, "num_hidden_layers": 2, "sliding_window": 3}),
+        ("olmo3", {"rope_theta": 900.0, "sliding_window": 3}),
     ],
 )
 def test_logits_with_the_older_dialect_of_config_json(family: str, rope: dict[str, Any], tmp_path: Path) -> None:
