@@ -53,9 +53,12 @@ class GroupedMLP(nnx.Module):
 
     def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:  # as GroupedLinear; f32
         gate, up = (linear(rows, group_sizes).astype(rows.dtype) for linear in (self.gate, self.up))
+        return self.down(self.gated(gate, up), group_sizes)
+
+    def gated(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         if self.clamped is not None:
-            return self.down(clamped_swiglu(gate, up, self.clamped), group_sizes)
-        return self.down(ACTIVATIONS[self.activation](gate) * up, group_sizes)
+            return clamped_swiglu(gate, up, self.clamped)
+        return ACTIVATIONS[self.activation](gate) * up
 
     def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array) -> jax.Array:
         """As the function `mix`."""

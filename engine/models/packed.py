@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from penstock.engine.models.block import Block
 from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP
-from penstock.engine.models.layers import ACTIVATIONS, GatedMLP, Linear
+from penstock.engine.models.layers import GatedMLP, Linear
 from penstock.engine.native import GROUPED_MATMUL, MATMUL, panel_width
 
 SILU = ("silu", "swish")  # the activation that the kernel has in it
@@ -118,38 +117,39 @@ class PackedExperts(GroupedMLP):
     """The feed-forwards of all experts in two matmuls, which read the weights of those alone that have rows."""
 
     def __init__(self, experts: GroupedMLP, width: int) -> None:
-        self.num_experts, self.activation = experts.num_experts, experts.activation
-        self.intermediate = experts.gate.kernel.shape[-1]
-        self.is_gated = experts.activation in SILU
-        self.gate_up = nnx.Param(_pack_groups([experts.gate, experts.up], width, gated=self.is_gated))
-        self.hidden = experts.down.kernel.shape[-1]
-        self.down = nnx.Param(_pack_groups([experts.down], width, gated=False))
+        self.num_experts, self.activation, self.clamped = experts.num_experts, experts.activation, experts.clamped
+        self.is_gated = experts.activation in SILU and experts.clamped is None
+        self.gate_up = PackedGroups([experts.gate, experts.up], width, gated=self.is_gated)
+        self.down = PackedGroups([experts.down], width)
 
     def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        num_columns = self.intermediate if self.is_gated else 2 * self.intermediate
-        inner = self._multiply(rows, self.gate_up[...], group_sizes, num_columns, rows.dtype, is_gated=self.is_gated)
+        inner = self.gate_up.multiply(rows, group_sizes, rows.dtype)
         if not self.is_gated:
-            gate, up = jnp.split(inner, 2, axis=1)
-            inner = ACTIVATIONS[self.activation](gate) * up
-        return self._multiply(inner, self.down[...], group_sizes, self.hidden, jnp.float32, is_gated=False)
+            inner = self.gated(*jnp.split(inner, 2, axis=1))
+        return self.down(inner, group_sizes)
 
-    @staticmethod
-    def _multiply(
-        rows: jax.Array, weights: jax.Array, group_sizes: jax.Array, num_columns: int, dtype: Any, *, is_gated: bool
-    ) -> jax.Array:
-        result = jax.ShapeDtypeStruct((rows.shape[0], num_columns), dtype)  # type: ignore[no-untyped-call]
-        y: jax.Array = jax.ffi.ffi_call(GROUPED_MATMUL, result)(rows, weights, group_sizes, is_gated=is_gated)
+
+class PackedGroups(GroupedLinear):
+    """A matrix per expert, of one GroupedLinear or of several side by side; `gated` as of PackedLinear."""
+
+    def __init__(self, linears: Sequence[GroupedLinear], width: int, *, gated: bool = False) -> None:
+        self.num_columns = linears[0].kernel.shape[-1] * (1 if gated else len(linears))
+        self.is_gated = gated
+        # [experts, in, out] of each -> [experts, panels, in, width], of bf16 with pairs of rows interleaved
+        kernels = zip(*(linear.kernel[...] for linear in linears), strict=True)
+        self.weights = nnx.Param(jnp.stack([_pack(_columns(parts, width, gated=gated), width) for parts in kernels]))
+        biases = [linear.bias[...].astype(jnp.float32) for linear in linears if linear.bias is not None]
+        self.bias = nnx.Param(_columns(biases, width, gated=gated)) if biases else None
+
+    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        return self.multiply(rows, group_sizes, jnp.dtype(jnp.float32))
+
+    def multiply(self, rows: jax.Array, group_sizes: jax.Array, dtype: jnp.dtype) -> jax.Array:
+        result = jax.ShapeDtypeStruct((rows.shape[0], self.num_columns), dtype)  # type: ignore[no-untyped-call]
+        bias = jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...]
+        call = jax.ffi.ffi_call(GROUPED_MATMUL, result)
+        y: jax.Array = call(rows, self.weights[...], bias, group_sizes, is_gated=self.is_gated)
         return y
-
-
-def _pack_groups(linears: Sequence[GroupedLinear], width: int, *, gated: bool) -> jax.Array:
-    """[experts, in, out] of each -> [experts, panels, in, width], of bf16 with pairs of rows interleaved."""
-    return jnp.stack(
-        [
-            _pack(_columns(kernels, width, gated=gated), width)
-            for kernels in zip(*(linear.kernel[...] for linear in linears), strict=True)
-        ]
-    )
 
 
 def _pack_block(block: Block, width: int) -> None:

@@ -100,7 +100,7 @@ void Finish(const float* __restrict sums, const float* __restrict bias, bool is_
 struct Matmul {
   int64_t rows, depth, panels, columns;  // columns of y
   bool is_gated;
-  const float* bias;  // [panels, kPanel], or null
+  const float* bias;  // [panels, kPanel], or null; grouped, that of the first group
 };
 
 template <typename T, typename U>
@@ -155,7 +155,9 @@ void RunGroups(ffi::ThreadPool& pool, const Matmul& matmul, const std::vector<Ro
   const int64_t num_blocks = static_cast<int64_t>(blocks.size());
   ForEach(pool, matmul.panels * num_blocks, [&](int64_t i) {
     const RowBlock& block = blocks[i % num_blocks];
-    RunTask(matmul, block.first_row, block.num_rows, i / num_blocks, static_cast<const T*>(x),
+    Matmul own = matmul;
+    if (own.bias) own.bias += block.group * matmul.panels * kPanel;
+    RunTask(own, block.first_row, block.num_rows, i / num_blocks, static_cast<const T*>(x),
             static_cast<const T*>(weights) + block.group * matmul.panels * matmul.depth * kPanel, static_cast<U*>(y));
   });
 }
@@ -182,6 +184,7 @@ ffi::Error PackedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w
 }
 
 ffi::Error GroupedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights,
+                         ffi::Buffer<ffi::F32> bias,  // [groups, panels * kPanel], or empty
                          ffi::Buffer<ffi::S32> group_sizes, ffi::Result<ffi::AnyBuffer> y, bool is_gated) {
   const auto x_dims = x.dimensions(), w_dims = weights.dimensions(), y_dims = y->dimensions();
   const int64_t depth = x_dims[1], groups = w_dims[0], panels = w_dims[1];
@@ -190,7 +193,8 @@ ffi::Error GroupedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
   if (static_cast<int64_t>(group_sizes.element_count()) != groups)
     return ffi::Error::InvalidArgument("as many sizes as groups are needed");
   if (x.element_type() != weights.element_type()) return ffi::Error::InvalidArgument("x and weights differ in type");
-  const Matmul matmul{x_dims[0], depth, panels, y_dims[1], is_gated, nullptr};
+  const Matmul matmul{x_dims[0], depth, panels, y_dims[1], is_gated,
+                      bias.element_count() ? bias.typed_data() : nullptr};
   const std::vector<RowBlock> blocks = BlocksOf(group_sizes.typed_data(), groups, matmul.rows);
   const bool is_wide = y->element_type() == ffi::F32;
   if (x.element_type() == ffi::F32 && is_wide)
@@ -223,6 +227,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockGroupedMatmul, penstock::GroupedMatmul,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Attr<bool>("is_gated"));

@@ -24,6 +24,7 @@ GEOMETRY = {
     "eos_token_id": 2,
     "pad_token_id": 0,  # some families' default is beyond this vocabulary
 }
+OF_FAMILY = {"gpt_oss": {"num_local_experts": 4}}  # what is large by default
 
 VISION: dict[str, dict[str, Any]] = {
     "gemma3": {
@@ -48,10 +49,10 @@ def write_checkpoint(
     `config` overrides GEOMETRY. `shards` above 1 gives at least as many files and an index.
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(_config_of(family, {**GEOMETRY, **config}))
+    model = AutoModelForCausalLM.from_config(_config_of(family, {**GEOMETRY, **OF_FAMILY.get(family, {}), **config}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            spread = 0.3 if "norm" in name or name.endswith("bias") else 0.15
+            spread = 0.3 if "norm" in name or name.endswith("bias") else 1.5 if name.endswith("sinks") else 0.15
             parameter.copy_(torch.randn_like(parameter) * spread + (1.0 if "norm" in name else 0.0))
         for name, buffer in model.named_buffers():
             if name in model.state_dict():

@@ -87,6 +87,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "smollm3",
         {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 4},
     ),
+    "gpt-oss, sinks, a window in one layer": (
+        "gpt_oss",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7, "head_dim": 20},
+    ),
     "phi3, a share of each head rotates": (
         "phi3",
         {
@@ -110,6 +114,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "cohere2",
         {"num_hidden_layers": 3, "sliding_window": 9, "sliding_window_pattern": 3},
     ),
+    "glm4": ("glm4", {"head_dim": 20, "num_attention_heads": 3, "num_key_value_heads": 1}),
     "ministral3, queries scaled within the prompts": (
         "ministral3",
         {"head_dim": 20, "rope_parameters": MINISTRAL_ROPE},

@@ -134,6 +134,9 @@ def test_the_architecture_tells_the_family_where_model_type_is_absent() -> None:
             {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
             "high_freq_factor",
         ),
+        ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+        ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit must be a number above 0, not 0"),
+        ("gpt_oss", {"sliding_window": None, "layer_types": ["sliding_attention"] * 3}, "sliding_window is off"),
     ],
 )
 def test_what_is_not_honoured_is_refused_and_named(model_type: str, fields: dict[str, Any], named: str) -> None:

@@ -15,7 +15,7 @@ from flax import nnx
 
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.errors import ConfigError
-from penstock.engine.models import ExpertsConfig, MLPConfig
+from penstock.engine.models import ClampedSwiGLU, ExpertsConfig, MLPConfig
 from penstock.engine.models.experts import GroupedMLP
 from penstock.engine.models.layers import GatedMLP, Linear
 from penstock.engine.models.packed import PackedExperts, PackedLinear, PackedMLP
@@ -99,12 +99,16 @@ def test_a_row_does_not_depend_on_the_other_rows(dtype: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("activation", ["silu", "gelu"])
-def test_each_row_goes_through_its_own_expert(dtype: str, activation: str) -> None:
-    config = ExpertsConfig(num_experts=5, num_chosen=1, intermediate_size=70, activation=activation)
+@pytest.mark.parametrize(
+    "options", [{}, {"activation": "gelu"}, {"bias": True}, {"bias": True, "clamped": ClampedSwiGLU(1.7, 0.5)}], ids=str
+)
+def test_each_row_goes_through_its_own_expert(dtype: str, options: dict[str, Any]) -> None:
+    config = ExpertsConfig(num_experts=5, num_chosen=1, intermediate_size=70, **options)
     experts = GroupedMLP(config, 48, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(2))
     for linear in (experts.gate, experts.up, experts.down):
         linear.kernel[...] = linear.kernel[...] * 20
+        if linear.bias is not None:
+            linear.bias[...] = jax.random.normal(jax.random.key(3), linear.bias.shape, dtype)
     group_sizes = jnp.asarray([3, 0, 100, 1, 0], jnp.int32)  # more than a task's rows, and none
     x, packed = tokens(110, 48, dtype), jax.jit(PackedExperts(experts, width()))
     got = packed(x, group_sizes)[:104]
@@ -130,6 +134,7 @@ def test_a_nan_or_an_infinity_stays_in_its_row() -> None:
         ("qwen3", {"tie_word_embeddings": True}),
         ("llama", {"hidden_act": "gelu", "mlp_bias": True, "attention_bias": True}),
         ("mixtral", {"num_local_experts": 5, "tie_word_embeddings": True}),
+        ("gpt_oss", {"num_local_experts": 5, "sliding_window": 7}),
     ],
 )
 def test_an_engine_gives_the_same_tokens_with_and_without(family: str, fields: dict[str, Any], tmp_path: Path) -> None:

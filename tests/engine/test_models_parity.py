@@ -379,6 +379,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "shards": 3,
         },
     ),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "glm4-odd-heads-tied-no-bias": (
+        "glm4",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 20,
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "vocab_size": 1003,
+        },
+    ),
+    "glm4-small-share-yarn": (
+        "glm4",
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 28,
+            "shards": 3,
+            "rope_parameters": {**YARN, "partial_rotary_factor": 0.36},
+        },
+    ),
     "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": MINISTRAL}),
     "ministral3-odd-heads-window-tied": (
         "ministral3",
@@ -434,6 +455,9 @@ def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
         ("gemma3_text", {"sliding_window_pattern": 1}),
         ("olmo3", {"rope_theta": 500_000, "rope_scaling": YARN_OF_OLD, "num_hidden_layers": 2, "sliding_window": 3}),
         ("olmo3", {"rope_theta": 900.0, "sliding_window": 3}),
+        ("gpt_oss", {"rope_theta": 900.0, "rope_scaling": {**YARN, "truncate": False}}),
+        ("gpt_oss", {"rope_scaling": None}),
+        ("gpt_oss", {"rope_parameters": None}),
     ],
 )
 def test_logits_with_the_older_dialect_of_config_json(family: str, rope: dict[str, Any], tmp_path: Path) -> None:

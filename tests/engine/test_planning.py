@@ -121,7 +121,14 @@ def test_presets_have_the_published_numbers_of_parameters() -> None:
         assert model is not None
         tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
         billions[name] = round((matmul_parameters(model) + tables) / 1e9, 2)
-    assert billions == {"Qwen3-0.6B": 0.6, "Llama-3.1-8B": 8.03, "Qwen3-32B": 32.76, "Llama-3.3-70B": 70.55}
+    assert billions == {
+        "Qwen3-0.6B": 0.6,
+        "Llama-3.1-8B": 8.03,
+        "Qwen3-32B": 32.76,
+        "Llama-3.3-70B": 70.55,
+        "gpt-oss-20b": 20.91,
+        "gpt-oss-120b": 116.79,
+    }
 
 
 def test_the_roofline_of_a_step_by_hand() -> None:

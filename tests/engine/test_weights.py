@@ -70,6 +70,30 @@ def test_parameters_that_are_fused_are_rows_of_one_tensor(is_stacked: bool, tmp_
         np.testing.assert_array_equal(files.array(source, None), expected if is_stacked else expected[0])
 
 
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_parameters_that_alternate_in_one_tensor_are_its_every_other_row(is_stacked: bool, tmp_path: Path) -> None:
+    layers = [RNG.normal(size=(3, 4, 10)).astype(np.float32) for _ in range(2 if is_stacked else 1)]
+    stored = saved(tmp_path / "a.safetensors", **{f"layer{i}": layer for i, layer in enumerate(layers)})
+    path = ("blocks", 0, "mlp", "experts", "up", "kernel")
+    shape = (2, 3, 4, 5) if is_stacked else (3, 4, 5)
+    source = Source(
+        path,
+        shape,
+        F32,
+        tuple(stored),
+        num_spread=int(is_stacked),
+        rows=Rows(first=1, total=10, step=2),
+        is_plain=True,
+    )
+    assert source.stored_shape == (3, 4, 10)
+    assert source.num_bytes(stored) == 3 * 4 * 5 * 4 * len(layers)
+    expected = np.stack(layers)[..., 1::2].reshape(shape)
+    with WeightFiles(stored) as files:
+        np.testing.assert_array_equal(files.array(source, None), expected)
+        index = (*[slice(None)] * (len(shape) - 3), slice(1, 3), slice(2, 4), slice(1, 4))  # what one device reads
+        np.testing.assert_array_equal(files._read(source, index), expected[index])
+
+
 @pytest.mark.parametrize("leaf", ["kernel", "bias"])
 def test_a_share_of_fused_and_repeated_heads(leaf: str, tmp_path: Path) -> None:
     tensor = RNG.normal(size=(10, 5) if leaf == "kernel" else (10,)).astype(np.float32)

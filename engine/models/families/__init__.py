@@ -12,6 +12,7 @@ from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.gemma import GEMMA
 from penstock.engine.models.families.gemma2 import GEMMA2
 from penstock.engine.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
+from penstock.engine.models.families.glm4 import GLM4
 from penstock.engine.models.families.glm4_moe import GLM4_MOE
 from penstock.engine.models.families.gpt_oss import GPT_OSS
 from penstock.engine.models.families.granite import GRANITE
@@ -52,6 +53,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             GRANITE,
             COHERE2,
             GLM4_MOE,
+            GLM4,
         )
     }
 )
