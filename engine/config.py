@@ -68,6 +68,12 @@ class EngineConfig:
         """Of one copy of the model."""
         return self.tensor_parallel * self.expert_parallel
 
+    @property
+    def parallelism(self) -> str:
+        """As messages name it."""
+        tensor = f"tensor_parallel = {self.tensor_parallel}"
+        return tensor if self.expert_parallel == 1 else f"{tensor} times expert_parallel = {self.expert_parallel}"
+
 
 def _refusal(kv_cache_dtype: str) -> str:
     message = f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, not {kv_cache_dtype!r}"

@@ -152,7 +152,7 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
     )
     placement = None
     if is_abstract or len(devices) > 1:
-        placement = place(model, devices, config.tensor_parallel, config.expert_parallel)
+        placement = place(devices, config.tensor_parallel, config.expert_parallel)
     if placement is not None:
         attention = ShardedAttention(attention, placement)
     max_model_len = config.max_model_len or model.max_position
@@ -212,8 +212,5 @@ def with_pages(deployment: Deployment, free_bytes: int) -> KVCacheSpec:
 
 def _first(devices: Sequence[jax.Device], config: EngineConfig) -> Sequence[jax.Device]:
     if config.num_devices > len(devices):
-        asked = f"tensor_parallel = {config.tensor_parallel}"
-        if config.expert_parallel > 1:
-            asked += f" times expert_parallel = {config.expert_parallel}"
-        raise ConfigError(f"{asked}, and there are {len(devices)} {devices[0].platform} devices")
+        raise ConfigError(f"{config.parallelism}, and there are {len(devices)} {devices[0].platform} devices")
     return devices[: config.num_devices]

@@ -40,6 +40,9 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 
+PADDED_TO = 128
+"""A device's share of a padded vocabulary is a multiple of it: the lanes of a TPU's tile, which memory is padded to."""
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -50,7 +53,6 @@ class Placement:
     """
 
     mesh: Mesh
-    rules: Mapping[str, tuple[str, ...]]
 
     @property
     def num_shares(self) -> int:
@@ -66,7 +68,7 @@ class Placement:
         return PartitionSpec(*(self._split(axis) for axis in axes))  # type: ignore[no-untyped-call]
 
     def _split(self, axis: str | None) -> str | tuple[str, ...] | None:
-        over = () if axis is None else tuple(name for name in self.rules[axis] if name in self.mesh.shape)
+        over = () if axis is None else tuple(name for name in RULES[axis] if name in self.mesh.shape)
         return over if len(over) > 1 else next(iter(over), None)
 
     def sharding(self, axes: Axes = ()) -> NamedSharding:
@@ -74,31 +76,28 @@ class Placement:
         return NamedSharding(self.mesh, self.spec(axes))
 
 
-def place(model: ModelConfig, devices: Sequence[jax.Device], tensor: int, expert: int = 1) -> Placement:
-    """`devices` as a mesh for `model`, which `split_model` has accepted for `tensor` and `expert`.
-
-    A vocabulary that cannot be split evenly stays whole on every device.
-    """
+def place(devices: Sequence[jax.Device], tensor: int, expert: int = 1) -> Placement:
+    """`devices` as a mesh for a model that `split_model` has laid out over `tensor * expert` of them."""
     grid = np.array(devices).reshape(-1, expert, tensor)
-    mesh = Mesh(grid, (DATA, EXPERT, TENSOR)) if expert > 1 else Mesh(grid[:, 0], (DATA, TENSOR))
-    rules = dict(RULES)
-    if model.vocab_size % (expert * tensor):
-        rules["vocab"] = ()
-    return Placement(mesh, MappingProxyType(rules))
+    return Placement(Mesh(grid, (DATA, EXPERT, TENSOR)) if expert > 1 else Mesh(grid[:, 0], (DATA, TENSOR)))
 
 
-def gathered(logits: jax.Array, placement: Placement | None) -> jax.Array:
-    """`[num_rows, vocab]`, of which each device makes a part, whole on all: sampling parts would communicate more."""
-    if placement is None:
-        return logits
-    for axes in ((None, "vocab"), ()):
-        logits = jax.lax.with_sharding_constraint(logits, placement.sharding(axes))  # type: ignore[no-untyped-call]
-    return logits
+def gathered(logits: jax.Array, placement: Placement | None, vocab_size: int) -> jax.Array:
+    """`[num_rows, vocab_rows]`, of which each device makes a part, as `[num_rows, vocab]`, whole on all.
+
+    Sampling parts would communicate more. The padding is cut here, before anything can draw, mask or count it.
+    """
+    if placement is not None:
+        for axes in ((None, "vocab"), ()):
+            logits = jax.lax.with_sharding_constraint(logits, placement.sharding(axes))  # type: ignore[no-untyped-call]
+    return logits if logits.shape[1] == vocab_size else logits[:, :vocab_size]
 
 
 def split_model(model: ModelConfig, tensor: int, expert: int = 1) -> ModelConfig:
-    """`model` as it is laid out over `tensor * expert` devices: with each KV head held several times if there are too
-    few, and with experts that nothing chooses if `expert` does not divide those that there are.
+    """`model` as it is laid out over `tensor * expert` devices.
+
+    Each KV head is held several times if there are too few. The vocabulary is padded where the devices do not divide
+    it, and the experts where `expert` does not divide them.
 
     Raises:
         ConfigError: heads or features cannot be split evenly, or there are fewer experts than groups of devices.
@@ -108,7 +107,8 @@ def split_model(model: ModelConfig, tensor: int, expert: int = 1) -> ModelConfig
         split.check_experts()
     for block in dict.fromkeys(model.blocks):
         split.check(block)
-    return replace(model, blocks=tuple(split.spread(block) for block in model.blocks))
+    blocks = tuple(split.spread(block) for block in model.blocks)
+    return replace(model, blocks=blocks, vocab_padding=_vocab_padding(model.vocab_size, split.shares))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,4 +182,9 @@ class _Split:
     def __str__(self) -> str:
         if self.expert == 1:
             return f"tensor_parallel = {self.tensor}"
-        return f"tensor_parallel = {self.tensor} with expert_parallel = {self.expert}"
+        return f"tensor_parallel = {self.tensor} times expert_parallel = {self.expert}"
+
+
+def _vocab_padding(vocab_size: int, shares: int) -> int:
+    """None where the devices divide the vocabulary; else up to shares of whole tiles."""
+    return -vocab_size % (shares * PADDED_TO) if vocab_size % shares else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,16 @@ from huggingface_hub import snapshot_download
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.loading.files import CONFIG_FILE, read_json
 from penstock.engine.loading.weights import Rows, Source, Stored, WeightFiles, open_weights
-from penstock.engine.models import FAMILIES, Decoder, Family, ModelConfig, ParamPath, family_of, stacked_layers
+from penstock.engine.models import (
+    FAMILIES,
+    Decoder,
+    ExpertsConfig,
+    Family,
+    ModelConfig,
+    ParamPath,
+    family_of,
+    stacked_layers,
+)
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.models.hf_config import checked_dtype
 from penstock.engine.sharded_experts import shard_experts
@@ -180,13 +190,15 @@ def _source(
     layers = [path]
     if is_stacked:
         layers = [("blocks", layer, *path[2:]) for layer in stacked_layers(config)[int(path[1])]]
+    padding = _padding(layers[0], param, config)
     names = [family.tensor_name(layer) for layer in layers]
     is_per_expert = "{}" in names[0]
     if is_per_expert:
-        names = [name.format(expert) for name in names for expert in range(param.shape[is_stacked])]
+        num_experts = param.shape[is_stacked] - padding[is_stacked]
+        names = [name.format(expert) for name in names for expert in range(num_experts)]
     return Source(
         path=path,
-        shape=tuple(param.shape),
+        shape=tuple(map(sub, param.shape, padding)),
         dtype=param.dtype,
         names=tuple(names),
         num_spread=is_stacked + is_per_expert,
@@ -194,7 +206,15 @@ def _source(
         head_dim=config.head_dim,
         rows=_rows(family, path, params, config),
         is_plain=family.is_plain(path),
+        padding=padding if any(padding) else (),
     )
+
+
+def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...]:
+    """Along each axis, of a parameter of the layer that `path` names."""
+    mlp = config.blocks[int(path[1])].mlp if path[0] == "blocks" else None
+    padded = {"vocab": config.vocab_padding, "experts": mlp.num_padding if isinstance(mlp, ExpertsConfig) else 0}
+    return tuple(padded.get(axis or "", 0) for axis in logical_axes(path, len(param.shape)))
 
 
 def _copies(path: ParamPath, param: Any, config: ModelConfig) -> int:

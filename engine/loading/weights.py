@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from operator import add
 from pathlib import Path
 from typing import Any, Self
 
@@ -54,7 +55,7 @@ class Source:
     """
 
     path: ParamPath
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # without padding
     dtype: jnp.dtype
     names: tuple[str, ...]  # of the places of the first axes, the last of those running fastest
     num_spread: int  # first axes that are spread over tensors
@@ -62,6 +63,11 @@ class Source:
     head_dim: int = 1
     rows: Rows | None = None  # None: all
     is_plain: bool = False  # kernels mostly are not: those are stored transposed, `[out, in]`
+    padding: tuple[int, ...] = ()  # how many zeros stand behind it along each axis, in no file; (): none
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        return tuple(map(add, self.shape, self.padding)) if self.padding else self.shape
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -109,18 +115,25 @@ class WeightFiles:
     def array(self, source: Source, placement: Placement | None) -> jax.Array:
         """The parameter on its devices, each of which is given its share and nothing else."""
         if placement is None:
-            return jnp.asarray(self._read(source, (slice(None),) * len(source.shape)))
+            return jnp.asarray(self._share(source, (slice(None),) * len(source.shape)))
         read: dict[str, np.ndarray] = {}
 
         def share(index: Index | None) -> np.ndarray:
             key = str(index)
             if key not in read:  # devices that hold the same are asked one after the other
                 read.clear()
-                read[key] = self._read(source, index or ())
+                read[key] = self._share(source, index or ())
             return read[key]
 
         sharding = placement.sharding(logical_axes(source.path, len(source.shape)))
-        return jax.make_array_from_callback(source.shape, sharding, share)
+        return jax.make_array_from_callback(source.padded_shape, sharding, share)
+
+    def _share(self, source: Source, index: Index) -> np.ndarray:
+        if not source.padding:
+            return self._read(source, index)
+        stored, padding = _before_padding(source, index)
+        array = self._read(source, stored)
+        return np.pad(array, padding) if any(map(any, padding)) else array
 
     def _read(self, source: Source, index: Index) -> np.ndarray:
         if not source.num_spread:
@@ -192,3 +205,14 @@ def _before_copying(source: Source, index: Index) -> tuple[Index, slice]:
     first, end = start // width, -(-stop // width)
     stored = slice(first * source.head_dim, end * source.head_dim)
     return (*index[:-1], stored), slice(start - first * width, stop - first * width)
+
+
+def _before_padding(source: Source, index: Index) -> tuple[Index, list[tuple[int, int]]]:
+    """What to read for `index` of a padded parameter, and how many zeros go before and behind it along each axis."""
+    stored, zeros = [], []
+    for part, size, padding in zip(index, source.shape, source.padding, strict=True):
+        start, stop, _ = part.indices(size + padding)
+        num_stored = max(0, min(stop, size) - start)
+        stored.append(slice(start, start + num_stored) if num_stored else slice(0, 0))  # files have no place behind
+        zeros.append((0, stop - start - num_stored))
+    return tuple(stored), zeros

@@ -143,6 +143,7 @@ class ModelConfig:
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None  # scaled logits become soft_cap * tanh(logit / soft_cap)
     num_draft_layers: int = 0  # that checkpoints hold behind the others, and that nothing here computes
+    vocab_padding: int = 0  # rows of embedding and head beyond the vocabulary, for devices that do not divide it
 
     def __post_init__(self) -> None:
         kinds = {(block.attention.num_kv_heads, block.attention.head_dim) for block in self.blocks}
@@ -152,6 +153,11 @@ class ModelConfig:
     @property
     def num_layers(self) -> int:
         return len(self.blocks)
+
+    @property
+    def vocab_rows(self) -> int:
+        """Of embedding and head, padding included."""
+        return self.vocab_size + self.vocab_padding
 
     @property
     def num_kv_heads(self) -> int:

@@ -24,6 +24,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "decode_steps": plan.decode_steps,
         "hbm": {
             "weights": plan.weight_bytes,
+            "vocab_padding": plan.vocab_padding_bytes,
             "pages": plan.cache_bytes,
             "sampling": plan.sampling_bytes,
             "temporaries": plan.temporary_bytes,

@@ -113,6 +113,23 @@ def test_a_share_of_repeated_heads_reads_only_the_stored_heads_in_it() -> None:
     assert (index[-1], cut) == (slice(2, 4), slice(2, 4))
 
 
+@pytest.mark.parametrize("path", [("embedding",), ("head", "kernel")], ids=["embedding", "head"])
+def test_rows_that_pad_a_vocabulary_are_zeros_and_in_no_file(tmp_path: Path, path: tuple[str, ...]) -> None:
+    table = RNG.normal(size=(5, 3)).astype(np.float32)  # vocabulary, hidden
+    stored = saved(tmp_path / "a.safetensors", table=table)
+    expected = np.vstack([table, np.zeros((7, 3), np.float32)])
+    is_kernel = path[-1] == "kernel"
+    shape, padding = ((3, 5), (0, 7)) if is_kernel else ((5, 3), (7, 0))
+    source = Source(path, shape, F32, ("table",), is_stacked=False, padding=padding)
+    assert source.padded_shape == ((3, 12) if is_kernel else (12, 3))
+    assert source.stored_shape == (5, 3)
+    with WeightFiles(stored) as files:
+        for start in range(0, 12, 4):  # of three devices one has some of both, one nothing but padding
+            rows = slice(start, start + 4)
+            share = files._share(source, (slice(None), rows) if is_kernel else (rows, slice(None)))
+            np.testing.assert_array_equal(share.T if is_kernel else share, expected[rows])
+
+
 def test_a_stored_tensor_knows_its_bytes() -> None:
     assert Stored(Path("a"), (3, 5), "BF16").num_bytes == 30
 

@@ -68,6 +68,7 @@ def _memory(made: Plan) -> Table:
     table = Table("per device", "GiB", title="HBM", title_justify="left")
     rows: list[tuple[str, int]] = [
         ("weights", made.weight_bytes),
+        *([("of them padding of the vocabulary", made.vocab_padding_bytes)] if made.vocab_padding_bytes else []),
         ("pages", made.cache_bytes),
         ("sampling state", made.sampling_bytes),
         ("temporaries", made.temporary_bytes),

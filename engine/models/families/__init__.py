@@ -52,8 +52,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             PHI3,
             GRANITE,
             COHERE2,
-            GLM4_MOE,
             GLM4,
+            GLM4_MOE,
         )
     }
 )

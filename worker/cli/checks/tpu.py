@@ -45,7 +45,7 @@ def lie_of(deployment: Deployment, config: EngineConfig, hbm_bytes: int) -> list
         f"{deployment.page_size} tokens: {why}; the table takes {table} of {SMEM_BYTES - SMEM_RESERVED_BYTES} bytes"
     )
     model, num_devices = deployment.model, config.num_devices
-    tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
+    tables = (1 if model.tie_word_embeddings else 2) * model.vocab_rows * model.hidden_size
     weights = (matmul_parameters(model) + tables) * 2 // num_devices
     pages = max(0, int((hbm_bytes - weights) * 0.9)) // deployment.page_bytes
     tokens = pages * deployment.page_size
