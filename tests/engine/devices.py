@@ -12,8 +12,8 @@ from typing import Any
 from patience import WAIT_S
 
 
-def run_on_devices(*arguments: str) -> list[dict[str, dict[str, Any]]]:
-    """What tensor_parallel_process.py says of each `CHECKPOINT:DEVICES,DEVICES,...`, by devices."""
+def run_on_devices(model: Path, layouts: str) -> dict[str, dict[str, Any]]:
+    """What tensor_parallel_process.py says of `model` on each of the comma-separated layouts, by layout."""
     here = Path(__file__).parent
     environment = {
         **os.environ,
@@ -21,7 +21,8 @@ def run_on_devices(*arguments: str) -> list[dict[str, dict[str, Any]]]:
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": f"{here.parent.parent}{os.pathsep}{here}",
     }
-    command = [sys.executable, str(here / "tensor_parallel_process.py"), *arguments]
+    command = [sys.executable, str(here / "tensor_parallel_process.py"), str(model), *layouts.split(",")]
     outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert outcome.returncode == 0, outcome.stderr[-3000:]
-    return [json.loads(line) for line in outcome.stdout.splitlines()]
+    found: dict[str, dict[str, Any]] = json.loads(outcome.stdout)
+    return found

@@ -1,6 +1,6 @@
-"""Run by devices.py in a process with eight host devices; prints a JSON object per checkpoint.
+"""Run by devices.py in a process with eight host devices; prints one JSON object.
 
-python tensor_parallel_process.py CHECKPOINT:DEVICES,DEVICES,... ..., where DEVICES are TENSOR or TENSORxEXPERT
+python tensor_parallel_process.py CHECKPOINT LAYOUT ..., where a LAYOUT is TENSOR or TENSORxEXPERT.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 
 def main() -> None:
     assert len(jax.devices()) == 8
-    for argument in sys.argv[1:]:
-        directory, _, layouts = argument.rpartition(":")
-        found = {}
-        for devices in layouts.split(","):
-            tensor, _, expert = devices.partition("x")
-            found[devices] = run(Path(directory), int(tensor), int(expert or 1))
-        json.dump(found, sys.stdout)
-        sys.stdout.write("\n")
+    directory, *layouts = sys.argv[1:]
+    found = {}
+    for layout in layouts:
+        tensor, _, expert = layout.partition("x")
+        found[layout] = run(Path(directory), int(tensor), int(expert or 1))
+    json.dump(found, sys.stdout)
 
 
 def run(directory: Path, tensor: int, expert: int) -> dict[str, Any]:

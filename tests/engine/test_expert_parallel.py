@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -18,26 +20,25 @@ from penstock.engine.models.axes import logical_axes
 from penstock.engine.sharding import place, split_model
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-Runs = dict[tuple[str, str], dict[str, Any]]
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    # 2 does not divide the experts, which are one tensor per layer and have biases
+    "biased": ("1,2x2", "gpt_oss", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    # a tensor for each expert, a shared one, and a dense layer
+    "shared": ("1,2", "glm4_moe", {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}),
+}
+Runs = Callable[[str], dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """By model and devices, of which `2x2` are those of 2 tensor_parallel and 2 expert_parallel.
+    """Of a model, by devices, of which `2x2` are those of 2 tensor_parallel and 2 expert_parallel."""
 
-    2 does not divide the five experts of gpt-oss, which are one tensor per layer and have biases; GLM-4 MoE has a
-    tensor for each, a shared expert, and a dense layer.
-    """
-    biased, shared = (tmp_path_factory.mktemp(name) for name in ("biased", "shared"))
-    write_model(biased, "gpt_oss", num_local_experts=5, num_experts_per_tok=2, **HEADS)
-    sizes = {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
-    write_model(shared, "glm4_moe", **sizes, **HEADS)
-    found = run_on_devices(f"{biased}:1,2x2", f"{shared}:1,2")
-    return {
-        (model, devices): run
-        for model, by_devices in zip(("biased", "shared"), found, strict=True)
-        for devices, run in by_devices.items()
-    }
+    @cache
+    def run(model: str) -> dict[str, dict[str, Any]]:
+        layouts, family, config = MODELS[model]
+        return run_on_devices(write_model(tmp_path_factory.mktemp(model), family, **HEADS, **config), layouts)
+
+    return run
 
 
 divided = pytest.mark.parametrize(("model", "devices", "shares"), [("biased", "2x2", 4), ("shared", "2", 2)])
@@ -45,20 +46,20 @@ divided = pytest.mark.parametrize(("model", "devices", "shares"), [("biased", "2
 
 @divided
 def test_several_devices_give_the_tokens_of_one(runs: Runs, model: str, devices: str, shares: int) -> None:
-    assert runs[model, devices]["tokens"] == runs[model, "1"]["tokens"]
-    assert all(len(tokens) == 12 for tokens in runs[model, "1"]["tokens"])
+    assert runs(model)[devices]["tokens"] == runs(model)["1"]["tokens"]
+    assert all(len(tokens) == 12 for tokens in runs(model)["1"]["tokens"])
 
 
 @divided
 def test_results_are_summed_and_nothing_else_is_sent(runs: Runs, model: str, devices: str, shares: int) -> None:
-    assert runs[model, devices]["all_reduces"] > 0
-    assert runs[model, devices]["other_collectives"] == 0
+    assert runs(model)[devices]["all_reduces"] > 0
+    assert runs(model)[devices]["other_collectives"] == 0
 
 
 @divided
 def test_experts_and_the_cache_are_split_over_all_devices(runs: Runs, model: str, devices: str, shares: int) -> None:
-    assert runs[model, devices]["expert_shares"] == [shares]
-    assert runs[model, devices]["cache_shares"] == [shares]
+    assert runs(model)[devices]["expert_shares"] == [shares]
+    assert runs(model)[devices]["cache_shares"] == [shares]
 
 
 def with_experts(**fields: Any) -> ModelConfig:
