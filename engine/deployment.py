@@ -22,6 +22,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling_state import state_bytes
+from penstock.engine.length_rule import LengthRule
 from penstock.engine.models import ModelConfig, num_parameters
 from penstock.engine.models.packed import can_pack
 from penstock.engine.native import NativeLibrary
@@ -118,6 +119,12 @@ class Deployment:
         """
         return 1 if self.config.decode_steps is None and self.platform == "tpu" else self.config.decode_steps
 
+    @property
+    def length_rule(self) -> LengthRule | None:
+        """The model's, if a sequence can be so long that it matters."""
+        rule = self.model.length_rule
+        return rule if rule is not None and self.max_model_len > rule.original else None
+
     def geometry(self, max_model_len: int) -> Geometry:
         return Geometry(
             max_num_seqs=self.config.max_num_seqs,
@@ -126,6 +133,7 @@ class Deployment:
             page_size=self.page_size,
             vocab_size=self.model.vocab_size,
             few_shapes=self.platform == "tpu",
+            has_lengths=self.length_rule is not None,
         )
 
 

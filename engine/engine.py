@@ -85,6 +85,7 @@ class Engine:
             max_batch_tokens=config.max_batch_tokens,
             max_model_len=self.max_model_len,
             max_rows=geometry.max_rows,
+            length_rule=deployment.length_rule,
         )
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
         self._masks = MaskBuilder(model.config.vocab_size, defaults.eos_token_ids)

@@ -114,8 +114,9 @@ def load_model(
     They go to the default device; with `placement`, each device of its mesh reads its own share and no more.
 
     Every tensor that the model has must be there with its shape, and no other one. Names, shapes and types are all
-    checked before the first weight is read. Three kinds of extra tensors are passed over: stored rotary frequencies and
-    an `lm_head.weight` that equals the embedding it is tied to, which hold nothing new, and layers for drafting.
+    checked before the first weight is read. Extra tensors of four kinds are passed over: stored rotary frequencies and
+    an `lm_head.weight` that equals the embedding it is tied to, which hold nothing new, layers for drafting, and what a
+    family lists as not the language model's.
 
     Raises:
         CheckpointError: a file or tensor is missing, unexpected, misshapen or of a type that is not a float.
@@ -173,11 +174,11 @@ def _checked(
 ) -> tuple[nnx.GraphDef[Decoder], Mapping[str, Stored], list[Source]]:
     """The model's structure, what the files hold, and which of it each parameter is made of."""
     stored = _stored_tensors(directory)
-    _check_layers(stored, config)
-    graph, abstract = _abstract(config, stacked=stacked)
     family = FAMILIES[config.family].as_stored(stored.keys())
+    _check_layers(stored, family, config)
+    graph, abstract = _abstract(config, stacked=stacked)
     sources = [_source(family, path, abstract, config, stacked=stacked) for path in abstract]
-    _check(stored, sources, config)
+    _check(stored, sources, family, config)
     return graph, stored, sources
 
 
@@ -261,11 +262,11 @@ def _initial(
 
 
 def _embedding_dtype(directory: Path, family: Family) -> str:
-    name = family.tensor_name(("embedding",))
-    stored = _stored_tensors(directory).get(name)
-    if stored is None:
+    stored = _stored_tensors(directory)
+    name = family.as_stored(stored.keys()).tensor_name(("embedding",))
+    if name not in stored:
         raise CheckpointError(f"{CONFIG_FILE} states no dtype, and the weights in {directory} hold no {name}")
-    return FLOAT_TYPES.get(stored.kind, stored.kind)
+    return FLOAT_TYPES.get(stored[name].kind, stored[name].kind)
 
 
 def _stored_tensors(directory: Path) -> dict[str, Stored]:
@@ -308,21 +309,21 @@ def _header(file: Path) -> Iterator[tuple[str, Stored]]:
             yield name, Stored(file, tuple(entry.get_shape()), entry.get_dtype())
 
 
-def _check_layers(stored: Mapping[str, Stored], config: ModelConfig) -> None:
+def _check_layers(stored: Mapping[str, Stored], family: Family, config: ModelConfig) -> None:
     """By one tensor each, and first of all: to build the structure of a thousand layers takes half a minute."""
-    family = FAMILIES[config.family]
     names = {family.tensor_name(("blocks", layer, "attention", "out", "kernel")) for layer in range(config.num_layers)}
     _refuse(names - stored.keys(), f"{CONFIG_FILE} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
 
 
-def _check(stored: Mapping[str, Stored], sources: list[Source], config: ModelConfig) -> None:
+def _check(stored: Mapping[str, Stored], sources: list[Source], family: Family, config: ModelConfig) -> None:
     expected = {name: source.stored_shape for source in sources for name in source.names}
     _refuse(expected.keys() - stored.keys(), "the checkpoint lacks tensors of the model")
     extra = {name for name in stored.keys() - expected.keys() if not HARMLESS.fullmatch(name)}
-    extra -= {name for name in extra if name.startswith(_draft_layers(config))}
-    if config.tie_word_embeddings and "lm_head.weight" in extra:
-        _check_tied_head(stored)
-        extra.remove("lm_head.weight")
+    extra -= {name for name in extra if name.startswith((*family.passed_over, *_draft_layers(family, config)))}
+    head, embedding = (family.tensor_name(path) for path in (("head", "kernel"), ("embedding",)))
+    if config.tie_word_embeddings and head in extra:
+        _check_tied_head(stored, head, embedding)
+        extra.remove(head)
     _refuse(extra, "the checkpoint holds tensors that the model has no place for", stored)
     for name, shape in expected.items():
         found = stored[name]
@@ -336,18 +337,18 @@ def _check(stored: Mapping[str, Stored], sources: list[Source], config: ModelCon
             )
 
 
-def _draft_layers(config: ModelConfig) -> tuple[str, ...]:
+def _draft_layers(family: Family, config: ModelConfig) -> tuple[str, ...]:
     """What the names of their tensors begin with."""
-    return tuple(f"model.layers.{config.num_layers + place}." for place in range(config.num_draft_layers))
+    layers = range(config.num_layers, config.num_layers + config.num_draft_layers)
+    return tuple(f"{family.places[0].body}.layers.{layer}." for layer in layers)
 
 
-def _check_tied_head(stored: Mapping[str, Stored]) -> None:
-    head, embedding = stored["lm_head.weight"], stored["model.embed_tokens.weight"]
-    with open_weights(head.file) as heads, open_weights(embedding.file) as embeddings:
-        same = np.array_equal(heads.get_tensor("lm_head.weight"), embeddings.get_tensor("model.embed_tokens.weight"))
+def _check_tied_head(stored: Mapping[str, Stored], head: str, embedding: str) -> None:
+    with open_weights(stored[head].file) as heads, open_weights(stored[embedding].file) as embeddings:
+        same = np.array_equal(heads.get_tensor(head), embeddings.get_tensor(embedding))
     if not same:
         raise CheckpointError(
-            f"lm_head.weight in {head.file.name} differs from model.embed_tokens.weight, but config.json ties the two; "
+            f"{head} in {stored[head].file.name} differs from {embedding}, but config.json ties the two; "
             "set tie_word_embeddings to false if the head is its own"
         )
 

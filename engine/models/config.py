@@ -6,13 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from penstock.engine.errors import ConfigError
+from penstock.engine.length_rule import LengthRule
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
     """Rotary position embedding: the base and, for long contexts, how its frequencies are scaled.
 
-    `kind` is one of `default`, `linear`, `llama3`, `yarn`; the other fields are read by the kinds that name them.
+    `kind` is one of `default`, `linear`, `dynamic`, `llama3`, `yarn`, `longrope`; the other fields are read by the
+    kinds that name them.
     """
 
     dim: int  # features of a head that rotate, from its beginning; an odd one is rounded up
@@ -24,11 +26,19 @@ class RopeConfig:
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn
+    attention_factor: float | None = None  # yarn, longrope
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
+    short_factors: tuple[float, ...] = ()  # longrope: of each pair of features
+    long_factors: tuple[float, ...] = ()  # longrope
     interleaved: bool = False  # each feature is paired with its neighbour, not with the one half of them further on
+
+    @property
+    def length_rule(self) -> LengthRule | None:
+        """None: the same frequencies for every length."""
+        is_ruled = self.kind in ("dynamic", "longrope")
+        return LengthRule(self.original_max_position, switches=self.kind == "longrope") if is_ruled else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +138,7 @@ class ModelConfig:
     """A decoder: embedding, blocks, final norm, head. The pages of all its layers have one geometry.
 
     Raises:
-        ConfigError: there are no blocks, or their KV heads differ.
+        ConfigError: there are no blocks, or their KV heads or rules of lengths differ.
     """
 
     family: str
@@ -149,6 +159,8 @@ class ModelConfig:
         kinds = {(block.attention.num_kv_heads, block.attention.head_dim) for block in self.blocks}
         if len(kinds) != 1:
             raise ConfigError(f"all layers need the same number and size of KV heads, not {sorted(kinds)}")
+        if len(self._length_rules) > 1:
+            raise ConfigError(f"all layers' rotary positions need the same rule of lengths, not {self._length_rules}")
 
     @property
     def num_layers(self) -> int:
@@ -166,6 +178,15 @@ class ModelConfig:
     @property
     def head_dim(self) -> int:
         return self.blocks[0].attention.head_dim
+
+    @property
+    def length_rule(self) -> LengthRule | None:
+        return next(iter(self._length_rules), None)
+
+    @property
+    def _length_rules(self) -> set[LengthRule]:
+        ropes = {block.attention.rope for block in self.blocks}
+        return {rope.length_rule for rope in ropes if rope is not None and rope.length_rule is not None}
 
     def of_layers(self, num_layers: int) -> Self:
         """A model of the first layers alone."""

@@ -53,11 +53,12 @@ class Decoder(nnx.Module):
         caches: tuple[LayerCache, ...],  # one per layer; stacked, one array of the pages of all
         attend: Attend,
         is_real: jax.Array | None = None,  # bool [num_tokens]: which tokens are not padding; None: all
+        lengths: jax.Array | None = None,  # i32 [num_tokens]: by the model's rule of lengths; None: up to each token
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Returns the final hidden states `[num_tokens, hidden]` and the caches with this step's keys and values."""
         x = scaled(self.embedding[...][token_ids], self.config.embedding_scale)
         ropes = dict.fromkeys(block.attention.rope for block in self.config.blocks)
-        rotary = {rope: rotary_tables(positions, rope) for rope in ropes if rope is not None}
+        rotary = {rope: rotary_tables(positions, rope, lengths) for rope in ropes if rope is not None}
         step = StepInputs(positions, rotary, attend, is_real)
         if self.is_stacked:
             x, pages = self._scan(x, step, caches[0])
