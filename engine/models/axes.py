@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.engine.models.families.family import ParamPath
+ParamPath = tuple[str | int, ...]
+"""Where a parameter is in a Decoder, for example `("blocks", 0, "attention", "q", "kernel")`."""
 
 Axes = tuple[str | None, ...]
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import ModelConfig
 from penstock.engine.models.hf_config import HFConfig
-
-ParamPath = tuple[str | int, ...]
-"""Where a parameter is in a Decoder, for example `("blocks", 0, "attention", "q", "kernel")`."""
 
 LAYER_MODULES: Mapping[ParamPath, str] = MappingProxyType(
     {
