@@ -16,7 +16,7 @@ from huggingface_hub import snapshot_download
 
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.loading.files import CONFIG_FILE, read_json
-from penstock.engine.loading.weights import Source, Stored, WeightFiles, open_weights
+from penstock.engine.loading.weights import Rows, Source, Stored, WeightFiles, open_weights
 from penstock.engine.models import FAMILIES, Decoder, Family, ModelConfig, ParamPath, family_of, stacked_layers
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.models.hf_config import checked_dtype
@@ -110,7 +110,7 @@ def load_model(
         CheckpointError: a file or tensor is missing, unexpected, misshapen or of a type that is not a float.
     """
     graph, stored, sources = _checked(directory, config, stacked=stacked)
-    num_bytes = {source.path: sum(stored[name].num_bytes for name in source.names) for source in sources}
+    num_bytes = {source.path: source.num_bytes(stored) for source in sources}
     num_bytes_read = 0
     filled = {}
     with WeightFiles(stored) as files:
@@ -129,7 +129,7 @@ def check_weights(directory: Path, config: ModelConfig) -> int:
         CheckpointError: as `load_model`.
     """
     _, stored, sources = _checked(directory, config)
-    return sum(stored[name].num_bytes for source in sources for name in source.names)
+    return sum(source.num_bytes(stored) for source in sources)
 
 
 def random_model(
@@ -164,13 +164,13 @@ def _checked(
     stored = _stored_tensors(directory)
     _check_layers(stored, config)
     graph, abstract = _abstract(config, stacked=stacked)
-    sources = [_source(path, param, config, stacked=stacked) for path, param in abstract.items()]
+    sources = [_source(path, abstract, config, stacked=stacked) for path in abstract]
     _check(stored, sources, tied=config.tie_word_embeddings)
     return graph, stored, sources
 
 
-def _source(path: ParamPath, param: Any, config: ModelConfig, *, stacked: bool) -> Source:
-    family = FAMILIES[config.family]
+def _source(path: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig, *, stacked: bool) -> Source:
+    family, param = FAMILIES[config.family], params[path]
     is_stacked = stacked and path[0] == "blocks"
     layers = [path]
     if is_stacked:
@@ -181,9 +181,22 @@ def _source(path: ParamPath, param: Any, config: ModelConfig, *, stacked: bool) 
         dtype=param.dtype,
         names=tuple(family.tensor_name(layer) for layer in layers),
         is_stacked=is_stacked,
-        copies=config.blocks[0].attention.kv_copies if "kv_heads" in logical_axes(path, len(param.shape)) else 1,
+        copies=_copies(path, param, config),
         head_dim=config.head_dim,
+        rows=_rows(path, params, config),
     )
+
+
+def _copies(path: ParamPath, param: Any, config: ModelConfig) -> int:
+    return config.blocks[0].attention.kv_copies if "kv_heads" in logical_axes(path, len(param.shape)) else 1
+
+
+def _rows(path: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig) -> Rows | None:
+    fused = FAMILIES[config.family].fused_with(path)
+    if len(fused) == 1:
+        return None
+    sizes = [params[part].shape[-1] // _copies(part, params[part], config) for part in fused]
+    return Rows(first=sum(sizes[: fused.index(path)]), total=sum(sizes))
 
 
 def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:

@@ -38,8 +38,16 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """Which of a fused tensor's rows a parameter is, by its last axis: those from `first` on, of `total`."""
+
+    first: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
-    """Where a parameter comes from: one tensor, or in a stacked decoder one per layer."""
+    """Where a parameter comes from: one tensor or rows of it, in a stacked decoder one per layer."""
 
     path: ParamPath
     shape: tuple[int, ...]
@@ -48,13 +56,30 @@ class Source:
     is_stacked: bool
     copies: int = 1  # times that each KV head is repeated
     head_dim: int = 1
+    rows: Rows | None = None  # None: all
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """Of each of its tensors. Kernels are stored transposed, `[out, in]`."""
         shape = list(self.shape[1:] if self.is_stacked else self.shape)
-        shape[-1] //= self.copies
+        shape[-1] = self._num_rows if self.rows is None else self.rows.total
         return tuple(reversed(shape)) if self.path[-1] == "kernel" else tuple(shape)
+
+    def num_bytes(self, stored: Mapping[str, Stored]) -> int:
+        """Of what its tensors hold for it."""
+        num_bytes = sum(stored[name].num_bytes for name in self.names)
+        return num_bytes if self.rows is None else num_bytes * self._num_rows // self.rows.total
+
+    def stored_index(self, index: Index) -> Index:
+        """Where in a stored tensor the parameter's `index` is, before it is transposed."""
+        if self.rows is None:
+            return index
+        start, stop, _ = index[-1].indices(self._num_rows)
+        return (*index[:-1], slice(self.rows.first + start, self.rows.first + stop))
+
+    @property
+    def _num_rows(self) -> int:
+        return self.shape[-1] // self.copies
 
 
 class WeightFiles:
@@ -97,6 +122,7 @@ class WeightFiles:
         tensor = self._opened(self._stored[name].file).get_slice(name)
         if source.copies > 1:
             index, cut = _before_copying(source, index)
+        index = source.stored_index(index)
         array = tensor[tuple(reversed(index))].T if source.path[-1] == "kernel" else tensor[index]
         if source.copies > 1:
             heads = array.reshape(*array.shape[:-1], -1, source.head_dim)

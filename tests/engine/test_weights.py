@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from penstock.engine import CheckpointError
-from penstock.engine.loading.weights import Source, Stored, WeightFiles, _before_copying, open_weights
+from penstock.engine.loading.weights import Rows, Source, Stored, WeightFiles, _before_copying, open_weights
 
 RNG = np.random.default_rng(0)
 F32 = jnp.dtype("float32")
@@ -54,6 +54,33 @@ def test_each_kv_head_is_repeated_side_by_side(tmp_path: Path, copies: int) -> N
         for start in range(0, 6 * copies, head_dim):  # what one of several devices reads
             share = files._read(source, (slice(None), slice(start, start + head_dim)))
             np.testing.assert_array_equal(share, expected[:, start : start + head_dim])
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_parameters_that_are_fused_are_rows_of_one_tensor(is_stacked: bool, tmp_path: Path) -> None:
+    layers = [RNG.normal(size=(9, 4)).astype(np.float32) for _ in range(2 if is_stacked else 1)]
+    stored = saved(tmp_path / "a.safetensors", **{f"layer{i}": layer for i, layer in enumerate(layers)})
+    path, names = ("blocks", 0, "mlp", "up", "kernel"), tuple(stored)
+    shape = (2, 4, 5) if is_stacked else (4, 5)
+    source = Source(path, shape, F32, names, is_stacked=is_stacked, rows=Rows(first=3, total=9))
+    assert source.stored_shape == (9, 4)
+    assert source.num_bytes(stored) == 5 * 4 * 4 * len(layers)
+    expected = np.stack([layer[3:8].T for layer in layers])
+    with WeightFiles(stored) as files:
+        np.testing.assert_array_equal(files.array(source, None), expected if is_stacked else expected[0])
+
+
+@pytest.mark.parametrize("leaf", ["kernel", "bias"])
+def test_a_share_of_fused_and_repeated_heads(leaf: str, tmp_path: Path) -> None:
+    tensor = RNG.normal(size=(10, 5) if leaf == "kernel" else (10,)).astype(np.float32)
+    stored = saved(tmp_path / "a.safetensors", qkv=tensor)
+    path, shape = ("blocks", 0, "attention", "k", leaf), (5, 8) if leaf == "kernel" else (8,)
+    source = Source(path, shape, F32, ("qkv",), is_stacked=False, copies=2, head_dim=2, rows=Rows(first=4, total=10))
+    expected = np.repeat(tensor[4:8].reshape(2, 2, -1), 2, axis=0).reshape(8, -1).T.reshape(shape)
+    with WeightFiles(stored) as files:
+        for start in range(0, 8, 2):
+            index = (slice(None),) * (len(shape) - 1) + (slice(start, start + 2),)
+            np.testing.assert_array_equal(files._read(source, index), expected[index])
 
 
 def test_a_share_of_repeated_heads_reads_only_the_stored_heads_in_it() -> None:

@@ -41,13 +41,14 @@ class Family:
 
     `defaults` are the values that the family's configuration class in `transformers` has for fields which a
     `config.json` may leave out. `configure` maps the fields and a dtype to a ModelConfig, or raises ConfigError.
+    Modules that `own_modules` gives one name are fused: rows of one stored tensor, in the order that they have there.
     """
 
     model_type: str
     architecture: str
     defaults: Mapping[str, Any]
     configure: Callable[[HFConfig, str], ModelConfig]
-    own_modules: Mapping[ParamPath, str] = field(default_factory=dict)  # in each layer, beyond LAYER_MODULES
+    own_modules: Mapping[ParamPath, str] = field(default_factory=dict)  # in each layer, before LAYER_MODULES
 
     def config(self, fields: Mapping[str, Any], dtype: str) -> ModelConfig:
         return self.configure(HFConfig(fields, self.defaults), dtype)
@@ -58,6 +59,16 @@ class Family:
             return f"{MODULES[path]}.weight"
         module, leaf = path[:-1], "bias" if path[-1] == "bias" else "weight"
         if module[0] == "blocks":
-            name = LAYER_MODULES.get(module[2:]) or self.own_modules[module[2:]]
-            return f"model.layers.{module[1]}.{name}.{leaf}"
+            return f"model.layers.{module[1]}.{self._layer_module(module[2:])}.{leaf}"
         return f"{MODULES[module]}.{leaf}"
+
+    def fused_with(self, path: ParamPath) -> tuple[ParamPath, ...]:
+        """The parameters whose rows are, in this order, one stored tensor: that at `path`, and mostly it alone."""
+        module = path[2:-1]
+        if path[0] != "blocks" or module not in self.own_modules:
+            return (path,)
+        name = self.own_modules[module]
+        return tuple((*path[:2], *part, path[-1]) for part, of in self.own_modules.items() if of == name)
+
+    def _layer_module(self, module: ParamPath) -> str:
+        return self.own_modules.get(module) or LAYER_MODULES[module]
