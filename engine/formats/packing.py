@@ -10,10 +10,10 @@ from penstock.engine.errors import ConfigError
 
 # The bits that a code has in each of the arrays that hold it: the low bits in the first.
 PLANES: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {"int8": (8,), "int6": (4, 2), "int4": (4,), "fp8": (8,), "fp4": (4,)}
+    {"int8": (8,), "int6": (4, 2), "int5": (4, 1), "int4": (4,), "fp8": (8,), "fp4": (4,)}
 )
 # What is subtracted of a code where a weight has no zeros of its own: small codes are held without a sign.
-ZERO: Mapping[str, int] = MappingProxyType({"int8": 0, "int6": 32, "int4": 8})
+ZERO: Mapping[str, int] = MappingProxyType({"int8": 0, "int6": 32, "int5": 16, "int4": 8})
 GROUPS = (0, 16, 32, 64, 128)
 FLOATS = ("float32", "float16", "bfloat16")
 SCALES = (*FLOATS, "int8", "uint8", "e8m0")
@@ -35,7 +35,7 @@ class Packing:
         ConfigError: there is no such form.
     """
 
-    code: str  # int8, int6, int4; fp8 is float8_e4m3fn, fp4 is float4_e2m1fn
+    code: str  # int8, int6, int5, int4; fp8 is float8_e4m3fn, fp4 is float4_e2m1fn
     group: int  # input features that share a scale; 0: all of them
     rows: int = 1  # output features that share a scale; 0: all of them
     scale: str = "float32"  # the type of scales; e8m0: a power of two

@@ -29,7 +29,7 @@ class QuantizedLinear(Linear):
     def wide(self, x: jax.Array) -> jax.Array:
         """In f32, as it was summed."""
         weight = self.weight().astype(x.dtype)
-        y = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=F32)
+        y: jax.Array = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=F32)
         return y if self.bias is None else y + self.bias[...].astype(F32)
 
     def weight(self) -> jax.Array:
@@ -60,13 +60,15 @@ def _codes(packing: Packing, leaves: Mapping[str, jax.Array]) -> jax.Array:
     if packing.code == "fp4":
         return _fp4(low)
     codes = low | high[0] << 4 if high else low
-    return codes.astype(F32) if packing.offset != "none" else codes.astype(F32) - ZERO[packing.code]
+    zero = ZERO[packing.code] if packing.offset == "none" else 0
+    as_f32: jax.Array = codes.astype(F32)
+    return as_f32 - zero if zero else as_f32
 
 
 def _bits(packed: jax.Array, bits: int) -> jax.Array:
     """u8 `[..., n]` to codes `[..., n * 8 / bits]`."""
     shifts = jnp.arange(0, 8, bits, dtype=jnp.uint8)
-    codes = (packed[..., None] >> shifts) & jnp.uint8(2**bits - 1)
+    codes: jax.Array = (packed[..., None] >> shifts) & jnp.uint8(2**bits - 1)
     return codes.reshape(*packed.shape[:-1], -1)
 
 
