@@ -148,6 +148,7 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
         model.dtype,
         native,
         head_dim=model.head_dim,
+        has_sinks=any(block.attention.sinks for block in model.blocks),
         kv_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
     )
     placement = place(model, devices, tensor) if is_abstract or len(devices) > 1 else None

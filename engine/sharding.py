@@ -22,7 +22,15 @@ from penstock.engine.models.axes import Axes
 DATA, TENSOR = "data", "tensor"
 
 RULES: Mapping[str, str | None] = MappingProxyType(
-    {"vocab": TENSOR, "heads": TENSOR, "kv_heads": TENSOR, "mlp": TENSOR, "embed": None, "layers": None}
+    {
+        "vocab": TENSOR,
+        "heads": TENSOR,
+        "kv_heads": TENSOR,
+        "per_head": TENSOR,
+        "mlp": TENSOR,
+        "embed": None,
+        "layers": None,
+    }
 )
 
 

@@ -92,7 +92,13 @@ class AttentionBackend(Protocol):
         return cache
 
     def __call__(
-        self, qkv: QKV, cache: LayerCache, batch: RaggedBatch, *, options: AttentionOptions = PLAIN
+        self,
+        qkv: QKV,
+        cache: LayerCache,
+        batch: RaggedBatch,
+        *,
+        options: AttentionOptions = PLAIN,
+        sinks: jax.Array | None = None,  # [num_heads], as of Attend
     ) -> tuple[jax.Array, LayerCache]:
         """Returns the attended values, shaped as the queries, and the layer's new cache.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from penstock.engine.attention.contract import (
@@ -33,7 +34,13 @@ class NativeAttention(AttentionBackend):
         return transposed_keys(spec)
 
     def __call__(
-        self, qkv: QKV, cache: LayerCache, batch: RaggedBatch, *, options: AttentionOptions = PLAIN
+        self,
+        qkv: QKV,
+        cache: LayerCache,
+        batch: RaggedBatch,
+        *,
+        options: AttentionOptions = PLAIN,
+        sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, LayerCache]:
         if options.soft_cap is not None:
             raise ConfigError(f"attention 'native' has no soft cap, and the model's is {options.soft_cap}; set xla")
@@ -42,6 +49,7 @@ class NativeAttention(AttentionBackend):
         call = jax.ffi.ffi_call(ATTENTION, out_types, input_output_aliases={3: 1, 4: 2})
         out, keys, values = call(
             q, k, v, keys, values, batch.slots, batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs,
+            jnp.zeros((0,), jnp.float32) if sinks is None else sinks.astype(jnp.float32),
             scale=np.float32(options.scale_for(q.shape[-1])),
             window=np.int64(options.sliding_window or 0),
         )  # fmt: skip

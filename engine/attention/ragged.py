@@ -13,6 +13,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_
 
 from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
 from penstock.engine.attention.quantization import is_quantized, stored
+from penstock.engine.errors import ConfigError
 from penstock.engine.models.attend import QKV, AttentionOptions, StackedCache
 
 _LANES = 128
@@ -21,6 +22,9 @@ _KEYS_PER_BLOCK = 1024
 _MAX_PAGES_PER_BLOCK = 16
 _BUFFER_BYTES = 8 * 2**20  # of the kernel's two blocks of pages, at most
 _VMEM_BYTES = 48 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
+
+# The kernel returns no sums of weights, with which sinks could be taken in behind it.
+NO_SINKS = "attention 'ragged' has no attention sinks, and the model's heads have; set auto, fused or xla"
 
 
 class RaggedKernelAttention(AttentionBackend):
@@ -52,8 +56,16 @@ class RaggedKernelAttention(AttentionBackend):
         return (CacheArray(shape, spec.dtype, (None, None, "kv_heads", None)),)
 
     def __call__(
-        self, qkv: QKV, cache: StackedCache, batch: RaggedBatch, *, options: AttentionOptions = PLAIN
+        self,
+        qkv: QKV,
+        cache: StackedCache,
+        batch: RaggedBatch,
+        *,
+        options: AttentionOptions = PLAIN,
+        sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, StackedCache]:
+        if sinks is not None:
+            raise ConfigError(NO_SINKS)
         q, k, v = qkv
         num_tokens, num_heads, head_dim = q.shape
         _, page_size, combined, dim = cache.pages.shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.engine.attention.contract import AttentionBackend
 from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.attention.native import NativeAttention
-from penstock.engine.attention.ragged import RaggedKernelAttention
+from penstock.engine.attention.ragged import NO_SINKS, RaggedKernelAttention
 from penstock.engine.attention.triton import TritonAttention
 from penstock.engine.attention.xla import XlaAttention
 from penstock.engine.errors import ConfigError
@@ -31,9 +31,11 @@ def attention_for(
     library: NativeLibrary,
     *,
     head_dim: int = 128,
+    has_sinks: bool = False,
     kv_dtype: str | None = None,  # of the pages; None: what the implementation takes for the model's type
 ) -> AttentionBackend:
-    """The implementation for a device platform (`cpu`, `gpu`, `tpu`), a model's type and the size of its heads.
+    """The implementation for a device platform (`cpu`, `gpu`, `tpu`), a model's type, the size of its heads and whether
+    they have attention sinks.
 
     `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships in JAX (docs/tpu.md); our kernels on
     GPU (docs/gpu.md); on CPU the native form where there is a C++ compiler; and otherwise the XLA form.
@@ -46,13 +48,15 @@ def attention_for(
     if setting == "xla":
         return XlaAttention(platform, kv_dtype=kv_dtype)
     if setting in ("ragged", "fused") or (setting == "auto" and platform == "tpu"):
-        return _for_tpu(setting, platform, dtype, head_dim, kv_dtype)
+        return _for_tpu(setting, platform, dtype, head_dim, has_sinks, kv_dtype)
     if setting == "triton" or (setting == "auto" and platform == "gpu"):
         return _for_gpu(setting, platform, kv_dtype)
     return _native(setting, platform, dtype, library, kv_dtype)
 
 
-def _for_tpu(setting: str, platform: str, dtype: str, head_dim: int, kv_dtype: str | None) -> AttentionBackend:
+def _for_tpu(
+    setting: str, platform: str, dtype: str, head_dim: int, has_sinks: bool, kv_dtype: str | None
+) -> AttentionBackend:
     if platform != "tpu":
         raise ConfigError(f"attention {setting!r} is for TPU, not {platform}; set auto or xla")
     if dtype not in _TPU_DTYPES:
@@ -64,6 +68,8 @@ def _for_tpu(setting: str, platform: str, dtype: str, head_dim: int, kv_dtype: s
     if head_dim > RaggedKernelAttention.max_head_dim:
         limit = f"takes a head_dim of up to {RaggedKernelAttention.max_head_dim}, not {head_dim}"
         raise ConfigError(f"attention 'ragged' {limit}; set auto, fused or xla")
+    if has_sinks:
+        raise ConfigError(NO_SINKS)
     return RaggedKernelAttention(kv_dtype=kv_dtype)
 
 

@@ -58,18 +58,28 @@ class ShardedAttention(AttentionBackend):
         return cache
 
     def __call__(
-        self, qkv: QKV, cache: LayerCache, batch: RaggedBatch, *, options: AttentionOptions = PLAIN
+        self,
+        qkv: QKV,
+        cache: LayerCache,
+        batch: RaggedBatch,
+        *,
+        options: AttentionOptions = PLAIN,
+        sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, LayerCache]:
         split: Any = [self._placement.spec((None, name, None)) for name in ("heads", "kv_heads", "kv_heads")]
         held = self._cache_specs(cache)
+
+        def attend(qkv: QKV, cache: LayerCache, batch: RaggedBatch, sinks: jax.Array | None) -> Any:
+            return self._inner(qkv, cache, batch, options=options, sinks=sinks)
+
         run = jax.shard_map(
-            partial(self._inner, options=options),
+            attend,
             mesh=self._placement.mesh,
-            in_specs=(QKV(*split), held, _WHOLE),
+            in_specs=(QKV(*split), held, _WHOLE, self._placement.spec(("per_head",))),
             out_specs=(split[0], held),
             check_vma=False,
         )
-        attended, written = run(qkv, cache, batch)
+        attended, written = run(qkv, cache, batch, sinks)
         return attended, written
 
     def _cache_specs(self, cache: LayerCache) -> Any:

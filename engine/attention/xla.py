@@ -54,7 +54,13 @@ class XlaAttention(AttentionBackend):
         return transposed_keys(spec)
 
     def __call__(
-        self, qkv: QKV, cache: LayerCache, batch: RaggedBatch, *, options: AttentionOptions = PLAIN
+        self,
+        qkv: QKV,
+        cache: LayerCache,
+        batch: RaggedBatch,
+        *,
+        options: AttentionOptions = PLAIN,
+        sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, LayerCache]:
         (q, k, v), (keys, values) = qkv, cache
         page_size = keys.shape[-1]
@@ -67,8 +73,10 @@ class XlaAttention(AttentionBackend):
         num_kv_heads, head_dim = k.shape[1:]
         grouped = q.reshape(q.shape[0], num_kv_heads, -1, head_dim) * options.scale_for(head_dim)
         grouped = grouped.astype(q.dtype)
-        attended = _attend_decoding(grouped, keys, values, batch, options)
-        attended = _attend_prefilling(grouped, keys, values, batch, options, attended)
+        if sinks is not None:
+            sinks = sinks.astype(jnp.float32).reshape(num_kv_heads, -1)
+        attended = _attend_decoding(grouped, keys, values, batch, options, sinks)
+        attended = _attend_prefilling(grouped, keys, values, batch, options, sinks, attended)
         return attended.reshape(q.shape), (keys, values)
 
 
@@ -78,6 +86,7 @@ def _attend_decoding(
     values: jax.Array,
     batch: RaggedBatch,
     options: AttentionOptions,
+    sinks: jax.Array | None,  # f32 [num_kv_heads, group]
 ) -> jax.Array:
     """Values for the tokens of sequences with one query, zeros for the others; shaped as `q`."""
     page_size = keys.shape[-1]
@@ -102,7 +111,7 @@ def _attend_decoding(
 
     first_page = jnp.min(jnp.where(is_decoding, first_key, 2**31 - 1)) // page_size
     end_page = -(-jnp.max(kv_lens) // page_size)
-    empty = _empty_softmax(rows.shape[:-1], rows.shape[-1])
+    empty = _empty_softmax(rows.shape, sinks)
     _, total, gathered = jax.lax.fori_loop(jnp.minimum(first_page, end_page), end_page, attend_page, empty)
     gathered = (gathered / jnp.maximum(total, 1e-30)).astype(q.dtype)
     targets = jnp.where(is_decoding, batch.cu_q_lens[:-1], q.shape[0])  # out of bounds: dropped
@@ -115,6 +124,7 @@ def _attend_prefilling(
     values: jax.Array,
     batch: RaggedBatch,
     options: AttentionOptions,
+    sinks: jax.Array | None,  # f32 [num_kv_heads, group]
     out: jax.Array,  # shaped as q
 ) -> jax.Array:
     """Fills the rows of `out` that belong to sequences with more than one query."""
@@ -141,7 +151,7 @@ def _attend_prefilling(
         def pages_of(chunk: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice(padded_pages, (seq, chunk * pages_per_chunk), (1, pages_per_chunk))[0]
 
-        gathered = _attend_queries(rows, position, last, keys, values, pages_of, pages_per_chunk, options)
+        gathered = _attend_queries(rows, position, last, keys, values, pages_of, pages_per_chunk, options, sinks)
         before = jax.lax.dynamic_slice_in_dim(out, start, block)
         merged = jnp.where(is_own[:, None, None, None], gathered.astype(out.dtype), before)
         return jax.lax.dynamic_update_slice_in_dim(out, merged, start, axis=0)
@@ -160,6 +170,7 @@ def _attend_queries(
     pages_of: Callable[[jax.Array], jax.Array],  # a chunk's
     pages_per_chunk: int,
     options: AttentionOptions,
+    sinks: jax.Array | None,
 ) -> jax.Array:
     """f32, shaped as `q`: chunk of keys by chunk of keys."""
     block, num_kv_heads, group, head_dim = q.shape
@@ -182,19 +193,20 @@ def _attend_queries(
         return new_top, new_total, carry[2] * correction + update
 
     first = 0 if window is None else jnp.maximum(position[0] - window + 1, 0) // chunk
-    empty = _empty_softmax(rows.shape[:-1], head_dim)
+    empty = _empty_softmax(rows.shape, None if sinks is None else jnp.repeat(sinks, block, axis=1))
     _, total, gathered = jax.lax.fori_loop(first, last // chunk + 1, attend_chunk, empty)
     attended: jax.Array = gathered / jnp.maximum(total, 1e-30)
     return attended.reshape(num_kv_heads, group, block, head_dim).transpose(2, 0, 1, 3)
 
 
-def _empty_softmax(shape: tuple[int, ...], head_dim: int) -> Carry:
-    """Running maximum, running sum and running weighted values before any key was seen."""
-    return (
-        jnp.full((*shape, 1), _MASKED, jnp.float32),
-        jnp.zeros((*shape, 1), jnp.float32),
-        jnp.zeros((*shape, head_dim), jnp.float32),
-    )
+def _empty_softmax(shape: tuple[int, ...], sinks: jax.Array | None) -> Carry:
+    """Running maximum, running sum and running weighted values of rows `[..., head_dim]` that have seen no key yet.
+
+    A sink, f32 by row or by some of the last axes of rows, is the first that a row sees.
+    """
+    rows = (*shape[:-1], 1)
+    top = jnp.full(rows, _MASKED, jnp.float32) if sinks is None else jnp.broadcast_to(sinks[..., None], rows)
+    return top, jnp.full(rows, 0.0 if sinks is None else 1.0, jnp.float32), jnp.zeros(shape, jnp.float32)
 
 
 def _capped(scores: jax.Array, soft_cap: float | None) -> jax.Array:

@@ -164,26 +164,33 @@ def _checked(
     stored = _stored_tensors(directory)
     _check_layers(stored, config)
     graph, abstract = _abstract(config, stacked=stacked)
-    sources = [_source(path, abstract, config, stacked=stacked) for path in abstract]
+    family = FAMILIES[config.family].as_stored(stored.keys())
+    sources = [_source(family, path, abstract, config, stacked=stacked) for path in abstract]
     _check(stored, sources, tied=config.tie_word_embeddings)
     return graph, stored, sources
 
 
-def _source(path: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig, *, stacked: bool) -> Source:
-    family, param = FAMILIES[config.family], params[path]
+def _source(
+    family: Family, path: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig, *, stacked: bool
+) -> Source:
+    param = params[path]
     is_stacked = stacked and path[0] == "blocks"
     layers = [path]
     if is_stacked:
         layers = [("blocks", layer, *path[2:]) for layer in stacked_layers(config)[int(path[1])]]
+    names = [family.tensor_name(layer) for layer in layers]
+    is_per_expert = "{}" in names[0]
+    if is_per_expert:
+        names = [name.format(expert) for name in names for expert in range(param.shape[is_stacked])]
     return Source(
         path=path,
         shape=tuple(param.shape),
         dtype=param.dtype,
-        names=tuple(family.tensor_name(layer) for layer in layers),
-        is_stacked=is_stacked,
+        names=tuple(names),
+        num_spread=is_stacked + is_per_expert,
         copies=_copies(path, param, config),
         head_dim=config.head_dim,
-        rows=_rows(path, params, config),
+        rows=_rows(family, path, params, config),
     )
 
 
@@ -191,8 +198,8 @@ def _copies(path: ParamPath, param: Any, config: ModelConfig) -> int:
     return config.blocks[0].attention.kv_copies if "kv_heads" in logical_axes(path, len(param.shape)) else 1
 
 
-def _rows(path: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig) -> Rows | None:
-    fused = FAMILIES[config.family].fused_with(path)
+def _rows(family: Family, path: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig) -> Rows | None:
+    fused = family.fused_with(path)
     if len(fused) == 1:
         return None
     sizes = [params[part].shape[-1] // _copies(part, params[part], config) for part in fused]
@@ -278,7 +285,7 @@ def _header(file: Path) -> Iterator[tuple[str, Stored]]:
 def _check_layers(stored: Mapping[str, Stored], config: ModelConfig) -> None:
     """By one tensor each, and first of all: to build the structure of a thousand layers takes half a minute."""
     family = FAMILIES[config.family]
-    names = {family.tensor_name(("blocks", layer, "attention_norm", "scale")) for layer in range(config.num_layers)}
+    names = {family.tensor_name(("blocks", layer, "attention", "out", "kernel")) for layer in range(config.num_layers)}
     _refuse(names - stored.keys(), f"{CONFIG_FILE} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
 
 

@@ -47,13 +47,16 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a parameter comes from: one tensor or rows of it, in a stacked decoder one per layer."""
+    """Where a parameter comes from: one tensor or rows of it, or as many as its first axes have places.
+
+    Those are the layers of a stacked decoder, and the experts where each has a tensor of its own.
+    """
 
     path: ParamPath
     shape: tuple[int, ...]
     dtype: jnp.dtype
-    names: tuple[str, ...]
-    is_stacked: bool
+    names: tuple[str, ...]  # of the places of the first axes, the last of those running fastest
+    num_spread: int  # first axes that are spread over tensors
     copies: int = 1  # times that each KV head is repeated
     head_dim: int = 1
     rows: Rows | None = None  # None: all
@@ -61,9 +64,9 @@ class Source:
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """Of each of its tensors. Kernels are stored transposed, `[out, in]`."""
-        shape = list(self.shape[1:] if self.is_stacked else self.shape)
-        shape[-1] = self._num_rows if self.rows is None else self.rows.total
-        return tuple(reversed(shape)) if self.path[-1] == "kernel" else tuple(shape)
+        *shape, _ = self.shape[self.num_spread :]
+        num_rows = self._num_rows if self.rows is None else self.rows.total
+        return (*shape[:-1], num_rows, shape[-1]) if self.path[-1] == "kernel" else (*shape, num_rows)
 
     def num_bytes(self, stored: Mapping[str, Stored]) -> int:
         """Of what its tensors hold for it."""
@@ -113,9 +116,15 @@ class WeightFiles:
         return jax.make_array_from_callback(source.shape, sharding, share)
 
     def _read(self, source: Source, index: Index) -> np.ndarray:
-        if not source.is_stacked:
+        if not source.num_spread:
             return self._read_one(source, source.names[0], index)
-        return np.stack([self._read_one(source, name, index[1:]) for name in source.names[index[0]]])
+        spread, of_each = index[: source.num_spread], index[source.num_spread :]
+        names = np.array(source.names, dtype=object).reshape(source.shape[: source.num_spread])[spread]
+        sizes = [len(range(*part.indices(size))) for part, size in zip(index, source.shape, strict=True)]
+        array = np.empty(sizes, source.dtype)  # filled in place: a list of all tensors would be in memory beside it
+        for place, name in np.ndenumerate(names):
+            array[place] = self._read_one(source, str(name), of_each)
+        return array
 
     def _read_one(self, source: Source, name: str, index: Index) -> np.ndarray:
         array: np.ndarray
@@ -123,7 +132,7 @@ class WeightFiles:
         if source.copies > 1:
             index, cut = _before_copying(source, index)
         index = source.stored_index(index)
-        array = tensor[tuple(reversed(index))].T if source.path[-1] == "kernel" else tensor[index]
+        array = _transposed(tensor, index) if source.path[-1] == "kernel" else tensor[index]
         if source.copies > 1:
             heads = array.reshape(*array.shape[:-1], -1, source.head_dim)
             array = np.repeat(heads, source.copies, axis=-2).reshape(*array.shape[:-1], -1)[..., cut]
@@ -146,6 +155,12 @@ def open_weights(file: Path) -> Any:
         return safe_open(file, framework="numpy")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
+
+
+def _transposed(tensor: Any, index: Index) -> np.ndarray:
+    *lead, first, last = index
+    array: np.ndarray = tensor[(*lead, last, first)]
+    return array.swapaxes(-1, -2)
 
 
 def _before_copying(source: Source, index: Index) -> tuple[Index, slice]:

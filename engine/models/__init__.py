@@ -6,6 +6,7 @@ from penstock.engine.models.attend import QKV, Attend, AttentionOptions, LayerCa
 from penstock.engine.models.config import (
     AttentionConfig,
     BlockConfig,
+    ExpertsConfig,
     MLPConfig,
     ModelConfig,
     NormConfig,
@@ -24,6 +25,7 @@ __all__ = [
     "AttentionOptions",
     "BlockConfig",
     "Decoder",
+    "ExpertsConfig",
     "Family",
     "LayerCache",
     "LayerRun",

@@ -44,6 +44,14 @@ class Attend(Protocol):
     """Attention of this step's tokens over everything their sequences hold, themselves included.
 
     Writes keys and values into `cache`. Returns the attended values, shaped as the queries, and the new cache.
+    `sinks` are the scores, already scaled, of one more key that each query of a head sees and that has no value.
     """
 
-    def __call__(self, qkv: QKV, cache: LayerCache, *, options: AttentionOptions) -> tuple[jax.Array, LayerCache]: ...
+    def __call__(
+        self,
+        qkv: QKV,
+        cache: LayerCache,
+        *,
+        options: AttentionOptions,
+        sinks: jax.Array | None = None,  # [num_heads]
+    ) -> tuple[jax.Array, LayerCache]: ...

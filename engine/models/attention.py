@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +13,16 @@ from flax import nnx
 from penstock.engine.models.attend import QKV, Attend, AttentionOptions, LayerCache
 from penstock.engine.models.config import AttentionConfig, RopeConfig
 from penstock.engine.models.layers import Linear, norm_of
-from penstock.engine.models.rope import rotate
-
-Rotary: TypeAlias = tuple[jax.Array, jax.Array]
-"""Cosines and sines of the step's positions, each f32 `[num_tokens, rope.dim // 2]`."""
+from penstock.engine.models.rope import Rotary, query_scales, rotate
 
 
 class StepInputs(NamedTuple):
     """What all layers of a step are given beside their tokens."""
 
+    positions: jax.Array  # i32 [num_tokens]
     rotary: Mapping[RopeConfig, Rotary]  # of every rope that the model has
     attend: Attend
+    is_real: jax.Array | None = None  # bool [num_tokens]: which are not padding; None: all
 
 
 class Attention(nnx.Module):
@@ -36,6 +36,10 @@ class Attention(nnx.Module):
         self.out = Linear(q_size, hidden_size, bias=config.out_bias, dtype=dtype, rngs=rngs)
         self.q_norm = None if config.qk_norm is None else norm_of(config.qk_norm, config.head_dim, dtype)
         self.k_norm = None if config.qk_norm is None else norm_of(config.qk_norm, config.head_dim, dtype)
+        whole = config.qk_projection_norm
+        self.q_projection_norm = None if whole is None else norm_of(whole, q_size, dtype)
+        self.k_projection_norm = None if whole is None else norm_of(whole, kv_size, dtype)
+        self.sinks = nnx.Param(jnp.zeros((config.num_heads,), dtype)) if config.sinks else None
         self.config = config
 
     def __call__(
@@ -45,12 +49,20 @@ class Attention(nnx.Module):
         cache: LayerCache,
     ) -> tuple[jax.Array, LayerCache]:
         num_tokens, config = x.shape[0], self.config
-        q, k, v = (part.reshape(num_tokens, -1, config.head_dim) for part in self.project(x))
+        q, k, v = self.project(x)
+        if self.q_projection_norm is not None and self.k_projection_norm is not None:
+            q, k = self.q_projection_norm(q), self.k_projection_norm(k)
+        q, k, v = (part.reshape(num_tokens, -1, config.head_dim) for part in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        rotary = step.rotary[config.rope]
-        qkv = QKV(rotate(q, *rotary), rotate(k, *rotary), v)
-        attended, cache = step.attend(qkv, cache, options=AttentionOptions(config.sliding_window))
+        if config.rope is not None:
+            turn = partial(rotate, tables=step.rotary[config.rope], interleaved=config.rope.interleaved)
+            q, k = turn(q), turn(k)
+        if config.query_scale is not None:
+            q = q * query_scales(step.positions, config.query_scale).astype(q.dtype)[:, None, None]
+        options = AttentionOptions(config.sliding_window, config.scale, config.soft_cap)
+        sinks = None if self.sinks is None else self.sinks[...]
+        attended, cache = step.attend(QKV(q, k, v), cache, options=options, sinks=sinks)
         return self.out(attended.reshape(num_tokens, -1)), cache
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:

@@ -6,7 +6,10 @@
 | embed | features of the residual stream |
 | heads | query heads, each head_dim wide |
 | kv_heads | key and value heads, each head_dim wide |
+| per_head | query heads, one number each |
 | mlp | features inside the feed-forward |
+| experts | experts of a mixture |
+| expert_mlp | features inside each expert |
 | layers | layers of a stacked decoder |
 """
 
@@ -28,7 +31,21 @@ _KERNELS: Mapping[ParamPath, Axes] = MappingProxyType(
         ("mlp", "gate"): ("embed", "mlp"),
         ("mlp", "up"): ("embed", "mlp"),
         ("mlp", "down"): ("mlp", "embed"),
+        ("mlp", "router"): ("embed", None),
+        ("mlp", "experts", "gate"): ("experts", "embed", "expert_mlp"),
+        ("mlp", "experts", "up"): ("experts", "embed", "expert_mlp"),
+        ("mlp", "experts", "down"): ("experts", "expert_mlp", "embed"),
+        ("mlp", "shared", "gate"): ("embed", "mlp"),
+        ("mlp", "shared", "up"): ("embed", "mlp"),
+        ("mlp", "shared", "down"): ("mlp", "embed"),
+        ("mlp", "shared_gate"): ("embed", None),
         ("head",): ("embed", "vocab"),
+    }
+)
+_NORMS: Mapping[ParamPath, Axes] = MappingProxyType(
+    {
+        ("attention", "q_projection_norm"): ("heads",),
+        ("attention", "k_projection_norm"): ("kv_heads",),
     }
 )
 
@@ -46,5 +63,8 @@ def _axes(path: ParamPath) -> Axes:
     if path[-1] == "kernel":
         return _KERNELS[module]
     if path[-1] == "bias":
-        return _KERNELS[module][1:]
-    return (None,)  # the scale of a norm
+        *lead, _, out = _KERNELS[module]
+        return (*lead, out)
+    if path[-1] == "sinks":
+        return ("per_head",)
+    return _NORMS.get(module, (None,))

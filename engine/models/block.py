@@ -8,20 +8,42 @@ from flax import nnx
 
 from penstock.engine.models.attend import LayerCache
 from penstock.engine.models.attention import Attention, StepInputs
-from penstock.engine.models.config import BlockConfig
-from penstock.engine.models.layers import GatedMLP, norm_of
+from penstock.engine.models.config import BlockConfig, ExpertsConfig
+from penstock.engine.models.experts import Experts
+from penstock.engine.models.layers import GatedMLP, LayerNorm, RMSNorm, norm_of, scaled
 
 
 class Block(nnx.Module):
-    """Attention and feed-forward, each around a residual connection."""
+    """Attention and feed-forward, one after the other or both at once, and a residual connection around each."""
 
     def __init__(self, config: BlockConfig, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.attention_norm = norm_of(config.norm, hidden_size, dtype)
+        def norm(*, exists: bool) -> RMSNorm | LayerNorm | None:
+            return norm_of(config.norm, hidden_size, dtype) if exists else None
+
+        before, after = config.norm_placement != "after", config.norm_placement != "before"
+        self.attention_norm = norm(exists=before)
         self.attention = Attention(config.attention, hidden_size, dtype=dtype, rngs=rngs)
-        self.mlp_norm = norm_of(config.norm, hidden_size, dtype)
-        self.mlp = GatedMLP(config.mlp, hidden_size, dtype=dtype, rngs=rngs)
+        self.attention_out_norm = norm(exists=after)
+        self.mlp_norm = norm(exists=before and not config.parallel)
+        self.mlp = (
+            Experts(config.mlp, hidden_size, dtype=dtype, rngs=rngs)
+            if isinstance(config.mlp, ExpertsConfig)
+            else GatedMLP(config.mlp, hidden_size, dtype=dtype, rngs=rngs)
+        )
+        self.mlp_out_norm = norm(exists=after)
+        self.is_parallel, self.residual_scale = config.parallel, config.residual_scale
 
     def __call__(self, x: jax.Array, step: StepInputs, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
-        attended, cache = self.attention(self.attention_norm(x), step, cache)
-        x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), cache
+        normed = _normed(self.attention_norm, x)
+        attended, cache = self.attention(normed, step, cache)
+        x = x + scaled(_normed(self.attention_out_norm, attended), self.residual_scale)
+        if not self.is_parallel:
+            normed = _normed(self.mlp_norm, x)
+        return x + scaled(_normed(self.mlp_out_norm, self._feed_forward(normed, step)), self.residual_scale), cache
+
+    def _feed_forward(self, x: jax.Array, step: StepInputs) -> jax.Array:
+        return self.mlp(x, step.is_real) if isinstance(self.mlp, Experts) else self.mlp(x)
+
+
+def _normed(norm: RMSNorm | LayerNorm | None, x: jax.Array) -> jax.Array:
+    return x if norm is None else norm(x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Literal, Self
 
 from penstock.engine.errors import ConfigError
 
@@ -15,7 +15,7 @@ class RopeConfig:
     `kind` is one of `default`, `linear`, `llama3`, `yarn`; the other fields are read by the kinds that name them.
     """
 
-    dim: int  # features of a head that rotate, from its beginning; even
+    dim: int  # features of a head that rotate, from its beginning; an odd one is rounded up
     theta: float = 10_000.0
     kind: str = "default"
     factor: float = 1.0
@@ -28,13 +28,25 @@ class RopeConfig:
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
+    interleaved: bool = False  # each feature is paired with its neighbour, not with the one half of them further on
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScale:
+    """Queries grow with their position: `1 + beta * log(1 + position // original_max_position)` times as large."""
+
+    beta: float
+    original_max_position: int
 
 
 @dataclass(frozen=True, slots=True)
 class NormConfig:
-    """A root-mean-square norm."""
+    """A norm: root-mean-square, or `kind` `layer`, which takes the mean away too. Neither has a bias."""
 
     eps: float
+    kind: str = "rms"
+    unit_offset: bool = False  # rms: its weights are stored less 1
+    scales_in_f32: bool = False  # rms: multiplied by its weights before it is rounded to the model's type
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +56,16 @@ class AttentionConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rope: RopeConfig
+    rope: RopeConfig | None  # None: no positions
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: NormConfig | None = None  # of each head's queries and keys
+    qk_projection_norm: NormConfig | None = None  # of the queries of all heads together, and of the keys
     sliding_window: int | None = None  # a token sees itself and the others of the last so many; None: all before it
+    sinks: bool = False  # each head has a learned score that takes its share of the weights, and has no value
+    scale: float | None = None  # of scores; None: head_dim ** -0.5
+    soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap)
+    query_scale: QueryScale | None = None
     kv_copies: int = 1  # times that each of the checkpoint's KV heads is in `num_kv_heads`, for more devices than heads
 
 
@@ -61,13 +78,39 @@ class MLPConfig:
     bias: bool = False
 
 
+NormPlacement = Literal["before", "after", "around"]
+"""Where a layer's norms stand: on what attention and feed-forward take in, on what they give, or both."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of gated feed-forwards without biases, of which a router chooses a few for each token."""
+
+    num_experts: int
+    num_chosen: int  # for each token
+    intermediate_size: int  # of each expert
+    activation: str = "silu"
+    scores: str = "softmax"  # of the router's logits, over all experts, or `sigmoid`, each for itself
+    normalized: bool = False  # the scores of the chosen are divided by their sum
+    scale: float = 1.0  # of the weights
+    has_correction: bool = False  # a learned value of each expert is added to its score, for choosing alone
+    num_groups: int = 1  # of experts, of which only the best `groups_chosen` can be chosen from
+    groups_chosen: int = 1
+    shared: MLPConfig | None = None  # a feed-forward that every token goes through as well
+    has_shared_gate: bool = False  # the shared one's result is scaled by a learned sigmoid
+    num_padding: int = 0  # experts that no token can choose, so that devices hold equally many
+
+
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
     """One layer. Layers that are equal are compiled once, where a decoder is stacked."""
 
     attention: AttentionConfig
-    mlp: MLPConfig
+    mlp: MLPConfig | ExpertsConfig
     norm: NormConfig
+    norm_placement: NormPlacement = "before"
+    parallel: bool = False  # attention and feed-forward read the same norm, and both are added to what it read
+    residual_scale: float = 1.0  # of what attention and feed-forward add
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +129,9 @@ class ModelConfig:
     max_position: int
     tie_word_embeddings: bool
     dtype: str = "bfloat16"  # of weights and activations; norms, softmax and logits are f32
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_soft_cap: float | None = None  # scaled logits become soft_cap * tanh(logit / soft_cap)
 
     def __post_init__(self) -> None:
         kinds = {(block.attention.num_kv_heads, block.attention.head_dim) for block in self.blocks}

@@ -16,7 +16,7 @@ from penstock.engine.models.attend import Attend, LayerCache, StackedCache
 from penstock.engine.models.attention import StepInputs
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ModelConfig
-from penstock.engine.models.layers import Linear, norm_of
+from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
 from penstock.engine.models.rope import rotary_tables
 from penstock.engine.models.runs import layer_runs, stacked_layers
 
@@ -52,11 +52,13 @@ class Decoder(nnx.Module):
         positions: jax.Array,  # i32 [num_tokens]
         caches: tuple[LayerCache, ...],  # one per layer; stacked, one array of the pages of all
         attend: Attend,
+        is_real: jax.Array | None = None,  # bool [num_tokens]: which tokens are not padding; None: all
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Returns the final hidden states `[num_tokens, hidden]` and the caches with this step's keys and values."""
-        x = self.embedding[...][token_ids]
+        x = scaled(self.embedding[...][token_ids], self.config.embedding_scale)
         ropes = dict.fromkeys(block.attention.rope for block in self.config.blocks)
-        step = StepInputs({rope: rotary_tables(positions, rope) for rope in ropes}, attend)
+        rotary = {rope: rotary_tables(positions, rope) for rope in ropes if rope is not None}
+        step = StepInputs(positions, rotary, attend, is_real)
         if self.is_stacked:
             x, pages = self._scan(x, step, caches[0])
             return self.norm(x), (pages,)
@@ -92,8 +94,10 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab]
         if self.head is None:
-            return jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
-        return self.head.wide(hidden)
+            logits = jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
+        else:
+            logits = self.head.wide(hidden)
+        return soft_capped(scaled(logits, self.config.logit_scale), self.config.logit_soft_cap)
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from penstock.engine.errors import ConfigError, shown
-from penstock.engine.models.config import AttentionConfig, BlockConfig, MLPConfig, ModelConfig, NormConfig
+from penstock.engine.models.config import AttentionConfig, BlockConfig, MLPConfig, ModelConfig, NormConfig, RopeConfig
 from penstock.engine.models.hf_config import HFConfig, checked_dtype
 from penstock.engine.models.hf_rope import read_rope
 from penstock.engine.models.layers import ACTIVATIONS
@@ -39,9 +39,14 @@ def read_norm(config: HFConfig) -> NormConfig:
 
 
 def read_attention(
-    config: HFConfig, *, qkv_bias: bool = False, out_bias: bool = False, qk_norm: NormConfig | None = None
+    config: HFConfig,
+    *,
+    rope: Callable[[HFConfig, int], RopeConfig] = read_rope,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    qk_norm: NormConfig | None = None,
 ) -> AttentionConfig:
-    """Attention to everything before, the same in all layers.
+    """Attention to everything before, the same in all layers. `rope` is read for the size of a head.
 
     Raises:
         ConfigError: a field is missing, contradicts another, or asks for a computation that is not implemented.
@@ -57,15 +62,16 @@ def read_attention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rope=read_rope(config, head_dim),
+        rope=rope(config, head_dim),
         qkv_bias=qkv_bias,
         out_bias=out_bias,
         qk_norm=qk_norm,
     )
 
 
-def read_mlp(config: HFConfig, *, bias: bool = False) -> MLPConfig:
-    return MLPConfig(config.integer("intermediate_size"), _activation(config), bias=bias)
+def read_mlp(config: HFConfig, *, bias: bool = False, activation: str = "hidden_act") -> MLPConfig:
+    """`activation` is the name of the field that has it."""
+    return MLPConfig(config.integer("intermediate_size"), read_activation(config, activation), bias=bias)
 
 
 def sliding(block: BlockConfig, windows: Iterable[int | None]) -> list[BlockConfig]:
@@ -83,18 +89,38 @@ def every_layer(config: HFConfig, window: int | None) -> tuple[int | None, ...]:
 
 def mixed_layers(config: HFConfig) -> tuple[int | None, ...]:
     """Qwen's rule: `layer_types` says which layers slide; without it, those from `max_window_layers` on do."""
-    num_layers = config.integer("num_hidden_layers")
+    window = optional_window(config)
+    first = config.get("max_window_layers")
+    if window is None or config.get("layer_types") is not None:
+        return listed_layers(config, window, lambda layer: False)
+    if not isinstance(first, int) or isinstance(first, bool):
+        raise ConfigError(f"config.json: max_window_layers must be a whole number, not {shown(first)}")
+    return listed_layers(config, window, lambda layer: layer >= first)
+
+
+def optional_window(config: HFConfig) -> int | None:
+    """That of layers that slide, where `use_sliding_window` says that some may."""
     slides = config.flag("use_sliding_window") and config.get("sliding_window") is not None
-    window = config.integer("sliding_window") if slides else None
+    return config.integer("sliding_window") if slides else None
+
+
+def listed_layers(config: HFConfig, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
+    """`layer_types` says which layers slide; without it, `slides` does."""
+    num_layers = config.integer("num_hidden_layers")
     layer_types = config.get("layer_types")
     if layer_types is None:
-        first = config.get("max_window_layers")
-        if window is not None and (not isinstance(first, int) or isinstance(first, bool)):
-            raise ConfigError(f"config.json: max_window_layers must be a whole number, not {shown(first)}")
-        return tuple(window if window is not None and layer >= first else None for layer in range(num_layers))
+        return tuple(window if slides(layer) else None for layer in range(num_layers))
     if not isinstance(layer_types, list) or len(layer_types) != num_layers:
         raise ConfigError(f"config.json: layer_types must list {num_layers} layers, not {shown(layer_types)}")
     return tuple(_window_of(kind, window) for kind in layer_types)
+
+
+def blocks_by_type(config: HFConfig, full: BlockConfig, local: BlockConfig, full_every: int) -> list[BlockConfig]:
+    """One of the two for each layer: `local` with a window, and `full` without, by default every so many layers."""
+    can_do_without = config.get("sliding_window") is None and config.get("layer_types") is not None
+    window = None if can_do_without else config.integer("sliding_window")
+    windows = listed_layers(config, window, lambda layer: (layer + 1) % full_every != 0)
+    return [block for size in windows for block in sliding(full if size is None else local, [size])]
 
 
 def _window_of(kind: object, window: int | None) -> int | None:
@@ -121,8 +147,8 @@ def _head_dim(config: HFConfig, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def _activation(config: HFConfig) -> str:
-    activation = config.get("hidden_act")
+def read_activation(config: HFConfig, name: str = "hidden_act") -> str:
+    activation = config.get(name)
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ConfigError(f"config.json: hidden_act = {shown(activation)} is not one of {', '.join(ACTIVATIONS)}")
+        raise ConfigError(f"config.json: {name} = {shown(activation)} is not one of {', '.join(ACTIVATIONS)}")
     return str(activation)

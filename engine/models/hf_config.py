@@ -17,11 +17,18 @@ AT_MOST: Mapping[str, int] = MappingProxyType(
         "vocab_size": 2**24,
         "hidden_size": 2**18,
         "intermediate_size": 2**20,
+        "moe_intermediate_size": 2**20,
+        "shared_expert_intermediate_size": 2**20,
+        "num_experts": 2**12,
+        "num_local_experts": 2**12,
+        "n_routed_experts": 2**12,
+        "n_shared_experts": 2**6,
         "num_hidden_layers": 2**10,
         "num_attention_heads": 2**12,
         "num_key_value_heads": 2**12,
         "head_dim": 2**12,
         "rms_norm_eps": 1,
+        "layer_norm_eps": 1,
     }
 )
 MAX_INTEGER = 2**31 - 1  # of any other field: positions are i32
@@ -58,6 +65,10 @@ class HFConfig:
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise ConfigError(f"config.json: {name} must be a number above 0, not {shown(value)}")
         return float(_at_most(AT_MOST.get(name, MAX_NUMBER), name, value))
+
+    def optional_number(self, name: str) -> float | None:
+        """A number above 0; null is none."""
+        return None if self.get(name) is None else self.number(name)
 
     def flag(self, name: str) -> bool:
         value = self.get(name)

@@ -13,18 +13,75 @@ from penstock.engine.models.config import RopeConfig
 from penstock.engine.models.hf_config import HFConfig
 from penstock.engine.models.rope import ROPE_KINDS, rotary_frequencies
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""The types that `layer_types` gives layers."""
 
-def read_rope(config: HFConfig, dim: int) -> RopeConfig:
-    """The one of all layers, which rotates `dim` features of each head.
+
+def read_rope(config: HFConfig, head_dim: int) -> RopeConfig:
+    """The one of all layers, which rotates all features of each head.
 
     Raises:
         ConfigError: a field makes no sense, or asks for what is not implemented.
     """
     config.refuse_unless("partial_rotary_factor", None, 1)
+    table = flat_rope_table(config)
+    HFConfig(table, {}).refuse_unless("partial_rotary_factor", None, 1)
+    return rope_from(config, table, head_dim)
+
+
+def read_partial_rope(config: HFConfig, head_dim: int) -> RopeConfig:
+    """The one of all layers, which rotates the `partial_rotary_factor` of each head that comes first.
+
+    Raises:
+        ConfigError: a field makes no sense, or asks for what is not implemented.
+    """
+    table = flat_rope_table(config)
+    name = "partial_rotary_factor"
+    share = HFConfig(table, {name: config.get(name)}).number(name, default=1.0)
+    if share > 1 or int(head_dim * share) < 2:
+        raise ConfigError(f"config.json: {name} = {share} leaves no features to rotate, or too many, of {head_dim}")
+    return rope_from(config, table, int(head_dim * share))
+
+
+def flat_rope_table(config: HFConfig) -> Mapping[str, Any]:
+    """A `rope_table` that does not differ between layers."""
     table = rope_table(config)
     if any(isinstance(value, dict) for value in table.values()):
         raise ConfigError(f"config.json: rotary parameters must be one flat table for all layers, not {shown(table)}")
-    return rope_from(config, table, dim)
+    return table
+
+
+def read_rope_of(layer_type: str, config: HFConfig, head_dim: int) -> RopeConfig:
+    """That of the layers of one type, where `rope_parameters` has a table for each.
+
+    In the older dialect `rope_theta` and `rope_scaling` are the full layers', `rope_local_base_freq` the sliding ones'.
+
+    Raises:
+        ConfigError: a field makes no sense, or asks for what is not implemented.
+    """
+    config.refuse_unless("partial_rotary_factor", None, 1)
+    theta = config.number("rope_theta" if layer_type == FULL else "rope_local_base_freq")
+    scaling = _table(config, "rope_scaling") if layer_type == FULL else {}
+    table = {"rope_theta": theta, **_table_of(layer_type, config), **scaling}
+    HFConfig(table, {}).refuse_unless("partial_rotary_factor", None, 1)
+    return rope_from(config, table, head_dim)
+
+
+def _table_of(layer_type: str, config: HFConfig) -> Mapping[str, Any]:
+    tables = {name: table for name, table in _table(config, "rope_parameters").items() if table is not None}
+    by_type = {name: table for name, table in tables.items() if name in (FULL, SLIDING) and isinstance(table, dict)}
+    if len(by_type) < min(len(tables), 2):  # with both there, transformers passes over whatever else there is
+        raise ConfigError(
+            f"config.json: rope_parameters must have a table for {FULL} and one for {SLIDING}, not {shown(tables)}"
+        )
+    return by_type.get(layer_type, {})
+
+
+def _table(config: HFConfig, name: str) -> Mapping[str, Any]:
+    table = config.get(name) or {}
+    if not isinstance(table, dict):
+        raise ConfigError(f"config.json: {name} must be a table, not {shown(table)}")
+    return table
 
 
 def rope_table(config: HFConfig) -> Mapping[str, Any]:
@@ -37,13 +94,12 @@ def rope_table(config: HFConfig) -> Mapping[str, Any]:
 
 
 def rope_from(config: HFConfig, table: Mapping[str, Any], dim: int) -> RopeConfig:
-    """What a flat table of rotary parameters says.
+    """What a flat table of rotary parameters says, for `dim` features of each head.
 
     Raises:
         ConfigError: a field makes no sense, or asks for what is not implemented.
     """
     rope = HFConfig(table, defaults={"rope_theta": config.get("rope_theta")})
-    rope.refuse_unless("partial_rotary_factor", None, 1)
     theta = rope.number("rope_theta", default=10_000.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in ROPE_KINDS:

@@ -45,18 +45,48 @@ class Linear(nnx.Module):
 class RMSNorm(nnx.Module):
     """Root-mean-square norm over the last axis (Zhang and Sennrich, arXiv 1910.07467), computed in f32."""
 
-    def __init__(self, size: int, eps: float, *, dtype: jnp.dtype) -> None:
-        self.scale = nnx.Param(jnp.ones((size,), dtype))
-        self.eps = eps
+    def __init__(self, config: NormConfig, size: int, *, dtype: jnp.dtype) -> None:
+        self.scale = nnx.Param(jnp.full((size,), 0 if config.unit_offset else 1, dtype))
+        self.config = config
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x32 = x.astype(jnp.float32)
+        normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.config.eps)
+        if not self.config.scales_in_f32:
+            return normed.astype(x.dtype) * self._factors(x.dtype)
+        return (normed * self._factors(normed.dtype)).astype(x.dtype)
+
+    def _factors(self, dtype: jnp.dtype) -> jax.Array:
+        scale = self.scale[...].astype(dtype)
+        return 1 + scale if self.config.unit_offset else scale
+
+
+class LayerNorm(nnx.Module):
+    """Norm over the last axis without a bias (Ba et al., arXiv 1607.06450), computed in f32, its scale included."""
+
+    def __init__(self, config: NormConfig, size: int, *, dtype: jnp.dtype) -> None:
+        self.scale = nnx.Param(jnp.ones((size,), dtype))
+        self.eps = config.eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x32 = x.astype(jnp.float32)
+        x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-        return normed.astype(x.dtype) * self.scale[...]
+        return (normed * self.scale[...].astype(jnp.float32)).astype(x.dtype)
 
 
-def norm_of(config: NormConfig, size: int, dtype: jnp.dtype) -> RMSNorm:
-    return RMSNorm(size, config.eps, dtype=dtype)
+def norm_of(config: NormConfig, size: int, dtype: jnp.dtype) -> RMSNorm | LayerNorm:
+    return (LayerNorm if config.kind == "layer" else RMSNorm)(config, size, dtype=dtype)
+
+
+def scaled(x: jax.Array, factor: float) -> jax.Array:
+    """`factor * x`, rounded once; a factor of 1 adds nothing to the program."""
+    return x if factor == 1.0 else (x.astype(jnp.float32) * factor).astype(x.dtype)
+
+
+def soft_capped(x: jax.Array, cap: float | None) -> jax.Array:
+    """Within `cap` of 0, nearly unchanged where far below it."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 class GatedMLP(nnx.Module):

@@ -11,8 +11,9 @@ from flax import nnx
 
 from penstock.engine.models.attention import Attention
 from penstock.engine.models.block import Block
-from penstock.engine.models.config import ModelConfig
+from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
+from penstock.engine.models.experts import Experts
 from penstock.engine.models.layers import GatedMLP, Linear
 from penstock.engine.native import MATMUL, panel_width
 
@@ -34,8 +35,13 @@ def can_pack(config: ModelConfig) -> bool:
     """The kernel takes f32 and, with an even number of features, bf16."""
     features = {config.hidden_size}
     for block in config.blocks:
-        features |= {block.mlp.intermediate_size, block.attention.num_heads * block.attention.head_dim}
+        features |= {block.attention.num_heads * block.attention.head_dim, *_inner_features(block.mlp)}
     return config.dtype == "float32" or (config.dtype == "bfloat16" and all(size % 2 == 0 for size in features))
+
+
+def _inner_features(mlp: MLPConfig | ExpertsConfig) -> set[int]:
+    shared = mlp.shared if isinstance(mlp, ExpertsConfig) else None
+    return {mlp.intermediate_size} if shared is None else {mlp.intermediate_size, shared.intermediate_size}
 
 
 class PackedLinear(Linear):
@@ -86,6 +92,8 @@ class PackedAttention(Attention):
         self.qkv = PackedLinear.of(width, attention.q, attention.k, attention.v)
         self.out = PackedLinear.of(width, attention.out)
         self.q_norm, self.k_norm, self.config = attention.q_norm, attention.k_norm, attention.config
+        self.sinks = attention.sinks
+        self.q_projection_norm, self.k_projection_norm = attention.q_projection_norm, attention.k_projection_norm
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
         ends = [sum(self.qkv.splits[: i + 1]) for i in range(2)]
@@ -105,11 +113,26 @@ class PackedMLP(GatedMLP):
 
 def _pack_block(block: Block, width: int) -> None:
     block.attention = PackedAttention(block.attention, width)
-    if block.mlp.activation in ("silu", "swish"):
-        block.mlp = PackedMLP(block.mlp, width)
+    if isinstance(block.mlp, Experts):
+        _pack_experts(block.mlp, width)
     else:
-        for name in ("gate", "up", "down"):
-            setattr(block.mlp, name, PackedLinear.of(width, getattr(block.mlp, name)))
+        block.mlp = _packed_mlp(block.mlp, width)
+
+
+def _packed_mlp(mlp: GatedMLP, width: int) -> GatedMLP:
+    if mlp.activation in ("silu", "swish"):
+        return PackedMLP(mlp, width)
+    for name in ("gate", "up", "down"):
+        setattr(mlp, name, PackedLinear.of(width, getattr(mlp, name)))
+    return mlp
+
+
+def _pack_experts(experts: Experts, width: int) -> None:
+    experts.router = PackedLinear.of(width, experts.router)
+    if experts.shared is not None:
+        experts.shared = _packed_mlp(experts.shared, width)
+    if experts.shared_gate is not None:
+        experts.shared_gate = PackedLinear.of(width, experts.shared_gate)
 
 
 def _columns(parts: Sequence[jax.Array], width: int, *, gated: bool) -> jax.Array:

@@ -7,19 +7,22 @@ The numbers follow `transformers` to the last bit but for a few roundings: at po
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from penstock.engine.errors import ConfigError
-from penstock.engine.models.config import RopeConfig
+from penstock.engine.models.config import QueryScale, RopeConfig
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
+Rotary: TypeAlias = tuple[jax.Array, jax.Array]
+"""Cosines and sines of positions, each f32 `[num_tokens, pairs of features]`."""
 
-def rotary_tables(positions: jax.Array, rope: RopeConfig) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines for `positions`, each f32 `[num_tokens, rope.dim // 2]`."""
+
+def rotary_tables(positions: jax.Array, rope: RopeConfig) -> Rotary:
     inv_freq, scale = rotary_frequencies(rope)
     angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(inv_freq)[None, :]
     cos, sin = jax.lax.platform_dependent(angles, cpu=_waves_on_cpu, default=lambda x: (jnp.cos(x), jnp.sin(x)))
@@ -32,20 +35,28 @@ def _waves_on_cpu(angles: jax.Array) -> tuple[jax.Array, jax.Array]:
     return cos, sin
 
 
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Applies rotary positions to `x` `[num_tokens, num_heads, head_dim]`, halves paired as Hugging Face does.
+def rotate(x: jax.Array, tables: Rotary, *, interleaved: bool = False) -> jax.Array:
+    """Applies rotary positions to `x` `[num_tokens, num_heads, head_dim]`, halves paired, or `interleaved` neighbours.
 
-    Features behind those that `cos` and `sin` are for stay as they are.
+    Features behind those that `tables` are for stay as they are.
     """
+    cos, sin = (table[:, None, :] for table in tables)
     dim = 2 * cos.shape[-1]
-    x1, x2 = jnp.split(x[..., :dim].astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    rotated = jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
+    x32 = x[..., :dim].astype(jnp.float32)
+    x1, x2 = (x32[..., ::2], x32[..., 1::2]) if interleaved else jnp.split(x32, 2, axis=-1)
+    pairs = [x1 * cos - x2 * sin, x2 * cos + x1 * sin]
+    joined = jnp.stack(pairs, axis=-1).reshape(x32.shape) if interleaved else jnp.concatenate(pairs, axis=-1)
+    rotated = joined.astype(x.dtype)
     return rotated if dim == x.shape[-1] else jnp.concatenate([rotated, x[..., dim:]], axis=-1)
 
 
+def query_scales(positions: jax.Array, scale: QueryScale) -> jax.Array:
+    """Of queries at `positions`, f32 (Llama 4's temperature of attention, which Ministral 3 has too)."""
+    return 1 + scale.beta * jnp.log(1 + (positions // scale.original_max_position).astype(jnp.float32))
+
+
 def rotary_frequencies(rope: RopeConfig) -> tuple[np.ndarray, float]:
-    """Inverse frequencies f32 `[rope.dim // 2]` and the factor that cosines and sines are multiplied by."""
+    """Inverse frequencies f32 `[pairs of features]` and the factor that cosines and sines are multiplied by."""
     exponents = np.arange(0, rope.dim, 2, dtype=np.float32) / np.float32(rope.dim)
     # An f32 power is off by up to 2 units in the last place, differently so in each library: round a f64 one instead.
     inv_freq = np.float32(1.0) / (rope.theta ** exponents.astype(np.float64)).astype(np.float32)

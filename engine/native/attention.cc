@@ -152,7 +152,7 @@ inline void Weigh(float* __restrict scores, int64_t begin, int64_t end, int64_t 
 
 template <typename T>
 void Attend(const Shape& shape, const Batch& batch, const Task& task, float scale, int64_t window,
-            const T* __restrict q, const T* __restrict keys, const T* __restrict values, T* __restrict out,
+            const float* sinks, const T* __restrict q, const T* __restrict keys, const T* __restrict values, T* __restrict out,
             Scratch& scratch) {
   const int64_t head_dim = shape.head_dim, page_size = shape.page_size, group = shape.group();
   const int64_t start = batch.cu_q_lens[task.sequence] + task.first_query;
@@ -170,6 +170,10 @@ void Attend(const Shape& shape, const Batch& batch, const Task& task, float scal
   for (int64_t i = 0; i < rows; ++i) {
     const T* from = q + ((start + i / group) * shape.num_heads + task.kv_head * group + i % group) * head_dim;
     for (int64_t d = 0; d < head_dim; ++d) scratch.queries[i * head_dim + d] = Load(from[d]) * scale;
+  }
+  if (sinks != nullptr) {  // the first key that a row sees, without a value
+    for (int64_t i = 0; i < rows; ++i) scratch.tops[i] = sinks[task.kv_head * group + i % group];
+    scratch.totals.assign(rows, 1.0f);
   }
 
   const int32_t* pages = batch.page_indices + task.sequence * shape.pages_per_seq;
@@ -216,8 +220,8 @@ std::vector<Task> MakeTasks(const Shape& shape, const Batch& batch) {
 }
 
 template <typename T>
-void Run(ffi::ThreadPool& pool, const Shape& shape, const Batch& batch, float scale, int64_t window, const T* q,
-         const T* k, const T* v, T* keys, T* values, T* out) {
+void Run(ffi::ThreadPool& pool, const Shape& shape, const Batch& batch, float scale, int64_t window,
+         const float* sinks, const T* q, const T* k, const T* v, T* keys, T* values, T* out) {
   const int64_t stride = shape.num_kv_heads * shape.head_dim;
   for (int64_t t = 0; t < shape.num_tokens; ++t)
     WriteToken(shape, batch.slots[t], k + t * stride, v + t * stride, keys, values);
@@ -227,7 +231,7 @@ void Run(ffi::ThreadPool& pool, const Shape& shape, const Batch& batch, float sc
   const std::vector<Task> tasks = MakeTasks(shape, batch);
   ForEach(pool, static_cast<int64_t>(tasks.size()), [&](int64_t i) {
     static thread_local Scratch scratch;
-    Attend(shape, batch, tasks[i], scale, window, q, keys, values, out, scratch);
+    Attend(shape, batch, tasks[i], scale, window, sinks, q, keys, values, out, scratch);
   });
 }
 
@@ -235,6 +239,7 @@ ffi::Error RaggedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffe
                            ffi::AnyBuffer keys, ffi::AnyBuffer values, ffi::Buffer<ffi::S32> slots,
                            ffi::Buffer<ffi::S32> kv_lens, ffi::Buffer<ffi::S32> page_indices,
                            ffi::Buffer<ffi::S32> cu_q_lens, ffi::Buffer<ffi::S32> num_seqs,
+                           ffi::Buffer<ffi::F32> sinks,  // one for each query head, or none
                            ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> new_keys,
                            ffi::Result<ffi::AnyBuffer> new_values, float scale, int64_t window) {
   if (keys.untyped_data() != new_keys->untyped_data() || values.untyped_data() != new_values->untyped_data())
@@ -243,9 +248,10 @@ ffi::Error RaggedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffe
   const Shape shape{q_dims[0], q_dims[1], key_dims[1], q_dims[2], key_dims[3], page_indices.dimensions()[1],
                     kv_lens.dimensions()[0], num_seqs.typed_data()[0]};
   const Batch batch{slots.typed_data(), kv_lens.typed_data(), page_indices.typed_data(), cu_q_lens.typed_data()};
+  const float* head_sinks = sinks.element_count() == 0 ? nullptr : sinks.typed_data();
   const auto run = [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    Run<T>(pool, shape, batch, scale, window, static_cast<const T*>(q.untyped_data()),
+    Run<T>(pool, shape, batch, scale, window, head_sinks, static_cast<const T*>(q.untyped_data()),
            static_cast<const T*>(k.untyped_data()), static_cast<const T*>(v.untyped_data()),
            static_cast<T*>(new_keys->untyped_data()), static_cast<T*>(new_values->untyped_data()),
            static_cast<T*>(out->untyped_data()));
@@ -273,6 +279,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockRaggedAttention, penstock::RaggedAttention
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()

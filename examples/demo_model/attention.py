@@ -20,9 +20,11 @@ class PackedAttention:
 
     documents: tuple[jax.Array, ...]
 
-    def __call__(self, qkv: QKV, cache: LayerCache, *, options: AttentionOptions) -> tuple[jax.Array, LayerCache]:
-        if options != AttentionOptions():
-            raise ValueError(f"the demo model attends to everything before, and scores as they are; got {options}")
+    def __call__(
+        self, qkv: QKV, cache: LayerCache, *, options: AttentionOptions, sinks: jax.Array | None = None
+    ) -> tuple[jax.Array, LayerCache]:
+        if options != AttentionOptions() or sinks is not None:
+            raise ValueError(f"the demo model attends to what is before, without sinks; got {options}, {sinks}")
         q, k, v = qkv
         outputs, start = [], 0
         for documents in self.documents:

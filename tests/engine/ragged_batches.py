@@ -48,9 +48,14 @@ def implementation(name: str) -> AttentionBackend:
 
 @partial(jax.jit, static_argnames=("name", "options"), donate_argnames="cache")
 def run_attention(
-    name: str, qkv: QKV, cache: LayerCache, batch: RaggedBatch, options: AttentionOptions = PLAIN
+    name: str,
+    qkv: QKV,
+    cache: LayerCache,
+    batch: RaggedBatch,
+    options: AttentionOptions = PLAIN,
+    sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, LayerCache]:
-    return implementation(name)(qkv, cache, batch, options=options)
+    return implementation(name)(qkv, cache, batch, options=options, sinks=sinks)
 
 
 def reference_attention(
@@ -64,6 +69,7 @@ def reference_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: np.ndarray | None = None,  # [num_heads]
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> np.ndarray:
@@ -82,9 +88,19 @@ def reference_attention(
         is_seen = keys <= places
         if sliding_window is not None:
             is_seen &= keys > places - sliding_window
-        weights = np.where(is_seen, np.exp(scores - scores.max(-1, keepdims=True)), 0.0)
-        outputs.append(np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v))
+        top = scores.max(-1, keepdims=True)
+        sink_weights = 0.0
+        if sinks is not None:
+            top = np.maximum(top, sinks[:, None, None])
+            sink_weights = np.exp(sinks[:, None, None] - top)
+        weights = np.where(is_seen, np.exp(scores - top), 0.0)
+        outputs.append(np.einsum("hqk,khd->qhd", weights / (weights.sum(-1, keepdims=True) + sink_weights), v))
     return np.concatenate(outputs)
+
+
+def random_sinks(num_heads: int) -> np.ndarray:
+    """Of all sizes: one takes next to nothing of the weights, another nearly all of them."""
+    return np.random.default_rng(5).permutation(np.linspace(-8.0, 8.0, num_heads)).astype(np.float32)
 
 
 def compare(
@@ -96,6 +112,7 @@ def compare(
     page_size: int = 8,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    has_sinks: bool = False,
     dtype: str = "float32",
     seed: int = 0,
     atol: float = 2e-5,
@@ -115,6 +132,7 @@ def compare(
     q = rng.normal(size=(num_tokens, num_heads, head_dim)).astype(dtype)
     k = rng.normal(size=(num_tokens, num_kv_heads, head_dim)).astype(dtype)
     v = rng.normal(size=(num_tokens, num_kv_heads, head_dim)).astype(dtype)
+    sinks = random_sinks(num_heads).astype(dtype) if has_sinks else None
     start = 0
     with_new = pages.copy()
     for i, (q_len, kv_len) in enumerate(lengths):
@@ -144,12 +162,13 @@ def compare(
         scale=head_dim**-0.5,
         sliding_window=sliding_window,
         soft_cap=soft_cap,
+        sinks=None if sinks is None else sinks.astype(np.float32),
     )
     options = AttentionOptions(sliding_window, soft_cap=soft_cap)
     for name in names:
         halves = (pages[:, :, 0::2], pages[:, :, 1::2])
         cache = tuple(jnp.asarray(half.transpose(axes), dtype) for half, axes in zip(halves, AXES[name], strict=True))
-        out, new = run_attention(name, QKV(*map(jnp.asarray, (q, k, v))), cache, batch, options)
+        out, new = run_attention(name, QKV(*map(jnp.asarray, (q, k, v))), cache, batch, options, sinks)
         np.testing.assert_allclose(np.asarray(out, np.float32)[:num_real], expected, atol=atol, err_msg=name)
         for part, half, axes in zip(new, (with_new[:, :, 0::2], with_new[:, :, 1::2]), AXES[name], strict=True):
             np.testing.assert_array_equal(np.asarray(part, np.float32)[1:], half.transpose(axes)[1:], err_msg=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ragged_batches import (
 )
 
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, attention_for
+from penstock.engine.attention.ragged import RaggedKernelAttention
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import QKV, LayerCache
 from penstock.engine.native import NativeLibrary
@@ -60,6 +62,20 @@ def test_ragged_batches_equal_the_reference(lengths: list[tuple[int, int]]) -> N
 @pytest.mark.parametrize("sliding_window", [1, 5, 24])
 def test_sliding_windows_equal_the_reference(sliding_window: int) -> None:
     compare([(1, 33), (6, 21), (1, 2), (90, 100), (1, 17)], sliding_window=sliding_window)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "options"),
+    [
+        (4, 2, {}),
+        (5, 1, {"sliding_window": 5}),
+        (6, 3, {"sliding_window": 1}),
+        (6, 2, {"dtype": "bfloat16", "atol": 3e-2}),
+    ],
+)
+def test_sinks_take_their_share_of_the_weights(num_heads: int, num_kv_heads: int, options: dict[str, Any]) -> None:
+    lengths = [(1, 33), (6, 21), (1, 1), (90, 100), (1, 130)]
+    compare(lengths, num_heads=num_heads, num_kv_heads=num_kv_heads, has_sinks=True, **options)
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(5, 1, 8), (6, 3, 20), (2, 2, 64)])
@@ -120,6 +136,16 @@ def test_an_implementation_that_cannot_be_had_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=names):
         attention_for(choice, platform, dtype, NativeLibrary(tmp_path))
+
+
+def test_the_kernel_of_jax_has_no_sinks_and_says_so(tmp_path: Path) -> None:
+    chosen = partial(attention_for, platform="tpu", dtype="bfloat16", library=NativeLibrary(tmp_path), has_sinks=True)
+    with pytest.raises(ConfigError, match=r"attention 'ragged' has no attention sinks, .* set auto, fused or xla"):
+        chosen("ragged")
+    assert [chosen(setting).name for setting in ("auto", "fused", "xla")] == ["fused", "fused", "xla"]
+    x = jnp.ones((16, 2, 64))
+    with pytest.raises(ConfigError, match="no attention sinks"):
+        RaggedKernelAttention()(QKV(x, x, x), None, None, sinks=jnp.ones(2))  # type: ignore[arg-type]
 
 
 def test_8_bit_pages_are_for_the_xla_form_and_native_refuses_them(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
-from ragged_batches import reference_attention
+from ragged_batches import random_sinks, reference_attention
 
 from penstock.engine.attention import KVCacheSpec, RaggedBatch
 from penstock.engine.attention.contract import PLAIN
@@ -31,7 +31,7 @@ MIXED = [(1, 33), (20, 45), (1, 2), (3, 3), (1, 16)]  # (tokens of this step, to
 @cache
 def fused(
     interpret: pltpu.InterpretParams, options: AttentionOptions = PLAIN, **values: Any
-) -> Callable[[QKV, StackedCache, RaggedBatch], tuple[jax.Array, StackedCache]]:
+) -> Callable[..., tuple[jax.Array, StackedCache]]:
     """The kernel with these values, compiled once for all tests of the same shapes."""
     return jax.jit(partial(FusedAttention(interpret=interpret, **values), options=options))
 
@@ -49,6 +49,7 @@ def run(
     num_tokens: int = 32,
     max_keys: int = 16,
     seed: int = 0,
+    has_sinks: bool = False,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ours and the reference's values for the real tokens of one random batch, each f32; pages are compared here."""
@@ -88,7 +89,8 @@ def run(
     pages = np.full(shape, 3.0, np.float32)  # of another layer
     pages[LAYER * num_pages :] = as_pages(before, shape, head_dim)
     cache = StackedCache(jnp.asarray(pages, kv_dtype), jnp.int32(LAYER * num_pages))
-    ours, new_cache = attend(QKV(*map(jnp.asarray, (q, k, v))), cache, batch)
+    sinks = random_sinks(num_heads) if has_sinks else None
+    ours, new_cache = attend(QKV(*map(jnp.asarray, (q, k, v))), cache, batch, sinks=sinks)
 
     held = np.concatenate([page_indices[i, : -(-kv_len // page_size)] for i, (_, kv_len) in enumerate(lengths)])
     written = np.asarray(new_cache.pages, np.float32)
@@ -116,6 +118,7 @@ def run(
         scale=options.get("scale") or head_dim**-0.5,
         sliding_window=options.get("sliding_window"),
         soft_cap=options.get("soft_cap"),
+        sinks=sinks,
         k_scale=scales[0] if is_quantised else 1.0,
         v_scale=scales[1] if is_quantised else 1.0,
     )
@@ -167,6 +170,15 @@ def test_pure_batches_equal_the_reference(lengths: list[tuple[int, int]]) -> Non
 )
 def test_windows_caps_and_scales_equal_the_reference(options: dict[str, Any]) -> None:
     ours, reference = run(MIXED, **options)
+    np.testing.assert_allclose(ours, reference, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "options"),
+    [(4, 2, {}), (6, 3, {"head_dim": 96, "sliding_window": 24}), (5, 1, {"sliding_window": 1})],
+)
+def test_sinks_take_their_share_of_the_weights(num_heads: int, num_kv_heads: int, options: dict[str, Any]) -> None:
+    ours, reference = run(MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads, has_sinks=True, **options)
     np.testing.assert_allclose(ours, reference, atol=2e-5)
 
 

@@ -75,6 +75,14 @@ def test_a_whole_step_of_llama_lowers_for_cuda() -> None:
     assert lowered.as_text().count("xla.gpu.triton") == 4 * 2
 
 
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_triton_takes_sinks(geometry: tuple[int, int, int, int]) -> None:
+    attend = jax.jit(partial(TritonAttention(), options=WINDOW_AND_CAP), donate_argnums=1)
+    sinks = jax.ShapeDtypeStruct((geometry[0],), "bfloat16")
+    lowered = attend.trace(*arguments(*geometry, "bfloat16"), sinks=sinks).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("xla.gpu.triton") == 4
+
+
 @needs_plugin
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 def test_the_kernels_compile_and_update_the_pages_in_place(geometry: tuple[int, int, int, int]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import numpy as np
 import pytest
@@ -29,6 +27,7 @@ def compiled(
     kv_dtype: str = "bfloat16",
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    has_sinks: bool = False,
 ) -> tuple[jax.stages.Compiled, int]:
     """One layer's attention on each device of a slice, and the bytes of its pages."""
     mesh = Mesh(np.array(devices_of(topology)), ("all",))
@@ -42,14 +41,16 @@ def compiled(
     q, k = (shape(64, heads, head_dim, dtype="bfloat16") for heads in (num_heads, num_kv_heads))
     cache = StackedCache(shape(*array.shape, dtype=kv_dtype), shape())
     batch = RaggedBatch(shape(64), shape(64), shape(64, 32), shape(65), shape(1))
+    options = AttentionOptions(sliding_window, soft_cap=soft_cap)
+    sinks = shape(num_heads, dtype="bfloat16") if has_sinks else None
     attend = jax.shard_map(
-        partial(attention, options=AttentionOptions(sliding_window, soft_cap=soft_cap)),
+        lambda qkv, cache, batch, sinks: attention(qkv, cache, batch, options=options, sinks=sinks),
         mesh=mesh,
-        in_specs=(PartitionSpec(),) * 3,
+        in_specs=(PartitionSpec(),) * 4,
         out_specs=PartitionSpec(),
         check_vma=False,
     )
-    return jax.jit(attend, donate_argnums=1).lower(QKV(q, k, k), cache, batch).compile(), array.num_bytes
+    return jax.jit(attend, donate_argnums=1).lower(QKV(q, k, k), cache, batch, sinks).compile(), array.num_bytes
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,22 @@ def test_our_kernel_takes_any_heads_and_updates_the_pages_in_place(
     )
     assert step.memory_analysis().alias_size_in_bytes >= page_bytes
     assert step.memory_analysis().temp_size_in_bytes < page_bytes
+
+
+@pytest.mark.parametrize(
+    ("topology", "num_heads", "num_kv_heads", "head_dim"), [("v5e:2x2", 64, 8, 64), ("v6e:2x2", 6, 3, 96)]
+)
+def test_our_kernel_takes_sinks_and_windows(topology: str, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    step, page_bytes = compiled(
+        FusedAttention(),
+        topology,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        sliding_window=128,
+        has_sinks=True,
+    )
+    assert step.memory_analysis().alias_size_in_bytes >= page_bytes
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3fn"])

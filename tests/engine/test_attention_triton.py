@@ -42,6 +42,14 @@ def test_windows_and_caps_equal_the_reference(options: dict[str, Any]) -> None:
     compare(LONG, **options)
 
 
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "options"),
+    [(4, 2, {}), (5, 1, {"sliding_window": 70}), (6, 3, {"sliding_window": 1}), (34, 2, {"page_size": 12})],
+)
+def test_sinks_take_their_share_of_the_weights_once(num_heads: int, num_kv_heads: int, options: dict[str, Any]) -> None:
+    compare(LONG, num_heads=num_heads, num_kv_heads=num_kv_heads, has_sinks=True, **options)
+
+
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(5, 1, 64), (6, 3, 96), (34, 2, 16), (2, 2, 256)])
 def test_any_group_and_head_dim_equal_the_reference(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
     compare(RAGGED[MIXED], num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)

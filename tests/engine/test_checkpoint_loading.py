@@ -122,7 +122,9 @@ def test_layers_that_are_not_there_are_named_before_a_structure_is_made(
 ) -> None:
     monkeypatch.setattr(nnx, "eval_shape", lambda *_: pytest.fail("that takes long"))
     edit_config(directory, "layer_types", num_hidden_layers=1000)
-    with pytest.raises(CheckpointError, match=r"num_hidden_layers = 1000, the checkpoint lacks: model\.layers\.10\.in"):
+    with pytest.raises(
+        CheckpointError, match=r"num_hidden_layers = 1000, the checkpoint lacks: model\.layers\.10\.s"
+    ):
         load(directory)
 
 

@@ -21,6 +21,14 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 
+MINISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 12,
+    "llama_4_scaling_beta": 0.4,
+}
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama 3.x rope, 1 KV head, tied, 3 shards": (
@@ -30,6 +38,38 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, window shorter than the prompts": ("mistral", {"sliding_window": 11, "head_dim": 20}),
     "qwen2, window in one layer": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": ("qwen3", {"head_dim": 24}),
+    "smollm3, every second layer without positions, windows there": (
+        "smollm3",
+        {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 4},
+    ),
+    "phi3, a share of each head rotates": (
+        "phi3",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "sliding_window": 11,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 3.7,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "cohere2, a window in two of three layers": (
+        "cohere2",
+        {"num_hidden_layers": 3, "sliding_window": 9, "sliding_window_pattern": 3},
+    ),
+    "glm4": ("glm4", {"head_dim": 20, "num_attention_heads": 3, "num_key_value_heads": 1}),
+    "ministral3, queries scaled within the prompts": (
+        "ministral3",
+        {"head_dim": 20, "rope_parameters": MINISTRAL_ROPE},
+    ),
 }
 
 

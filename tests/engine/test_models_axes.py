@@ -12,14 +12,14 @@ from flax import nnx
 from penstock.engine.models import Decoder
 from penstock.engine.models.axes import logical_axes
 
-SIZES = {"vocab": 100, "embed": 64, "heads": 64, "kv_heads": 32, "mlp": 96, "layers": 3}
+SIZES = {"vocab": 100, "embed": 64, "heads": 64, "kv_heads": 32, "per_head": 4, "mlp": 96, "layers": 3}
 BIASED = replace(
     TINY,
     tie_word_embeddings=False,
     blocks=tuple(
         replace(
             block,
-            attention=replace(block.attention, qkv_bias=True, out_bias=True),
+            attention=replace(block.attention, qkv_bias=True, out_bias=True, sinks=True),
             mlp=replace(block.mlp, bias=True),
         )
         for block in TINY.blocks

@@ -27,6 +27,14 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+PARTIAL = {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.75}
+MINISTRAL = {**YARN, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0}
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 3.7,
+}
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -40,6 +48,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-no-window": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 7, "head_dim": 16, "tie_word_embeddings": True}),
     "mistral-window-of-one": ("mistral", {"sliding_window": 1, "num_key_value_heads": 1}),
+    "mixtral": ("mixtral", {"num_local_experts": 3, "shards": 3}),
+    "mixtral-window-tied": ("mixtral", {"sliding_window": 5, "tie_word_embeddings": True, "vocab_size": 1003}),
+    "mixtral-one-of-seven": ("mixtral", {"num_local_experts": 7, "num_experts_per_tok": 1, "num_key_value_heads": 1}),
     "qwen2": ("qwen2", {"rope_parameters": DEFAULT_ROPE}),
     "qwen2-tied-yarn": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
     "qwen2-some-layers-slide": (
@@ -62,6 +73,238 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "qwen3-moe": ("qwen3_moe", {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20}),
+    "qwen3-moe-normalized-dense-layers": (
+        "qwen3_moe",
+        {
+            "num_experts": 16,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 10,
+            "norm_topk_prob": True,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "tie_word_embeddings": True,
+            "shards": 3,
+        },
+    ),
+    "qwen3-moe-all-chosen-window": (
+        "qwen3_moe",
+        {
+            "num_experts": 3,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 8,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "attention_bias": True,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+        },
+    ),
+    "gemma": ("gemma", {"head_dim": 20, "num_key_value_heads": 1, "vocab_size": 1003}),
+    "gemma-untied-bias-gelu": ("gemma", {"tie_word_embeddings": False, "attention_bias": True, "hidden_act": "gelu"}),
+    "gemma2": ("gemma2", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 20, "sliding_window": 7}),
+    "gemma2-low-caps-untied": (
+        "gemma2",
+        {
+            "head_dim": 24,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 2.5,
+            "query_pre_attn_scalar": 5,
+            "sliding_window": 1,
+            "tie_word_embeddings": False,
+            "shards": 3,
+        },
+    ),
+    "gemma2-no-caps-bias-yarn": (
+        "gemma2",
+        {
+            "head_dim": 12,
+            "num_hidden_layers": 3,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+            "rope_parameters": YARN,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 16,
+            "vocab_size": 1003,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 20, "num_hidden_layers": 7, "sliding_window": 7, "query_pre_attn_scalar": 9},
+    ),
+    "gemma3-scaled-rope-untied": (
+        "gemma3_text",
+        {
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 12,
+            "sliding_window": 1,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 3000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            "tie_word_embeddings": False,
+            "vocab_size": 1003,
+            "shards": 3,
+        },
+    ),
+    "gemma3-pattern-yarn-cap": (
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 3,
+            "sliding_window_pattern": 2,
+            "sliding_window": 16,
+            "final_logit_softcapping": 3.0,
+            "attention_bias": True,
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT_ROPE},
+        },
+    ),
+    "olmo2": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 1, "vocab_size": 1003, "shards": 3}),
+    "olmo2-tied-bias-llama3": (
+        "olmo2",
+        {"tie_word_embeddings": True, "attention_bias": True, "rope_parameters": LLAMA3},
+    ),
+    "olmo2-no-gqa-head-dim": ("olmo2", {"num_key_value_heads": None, "head_dim": 10, "hidden_act": "gelu"}),
+    "olmo3": (
+        "olmo3",
+        {"num_hidden_layers": 5, "sliding_window": 7, "num_attention_heads": 3, "num_key_value_heads": 3},
+    ),
+    "olmo3-yarn-window-of-one": (
+        "olmo3",
+        {
+            "sliding_window": 1,
+            "num_key_value_heads": 1,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT_ROPE},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmo3-bias-window-of-a-page": (
+        "olmo3",
+        {"sliding_window": 16, "attention_bias": True, "head_dim": 20, "num_hidden_layers": 4, "vocab_size": 1003},
+    ),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4}),
+    "smollm3-odd-heads-untied": (
+        "smollm3",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 20,
+            "no_rope_layers": [0, 1],
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "vocab_size": 1003,
+        },
+    ),
+    "smollm3-windows-where-there-are-no-positions-yarn": (
+        "smollm3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "no_rope_layer_interval": 2,
+            "num_hidden_layers": 3,
+            "rope_parameters": YARN,
+            "shards": 3,
+        },
+    ),
+    "phi3": ("phi3", {}),
+    "phi3-odd-heads-window-tied": (
+        "phi3",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "sliding_window": 7,
+            "tie_word_embeddings": True,
+            "vocab_size": 1003,
+        },
+    ),
+    "phi3-partial-rotary": ("phi3", {"shards": 3, "rope_parameters": PARTIAL}),
+    "phi3-partial-rotary-of-an-odd-size": (
+        "phi3",
+        {"hidden_size": 80, "rope_parameters": {**PARTIAL, "partial_rotary_factor": 0.77}},
+    ),
+    "granite": ("granite", GRANITE),
+    "granite-odd-heads-tied": (
+        "granite",
+        {
+            **GRANITE,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "vocab_size": 1003,
+            "rope_parameters": LLAMA3,
+        },
+    ),
+    "granite-biases-three-shards": (
+        "granite",
+        {**GRANITE, "shards": 3, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4},
+    ),
+    "cohere2": ("cohere2", {"num_hidden_layers": 4, "sliding_window": 9}),
+    "cohere2-odd-heads-untied-window-of-one": (
+        "cohere2",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "sliding_window": 1,
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "logit_scale": 0.7,
+            "vocab_size": 1003,
+        },
+    ),
+    "cohere2-layer-types-yarn": (
+        "cohere2",
+        {
+            "num_attention_heads": 6,
+            "sliding_window": 8,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "num_hidden_layers": 3,
+            "rope_parameters": YARN,
+            "shards": 3,
+        },
+    ),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "glm4-odd-heads-tied-no-bias": (
+        "glm4",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 20,
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "vocab_size": 1003,
+        },
+    ),
+    "glm4-small-share-yarn": (
+        "glm4",
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 28,
+            "shards": 3,
+            "rope_parameters": {**YARN, "partial_rotary_factor": 0.36},
+        },
+    ),
+    "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": MINISTRAL}),
+    "ministral3-odd-heads-window-tied": (
+        "ministral3",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 20,
+            "sliding_window": 8,
+            "tie_word_embeddings": True,
+            "vocab_size": 1003,
+            "rope_parameters": {**MINISTRAL, "original_max_position_embeddings": 5},
+        },
+    ),
+    "ministral3-default-table": ("ministral3", {"head_dim": 24, "shards": 3}),
 }
 
 
@@ -110,14 +353,22 @@ def our_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f32 [num
     return np.asarray(forward(model, jnp.asarray(token_ids, jnp.int32)))
 
 
-def dense_attend(qkv: QKV, cache: None, *, options: AttentionOptions) -> tuple[jax.Array, None]:
+def dense_attend(
+    qkv: QKV, cache: None, *, options: AttentionOptions, sinks: jax.Array | None = None
+) -> tuple[jax.Array, None]:
     """The contract of Attend for one whole sequence and no cache, in its plainest form."""
     (q, k, v), sliding_window = qkv, options.sliding_window
     num_tokens, num_heads, head_dim = q.shape
     group = num_heads // k.shape[1]
     k, v = jnp.repeat(k, group, axis=1), jnp.repeat(v, group, axis=1)
-    scores = jnp.einsum("qhd,khd->hqk", q, k, precision="highest") * head_dim**-0.5
+    scores = jnp.einsum("qhd,khd->hqk", q, k, precision="highest") * options.scale_for(head_dim)
+    if options.soft_cap is not None:
+        scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
     behind = jnp.arange(num_tokens)[:, None] - jnp.arange(num_tokens)[None, :]
     visible = (behind >= 0) & (True if sliding_window is None else behind < sliding_window)
-    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+    scores = jnp.where(visible, scores, -jnp.inf)
+    if sinks is not None:
+        column = jnp.broadcast_to(sinks[:, None, None], (num_heads, num_tokens, 1))
+        scores = jnp.concatenate([scores, column], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :num_tokens]
     return jnp.einsum("hqk,khd->qhd", weights, v, precision="highest"), cache

@@ -24,11 +24,11 @@ def saved(path: Path, **tensors: np.ndarray) -> dict[str, Stored]:
 def test_a_kernel_is_transposed_and_a_bias_is_not(tmp_path: Path) -> None:
     kernel, bias = (RNG.normal(size=shape).astype(np.float32) for shape in ((6, 4), (6,)))  # stored [out, in]
     stored = saved(tmp_path / "a.safetensors", kernel=np.ascontiguousarray(kernel), bias=bias)
-    source = Source(("head", "kernel"), (4, 6), F32, ("kernel",), is_stacked=False)
+    source = Source(("head", "kernel"), (4, 6), F32, ("kernel",), num_spread=0)
     assert source.stored_shape == (6, 4)
     with WeightFiles(stored) as files:
         np.testing.assert_array_equal(files.array(source, None), kernel.T)
-        of_bias = Source(("head", "bias"), (6,), F32, ("bias",), is_stacked=False)
+        of_bias = Source(("head", "bias"), (6,), F32, ("bias",), num_spread=0)
         np.testing.assert_array_equal(files.array(of_bias, None), bias)
 
 
@@ -36,7 +36,7 @@ def test_layers_of_a_stack_come_from_a_tensor_each(tmp_path: Path) -> None:
     layers = [RNG.normal(size=(6, 4)).astype(np.float32) for _ in range(3)]
     stored = saved(tmp_path / "a.safetensors", **{f"layer{i}": layer for i, layer in enumerate(layers)})
     path = ("blocks", 0, "mlp", "up", "kernel")
-    source = Source(path, (3, 4, 6), F32, ("layer0", "layer1", "layer2"), is_stacked=True)
+    source = Source(path, (3, 4, 6), F32, ("layer0", "layer1", "layer2"), num_spread=1)
     assert source.stored_shape == (6, 4)
     with WeightFiles(stored) as files:
         np.testing.assert_array_equal(files.array(source, None), np.stack([layer.T for layer in layers]))
@@ -47,7 +47,7 @@ def test_each_kv_head_is_repeated_side_by_side(tmp_path: Path, copies: int) -> N
     head_dim, heads = 2, RNG.normal(size=(3, 2, 5)).astype(np.float32)  # heads, head_dim, in
     stored = saved(tmp_path / "a.safetensors", k=heads.reshape(6, 5))
     path = ("blocks", 0, "attention", "k", "kernel")
-    source = Source(path, (5, 6 * copies), F32, ("k",), is_stacked=False, copies=copies, head_dim=head_dim)
+    source = Source(path, (5, 6 * copies), F32, ("k",), num_spread=0, copies=copies, head_dim=head_dim)
     with WeightFiles(stored) as files:
         expected = np.repeat(heads, copies, axis=0).reshape(-1, 5).T
         np.testing.assert_array_equal(files.array(source, None), expected)
@@ -62,7 +62,7 @@ def test_parameters_that_are_fused_are_rows_of_one_tensor(is_stacked: bool, tmp_
     stored = saved(tmp_path / "a.safetensors", **{f"layer{i}": layer for i, layer in enumerate(layers)})
     path, names = ("blocks", 0, "mlp", "up", "kernel"), tuple(stored)
     shape = (2, 4, 5) if is_stacked else (4, 5)
-    source = Source(path, shape, F32, names, is_stacked=is_stacked, rows=Rows(first=3, total=9))
+    source = Source(path, shape, F32, names, num_spread=int(is_stacked), rows=Rows(first=3, total=9))
     assert source.stored_shape == (9, 4)
     assert source.num_bytes(stored) == 5 * 4 * 4 * len(layers)
     expected = np.stack([layer[3:8].T for layer in layers])
@@ -75,7 +75,7 @@ def test_a_share_of_fused_and_repeated_heads(leaf: str, tmp_path: Path) -> None:
     tensor = RNG.normal(size=(10, 5) if leaf == "kernel" else (10,)).astype(np.float32)
     stored = saved(tmp_path / "a.safetensors", qkv=tensor)
     path, shape = ("blocks", 0, "attention", "k", leaf), (5, 8) if leaf == "kernel" else (8,)
-    source = Source(path, shape, F32, ("qkv",), is_stacked=False, copies=2, head_dim=2, rows=Rows(first=4, total=10))
+    source = Source(path, shape, F32, ("qkv",), num_spread=0, copies=2, head_dim=2, rows=Rows(first=4, total=10))
     expected = np.repeat(tensor[4:8].reshape(2, 2, -1), 2, axis=0).reshape(8, -1).T.reshape(shape)
     with WeightFiles(stored) as files:
         for start in range(0, 8, 2):
@@ -84,7 +84,7 @@ def test_a_share_of_fused_and_repeated_heads(leaf: str, tmp_path: Path) -> None:
 
 
 def test_a_share_of_repeated_heads_reads_only_the_stored_heads_in_it() -> None:
-    source = Source(("k", "kernel"), (5, 24), F32, ("k",), is_stacked=False, copies=4, head_dim=2)
+    source = Source(("k", "kernel"), (5, 24), F32, ("k",), num_spread=0, copies=4, head_dim=2)
     index, cut = _before_copying(source, (slice(None), slice(10, 12)))  # the second copy of the second head
     assert (index[-1], cut) == (slice(2, 4), slice(2, 4))
 

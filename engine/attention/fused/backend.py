@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
 from penstock.engine.attention.fused.kernel import attend_kernel, scratch
-from penstock.engine.attention.fused.layout import Blocks, HeadLayout, blocks_for, tile_rows
+from penstock.engine.attention.fused.layout import LANES, Blocks, HeadLayout, blocks_for, tile_rows
 from penstock.engine.attention.fused.softmax import Scores
 from penstock.engine.attention.quantization import is_quantized, quantized
 from penstock.engine.errors import ConfigError
@@ -67,7 +67,13 @@ class FusedAttention(AttentionBackend):
         return (CacheArray(shape, spec.dtype, (None, "kv_heads", None, None)),)
 
     def __call__(
-        self, qkv: QKV, cache: StackedCache, batch: RaggedBatch, *, options: AttentionOptions = PLAIN
+        self,
+        qkv: QKV,
+        cache: StackedCache,
+        batch: RaggedBatch,
+        *,
+        options: AttentionOptions = PLAIN,
+        sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, StackedCache]:
         q, k, v = qkv
         num_tokens, num_heads, head_dim = q.shape
@@ -89,7 +95,8 @@ class FusedAttention(AttentionBackend):
         new = self._stored(k, v, layout, cache.pages.dtype)
         grouped = _grouped(q, layout, num_kv_heads)
         scores = Scores(options.scale_for(head_dim) * self._k_scale, options.soft_cap, self._v_scale)
-        attend = self._kernel(q, new, cache.pages, batch.page_indices.shape, layout, blocks, scores)
+        sink_rows = [] if sinks is None else [_sink_rows(sinks, num_kv_heads, blocks)]
+        attend = self._kernel(q, new, cache.pages, batch.page_indices.shape, layout, blocks, scores, len(sink_rows))
         out_decode, out_prefill, pages = attend(
             *_tables(batch, starts, page_size, cache.first_page, options.sliding_window),
             jnp.pad(grouped[starts], ((0, 0), (0, 0), (0, blocks.decode_rows - group), (0, 0))),
@@ -97,6 +104,7 @@ class FusedAttention(AttentionBackend):
             _blocked(grouped, blocks.num_queries),
             _blocked(new[:, :, None], blocks.num_queries),
             pltpu.with_memory_space_constraint(cache.pages, pltpu.HBM),  # or XLA copies a small cache into VMEM
+            *sink_rows,
         )
         seq = jnp.searchsorted(batch.cu_q_lens, jnp.arange(num_tokens), side="right") - 1
         seq = jnp.clip(seq, 0, decoding.shape[0] - 1)
@@ -114,6 +122,7 @@ class FusedAttention(AttentionBackend):
         layout: HeadLayout,
         blocks: Blocks,
         scores: Scores,
+        num_sinks: int,  # arrays of them: one or none
     ) -> Any:
         num_tokens, num_heads, _ = q.shape
         num_kv_heads = pages.shape[1]
@@ -134,7 +143,7 @@ class FusedAttention(AttentionBackend):
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=6,
                 grid=(1,),
-                in_specs=[vmem, vmem, hbm, hbm, hbm],
+                in_specs=[vmem, vmem, hbm, hbm, hbm, *[vmem] * num_sinks],
                 out_specs=[vmem, hbm, hbm],
                 scratch_shapes=scratch(
                     blocks, layout, num_kv_heads, group, q.dtype.name, new.dtype.name, pages.dtype.name
@@ -193,6 +202,13 @@ def _tables(
 def _first_those(is_meant: jax.Array) -> jax.Array:
     """The numbers of the sequences that are meant, in order, before the others'."""
     return jnp.argsort(~is_meant, stable=True).astype(jnp.int32)
+
+
+def _sink_rows(sinks: jax.Array, num_kv_heads: int, blocks: Blocks) -> jax.Array:
+    """f32 [num_kv_heads, decode rows, LANES], the same in all lanes."""
+    rows = sinks.astype(jnp.float32).reshape(num_kv_heads, -1)
+    rows = jnp.pad(rows, ((0, 0), (0, blocks.decode_rows - rows.shape[1])))
+    return jnp.broadcast_to(rows[..., None], (*rows.shape, LANES))
 
 
 def _grouped(q: jax.Array, layout: HeadLayout, num_kv_heads: int) -> jax.Array:

@@ -22,19 +22,24 @@ from penstock.engine.attention.fused.pages import PageBlocks, Tables
 from penstock.engine.attention.fused.prefill import Blocked, Prefill
 from penstock.engine.attention.fused.softmax import Ref, Scores, Softmax
 
+_NUM_OWN = 3 + 14  # outputs and scratch
+
 
 def attend_kernel(
     *refs: Ref, blocks: Blocks, layout: HeadLayout, scores: Scores, group: int, pages_per_seq: int
 ) -> None:
     """Its arguments are tables, inputs, outputs and scratch, in the order in which `FusedAttention` names them."""
     tables = Tables(*refs[:6])
-    q_decode, new_decode, q_prefill, new_prefill, _, out_decode, out_prefill, pages = refs[6:14]
-    buffer, arrived, written, pending, *others = refs[14:]
+    q_decode, new_decode, q_prefill, new_prefill, _, *sinks = refs[6:-_NUM_OWN]
+    out_decode, out_prefill, pages, buffer, arrived, written, pending, *others = refs[-_NUM_OWN:]
+    (head_sinks,) = sinks or (None,)
     kv = PageBlocks(blocks, tables, pages, buffer, arrived, written, pages_per_seq)
     buffer[...] = jnp.zeros_like(buffer)  # what no page fills is multiplied with a weight of 0
-    Decode(tables, kv, Softmax(layout, scores, *others[:3]), q_decode, new_decode, out_decode, pending).run()
+    state = Softmax(layout, scores, head_sinks, None, *others[:3])
+    Decode(tables, kv, state, q_decode, new_decode, out_decode, pending).run()
     hbm, vmem, moved = Blocked(q_prefill, new_prefill, out_prefill), Blocked(*others[6:9]), others[9]
-    Prefill(tables, kv, Softmax(layout, scores, *others[3:6]), hbm, vmem, moved, group).run()
+    state = Softmax(layout, scores, head_sinks, group, *others[3:6])
+    Prefill(tables, kv, state, hbm, vmem, moved, group).run()
 
 
 def scratch(

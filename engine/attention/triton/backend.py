@@ -54,14 +54,21 @@ class TritonAttention(AttentionBackend):
         return ((array, array),) * spec.num_layers
 
     def __call__(
-        self, qkv: QKV, cache: LayerCache, batch: RaggedBatch, *, options: AttentionOptions = PLAIN
+        self,
+        qkv: QKV,
+        cache: LayerCache,
+        batch: RaggedBatch,
+        *,
+        options: AttentionOptions = PLAIN,
+        sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, LayerCache]:
         q, k, v = qkv
         heads = Heads(q.shape[1], k.shape[1], q.shape[2])
         scores = Scores(options.scale_for(heads.head_dim), options.soft_cap, options.sliding_window)
         keys, values = self._write(k, v, cache, batch, heads)
-        attended = self._decode(q, keys, values, batch, heads, scores)
-        return self._prefill(attended, q, keys, values, batch, heads, scores), (keys, values)
+        sinks = None if sinks is None else sinks.astype(jnp.float32)
+        attended = self._decode(q, keys, values, batch, heads, scores, sinks)
+        return self._prefill(attended, q, keys, values, batch, heads, scores, sinks), (keys, values)
 
     def _write(
         self, k: jax.Array, v: jax.Array, cache: LayerCache, batch: RaggedBatch, heads: Heads
@@ -86,6 +93,7 @@ class TritonAttention(AttentionBackend):
         batch: RaggedBatch,
         heads: Heads,
         scores: Scores,
+        sinks: jax.Array | None,  # f32 [num_heads]
     ) -> jax.Array:
         """Attended values, as `q`, in the rows of sequences with one query; the others hold anything."""
         max_seqs, pages_per_seq = batch.page_indices.shape
@@ -100,7 +108,7 @@ class TritonAttention(AttentionBackend):
             out=(q, parts, weights),
             num_warps=tiles.num_warps,
         )
-        out, *found = attend(q, keys, values, batch.page_indices, batch.kv_lens, work, shares)
+        out, *found = attend(q, keys, values, batch.page_indices, batch.kv_lens, work, shares, sinks)
         if tiles.max_splits == 1:
             return out
         join = self._call(
@@ -123,6 +131,7 @@ class TritonAttention(AttentionBackend):
         batch: RaggedBatch,
         heads: Heads,
         scores: Scores,
+        sinks: jax.Array | None,
     ) -> jax.Array:
         tiles = prefill_tiles(heads, keys.dtype.name, q.shape[0], batch.kv_lens.shape[0])
         attend = self._call(
@@ -134,7 +143,8 @@ class TritonAttention(AttentionBackend):
             num_warps=tiles.num_warps,
         )
         blocks = query_blocks(batch, tiles)
-        (filled,) = attend(q, keys, values, batch.page_indices, batch.kv_lens, batch.cu_q_lens, blocks, attended)
+        tables = batch.page_indices, batch.kv_lens, batch.cu_q_lens, blocks
+        (filled,) = attend(q, keys, values, *tables, attended, sinks)
         return filled
 
     def _call(

@@ -59,6 +59,7 @@ def decode_kernel(
     kv_lens: Ref,
     work: Ref,  # as of split_work
     shares: Ref,
+    sinks: Ref | None,  # f32 [num_heads]
     out: Ref,  # as q
     parts: Ref,  # f32 [num_shares, num_heads, head_dim]: the result of each share of several
     weights: Ref,  # f32 [num_shares, num_heads], base 2: how much it counts
@@ -90,7 +91,9 @@ def decode_kernel(
             visible = jnp.broadcast_to(scores.sees(kv_len - 1, key)[None, :], (tiles.rows, tiles.keys))
             return blocks.pages(block + 1, kv_len), take_keys(carry, query, k, v, scores, visible)
 
-        state = (blocks.pages(begin, kv_len), empty_softmax(tiles.rows, heads.width))
+        seen = None if sinks is None else masked_load(sinks.at[head], is_own)
+        empty = empty_softmax(tiles.rows, heads.width, seen, is_first=begin == first)  # sinks count once
+        state = (blocks.pages(begin, kv_len), empty)
         _, carry = lax.fori_loop(begin, end, attend, state)
 
         @pl.when(share >= count)

@@ -43,6 +43,7 @@ def prefill_kernel(
     cu_q_lens: Ref,
     blocks: Ref,  # as of query_blocks
     _out: Ref,
+    sinks: Ref | None,  # f32 [num_heads]
     out: Ref,  # as q, in place
     *,
     heads: Heads,
@@ -78,7 +79,8 @@ def prefill_kernel(
 
         first, last = before + offset, before + jnp.minimum(offset + tiles.queries, q_len) - 1
         bounds = _seen_blocks(first, last, tiles.keys, scores.sliding_window)
-        state = (kv.pages(bounds[0], kv_len), empty_softmax(tiles.rows, heads.width))
+        seen = None if sinks is None else masked_load(sinks.at[head], None)
+        state = (kv.pages(bounds[0], kv_len), empty_softmax(tiles.rows, heads.width, seen))
         if scores.sliding_window is not None:
             state = lax.fori_loop(bounds[0], bounds[1], partial(attend, is_edge=True), state)
         state = lax.fori_loop(bounds[1], bounds[2], partial(attend, is_edge=False), state)

@@ -36,12 +36,18 @@ class Scores:
         return visible
 
 
-def empty_softmax(rows: int, width: int) -> Carry:
-    return (
-        jnp.full((rows,), _NEVER, jnp.float32),
-        jnp.zeros((rows,), jnp.float32),
-        jnp.zeros((rows, width), jnp.float32),
-    )
+def empty_softmax(
+    rows: int,
+    width: int,
+    sinks: jax.Array | None,  # f32 [rows]: scores of a key without a value
+    *,
+    is_first: jax.Array | bool = True,
+) -> Carry:
+    """Before any key was seen, but for the sinks where `is_first`."""
+    top, total = jnp.full((rows,), _NEVER, jnp.float32), jnp.zeros((rows,), jnp.float32)
+    if sinks is not None:
+        top, total = jnp.where(is_first, sinks * _LOG2_E, top), jnp.where(is_first, 1.0, total)
+    return top, total, jnp.zeros((rows, width), jnp.float32)
 
 
 def take_keys(

@@ -7,14 +7,48 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.engine.errors import ConfigError, shown
+from penstock.engine.models.families.cohere2 import COHERE2
 from penstock.engine.models.families.family import Family
+from penstock.engine.models.families.gemma import GEMMA
+from penstock.engine.models.families.gemma2 import GEMMA2
+from penstock.engine.models.families.gemma3 import GEMMA3_TEXT
+from penstock.engine.models.families.glm4 import GLM4
+from penstock.engine.models.families.granite import GRANITE
 from penstock.engine.models.families.llama import LLAMA
+from penstock.engine.models.families.ministral3 import MINISTRAL3
 from penstock.engine.models.families.mistral import MISTRAL
+from penstock.engine.models.families.mixtral import MIXTRAL
+from penstock.engine.models.families.olmo2 import OLMO2
+from penstock.engine.models.families.olmo3 import OLMO3
+from penstock.engine.models.families.phi3 import PHI3
 from penstock.engine.models.families.qwen2 import QWEN2
 from penstock.engine.models.families.qwen3 import QWEN3
+from penstock.engine.models.families.qwen3_moe import QWEN3_MOE
+from penstock.engine.models.families.smollm3 import SMOLLM3
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
+    {
+        family.model_type: family
+        for family in (
+            LLAMA,
+            MISTRAL,
+            MIXTRAL,
+            QWEN2,
+            QWEN3,
+            QWEN3_MOE,
+            MINISTRAL3,
+            GEMMA,
+            GEMMA2,
+            GEMMA3_TEXT,
+            OLMO2,
+            OLMO3,
+            SMOLLM3,
+            PHI3,
+            GRANITE,
+            COHERE2,
+            GLM4,
+        )
+    }
 )
 
 

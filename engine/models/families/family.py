@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +34,17 @@ LAYER_MODULES: Mapping[ParamPath, str] = MappingProxyType(
     }
 )
 
+# As `transformers` holds a mixture in memory, and some write it: the experts of a layer in one tensor, gate above up.
+FUSED_MARK = ".experts.gate_up_proj"
+FUSED_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
+    {
+        ("mlp", "router", "kernel"): "mlp.gate.weight",
+        ("mlp", "experts", "gate", "kernel"): "mlp.experts.gate_up_proj",
+        ("mlp", "experts", "up", "kernel"): "mlp.experts.gate_up_proj",
+        ("mlp", "experts", "down", "kernel"): "mlp.experts.down_proj",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -41,7 +52,9 @@ class Family:
 
     `defaults` are the values that the family's configuration class in `transformers` has for fields which a
     `config.json` may leave out. `configure` maps the fields and a dtype to a ModelConfig, or raises ConfigError.
-    Modules that `own_modules` gives one name are fused: rows of one stored tensor, in the order that they have there.
+    Modules that `own_modules` gives one name are fused: rows of one stored tensor, in the order that they have there;
+    parameters that `own_tensors` gives one name likewise. A name with `{}` is that of one expert's tensor, for its
+    number.
     """
 
     model_type: str
@@ -49,26 +62,44 @@ class Family:
     defaults: Mapping[str, Any]
     configure: Callable[[HFConfig, str], ModelConfig]
     own_modules: Mapping[ParamPath, str] = field(default_factory=dict)  # in each layer, before LAYER_MODULES
+    own_tensors: Mapping[ParamPath, str] = field(default_factory=dict)  # in each layer, before `own_modules`
 
     def config(self, fields: Mapping[str, Any], dtype: str) -> ModelConfig:
         return self.configure(HFConfig(fields, self.defaults), dtype)
+
+    def as_stored(self, names: Collection[str]) -> Family:
+        """The family with the names that tensors have in a checkpoint of these."""
+        if not any(name.endswith(FUSED_MARK) for name in names):
+            return self
+        return replace(self, own_tensors={**self.own_tensors, **FUSED_EXPERTS})
 
     def tensor_name(self, path: ParamPath) -> str:
         """The checkpoint's name of the parameter at `path`; a `kernel` is stored transposed, `[out, in]`."""
         if path == ("embedding",):
             return f"{MODULES[path]}.weight"
-        module, leaf = path[:-1], "bias" if path[-1] == "bias" else "weight"
-        if module[0] == "blocks":
-            return f"model.layers.{module[1]}.{self._layer_module(module[2:])}.{leaf}"
-        return f"{MODULES[module]}.{leaf}"
+        if path[0] == "blocks":
+            return f"model.layers.{path[1]}.{self._layer_tensor(path[2:])}"
+        return f"{MODULES[path[:-1]]}.{_leaf(path)}"
 
     def fused_with(self, path: ParamPath) -> tuple[ParamPath, ...]:
         """The parameters whose rows are, in this order, one stored tensor: that at `path`, and mostly it alone."""
-        module = path[2:-1]
+        tail, module = path[2:], path[2:-1]
+        if tail in self.own_tensors:
+            return tuple((*path[:2], *part) for part in _of_name(self.own_tensors, self.own_tensors[tail]))
         if path[0] != "blocks" or module not in self.own_modules:
             return (path,)
-        name = self.own_modules[module]
-        return tuple((*path[:2], *part, path[-1]) for part, of in self.own_modules.items() if of == name)
+        return tuple((*path[:2], *part, path[-1]) for part in _of_name(self.own_modules, self.own_modules[module]))
 
-    def _layer_module(self, module: ParamPath) -> str:
-        return self.own_modules.get(module) or LAYER_MODULES[module]
+    def _layer_tensor(self, tail: ParamPath) -> str:
+        if tail in self.own_tensors:
+            return self.own_tensors[tail]
+        module = self.own_modules.get(tail[:-1]) or LAYER_MODULES[tail[:-1]]
+        return f"{module}.{_leaf(tail)}"
+
+
+def _leaf(path: ParamPath) -> str:
+    return "bias" if path[-1] == "bias" else "weight"
+
+
+def _of_name(names: Mapping[ParamPath, str], name: str) -> list[ParamPath]:
+    return [part for part, of in names.items() if of == name]

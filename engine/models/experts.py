@@ -1,0 +1,119 @@
+"""Mixtures of experts (Shazeer et al., arXiv 1701.06538): a router chooses some of many feed-forwards for a token."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from penstock.engine.models.config import ExpertsConfig
+from penstock.engine.models.layers import ACTIVATIONS, GatedMLP, Linear
+
+
+class Experts(nnx.Module):
+    """The weighted sum of what a token's experts make of it, and of what the shared one does, where there is one."""
+
+    def __init__(self, config: ExpertsConfig, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        self.router = Linear(hidden, config.num_experts, bias=False, dtype=dtype, rngs=rngs)
+        self.correction = nnx.Param(jnp.zeros((config.num_experts,), jnp.float32)) if config.has_correction else None
+        self.experts = GroupedMLP(config, hidden, dtype=dtype, rngs=rngs)
+        self.shared = None if config.shared is None else GatedMLP(config.shared, hidden, dtype=dtype, rngs=rngs)
+        self.shared_gate = Linear(hidden, 1, bias=False, dtype=dtype, rngs=rngs) if config.has_shared_gate else None
+        self.config = config
+
+    def __call__(
+        self,
+        x: jax.Array,  # [num_tokens, hidden]
+        is_real: jax.Array | None = None,  # bool [num_tokens]: padding costs no expert time; None: there is none
+    ) -> jax.Array:
+        correction = None if self.correction is None else self.correction[...]
+        chosen, weights = route(self.router.wide(x), correction, self.config)
+        if is_real is not None:
+            chosen = jnp.where(is_real[:, None], chosen, self.experts.num_experts)
+        y = mix(self.experts, x, chosen, weights).astype(x.dtype)
+        return y if self.shared is None else y + self._of_shared(self.shared, x)
+
+    def _of_shared(self, shared: GatedMLP, x: jax.Array) -> jax.Array:
+        if self.shared_gate is None:
+            return shared(x)
+        gate = jax.nn.sigmoid(self.shared_gate.wide(x))
+        return gate.astype(x.dtype) * shared(x)
+
+
+class GroupedMLP(nnx.Module):
+    """A GatedMLP per expert."""
+
+    def __init__(self, config: ExpertsConfig, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        num_experts, intermediate = config.num_experts + config.num_padding, config.intermediate_size
+        self.gate = GroupedLinear(num_experts, hidden, intermediate, dtype=dtype, rngs=rngs)
+        self.up = GroupedLinear(num_experts, hidden, intermediate, dtype=dtype, rngs=rngs)
+        self.down = GroupedLinear(num_experts, intermediate, hidden, dtype=dtype, rngs=rngs)
+        self.num_experts = num_experts
+        self.activation = config.activation
+
+    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:  # as GroupedLinear; f32
+        gate, up = (linear(rows, group_sizes).astype(rows.dtype) for linear in (self.gate, self.up))
+        return self.down(ACTIVATIONS[self.activation](gate) * up, group_sizes)
+
+
+class GroupedLinear(nnx.Module):
+    """A matrix per expert; each row is multiplied by its expert's."""
+
+    def __init__(
+        self, num_experts: int, in_features: int, out_features: int, *, dtype: jnp.dtype, rngs: nnx.Rngs
+    ) -> None:
+        init = nnx.initializers.normal(0.02)
+        self.kernel = nnx.Param(init(rngs.params(), (num_experts, in_features, out_features), dtype))
+
+    def __call__(
+        self,
+        rows: jax.Array,  # [num_rows, in], in the order of their experts
+        group_sizes: jax.Array,  # i32 [num_experts]: rows of each; those behind them all hold anything
+    ) -> jax.Array:
+        """In f32, as it was summed."""
+        return jax.lax.ragged_dot(rows, self.kernel[...], group_sizes, preferred_element_type=jnp.float32)
+
+
+def route(logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig) -> tuple[jax.Array, jax.Array]:
+    """Each token's experts, i32 `[num_tokens, num_chosen]`, and their weights in f32, from f32 `[num_tokens, experts]`.
+
+    Of equal scores the expert with the lower number wins; `torch.topk` leaves open which.
+    """
+    scores = jax.nn.sigmoid(logits) if config.scores == "sigmoid" else jax.nn.softmax(logits, axis=-1)
+    choice = scores if correction is None else scores + correction
+    if config.num_groups > 1:
+        choice = _in_best_groups(choice, config)
+    _, chosen = jax.lax.top_k(choice, config.num_chosen)
+    weights = jnp.take_along_axis(scores, chosen, axis=1)
+    if config.normalized:
+        weights = weights / (jnp.sum(weights, axis=1, keepdims=True) + 1e-20)
+    return chosen, weights if config.scale == 1.0 else weights * config.scale
+
+
+def _in_best_groups(choice: jax.Array, config: ExpertsConfig) -> jax.Array:
+    """Those of other groups become -inf. A group is as good as its two best experts together."""
+    grouped = choice.reshape(choice.shape[0], config.num_groups, -1)
+    best_two, _ = jax.lax.top_k(grouped, 2)
+    _, groups = jax.lax.top_k(best_two.sum(axis=-1), config.groups_chosen)
+    is_best = jnp.any(groups[:, :, None] == jnp.arange(config.num_groups), axis=1)
+    return jnp.where(is_best[:, :, None], grouped, -jnp.inf).reshape(choice.shape)
+
+
+def mix(
+    experts: GroupedMLP,
+    x: jax.Array,  # [num_tokens, hidden]
+    chosen: jax.Array,  # i32 [num_tokens, num_chosen]; a number that no expert has adds nothing
+    weights: jax.Array,  # f32 [num_tokens, num_chosen]
+) -> jax.Array:
+    """Sorts the tokens by expert, so that each expert's weights are read once, and sums what comes back, in f32.
+
+    A token's sum is taken in the order of its choice, whatever other tokens there are.
+    """
+    num_tokens, num_chosen = chosen.shape
+    numbers = chosen.reshape(-1)
+    order = jnp.argsort(numbers, stable=True)
+    group_sizes = jnp.zeros(experts.num_experts, jnp.int32).at[numbers].add(1, mode="drop")
+    sorted_rows = experts(x[order // num_chosen], group_sizes)
+    rows = sorted_rows[jnp.argsort(order)].reshape(num_tokens, num_chosen, -1)
+    is_held = (chosen < experts.num_experts)[:, :, None]
+    return jnp.sum(jnp.where(is_held, rows * weights[:, :, None], 0.0), axis=1)

@@ -1,0 +1,44 @@
+"""Granite 3 and 4, dense (IBM): Llama's blocks with four multipliers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.engine.models.config import BlockConfig, ModelConfig
+from penstock.engine.models.families.family import Family
+from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm
+from penstock.engine.models.hf_config import HFConfig
+
+
+def _configure(config: HFConfig, dtype: str) -> ModelConfig:
+    has_bias, norm = config.flag("attention_bias"), read_norm(config)
+    attention = read_attention(config, qkv_bias=has_bias, out_bias=has_bias)
+    block = BlockConfig(
+        replace(attention, scale=config.number("attention_multiplier")),
+        read_mlp(config, bias=config.flag("mlp_bias")),
+        norm,
+        residual_scale=config.number("residual_multiplier"),
+    )
+    blocks = [block for _ in every_layer(config, None)]
+    model = read_model(config, family=GRANITE.model_type, dtype=dtype, blocks=blocks, norm=norm)
+    return replace(
+        model,
+        embedding_scale=config.number("embedding_multiplier"),
+        logit_scale=1 / config.number("logits_scaling"),
+    )
+
+
+GRANITE = Family(
+    model_type="granite",
+    architecture="GraniteForCausalLM",
+    defaults={
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 2048,
+        "attention_multiplier": 1.0,
+        "embedding_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "residual_multiplier": 1.0,
+    },
+    configure=_configure,
+)

@@ -1,0 +1,60 @@
+"""Mixtures of experts as a Hugging Face `config.json` states them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from penstock.engine.errors import ConfigError, shown
+from penstock.engine.models.config import ExpertsConfig, MLPConfig
+from penstock.engine.models.families.family import ParamPath
+from penstock.engine.models.hf_blocks import read_activation
+from penstock.engine.models.hf_config import HFConfig
+
+# Where each expert has tensors of its own, as most checkpoints hold them.
+QWEN_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
+    {
+        ("mlp", "router"): "mlp.gate",
+        ("mlp", "experts", "gate"): "mlp.experts.{}.gate_proj",
+        ("mlp", "experts", "up"): "mlp.experts.{}.up_proj",
+        ("mlp", "experts", "down"): "mlp.experts.{}.down_proj",
+    }
+)
+
+
+def read_experts(config: HFConfig, *counts: str, intermediate_size: str, normalized: bool) -> ExpertsConfig:
+    """Softmax over all experts, whose number one of the fields `counts` states.
+
+    Raises:
+        ConfigError: a field is missing, contradicts another, or asks for a computation that is not implemented.
+    """
+    num_experts = _count(config, counts)
+    num_chosen = config.integer("num_experts_per_tok")
+    if num_chosen > num_experts:
+        raise ConfigError(
+            f"config.json: num_experts_per_tok = {num_chosen} is above the {num_experts} experts that there are"
+        )
+    return ExpertsConfig(
+        num_experts=num_experts,
+        num_chosen=num_chosen,
+        intermediate_size=config.integer(intermediate_size),
+        activation=read_activation(config),
+        normalized=normalized,
+    )
+
+
+def sparse_layers(config: HFConfig, dense: MLPConfig, experts: ExpertsConfig) -> list[MLPConfig | ExpertsConfig]:
+    """Qwen's rule, a feed-forward per layer: every `decoder_sparse_step`th layer has experts, if not named as dense."""
+    num_layers, step = config.integer("num_hidden_layers"), config.integer("decoder_sparse_step")
+    named = config.get("mlp_only_layers") or []
+    if not isinstance(named, list) or not all(isinstance(layer, int) for layer in named):
+        raise ConfigError(f"config.json: mlp_only_layers must list numbers of layers, not {shown(named)}")
+    return [dense if layer in named or (layer + 1) % step else experts for layer in range(num_layers)]
+
+
+def _count(config: HFConfig, names: tuple[str, ...]) -> int:
+    """Of experts: dialects call it differently, and a config.json may have several as long as they agree."""
+    stated = {name: config.integer(name) for name in names if config.fields.get(name) is not None}
+    if len(set(stated.values())) > 1:
+        raise ConfigError(f"config.json: the number of experts is stated as {shown(stated)}")
+    return next(iter(stated.values()), None) or config.integer(names[0])
