@@ -54,9 +54,19 @@ class Placement:
             *(None if axis is None else self.rules.get(axis) for axis in axes)
         )
 
-    def sharding(self, axes: Axes = ()) -> NamedSharding:
-        """Of an array with these logical axes; of one that is the same everywhere, without any."""
-        return NamedSharding(self.mesh, self.spec(axes))
+    def sharding(self, axes: Axes = (), shape: Sequence[int] = ()) -> NamedSharding:
+        """Of an array with these logical axes; of one that is the same everywhere, without any.
+
+        With its `shape`, an axis that cannot be split evenly stays whole: groups of weights share what they share.
+        """
+        fitting = (
+            [None if n % self._ways(axis) else axis for axis, n in zip(axes, shape, strict=True)] if shape else axes
+        )
+        return NamedSharding(self.mesh, self.spec(tuple(fitting)))
+
+    def _ways(self, axis: str | None) -> int:
+        over = None if axis is None else self.rules.get(axis)
+        return 1 if over is None else int(self.mesh.shape[over])
 
 
 def place(model: ModelConfig, devices: Sequence[jax.Device], tensor: int) -> Placement:

@@ -54,7 +54,7 @@ class Awq:
         return {
             "codes": Leaf(".qweight", (num_in, words), ("I32",), (PER_WORD, 1), (1, 2), _codes, is_transposed=True),
             "zeros": Leaf(".qzeros", (groups, words), ("I32",), (PER_WORD, 1), (1, 1), _in_order, is_transposed=True),
-            "scales": float_scales(".scales", (groups, num_out), is_transposed=True),
+            "scales": float_scales(".scales", (groups, num_out), packing.scale, is_transposed=True),
         }
 
     def checks(self, packing: Packing, num_out: int, num_in: int) -> tuple[Leaf, ...]:

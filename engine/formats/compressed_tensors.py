@@ -27,7 +27,7 @@ import numpy as np
 from penstock.engine.errors import CheckpointError, ConfigError, shown
 from penstock.engine.formats.bits import as_bytes, unpack_rows
 from penstock.engine.formats.fields import CONFIG, flag, integer, unsupported
-from penstock.engine.formats.leaf import Header, Leaf, float_scales, order, required, scale_type
+from penstock.engine.formats.leaf import Header, Leaf, block_scales, order, required, scale_type
 from penstock.engine.formats.packing import GROUPS, Packing
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
@@ -62,6 +62,9 @@ class Scheme:
         rows, group = _block(fields, strategy)
         has_zeros = not flag(fields, "symmetric", True)
         return cls(kind, bits, strategy, group, rows, has_zeros, has_order=order in ("group", "dynamic"))
+
+    def makes(self, code: str) -> bool:
+        return code == ("fp8" if self.kind == "float" else f"int{self.bits}")
 
     def packed(self, scale: str) -> Packing:
         code = "fp8" if self.kind == "float" else f"int{self.bits}"
@@ -129,7 +132,8 @@ class CompressedTensors:
         self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
         groups = (packing.num_row_groups(num_out), packing.num_groups(num_in))
-        leaves = {"scales": float_scales(".weight_scale", groups if packing.rows else ())}
+        rows = next(scheme.rows for scheme in self.schemes if scheme.makes(packing.code))
+        leaves = {"scales": block_scales(".weight_scale", rows, packing, num_out, num_in)}
         is_packed = f"{module}.weight_packed" in stored
         if is_packed:
             bits = 4 if packing.code == "int4" else 8

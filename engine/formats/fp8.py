@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from penstock.engine.formats.fields import integer, unsupported
-from penstock.engine.formats.leaf import Header, Leaf, float_scales, required, scale_type
+from penstock.engine.formats.leaf import Header, Leaf, block_scales, required, scale_type
 from penstock.engine.formats.packing import Packing
 
 KIND = "F8_E4M3"
@@ -48,10 +48,9 @@ class Fp8:
     def leaves(
         self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
-        shape = (packing.num_row_groups(num_out), packing.num_groups(num_in))
         return {
             "codes": Leaf(".weight", (num_out, num_in), (KIND,)),
-            "scales": float_scales(".weight_scale_inv", shape if packing.rows else ()),
+            "scales": block_scales(".weight_scale_inv", self.rows, packing, num_out, num_in),
         }
 
     def checks(self, packing: Packing, num_out: int, num_in: int) -> tuple[Leaf, ...]:

@@ -68,7 +68,7 @@ class Gptq:
                 ".qweight", (num_in // per_word, num_out), ("I32",), (1, 4), (1, 1), codes, is_transposed=True
             ),
             "zeros": Leaf(".qzeros", shape, ("I32",), (per_word, 1), (1, 1), zeros_of, is_transposed=True),
-            "scales": float_scales(".scales", (groups, num_out), is_transposed=True),
+            "scales": float_scales(".scales", (groups, num_out), packing.scale, is_transposed=True),
         }
         if packing.has_order:
             leaves["group_of"] = order(".g_idx", num_in, groups)

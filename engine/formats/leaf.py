@@ -110,10 +110,24 @@ class Format(Protocol):
         """Tensors that hold nothing new, which reading them proves; some may be missing."""
 
 
-def float_scales(tensor: str, shape: tuple[int, ...], *, is_transposed: bool = False) -> Leaf:
-    """Scales that are stored as they are held; of no shape, one for the whole weight."""
+def float_scales(tensor: str, shape: tuple[int, ...], scale: str, *, is_transposed: bool = False) -> Leaf:
+    """Scales that are stored as they are held, in the type `scale`; of no shape, one for the whole weight."""
     block = (1, 1) if shape else ()
-    return Leaf(tensor, shape, tuple(FLOAT_KINDS), block, block, finite, is_transposed)
+    kinds = tuple(kind for kind, name in FLOAT_KINDS.items() if name == scale)
+    return Leaf(tensor, shape, kinds, block, block, finite, is_transposed)
+
+
+def block_scales(tensor: str, rows: int, packing: Packing, num_out: int, num_in: int) -> Leaf:
+    """Scales each of which is stored for `rows` output features, and held for as many or, repeated, for each."""
+    groups = packing.num_groups(num_in)
+    if rows == packing.rows:
+        return float_scales(tensor, (packing.num_row_groups(num_out), groups) if rows else (), packing.scale)
+    kinds = float_scales(tensor, (), packing.scale).kinds
+    return Leaf(tensor, (-(-num_out // rows), groups), kinds, (rows, 1), (1, 1), partial(_repeated, rows=rows))
+
+
+def _repeated(scales: np.ndarray, *, rows: int) -> np.ndarray:
+    return np.repeat(finite(scales), rows, axis=0)
 
 
 def finite(values: np.ndarray) -> np.ndarray:

@@ -16,6 +16,16 @@ PLANES: Mapping[str, tuple[int, ...]] = MappingProxyType(
 ZERO: Mapping[str, int] = MappingProxyType({"int8": 0, "int6": 32, "int5": 16, "int4": 8})
 GROUPS = (0, 16, 32, 64, 128)
 FLOATS = ("float32", "float16", "bfloat16")
+LEAVES = (
+    "codes",
+    "high_bits",
+    "scales",
+    "zeros",
+    "minimums",
+    "super_scales",
+    "super_minimums",
+    "group_of",
+)
 SCALES = (*FLOATS, "int8", "uint8", "e8m0")
 OFFSETS = ("none", "zeros", "minimums")
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from penstock.engine.formats.packing import LEAVES
 from penstock.engine.models.families.family import ParamPath
 
 Axes = tuple[str | None, ...]
@@ -65,6 +66,9 @@ def _axes(path: ParamPath) -> Axes:
     if path[-1] == "bias":
         *lead, _, out = _KERNELS[module]
         return (*lead, out)
+    if path[-1] in LEAVES:
+        *lead, num_in, num_out = _KERNELS[module]
+        return (*lead, num_in) if path[-1] == "group_of" else (*lead, num_out, num_in)
     if path[-1] == "sinks":
         return ("per_head",)
     return _NORMS.get(module, (None,))

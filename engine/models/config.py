@@ -6,6 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from penstock.engine.errors import ConfigError
+from penstock.engine.formats.packing import Packing
+
+Packed = tuple[tuple[tuple[str, ...], Packing], ...]
+"""The matmuls whose weights are quantized, by where they are in their layer or decoder, and how they are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,7 @@ class BlockConfig:
     norm_placement: NormPlacement = "before"
     parallel: bool = False  # attention and feed-forward read the same norm, and both are added to what it read
     residual_scale: float = 1.0  # of what attention and feed-forward add
+    packed: Packed = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +137,17 @@ class ModelConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None  # scaled logits become soft_cap * tanh(logit / soft_cap)
+    packed: Packed = ()  # of what is around the blocks
 
     def __post_init__(self) -> None:
         kinds = {(block.attention.num_kv_heads, block.attention.head_dim) for block in self.blocks}
         if len(kinds) != 1:
             raise ConfigError(f"all layers need the same number and size of KV heads, not {sorted(kinds)}")
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether any of its weights are quantized."""
+        return bool(self.packed) or any(block.packed for block in self.blocks)
 
     @property
     def num_layers(self) -> int:

@@ -17,6 +17,7 @@ from penstock.engine.models.attention import StepInputs
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
+from penstock.engine.models.quantized import quantize_modules
 from penstock.engine.models.rope import rotary_tables
 from penstock.engine.models.runs import layer_runs, stacked_layers
 
@@ -45,6 +46,7 @@ class Decoder(nnx.Module):
             if config.tie_word_embeddings
             else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, rngs=rngs)
         )
+        quantize_modules(self, config.packed, dtype)
 
     def __call__(
         self,
@@ -102,16 +104,17 @@ class Decoder(nnx.Module):
 
 def num_parameters(config: ModelConfig) -> int:
     """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it."""
-    one = replace(config, blocks=config.blocks[:1])
+    one = replace(config, blocks=(replace(config.blocks[0], packed=()),), packed=())
     shapes: Any = nnx.state(nnx.eval_shape(lambda: Decoder(one, rngs=nnx.Rngs(0))))
     around = _num_elements(shapes) - _num_elements(shapes["blocks"])
-    blocks = Counter(_as_stored(block) for block in config.blocks)
+    blocks = Counter(replace(_as_stored(block), packed=()) for block in config.blocks)
     return around + sum(count * _num_elements(_shapes(block, config)) for block, count in blocks.items())
 
 
 def matmul_parameters(config: ModelConfig) -> int:
     """Of the matmuls of all layers, KV heads as often as devices hold them: norms, biases and tables are left out."""
-    return sum(count * _num_in_kernels(_shapes(block, config)) for block, count in Counter(config.blocks).items())
+    blocks = Counter(replace(block, packed=()) for block in config.blocks)
+    return sum(count * _num_in_kernels(_shapes(block, config)) for block, count in blocks.items())
 
 
 def _shapes(block: BlockConfig, config: ModelConfig) -> Any:

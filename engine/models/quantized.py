@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from penstock.engine.formats.packing import PLANES, ZERO, Packing, leaf_shapes
+from penstock.engine.models.config import Packed
+from penstock.engine.models.experts import GroupedLinear
 from penstock.engine.models.layers import Linear
 
 F32 = jnp.float32
+
+
+def quantize_modules(model: nnx.Module, packed: Packed, dtype: jnp.dtype) -> None:
+    """Puts matmuls with packed weights, which hold nothing yet, into the places of those that `packed` names."""
+    for path, packing in packed:
+        holder: Any = model
+        for name in path[:-1]:
+            holder = getattr(holder, name)
+        setattr(holder, path[-1], _quantized(getattr(holder, path[-1]), packing, dtype))
+
+
+def _quantized(linear: Linear | GroupedLinear, packing: Packing, dtype: jnp.dtype) -> Linear | GroupedLinear:
+    if isinstance(linear, GroupedLinear):
+        num_experts, num_in, num_out = linear.kernel.shape
+        return QuantizedGroupedLinear(num_experts, num_in, num_out, packing)
+    num_in, num_out = linear.kernel.shape
+    return QuantizedLinear(num_in, num_out, packing, bias=linear.bias is not None, dtype=dtype)
 
 
 class QuantizedLinear(Linear):
@@ -21,10 +41,9 @@ class QuantizedLinear(Linear):
     """
 
     def __init__(self, in_features: int, out_features: int, packing: Packing, *, bias: bool, dtype: jnp.dtype) -> None:
-        for name, (shape, kind) in leaf_shapes(packing, out_features, in_features).items():
-            setattr(self, name, nnx.Param(jnp.zeros(shape, kind)))
-        self.bias = nnx.Param(jnp.zeros((out_features,), dtype)) if bias else None
         self.packing, self.shape = packing, (out_features, in_features)
+        _add_leaves(self, packing, self.shape)
+        self.bias = nnx.Param(jnp.zeros((out_features,), dtype)) if bias else None
 
     def wide(self, x: jax.Array) -> jax.Array:
         """In f32, as it was summed."""
@@ -34,8 +53,28 @@ class QuantizedLinear(Linear):
 
     def weight(self) -> jax.Array:
         """In f32, `[out, in]`."""
-        leaves = {name: getattr(self, name)[...] for name in leaf_shapes(self.packing, *self.shape)}
-        return unpacked(self.packing, leaves)
+        return _weight(self, self.packing, self.shape)
+
+
+class QuantizedGroupedLinear(GroupedLinear):
+    """As GroupedLinear, of weights `[experts, out, in]` that are held as a Packing says."""
+
+    def __init__(self, num_experts: int, in_features: int, out_features: int, packing: Packing) -> None:
+        self.packing, self.shape = packing, (out_features, in_features)
+        _add_leaves(self, packing, self.shape, num_experts)
+
+    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        weights = _weight(self, self.packing, self.shape).astype(rows.dtype).swapaxes(1, 2)
+        return jax.lax.ragged_dot(rows, weights, group_sizes, preferred_element_type=F32)
+
+
+def _add_leaves(module: nnx.Module, packing: Packing, shape: tuple[int, int], *leading: int) -> None:
+    for name, (of_one, kind) in leaf_shapes(packing, *shape).items():
+        setattr(module, name, nnx.Param(jnp.zeros((*leading, *of_one), kind)))
+
+
+def _weight(module: nnx.Module, packing: Packing, shape: tuple[int, int]) -> jax.Array:
+    return unpacked(packing, {name: getattr(module, name)[...] for name in leaf_shapes(packing, *shape)})
 
 
 def unpacked(packing: Packing, leaves: Mapping[str, jax.Array]) -> jax.Array:

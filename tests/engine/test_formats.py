@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from quantized_checkpoints import KINDS
+from quantized_weights import SCHEMES, Scheme, fp8_blocks, fp8_whole, mxfp4
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -19,18 +21,7 @@ from penstock.engine.formats.leaf import Leaf
 from penstock.engine.formats.packing import Packing, leaf_shapes
 from penstock.engine.formats.reading import read_format
 from penstock.engine.models.quantized import unpacked
-from tests.engine.quantized_weights import SCHEMES, Scheme, fp8_blocks, fp8_whole, mxfp4
 
-KINDS = {
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "int8": "I8",
-    "uint8": "U8",
-    "int32": "I32",
-    "int64": "I64",
-}
 ALL = slice(None)
 
 
