@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.engine.errors import ConfigError
+from penstock.engine.formats.packing import Packing
 from penstock.engine.models import BlockConfig, ModelConfig
 from penstock.engine.models.axes import Axes
 
@@ -124,7 +125,14 @@ def _spread(block: BlockConfig, tensor: int) -> BlockConfig:
     if tensor <= attention.num_kv_heads:
         return block
     copies = tensor // attention.num_kv_heads
-    return replace(block, attention=replace(attention, num_kv_heads=tensor, kv_copies=copies * attention.kv_copies))
+    copied = replace(attention, num_kv_heads=tensor, kv_copies=copies * attention.kv_copies)
+    return replace(block, attention=copied, packed=tuple(_by_row(path, packing) for path, packing in block.packed))
+
+
+def _by_row(path: tuple[str, ...], packing: Packing) -> tuple[tuple[str, ...], Packing]:
+    """With scales that can be copied with the rows of a KV head: a block of rows may have several heads."""
+    is_kv = path in (("attention", "k"), ("attention", "v"))
+    return path, replace(packing, rows=1) if is_kv and packing.rows > 1 else packing
 
 
 def _possible(model: ModelConfig) -> str:

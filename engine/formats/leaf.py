@@ -65,7 +65,9 @@ class Leaf:
             _Part.of(at, size, *blocks)
             for at, size, *blocks in zip(index[num_lead:], shape[num_lead:], self.block, self.stored_block, strict=True)
         ]
-        stored = [part.stored for part in parts]
+        sizes = self.stored_shape[: len(parts)]
+        ends = reversed(sizes) if self.is_transposed else sizes
+        stored = [slice(part.stored.start, min(part.stored.stop, end)) for part, end in zip(parts, ends, strict=True)]
         values = tensor((*index[:num_lead], *(reversed(stored) if self.is_transposed else stored)))
         values = self.convert(values.swapaxes(-1, -2) if self.is_transposed else values)
         cut: tuple[Any, ...] = (..., *(part.cut for part in parts))

@@ -75,11 +75,12 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
         ) from error
 
 
-def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
+def read_model_config(directory: Path, dtype: str = "auto", weights: str = "auto") -> ModelConfig:
     """What `config.json` declares, as a ModelConfig whose weights and activations are of `dtype`.
 
     `auto` keeps the checkpoint's own type, float16 included: the one that config.json states, or else that of the
-    embedding on disk. Norms, softmax and logits are computed in f32 whatever it is.
+    embedding on disk. Norms, softmax and logits are computed in f32 whatever it is. `weights` other than `auto` says
+    how those of an unquantized checkpoint are quantized while they are loaded.
 
     Raises:
         ConfigError: the model, or something it asks for, is not supported.
@@ -91,10 +92,9 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
         declared = fields.get("dtype") or fields.get("torch_dtype") or _embedding_dtype(directory, family)
         dtype = str(declared).removeprefix("torch.")
     config = family.config(fields, checked_dtype(dtype))
-    if read_format(fields) is None:
+    if weights == "auto" and read_format(fields) is None:
         return config
-    packed = packed_weights(fields, family, _stored_tensors(directory))
-    return config if packed is None else packed.of(config)
+    return packed_weights(fields, family, _stored_tensors(directory), weights).of(config)
 
 
 def load_model(
@@ -312,9 +312,9 @@ def _header(file: Path) -> Iterator[tuple[str, Stored]]:
             yield name, Stored(file, tuple(entry.get_shape()), entry.get_dtype())
 
 
-def _packed_weights(directory: Path, stored: Mapping[str, Stored]) -> PackedWeights | None:
+def _packed_weights(directory: Path, stored: Mapping[str, Stored]) -> PackedWeights:
     fields = read_json(directory / CONFIG_FILE)
-    return packed_weights(fields, family_of(fields), stored)
+    return packed_weights(fields, family_of(fields), stored, "auto")
 
 
 def _check_layers(stored: Mapping[str, Stored], config: ModelConfig) -> None:

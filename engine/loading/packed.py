@@ -14,12 +14,15 @@ from flax import nnx
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.leaf import Format, Index, Leaf
+from penstock.engine.formats.own import Own
 from penstock.engine.formats.packing import LEAVES, PLANES, Packing, leaf_shapes
 from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.rows import before_copying
 from penstock.engine.models import BlockConfig, Family, ModelConfig, ParamPath
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import Packed
+
+UNQUANTIZED = frozenset({"router", "shared_gate", "head"})  # small, or what rounding costs most: by setting, never
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ class PackedWeights:
     form: Format
     family: Family  # as stored
     stored: Mapping[str, Any]  # headers
+    left: frozenset[str] = frozenset()  # matmuls that are not quantized, by the last part of their paths
 
     def of(self, config: ModelConfig) -> ModelConfig:
         """`config` with the packings of its matmuls.
@@ -152,7 +156,7 @@ class PackedWeights:
             modules=tuple(modules),
             num_spread=num_spread,
             whole=(*param.shape[num_spread : len(param.shape) - len(one)], *one),
-            copies=_copies(path, config) if rows == 1 and packing.rows else 1,
+            copies=_copies(path, config) if len(one) == 2 and rows == 1 and packing.rows else 1,
             head_dim=config.head_dim,
             first_row=first // rows if rows else 0,
         )
@@ -172,6 +176,8 @@ class PackedWeights:
     def _packed(self, at: ParamPath, kernels: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]) -> Packed:
         found = []
         for path, shape in kernels:
+            if path[-1] in self.left:
+                continue
             module = self.module((*at, *path)).format(0)
             packing = self.form.packing(module, self.stored)
             if packing is not None:
@@ -180,14 +186,18 @@ class PackedWeights:
         return tuple(found)
 
 
-def packed_weights(fields: Mapping[str, Any], family: Family, stored: Mapping[str, Any]) -> PackedWeights | None:
-    """What `config.json` says of the quantization of the weights `stored`; None: there is none.
+def packed_weights(fields: Mapping[str, Any], family: Family, stored: Mapping[str, Any], weights: str) -> PackedWeights:
+    """What `config.json` says of the quantization of the weights `stored`, or the setting `weights` where it says none.
 
     Raises:
-        ConfigError: it is not supported.
+        ConfigError: it is not supported, or both say something.
     """
-    form = read_format(fields)
-    return None if form is None else PackedWeights(form, family.as_stored(stored.keys()), stored)
+    form, family = read_format(fields), family.as_stored(stored.keys())
+    if form is None:
+        return PackedWeights(Own(None if weights == "auto" else weights), family, stored, UNQUANTIZED)
+    if weights != "auto":
+        raise ConfigError(f"weights = {weights} is for checkpoints that are not quantized, and this one is: set auto")
+    return PackedWeights(form, family, stored)
 
 
 def is_packed(path: ParamPath) -> bool:

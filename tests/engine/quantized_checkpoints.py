@@ -25,7 +25,7 @@ KINDS = {  # of safetensors
     "int32": "I32",
     "int64": "I64",
 }
-LINEAR = re.compile(r"model\.layers\.\d+\.\w+\.(\w+_proj)\.weight")
+LINEAR = re.compile(r"model\.layers\.\d+\.\w+\.([\w.]+_proj)\.weight")
 
 
 def write_quantized(directory: Path, scheme: Scheme, family: str = "llama", **config: Any) -> tuple[Path, Path]:
