@@ -33,14 +33,15 @@ class EngineConfig:
     prefix_caching: bool = True
     decode_steps: int | None = None  # in one dispatch; None: 1 on TPU, else what warm-up measures to be quicker
     max_prefill_slowdown: float | None = 1.5  # by a prompt, of a step in which sequences decode; None: no limit
-    tensor_parallel: int = 1  # devices that the model is split over
+    tensor_parallel: int = 1  # devices that the model is split over, or each group of them
+    expert_parallel: int = 1  # groups of `tensor_parallel` devices that experts are divided over
     attention: str = "auto"  # auto, xla, native (C++, for CPU), triton (for GPU), ragged or fused (for TPU)
     matmul: str = "auto"  # auto, xla or native (C++ built on this machine, with packed weights, for CPU)
     chat_format: str = "auto"  # how answers in chats are read: auto (by the chat template), none, or a format's name
     compile_cache_dir: Path | None = None  # persistent compilation cache; None keeps none
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_batch_tokens", "tensor_parallel"):
+        for name in ("max_num_seqs", "max_batch_tokens", "tensor_parallel", "expert_parallel"):
             _require_positive(name, getattr(self, name))
         for name in ("max_model_len", "kv_cache_bytes", "page_size"):
             if getattr(self, name) is not None:
@@ -64,6 +65,17 @@ class EngineConfig:
                 f"max_num_seqs {self.max_num_seqs} is above max_batch_tokens {self.max_batch_tokens}: "
                 "a step could not give every running sequence its token"
             )
+
+    @property
+    def num_devices(self) -> int:
+        """Of one copy of the model."""
+        return self.tensor_parallel * self.expert_parallel
+
+    @property
+    def parallelism(self) -> str:
+        """As messages name it."""
+        tensor = f"tensor_parallel = {self.tensor_parallel}"
+        return tensor if self.expert_parallel == 1 else f"{tensor} times expert_parallel = {self.expert_parallel}"
 
 
 def _refusal(kv_cache_dtype: str) -> str:

@@ -73,7 +73,7 @@ class Deployment:
     def page_bytes(self) -> int:
         """Of one page in all layers, on each device, with all that its layout pads."""
         arrays: list[CacheArray] = jax.tree.leaves(self.attention.cache_arrays(self.cache_spec(1)))
-        split = 1 if self.placement is None else self.placement.tensor
+        split = 1 if self.placement is None else self.placement.num_shares
         return sum(array.num_bytes for array in arrays) // split
 
     @property
@@ -92,7 +92,7 @@ class Deployment:
     def describe(self, spec: KVCacheSpec) -> EngineInfo:
         """Of an engine with a cache of this size."""
         kv_cache_tokens = (spec.num_pages - 1) * spec.page_size
-        split = 1 if self.placement is None else self.placement.tensor
+        split = 1 if self.placement is None else self.placement.num_shares
         return EngineInfo(
             num_parameters=num_parameters(self.model),
             dtype=self.model.dtype,
@@ -130,17 +130,16 @@ class Deployment:
 
 
 def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Device] | None = None) -> Deployment:
-    """`model` on `devices`: this process's by default, of which it takes the first `tensor_parallel`.
+    """`model` on `devices`: this process's by default, of which it takes the first that one copy needs.
 
     Raises:
         ConfigError: the model cannot be split so, there are too few devices, or the page table is too large.
     """
-    tensor = config.tensor_parallel
     is_abstract = devices is not None  # arrays without memory need a place that says whose they would be
     if devices is None:
-        devices = _first(jax.devices(), tensor)
+        devices = _first(jax.devices(), config)
     platform = devices[0].platform
-    model = split_model(model, tensor)
+    model = split_model(model, config.tensor_parallel, config.expert_parallel)
     native = NativeLibrary((config.compile_cache_dir or DEFAULT_BUILD_DIR) / "native")
     attention = attention_for(
         config.attention,
@@ -151,7 +150,9 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
         has_sinks=any(block.attention.sinks for block in model.blocks),
         kv_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
     )
-    placement = place(model, devices, tensor) if is_abstract or len(devices) > 1 else None
+    placement = None
+    if is_abstract or len(devices) > 1:
+        placement = place(devices, config.tensor_parallel, config.expert_parallel)
     if placement is not None:
         attention = ShardedAttention(attention, placement)
     max_model_len = config.max_model_len or model.max_position
@@ -178,14 +179,14 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
 def _matmul_library(
     config: EngineConfig, platform: str, model: ModelConfig, native: NativeLibrary, *, is_stacked: bool
 ) -> ctypes.CDLL | None:
-    setting, tensor = config.matmul, config.tensor_parallel
-    fits = platform == "cpu" and tensor == 1 and not is_stacked and can_pack(model)
+    setting, num_devices = config.matmul, config.num_devices
+    fits = platform == "cpu" and num_devices == 1 and not is_stacked and can_pack(model)
     if setting == "xla" or (setting == "auto" and not fits):
         return None
     if not fits:
         raise ConfigError(
             f"matmul 'native' is for one CPU device and float32, or bfloat16 with even sizes; not for {model.dtype} on "
-            f"{tensor} {platform} device(s)"
+            f"{num_devices} {platform} device(s)"
         )
     return native.load_for("matmul", setting)
 
@@ -209,7 +210,7 @@ def with_pages(deployment: Deployment, free_bytes: int) -> KVCacheSpec:
     return replace(deployment.cache_spec(2), num_pages=num_pages)
 
 
-def _first(devices: Sequence[jax.Device], count: int) -> Sequence[jax.Device]:
-    if count > len(devices):
-        raise ConfigError(f"tensor_parallel = {count}, and there are {len(devices)} {devices[0].platform} devices")
-    return devices[:count]
+def _first(devices: Sequence[jax.Device], config: EngineConfig) -> Sequence[jax.Device]:
+    if config.num_devices > len(devices):
+        raise ConfigError(f"{config.parallelism}, and there are {len(devices)} {devices[0].platform} devices")
+    return devices[: config.num_devices]

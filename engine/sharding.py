@@ -1,13 +1,17 @@
-"""Tensor parallelism: one mesh, and the one mapping of logical axes to mesh axes.
+"""Tensor and expert parallelism: one mesh, and the one mapping of logical axes to mesh axes.
 
 The weights are split as in Megatron-LM (Shoeybi et al., arXiv 1909.08053): each device holds some of the heads and some
 of the feed-forward's features, so that a layer needs two all-reduces, one after attention and one after the
 feed-forward. The KV cache is split over its heads; everything else is the same on all devices.
+
+Experts are divided over an axis of their own, and each expert's features over the tensor axis; heads and dense
+feed-forwards are split over both axes together. Tokens stay where they are: each device computes what its experts add.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -17,43 +21,56 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.packing import Packing
-from penstock.engine.models import BlockConfig, ModelConfig
+from penstock.engine.models import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.axes import Axes
 
-DATA, TENSOR = "data", "tensor"
+DATA, EXPERT, TENSOR = "data", "expert", "tensor"
+REPLICA = (EXPERT, TENSOR)
 
-RULES: Mapping[str, str | None] = MappingProxyType(
+RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "vocab": TENSOR,
-        "heads": TENSOR,
-        "kv_heads": TENSOR,
-        "per_head": TENSOR,
-        "mlp": TENSOR,
-        "embed": None,
-        "layers": None,
+        "vocab": REPLICA,
+        "heads": REPLICA,
+        "kv_heads": REPLICA,
+        "per_head": REPLICA,
+        "mlp": REPLICA,
+        "experts": (EXPERT,),
+        "expert_mlp": (TENSOR,),
+        "embed": (),
+        "layers": (),
     }
 )
+
+PADDED_TO = 128
+"""A device's share of a padded vocabulary is a multiple of it: the lanes of a TPU's tile, which memory is padded to."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where arrays go: a mesh of `data` x `tensor` devices, and which logical axes are split over `tensor`.
+    """Where arrays go: a mesh of `data` x `tensor` devices, or `data` x `expert` x `tensor`, and what is split over it.
 
     What an axis of `data` larger than 1 holds is the same along it: a worker serves one replica. The planner uses it
     for a slice that holds several.
     """
 
     mesh: Mesh
-    rules: Mapping[str, str | None]
 
     @property
-    def tensor(self) -> int:
-        return int(self.mesh.shape[TENSOR])
+    def num_shares(self) -> int:
+        """Devices of one replica."""
+        return math.prod(self.mesh.shape[axis] for axis in self.replica)
+
+    @property
+    def replica(self) -> tuple[str, ...]:
+        """The mesh axes that a replica is split over."""
+        return tuple(axis for axis in REPLICA if axis in self.mesh.shape)
 
     def spec(self, axes: Axes) -> PartitionSpec:
-        return PartitionSpec(  # type: ignore[no-untyped-call]
-            *(None if axis is None else self.rules.get(axis) for axis in axes)
-        )
+        return PartitionSpec(*(self._split(axis) for axis in axes))  # type: ignore[no-untyped-call]
+
+    def _split(self, axis: str | None) -> str | tuple[str, ...] | None:
+        over = () if axis is None else tuple(name for name in RULES[axis] if name in self.mesh.shape)
+        return over if len(over) > 1 else next(iter(over), None)
 
     def sharding(self, axes: Axes = (), shape: Sequence[int] = ()) -> NamedSharding:
         """Of an array with these logical axes; of one that is the same everywhere, without any.
@@ -66,67 +83,131 @@ class Placement:
         return NamedSharding(self.mesh, self.spec(tuple(fitting)))
 
     def _ways(self, axis: str | None) -> int:
-        over = None if axis is None else self.rules.get(axis)
-        return 1 if over is None else int(self.mesh.shape[over])
+        return 1 if axis is None else math.prod(self.mesh.shape.get(name, 1) for name in RULES[axis])
 
 
-def place(model: ModelConfig, devices: Sequence[jax.Device], tensor: int) -> Placement:
-    """`devices` as a mesh for `model`, which `split_model` has accepted for `tensor`.
+def place(devices: Sequence[jax.Device], tensor: int, expert: int = 1) -> Placement:
+    """`devices` as a mesh for a model that `split_model` has laid out over `tensor * expert` of them."""
+    grid = np.array(devices).reshape(-1, expert, tensor)
+    return Placement(Mesh(grid, (DATA, EXPERT, TENSOR)) if expert > 1 else Mesh(grid[:, 0], (DATA, TENSOR)))
 
-    A vocabulary that cannot be split evenly stays whole on every device.
+
+def gathered(logits: jax.Array, placement: Placement | None, vocab_size: int) -> jax.Array:
+    """`[num_rows, vocab_rows]`, of which each device makes a part, as `[num_rows, vocab]`, whole on all.
+
+    Sampling parts would communicate more. The padding is cut here, before anything can draw, mask or count it.
     """
-    mesh = Mesh(np.array(devices).reshape(-1, tensor), (DATA, TENSOR))
-    rules = dict(RULES)
-    if model.vocab_size % tensor:
-        rules["vocab"] = None
-    return Placement(mesh, MappingProxyType(rules))
+    if placement is not None:
+        for axes in ((None, "vocab"), ()):
+            logits = jax.lax.with_sharding_constraint(logits, placement.sharding(axes))  # type: ignore[no-untyped-call]
+    return logits if logits.shape[1] == vocab_size else logits[:, :vocab_size]
 
 
-def gathered(logits: jax.Array, placement: Placement | None) -> jax.Array:
-    """`[num_rows, vocab]`, of which each device makes a part, whole on all: sampling parts would communicate more."""
-    if placement is None:
-        return logits
-    for axes in ((None, "vocab"), ()):
-        logits = jax.lax.with_sharding_constraint(logits, placement.sharding(axes))  # type: ignore[no-untyped-call]
-    return logits
+def split_model(model: ModelConfig, tensor: int, expert: int = 1) -> ModelConfig:
+    """`model` as it is laid out over `tensor * expert` devices.
 
-
-def split_model(model: ModelConfig, tensor: int) -> ModelConfig:
-    """`model` as it is laid out over `tensor` devices: with each KV head held several times if there are too few.
+    Each KV head is held several times if there are too few. The vocabulary is padded where the devices do not divide
+    it, and the experts where `expert` does not divide them.
 
     Raises:
-        ConfigError: heads or features cannot be split evenly.
+        ConfigError: heads or features cannot be split evenly, or there are fewer experts than groups of devices.
     """
+    split = _Split(model, tensor, expert)
+    if expert > 1:
+        split.check_experts()
     for block in dict.fromkeys(model.blocks):
-        _check_split(model, block, tensor)
-    return replace(model, blocks=tuple(_spread(block, tensor) for block in model.blocks))
+        split.check(block)
+    blocks = tuple(split.spread(block) for block in model.blocks)
+    return replace(model, blocks=blocks, vocab_padding=_vocab_padding(model.vocab_size, split.shares))
 
 
-def _check_split(model: ModelConfig, block: BlockConfig, tensor: int) -> None:
-    kv_heads = block.attention.num_kv_heads
-    for name, count in (
-        ("attention heads", block.attention.num_heads),
-        ("feed-forward features", block.mlp.intermediate_size),
-    ):
-        if count % tensor:
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A model over so many devices."""
+
+    model: ModelConfig
+    tensor: int
+    expert: int
+
+    @property
+    def shares(self) -> int:
+        return self.tensor * self.expert
+
+    def check_experts(self) -> None:
+        mixtures = [block.mlp for block in self.model.blocks if isinstance(block.mlp, ExpertsConfig)]
+        if not mixtures:
+            raise ConfigError(f"expert_parallel = {self.expert}, and the model has no experts")
+        fewest = min(mixture.num_experts for mixture in mixtures)
+        if self.expert > fewest:
+            raise ConfigError(f"expert_parallel = {self.expert} is above the model's {fewest} experts")
+
+    def check(self, block: BlockConfig) -> None:
+        kv_heads = block.attention.num_kv_heads
+        for name, count, shares in (
+            ("attention heads", block.attention.num_heads, self.shares),
+            *self._features(block),
+        ):
+            if count % shares:
+                raise ConfigError(f"{self} does not divide the model's {count} {name}; {self._possible()} do")
+        self._check_packed_experts(block)
+        if kv_heads % self.shares and self.shares % kv_heads:
             raise ConfigError(
-                f"tensor_parallel = {tensor} does not divide the model's {count} {name}; {_possible(model)} do"
+                f"{self} neither divides the model's {kv_heads} KV heads nor is a multiple of them; "
+                f"{self._possible()} are possible"
             )
-    if kv_heads % tensor and tensor % kv_heads:
-        raise ConfigError(
-            f"tensor_parallel = {tensor} neither divides the model's {kv_heads} KV heads nor is a multiple of them; "
-            f"{_possible(model)} are possible"
+
+    def spread(self, block: BlockConfig) -> BlockConfig:
+        """With at least one KV head for each device, and as many experts on one as on another."""
+        attention, mlp, packed = block.attention, block.mlp, block.packed
+        if isinstance(mlp, ExpertsConfig):
+            mlp = replace(mlp, num_padding=-mlp.num_experts % self.expert)
+        if self.shares > attention.num_kv_heads:
+            copies = self.shares // attention.num_kv_heads
+            attention = replace(attention, num_kv_heads=self.shares, kv_copies=copies * attention.kv_copies)
+            packed = tuple(_by_row(path, packing) for path, packing in packed)
+        return replace(block, attention=attention, mlp=mlp, packed=packed)
+
+    def _features(self, block: BlockConfig) -> Iterator[tuple[str, int, int]]:
+        """What is split inside feed-forwards, and over how many devices."""
+        mlp = block.mlp
+        if not isinstance(mlp, ExpertsConfig):
+            yield "feed-forward features", mlp.intermediate_size, self.shares
+            return
+        yield "features of an expert", mlp.intermediate_size, self.tensor
+        if mlp.shared is not None:
+            yield "features of the shared expert", mlp.shared.intermediate_size, self.shares
+
+    def _possible(self) -> str:
+        blocks = set(self.model.blocks)
+        most = min(block.attention.num_heads for block in blocks)
+        numbers = [n for n in range(1, most + 1) if all(replace(self, tensor=n).fits(block) for block in blocks)]
+        return ", ".join(map(str, numbers)) or "no others"
+
+    def fits(self, block: BlockConfig) -> bool:
+        heads, kv_heads = block.attention.num_heads, block.attention.num_kv_heads
+        return (
+            heads % self.shares == 0
+            and all(count % shares == 0 for _, count, shares in self._features(block))
+            and (kv_heads % self.shares == 0 or self.shares % kv_heads == 0)
         )
 
+    def __str__(self) -> str:
+        if self.expert == 1:
+            return f"tensor_parallel = {self.tensor}"
+        return f"tensor_parallel = {self.tensor} times expert_parallel = {self.expert}"
 
-def _spread(block: BlockConfig, tensor: int) -> BlockConfig:
-    """With at least one KV head for each device."""
-    attention = block.attention
-    if tensor <= attention.num_kv_heads:
-        return block
-    copies = tensor // attention.num_kv_heads
-    copied = replace(attention, num_kv_heads=tensor, kv_copies=copies * attention.kv_copies)
-    return replace(block, attention=copied, packed=tuple(_by_row(path, packing) for path, packing in block.packed))
+    def _check_packed_experts(self, block: BlockConfig) -> None:
+        """Each device unpacks its share of an expert alone, so that groups and blocks must not be cut."""
+        for path, packing in block.packed:
+            if self.tensor == 1 or path[:2] != ("mlp", "experts"):
+                continue
+            share = block.mlp.intermediate_size // self.tensor
+            size = max(packing.group, packing.super_group) if path[-1] == "down" else packing.rows
+            if (path[-1] == "down" and packing.has_order) or share % max(size, 1):
+                raise ConfigError(
+                    f"{self} cuts groups of the quantized experts: {share} features on each device, {packing}; "
+                    "expert_parallel does not"
+                )
 
 
 def _by_row(path: tuple[str, ...], packing: Packing) -> tuple[tuple[str, ...], Packing]:
@@ -135,16 +216,6 @@ def _by_row(path: tuple[str, ...], packing: Packing) -> tuple[tuple[str, ...], P
     return path, replace(packing, rows=1) if is_kv and packing.rows > 1 else packing
 
 
-def _possible(model: ModelConfig) -> str:
-    blocks = set(model.blocks)
-    most = min(block.attention.num_heads for block in blocks)
-    return ", ".join(str(n) for n in range(1, most + 1) if all(_can_split(block, n) for block in blocks))
-
-
-def _can_split(block: BlockConfig, tensor: int) -> bool:
-    heads, kv_heads = block.attention.num_heads, block.attention.num_kv_heads
-    return (
-        heads % tensor == 0
-        and block.mlp.intermediate_size % tensor == 0
-        and (kv_heads % tensor == 0 or tensor % kv_heads == 0)
-    )
+def _vocab_padding(vocab_size: int, shares: int) -> int:
+    """None where the devices divide the vocabulary; else up to shares of whole tiles."""
+    return -vocab_size % (shares * PADDED_TO) if vocab_size % shares else 0

@@ -115,7 +115,14 @@ class Settings(BaseSettings):
         "max_prefill_slowdown",
         "How many times as long a step may take because a prompt is computed beside running sequences; none: no limit.",
     )
-    tensor_parallel: int = _engine("tensor_parallel", "Devices that one copy of the model is split over.")
+    tensor_parallel: int = _engine(
+        "tensor_parallel",
+        "Devices that one copy of the model is split over; with expert_parallel, each group of them.",
+    )
+    expert_parallel: int = _engine(
+        "expert_parallel",
+        "Groups of tensor_parallel devices that the experts are divided over; all else is split over all of them.",
+    )
     attention: str = _engine(
         "attention",
         "How attention is computed: auto, xla, native (C++ built on this machine, for CPU), triton (for GPU), fused or "

@@ -14,7 +14,6 @@ from penstock.engine.attention.contract import (
     RaggedBatch,
     transposed_keys,
 )
-from penstock.engine.errors import ConfigError
 from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
 from penstock.engine.native import ATTENTION
 
@@ -42,8 +41,6 @@ class NativeAttention(AttentionBackend):
         options: AttentionOptions = PLAIN,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, LayerCache]:
-        if options.soft_cap is not None:
-            raise ConfigError(f"attention 'native' has no soft cap, and the model's is {options.soft_cap}; set xla")
         (q, k, v), (keys, values) = qkv, cache
         out_types = [jax.typeof(array) for array in (q, keys, values)]
         call = jax.ffi.ffi_call(ATTENTION, out_types, input_output_aliases={3: 1, 4: 2})
@@ -52,5 +49,6 @@ class NativeAttention(AttentionBackend):
             jnp.zeros((0,), jnp.float32) if sinks is None else sinks.astype(jnp.float32),
             scale=np.float32(options.scale_for(q.shape[-1])),
             window=np.int64(options.sliding_window or 0),
+            soft_cap=np.float32(options.soft_cap or 0),
         )  # fmt: skip
         return out, (keys, values)

@@ -17,7 +17,7 @@ _WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
 
 
 class ShardedAttention(AttentionBackend):
-    """`inner` on every device of `placement`, with the heads and the cache split over its tensor axis."""
+    """`inner` on every device of `placement`, with the heads and the cache split over a replica."""
 
     def __init__(self, inner: AttentionBackend, placement: Placement) -> None:
         self.name = inner.name
@@ -32,14 +32,13 @@ class ShardedAttention(AttentionBackend):
         return self._inner.rows_moved(context, self._local(spec), pages_per_seq)
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
-        tensor = self._placement.tensor
         arrays = self._inner.cache_arrays(self._local(spec))
-        whole: tuple[Any, ...] = jax.tree.map(partial(_of_all_devices, tensor=tensor), arrays)
+        whole: tuple[Any, ...] = jax.tree.map(partial(_of_all_devices, shares=self._placement.num_shares), arrays)
         return whole
 
     def _local(self, spec: KVCacheSpec) -> KVCacheSpec:
         """One device's share."""
-        return replace(spec, num_kv_heads=spec.num_kv_heads // self._placement.tensor)
+        return replace(spec, num_kv_heads=spec.num_kv_heads // self._placement.num_shares)
 
     def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
         arrays = self.cache_arrays(spec)
@@ -89,9 +88,9 @@ class ShardedAttention(AttentionBackend):
         return StackedCache(specs, _WHOLE) if isinstance(cache, StackedCache) else specs
 
 
-def _of_all_devices(array: CacheArray, tensor: int) -> CacheArray:
+def _of_all_devices(array: CacheArray, shares: int) -> CacheArray:
     """All devices' share together."""
     shape = tuple(
-        size * tensor if axis == "kv_heads" else size for size, axis in zip(array.shape, array.axes, strict=True)
+        size * shares if axis == "kv_heads" else size for size, axis in zip(array.shape, array.axes, strict=True)
     )
     return replace(array, shape=shape)

@@ -63,8 +63,8 @@ def decode_loop(
             slots=jnp.where(is_active, _slots(inputs.ragged, positions, geometry.page_size), 0),
             kv_lens=jnp.where(is_real, positions + 1, 0),
         )
-        hidden, cache = model(token_ids, positions, cache, partial(attention, batch=ragged))
-        logits = gathered(model.logits(hidden), placement)
+        hidden, cache = model(token_ids, positions, cache, partial(attention, batch=ragged), is_active)
+        logits = gathered(model.logits(hidden), placement, geometry.vocab_size)
         rows = replace(sampling, output_index=sampling.output_index + step)
         sampled, of_step, state = sample_extended(logits, rows, extended, state)
         logprobs = jax.tree.map(lambda all_, one: update(all_, one, step, axis=0), logprobs, of_step)

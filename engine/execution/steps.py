@@ -125,7 +125,9 @@ def _compute_hidden(
     """Hidden states `[max_rows, hidden]` of the tokens to sample after, their packed parameters, and the new cache."""
     inputs = unpack_step(geometry.step_layout(num_tokens), flat)
     token_ids = jnp.where(inputs.sources >= 0, last_tokens[inputs.sources], inputs.token_ids)
-    hidden, cache = rebuild(params)(token_ids, inputs.positions, cache, partial(attention, batch=inputs.ragged))
+    ragged = inputs.ragged
+    is_real = jnp.arange(num_tokens) < ragged.cu_q_lens[ragged.num_seqs[0]]
+    hidden, cache = rebuild(params)(token_ids, inputs.positions, cache, partial(attention, batch=ragged), is_real)
     padding = ((0, geometry.max_rows - inputs.sampled_tokens.shape[0]), (0, 0))
     return jnp.pad(hidden[inputs.sampled_tokens], padding), jnp.pad(inputs.sampling, padding), cache
 
@@ -140,7 +142,7 @@ def _sample_rows(
     sampling: jax.Array,  # i32 [max_rows, words]
 ) -> jax.Array:
     """Samples the first `num_rows` rows. Tokens are i32 `[max_rows]`, so that the next step has one shape for all."""
-    logits = gathered(rebuild(params).logits(rows[:num_rows]), placement)
+    logits = gathered(rebuild(params).logits(rows[:num_rows]), placement, geometry.vocab_size)
     token_ids = sample(logits, unpack_sampling(sampling[:num_rows]), are_sound(logits))
     return jnp.pad(token_ids, (0, geometry.max_rows - num_rows))
 
@@ -158,7 +160,7 @@ def _sample_extended_rows(
     masks: jax.Array,  # i32 [num_rows, mask_words]
 ) -> tuple[jax.Array, Logprobs, SamplingState]:
     """The same with all options."""
-    logits = gathered(rebuild(params).logits(rows[:num_rows]), placement)
+    logits = gathered(rebuild(params).logits(rows[:num_rows]), placement, geometry.vocab_size)
     extended = unpack_extended(geometry.extended_layout(num_rows), options)
     token_ids, logprobs, state = sample_extended(logits, unpack_sampling(sampling[:num_rows]), extended, state, masks)
     return jnp.pad(token_ids, (0, geometry.max_rows - num_rows)), logprobs, state

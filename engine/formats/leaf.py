@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -47,6 +47,10 @@ class Leaf:
     stored_block: tuple[int, ...] = (1, 1)
     convert: Callable[[np.ndarray], np.ndarray] = as_stored
     is_transposed: bool = False  # the stored tensor has the input first
+
+    def transposed(self) -> Self:
+        """Of a tensor that is stored the other way round."""
+        return replace(self, stored_shape=self.stored_shape[::-1], is_transposed=not self.is_transposed)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether a stored tensor has the right shape. What is read whole may have it with or without axes of 1."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,19 @@ from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.files import CONFIG_FILE, read_json
 from penstock.engine.loading.packed import PackedSource, PackedWeights, is_packed, packed_weights
 from penstock.engine.loading.weights import FLOAT_TYPES, Rows, Source, Stored, WeightFiles, open_weights
-from penstock.engine.models import FAMILIES, Decoder, Family, ModelConfig, ParamPath, family_of, stacked_layers
+from penstock.engine.models import (
+    FAMILIES,
+    Decoder,
+    ExpertsConfig,
+    Family,
+    ModelConfig,
+    ParamPath,
+    family_of,
+    stacked_layers,
+)
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.models.hf_config import checked_dtype
+from penstock.engine.sharded_experts import shard_experts
 from penstock.engine.sharding import Placement
 from penstock.engine.stats import ReportProgress
 
@@ -110,8 +121,9 @@ def load_model(
     They go to the default device; with `placement`, each device of its mesh reads its own share and no more.
 
     Every tensor that the model has must be there with its shape, and no other one. Names, shapes and types are all
-    checked before the first weight is read. Two kinds of extra tensors are passed over because they hold nothing new:
-    stored rotary frequencies, and an `lm_head.weight` that equals the embedding it is tied to.
+    checked before the first weight is read. Extra tensors of four kinds are passed over: stored rotary frequencies and
+    an `lm_head.weight` that equals the embedding it is tied to, which hold nothing new, layers for drafting, and what a
+    family lists as not the language model's.
 
     Raises:
         CheckpointError: a file or tensor is missing, unexpected, misshapen or of a type that is not a float.
@@ -129,7 +141,7 @@ def load_model(
             num_bytes_read += num_bytes[source.path]
             if progress is not None:
                 progress(num_bytes_read, sum(num_bytes.values()), "weights")
-    return _merged(checked.graph, filled)
+    return _merged(checked.graph, filled, placement)
 
 
 def check_weights(directory: Path, config: ModelConfig) -> int:
@@ -152,7 +164,7 @@ def random_model(
         key = jax.random.fold_in(jax.random.key(seed), number)
         sharding = None if placement is None else _sharding(path, param, placement)
         filled[path] = param.replace(_initial(key, path[-1], param.shape, param.dtype, sharding))
-    return _merged(graph, filled)
+    return _merged(graph, filled, placement)
 
 
 def abstract_model(config: ModelConfig, placement: Placement, *, stacked: bool) -> Decoder:
@@ -164,7 +176,7 @@ def abstract_model(config: ModelConfig, placement: Placement, *, stacked: bool) 
         filled[path] = param.replace(
             jax.ShapeDtypeStruct(param.shape, param.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
         )
-    return _merged(graph, filled)
+    return _merged(graph, filled, placement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +191,9 @@ class _Checked:
 
 def _checked(directory: Path, config: ModelConfig, *, stacked: bool = False) -> _Checked:
     stored = _stored_tensors(directory)
-    _check_layers(stored, config)
-    graph, abstract = _abstract(config, stacked=stacked)
     family = FAMILIES[config.family].as_stored(stored.keys())
+    _check_layers(stored, family, config)
+    graph, abstract = _abstract(config, stacked=stacked)
     packed = _packed_weights(directory, stored) if config.is_packed else None
     sources: list[Source | PackedSource] = []
     for path in abstract:
@@ -193,7 +205,7 @@ def _checked(directory: Path, config: ModelConfig, *, stacked: bool = False) -> 
     codes = [source for source in sources if isinstance(source, PackedSource) and source.path[-1] == "codes"]
     known = {} if packed is None else {name: leaf for source in codes for name, leaf in packed.known(source)}
     passed_over = set() if packed is None else {name for source in codes for name in packed.passed_over(source)}
-    _check(stored, sources, known.keys() | passed_over, tied=config.tie_word_embeddings)
+    _check(stored, sources, known.keys() | passed_over, family, config)
     return _Checked(graph, stored, sources, known)
 
 
@@ -208,20 +220,31 @@ def _source(
     family: Family, path: ParamPath, layers: Sequence[ParamPath], params: Mapping[ParamPath, Any], config: ModelConfig
 ) -> Source:
     param = params[path]
+    padding = _padding(layers[0], param, config)
     names = [family.tensor_name(layer) for layer in layers]
     is_per_expert, is_stacked = "{}" in names[0], layers[0] is not path
     if is_per_expert:
-        names = [name.format(expert) for name in names for expert in range(param.shape[is_stacked])]
+        num_experts = param.shape[is_stacked] - padding[is_stacked]
+        names = [name.format(expert) for name in names for expert in range(num_experts)]
     return Source(
         path=path,
-        shape=tuple(param.shape),
+        shape=tuple(map(sub, param.shape, padding)),
         dtype=param.dtype,
         names=tuple(names),
         num_spread=is_stacked + is_per_expert,
         copies=_copies(path, param, config),
         head_dim=config.head_dim,
         rows=_rows(family, path, params, config),
+        is_plain=family.is_plain(path),
+        padding=padding if any(padding) else (),
     )
+
+
+def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...]:
+    """Along each axis, of a parameter of the layer that `path` names."""
+    mlp = config.blocks[int(path[1])].mlp if path[0] == "blocks" else None
+    padded = {"vocab": config.vocab_padding, "experts": mlp.num_padding if isinstance(mlp, ExpertsConfig) else 0}
+    return tuple(padded.get(axis or "", 0) for axis in logical_axes(path, len(param.shape)))
 
 
 def _copies(path: ParamPath, param: Any, config: ModelConfig) -> int:
@@ -233,7 +256,10 @@ def _rows(family: Family, path: ParamPath, params: Mapping[ParamPath, Any], conf
     if len(fused) == 1:
         return None
     sizes = [params[part].shape[-1] // _copies(part, params[part], config) for part in fused]
-    return Rows(first=sum(sizes[: fused.index(path)]), total=sum(sizes))
+    place = fused.index(path)
+    if family.is_interleaved(path):
+        return Rows(first=place, total=sum(sizes), step=len(fused))
+    return Rows(first=sum(sizes[:place]), total=sum(sizes))
 
 
 def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:
@@ -243,8 +269,9 @@ def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decod
     return graph, dict(flat)
 
 
-def _merged(graph: nnx.GraphDef[Decoder], filled: Mapping[Any, Any]) -> Decoder:
-    return nnx.merge(graph, nnx.from_flat_state(filled))
+def _merged(graph: nnx.GraphDef[Decoder], filled: Mapping[Any, Any], placement: Placement | None) -> Decoder:
+    model: Decoder = nnx.merge(graph, nnx.from_flat_state(filled))
+    return model if placement is None else shard_experts(model, placement)
 
 
 def _sharding(path: ParamPath, param: Any, placement: Placement) -> jax.sharding.Sharding:
@@ -265,11 +292,11 @@ def _initial(
 
 
 def _embedding_dtype(directory: Path, family: Family) -> str:
-    name = family.tensor_name(("embedding",))
-    stored = _stored_tensors(directory).get(name)
-    if stored is None:
+    stored = _stored_tensors(directory)
+    name = family.as_stored(stored.keys()).tensor_name(("embedding",))
+    if name not in stored:
         raise CheckpointError(f"{CONFIG_FILE} states no dtype, and the weights in {directory} hold no {name}")
-    return FLOAT_TYPES.get(stored.kind, stored.kind)
+    return FLOAT_TYPES.get(stored[name].kind, stored[name].kind)
 
 
 def _stored_tensors(directory: Path) -> dict[str, Stored]:
@@ -317,9 +344,8 @@ def _packed_weights(directory: Path, stored: Mapping[str, Stored]) -> PackedWeig
     return packed_weights(fields, family_of(fields), stored, "auto")
 
 
-def _check_layers(stored: Mapping[str, Stored], config: ModelConfig) -> None:
+def _check_layers(stored: Mapping[str, Stored], family: Family, config: ModelConfig) -> None:
     """By one tensor each, and first of all: to build the structure of a thousand layers takes half a minute."""
-    family = FAMILIES[config.family]
     names = {family.tensor_name(("blocks", layer, "attention", "out", "kernel")) for layer in range(config.num_layers)}
     modules = {name.rpartition(".")[0] for name in stored}  # quantized, they have no `weight`
     lacking = {name for name in names if name.removesuffix(".weight") not in modules}
@@ -327,14 +353,20 @@ def _check_layers(stored: Mapping[str, Stored], config: ModelConfig) -> None:
 
 
 def _check(
-    stored: Mapping[str, Stored], sources: Sequence[Source | PackedSource], others: set[str], *, tied: bool
+    stored: Mapping[str, Stored],
+    sources: Sequence[Source | PackedSource],
+    others: set[str],
+    family: Family,
+    config: ModelConfig,
 ) -> None:
     expected = {name for source in sources for name in source.names}
     _refuse(expected - stored.keys(), "the checkpoint lacks tensors of the model")
     extra = {name for name in stored.keys() - expected - others if not HARMLESS.fullmatch(name)}
-    if tied and "lm_head.weight" in extra:
-        _check_tied_head(stored)
-        extra.remove("lm_head.weight")
+    extra -= {name for name in extra if name.startswith((*family.passed_over, *_draft_layers(family, config)))}
+    head, embedding = (family.tensor_name(path) for path in (("head", "kernel"), ("embedding",)))
+    if config.tie_word_embeddings and head in extra:
+        _check_tied_head(stored, head, embedding)
+        extra.remove(head)
     _refuse(extra, "the checkpoint holds tensors that the model has no place for", stored)
     for source in sources:
         for name in source.names:
@@ -352,13 +384,18 @@ def _check_tensor(name: str, found: Stored, source: Source | PackedSource) -> No
         )
 
 
-def _check_tied_head(stored: Mapping[str, Stored]) -> None:
-    head, embedding = stored["lm_head.weight"], stored["model.embed_tokens.weight"]
-    with open_weights(head.file) as heads, open_weights(embedding.file) as embeddings:
-        same = np.array_equal(heads.get_tensor("lm_head.weight"), embeddings.get_tensor("model.embed_tokens.weight"))
+def _draft_layers(family: Family, config: ModelConfig) -> tuple[str, ...]:
+    """What the names of their tensors begin with."""
+    layers = range(config.num_layers, config.num_layers + config.num_draft_layers)
+    return tuple(f"{family.places[0].body}.layers.{layer}." for layer in layers)
+
+
+def _check_tied_head(stored: Mapping[str, Stored], head: str, embedding: str) -> None:
+    with open_weights(stored[head].file) as heads, open_weights(stored[embedding].file) as embeddings:
+        same = np.array_equal(heads.get_tensor(head), embeddings.get_tensor(embedding))
     if not same:
         raise CheckpointError(
-            f"lm_head.weight in {head.file.name} differs from model.embed_tokens.weight, but config.json ties the two; "
+            f"{head} in {stored[head].file.name} differs from {embedding}, but config.json ties the two; "
             "set tie_word_embeddings to false if the head is its own"
         )
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import add, sub
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.rows import before_copying
 from penstock.engine.models import BlockConfig, Family, ModelConfig, ParamPath
 from penstock.engine.models.block import Block
-from penstock.engine.models.config import Packed
+from penstock.engine.models.config import ExpertsConfig, Packed
 
 UNQUANTIZED = frozenset({"router", "shared_gate", "head"})  # small, or what rounding costs most: by setting, never
 
@@ -30,7 +31,7 @@ class PackedSource:
     """Where an array of a packed weight comes from: a Leaf of one module, or of each of its first axes' places."""
 
     path: ParamPath
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # without padding
     dtype: jnp.dtype
     packing: Packing
     num_in: int
@@ -41,6 +42,12 @@ class PackedSource:
     copies: int = 1  # times that each KV head is repeated
     head_dim: int = 1
     first_row: int = 0  # in a fused tensor
+    step: int = 1  # between its rows there
+    padding: tuple[int, ...] = ()  # how many zeros stand behind it along each axis, in no file; (): none
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        return tuple(map(add, self.shape, self.padding)) if self.padding else self.shape
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,9 +72,15 @@ class PackedSource:
 
     def read(self, tensor: Callable[[Index], np.ndarray], index: Index) -> np.ndarray:
         """What `index`, without the axes that are spread, selects; `tensor` gives some of the one that is stored."""
+        shape = self.shape[self.num_spread :]
+        sizes = [len(range(*part.indices(size))) for part, size in zip(index, shape, strict=True)]
+        if 0 in sizes:  # the share of a device that has padding alone
+            return np.empty(sizes, self.dtype)
         index, cut = self._before_copying(index)
         index = self._in_fused(index)
         array = self.leaf.read(tensor, self.whole, index)
+        if self.step > 1:
+            array = array[..., :: self.step, :]
         if self.copies > 1:
             heads = array.reshape(-1, self.head_dim, array.shape[-1])
             array = np.repeat(heads, self.copies, axis=0).reshape(-1, array.shape[-1])[cut]
@@ -92,7 +105,8 @@ class PackedSource:
         if self.whole == self.shape[self.num_spread :] or self._num_dims == 1:
             return index
         start, stop, _ = index[-2].indices(self.shape[-2] // self.copies)
-        return (*index[:-2], slice(self.first_row + start, self.first_row + stop), index[-1])
+        first, step = self.first_row, self.step
+        return (*index[:-2], slice(first + start * step, first + (stop - 1) * step + 1), index[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +117,11 @@ class PackedWeights:
     family: Family  # as stored
     stored: Mapping[str, Any]  # headers
     left: frozenset[str] = frozenset()  # matmuls that are not quantized, by the last part of their paths
+
+    @property
+    def is_own(self) -> bool:
+        """Whether weights are quantized here, from a checkpoint that is not."""
+        return isinstance(self.form, Own)
 
     def of(self, config: ModelConfig) -> ModelConfig:
         """`config` with the packings of its matmuls.
@@ -130,35 +149,43 @@ class PackedWeights:
         Raises:
             ConfigError: it is some rows of a stored weight, and scales are of others too.
         """
-        packing, param, leaf = _packing_of(layers[0], config), params[path], path[-1]
+        packing, param, leaf = _packing_of(layers[0], config), params[path], str(path[-1])
+        padding = _padding(layers[0], param, config)
+        shape = tuple(map(sub, param.shape, padding))
         modules = [self.module(layer[:-1]) for layer in layers]
         is_per_expert = "{}" in modules[0]
         num_spread = (layers[0] is not path) + is_per_expert
         if is_per_expert:
-            modules = [name.format(expert) for name in modules for expert in range(param.shape[num_spread - 1])]
-        parts = [(*part[:-1], "codes") for part in self.family.fused_with((*path[:-1], "kernel"))]
+            modules = [name.format(expert) for name in modules for expert in range(shape[num_spread - 1])]
+        kernel = (*path[:-1], "kernel")
+        parts = [(*part[:-1], "codes") for part in self.family.fused_with(kernel)]
         sizes = [_num_out(params[part].shape, part, config) for part in parts]
-        first = sum(sizes[: parts.index((*path[:-1], "codes"))])
+        place = parts.index((*path[:-1], "codes"))
+        step = len(parts) if self.family.is_interleaved(kernel) else 1
+        first = place if step > 1 else sum(sizes[:place])
         num_in = params[(*path[:-1], "codes")].shape[-1] * 8 // PLANES[packing.code][0]
         rows = packing.rows if leaf == "scales" else 1
-        if rows > 1 and any(size % rows for size in sizes[:-1]):
+        if rows > 1 and (step > 1 or any(size % rows for size in sizes[:-1])):
             raise ConfigError(
                 f"{modules[0]}: a block of {rows} rows has a scale that is not of one of {sizes} rows alone"
             )
-        one, _ = leaf_shapes(packing, sum(sizes), num_in)[str(leaf)]
+        one, _ = leaf_shapes(packing, sum(sizes), num_in)[leaf]
+        found = self.form.leaves(modules[0], self.stored, packing, sum(sizes), num_in)[leaf]
         return PackedSource(
             path=path,
-            shape=tuple(param.shape),
+            shape=shape,
             dtype=param.dtype,
             packing=packing,
             num_in=num_in,
-            leaf=self.form.leaves(modules[0], self.stored, packing, sum(sizes), num_in)[str(leaf)],
+            leaf=found.transposed() if self.is_own and self.family.is_plain(kernel) else found,
             modules=tuple(modules),
             num_spread=num_spread,
-            whole=(*param.shape[num_spread : len(param.shape) - len(one)], *one),
+            whole=(*shape[num_spread : len(shape) - len(one)], *one),
             copies=_copies(path, config) if len(one) == 2 and rows == 1 and packing.rows else 1,
             head_dim=config.head_dim,
             first_row=first // rows if rows else 0,
+            step=step,
+            padding=padding if any(padding) else (),
         )
 
     def known(self, source: PackedSource) -> Iterator[tuple[str, Leaf]]:
@@ -212,7 +239,20 @@ def _packing_of(path: ParamPath, config: ModelConfig) -> Packing:
 
 def _num_out(codes: tuple[int, ...], path: ParamPath, config: ModelConfig) -> int:
     """As it is stored."""
-    return codes[-2] // _copies(path, config)
+    return config.vocab_size if path == ("head", "codes") else codes[-2] // _copies(path, config)
+
+
+def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...]:
+    """Along each axis, of an array of the layer that `path` names."""
+    zeros = [0] * len(param.shape)
+    if path[0] == "head" and path[-1] != "group_of":
+        packing = _packing_of(path, config)
+        stored = packing.num_row_groups(config.vocab_size) if path[-1] == "scales" else config.vocab_size
+        zeros[-2] = param.shape[-2] - stored
+    mlp = config.blocks[int(path[1])].mlp if path[0] == "blocks" else None
+    if isinstance(mlp, ExpertsConfig) and path[2:4] == ("mlp", "experts"):
+        zeros[-2 if path[-1] == "group_of" else -3] = mlp.num_padding
+    return tuple(zeros)
 
 
 def _copies(path: ParamPath, config: ModelConfig) -> int:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from operator import add
 from pathlib import Path
 from typing import Any, Self
 
@@ -44,10 +45,11 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which of a fused tensor's rows a parameter is, by its last axis: those from `first` on, of `total`."""
+    """Which of a fused tensor's rows a parameter is, by its last axis: each `step`-th from `first` on, of `total`."""
 
     first: int
     total: int
+    step: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +60,26 @@ class Source:
     """
 
     path: ParamPath
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # without padding
     dtype: jnp.dtype
     names: tuple[str, ...]  # of the places of the first axes, the last of those running fastest
     num_spread: int  # first axes that are spread over tensors
     copies: int = 1  # times that each KV head is repeated
     head_dim: int = 1
     rows: Rows | None = None  # None: all
+    is_plain: bool = False  # kernels mostly are not: those are stored transposed, `[out, in]`
+    padding: tuple[int, ...] = ()  # how many zeros stand behind it along each axis, in no file; (): none
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        return tuple(map(add, self.shape, self.padding)) if self.padding else self.shape
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Of each of its tensors. Kernels are stored transposed, `[out, in]`."""
+        """Of each of its tensors."""
         *shape, _ = self.shape[self.num_spread :]
         num_rows = self._num_rows if self.rows is None else self.rows.total
-        return (*shape[:-1], num_rows, shape[-1]) if self.path[-1] == "kernel" else (*shape, num_rows)
+        return (*shape[:-1], num_rows, shape[-1]) if self.is_transposed else (*shape, num_rows)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -90,7 +98,12 @@ class Source:
         if self.rows is None:
             return index
         start, stop, _ = index[-1].indices(self._num_rows)
-        return (*index[:-1], slice(self.rows.first + start, self.rows.first + stop))
+        first, step = self.rows.first, self.rows.step
+        return (*index[:-1], slice(first + start * step, first + (stop - 1) * step + 1, step))
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.path[-1] == "kernel" and not self.is_plain
 
     @property
     def _num_rows(self) -> int:
@@ -114,18 +127,25 @@ class WeightFiles:
     def array(self, source: Source | PackedSource, placement: Placement | None) -> jax.Array:
         """The parameter on its devices, each of which is given its share and nothing else."""
         if placement is None:
-            return jnp.asarray(self._read(source, (slice(None),) * len(source.shape)))
+            return jnp.asarray(self._share(source, (slice(None),) * len(source.shape)))
         read: dict[str, np.ndarray] = {}
 
         def share(index: Index | None) -> np.ndarray:
             key = str(index)
             if key not in read:  # devices that hold the same are asked one after the other
                 read.clear()
-                read[key] = self._read(source, index or ())
+                read[key] = self._share(source, index or ())
             return read[key]
 
-        sharding = placement.sharding(logical_axes(source.path, len(source.shape)), source.shape)
-        return jax.make_array_from_callback(source.shape, sharding, share)
+        sharding = placement.sharding(logical_axes(source.path, len(source.shape)), source.padded_shape)
+        return jax.make_array_from_callback(source.padded_shape, sharding, share)
+
+    def _share(self, source: Source | PackedSource, index: Index) -> np.ndarray:
+        if not source.padding:
+            return self._read(source, index)
+        stored, padding = _before_padding(source, index)
+        array = self._read(source, stored)
+        return np.pad(array, padding) if any(map(any, padding)) else array
 
     def check(self, name: str, leaf: Leaf) -> None:
         """Reads what must be as `leaf` says.
@@ -157,7 +177,12 @@ class WeightFiles:
             rows, cut = before_copying(index[-1], source.shape[-1], source.copies, source.head_dim)
             index = (*index[:-1], rows)
         index = source.stored_index(index)
-        array = _transposed(tensor, index) if source.path[-1] == "kernel" else tensor[index]
+        if source.is_transposed:
+            array = _transposed(tensor, index)
+        elif source.rows is not None and source.rows.step > 1:
+            array = _alternating(tensor, index, source.dtype)
+        else:
+            array = tensor[index]
         if source.copies > 1:
             heads = array.reshape(*array.shape[:-1], -1, source.head_dim)
             array = np.repeat(heads, source.copies, axis=-2).reshape(*array.shape[:-1], -1)[..., cut]
@@ -207,3 +232,24 @@ def _transposed(tensor: Any, index: Index) -> np.ndarray:
     *lead, first, last = index
     array: np.ndarray = tensor[(*lead, last, first)]
     return array.swapaxes(-1, -2)
+
+
+def _alternating(tensor: Any, index: Index, dtype: jnp.dtype) -> np.ndarray:
+    """With a step on the last axis. Place by place of the first: the library takes long for steps, and much memory."""
+    first, *between, last = index
+    shape = tensor.get_shape()
+    array = np.empty([len(range(*part.indices(size))) for part, size in zip(index, shape, strict=True)], dtype)
+    for to, place in enumerate(range(*first.indices(shape[0]))):
+        array[to] = tensor[(slice(place, place + 1), *between, slice(last.start, last.stop))][0, ..., :: last.step]
+    return array
+
+
+def _before_padding(source: Source | PackedSource, index: Index) -> tuple[Index, list[tuple[int, int]]]:
+    """What to read for `index` of a padded parameter, and how many zeros go before and behind it along each axis."""
+    stored, zeros = [], []
+    for part, size, padding in zip(index, source.shape, source.padding, strict=True):
+        start, stop, _ = part.indices(size + padding)
+        num_stored = max(0, min(stop, size) - start)
+        stored.append(slice(start, start + num_stored) if num_stored else slice(0, 0))  # files have no place behind
+        zeros.append((0, stop - start - num_stored))
+    return tuple(stored), zeros

@@ -6,13 +6,14 @@ from penstock.engine.models.attend import QKV, Attend, AttentionOptions, LayerCa
 from penstock.engine.models.config import (
     AttentionConfig,
     BlockConfig,
+    ClampedSwiGLU,
     ExpertsConfig,
     MLPConfig,
     ModelConfig,
     NormConfig,
     RopeConfig,
 )
-from penstock.engine.models.decoder import Decoder, matmul_parameters, num_parameters
+from penstock.engine.models.decoder import Decoder, active_parameters, matmul_parameters, num_parameters
 from penstock.engine.models.families import FAMILIES, family_of
 from penstock.engine.models.families.family import Family, ParamPath
 from penstock.engine.models.runs import LayerRun, layer_runs, stacked_layers
@@ -24,6 +25,7 @@ __all__ = [
     "AttentionConfig",
     "AttentionOptions",
     "BlockConfig",
+    "ClampedSwiGLU",
     "Decoder",
     "ExpertsConfig",
     "Family",
@@ -35,6 +37,7 @@ __all__ = [
     "ParamPath",
     "RopeConfig",
     "StackedCache",
+    "active_parameters",
     "family_of",
     "layer_runs",
     "matmul_parameters",

@@ -87,13 +87,23 @@ NormPlacement = Literal["before", "after", "around"]
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedSwiGLU:
+    """`gate * sigmoid(alpha * gate) * (up + 1)`, of a gate up to `limit` and an up within `limit` of 0."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """A mixture of gated feed-forwards without biases, of which a router chooses a few for each token."""
+    """A mixture of gated feed-forwards, of which a router chooses a few for each token."""
 
     num_experts: int
     num_chosen: int  # for each token
     intermediate_size: int  # of each expert
     activation: str = "silu"
+    clamped: ClampedSwiGLU | None = None  # in place of `activation`
+    bias: bool = False  # of the router, and of each expert
     scores: str = "softmax"  # of the router's logits, over all experts, or `sigmoid`, each for itself
     normalized: bool = False  # the scores of the chosen are divided by their sum
     scale: float = 1.0  # of the weights
@@ -138,6 +148,8 @@ class ModelConfig:
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None  # scaled logits become soft_cap * tanh(logit / soft_cap)
     packed: Packed = ()  # of what is around the blocks
+    num_draft_layers: int = 0  # that checkpoints hold behind the others, and that nothing here computes
+    vocab_padding: int = 0  # rows of embedding and head beyond the vocabulary, for devices that do not divide it
 
     def __post_init__(self) -> None:
         kinds = {(block.attention.num_kv_heads, block.attention.head_dim) for block in self.blocks}
@@ -152,6 +164,11 @@ class ModelConfig:
     @property
     def num_layers(self) -> int:
         return len(self.blocks)
+
+    @property
+    def vocab_rows(self) -> int:
+        """Of embedding and head, padding included."""
+        return self.vocab_size + self.vocab_padding
 
     @property
     def num_kv_heads(self) -> int:

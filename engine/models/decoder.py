@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from flax import nnx
 from penstock.engine.models.attend import Attend, LayerCache, StackedCache
 from penstock.engine.models.attention import StepInputs
 from penstock.engine.models.block import Block
-from penstock.engine.models.config import BlockConfig, ModelConfig
+from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
 from penstock.engine.models.quantized import quantize_modules
 from penstock.engine.models.rope import rotary_tables
@@ -35,7 +35,7 @@ class Decoder(nnx.Module):
         self.config = config
         self.is_stacked = stacked
         init = nnx.initializers.normal(0.02)
-        self.embedding = nnx.Param(init(rngs.params(), (config.vocab_size, config.hidden_size), dtype))
+        self.embedding = nnx.Param(init(rngs.params(), (config.vocab_rows, config.hidden_size), dtype))
         blocks = [Block(block, config.hidden_size, dtype=dtype, rngs=rngs) for block in config.blocks]
         if stacked:
             blocks = [_stack([blocks[layer] for layer in layers]) for layers in stacked_layers(config)]
@@ -44,7 +44,7 @@ class Decoder(nnx.Module):
         self.head = (
             None
             if config.tie_word_embeddings
-            else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, rngs=rngs)
+            else Linear(config.hidden_size, config.vocab_rows, bias=False, dtype=dtype, rngs=rngs)
         )
         quantize_modules(self, config.packed, dtype)
 
@@ -94,7 +94,7 @@ class Decoder(nnx.Module):
             (x, pages), _ = jax.lax.scan(layers, (x, pages), (stacks, firsts))
         return x, pages
 
-    def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab]
+    def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab_rows]
         if self.head is None:
             logits = jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
         else:
@@ -103,18 +103,29 @@ class Decoder(nnx.Module):
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it."""
-    one = replace(config, blocks=(replace(config.blocks[0], packed=()),), packed=())
+    """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it, padding never."""
+    one = replace(config, blocks=(replace(config.blocks[0], packed=()),), packed=(), vocab_padding=0)
     shapes: Any = nnx.state(nnx.eval_shape(lambda: Decoder(one, rngs=nnx.Rngs(0))))
     around = _num_elements(shapes) - _num_elements(shapes["blocks"])
     blocks = Counter(replace(_as_stored(block), packed=()) for block in config.blocks)
     return around + sum(count * _num_elements(_shapes(block, config)) for block, count in blocks.items())
 
 
-def matmul_parameters(config: ModelConfig) -> int:
-    """Of the matmuls of all layers, KV heads as often as devices hold them: norms, biases and tables are left out."""
-    blocks = Counter(replace(block, packed=()) for block in config.blocks)
-    return sum(count * _num_in_kernels(_shapes(block, config)) for block, count in blocks.items())
+def active_parameters(config: ModelConfig) -> int:
+    """Those of them that one token goes through: all but the experts that are not chosen."""
+    asleep = matmul_parameters(config, lambda experts: experts.num_experts) - matmul_parameters(
+        config, lambda experts: experts.num_chosen
+    )
+    return num_parameters(config) - round(asleep)
+
+
+def matmul_parameters(config: ModelConfig, num_experts: Callable[[ExpertsConfig], float] | None = None) -> float:
+    """Of the matmuls of all layers, KV heads as often as devices hold them: norms, biases and tables are left out.
+
+    Experts count as often as `num_experts` says, which is how many of a mixture are held where it is None.
+    """
+    counts = Counter(replace(block, packed=()) for block in config.blocks)
+    return sum(count * _num_in_kernels(block, config, num_experts) for block, count in counts.items())
 
 
 def _shapes(block: BlockConfig, config: ModelConfig) -> Any:
@@ -127,15 +138,24 @@ def _num_elements(shapes: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
-def _num_in_kernels(shapes: Any) -> int:
-    flat: Any = nnx.to_flat_state(shapes)
-    return sum(math.prod(leaf.shape) for path, leaf in flat if path[-1] == "kernel")
+def _num_in_kernels(
+    block: BlockConfig, config: ModelConfig, num_experts: Callable[[ExpertsConfig], float] | None
+) -> float:
+    flat: Any = nnx.to_flat_state(_shapes(block, config))
+    kernels: dict[Any, int] = {path: math.prod(leaf.shape) for path, leaf in flat if path[-1] == "kernel"}
+    if num_experts is None or not isinstance(block.mlp, ExpertsConfig):
+        return sum(kernels.values())
+    held = block.mlp.num_experts + block.mlp.num_padding
+    of_experts = sum(size for path, size in kernels.items() if "experts" in path)
+    return sum(kernels.values()) - of_experts + of_experts / held * num_experts(block.mlp)
 
 
 def _as_stored(block: BlockConfig) -> BlockConfig:
-    attention = block.attention
+    attention, mlp = block.attention, block.mlp
     num_kv_heads = attention.num_kv_heads // attention.kv_copies
-    return replace(block, attention=replace(attention, num_kv_heads=num_kv_heads, kv_copies=1))
+    if isinstance(mlp, ExpertsConfig):
+        mlp = replace(mlp, num_padding=0)
+    return replace(block, attention=replace(attention, num_kv_heads=num_kv_heads, kv_copies=1), mlp=mlp)
 
 
 def _stack(blocks: Sequence[Block]) -> Block:

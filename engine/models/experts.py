@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.models.config import ExpertsConfig
+from penstock.engine.models.config import ClampedSwiGLU, ExpertsConfig
 from penstock.engine.models.layers import ACTIVATIONS, GatedMLP, Linear
 
 
@@ -14,7 +14,7 @@ class Experts(nnx.Module):
     """The weighted sum of what a token's experts make of it, and of what the shared one does, where there is one."""
 
     def __init__(self, config: ExpertsConfig, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.router = Linear(hidden, config.num_experts, bias=False, dtype=dtype, rngs=rngs)
+        self.router = Linear(hidden, config.num_experts, bias=config.bias, dtype=dtype, rngs=rngs)
         self.correction = nnx.Param(jnp.zeros((config.num_experts,), jnp.float32)) if config.has_correction else None
         self.experts = GroupedMLP(config, hidden, dtype=dtype, rngs=rngs)
         self.shared = None if config.shared is None else GatedMLP(config.shared, hidden, dtype=dtype, rngs=rngs)
@@ -30,7 +30,7 @@ class Experts(nnx.Module):
         chosen, weights = route(self.router.wide(x), correction, self.config)
         if is_real is not None:
             chosen = jnp.where(is_real[:, None], chosen, self.experts.num_experts)
-        y = mix(self.experts, x, chosen, weights).astype(x.dtype)
+        y = self.experts.mix(x, chosen, weights).astype(x.dtype)
         return y if self.shared is None else y + self._of_shared(self.shared, x)
 
     def _of_shared(self, shared: GatedMLP, x: jax.Array) -> jax.Array:
@@ -45,25 +45,35 @@ class GroupedMLP(nnx.Module):
 
     def __init__(self, config: ExpertsConfig, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         num_experts, intermediate = config.num_experts + config.num_padding, config.intermediate_size
-        self.gate = GroupedLinear(num_experts, hidden, intermediate, dtype=dtype, rngs=rngs)
-        self.up = GroupedLinear(num_experts, hidden, intermediate, dtype=dtype, rngs=rngs)
-        self.down = GroupedLinear(num_experts, intermediate, hidden, dtype=dtype, rngs=rngs)
+        self.gate = GroupedLinear(num_experts, hidden, intermediate, bias=config.bias, dtype=dtype, rngs=rngs)
+        self.up = GroupedLinear(num_experts, hidden, intermediate, bias=config.bias, dtype=dtype, rngs=rngs)
+        self.down = GroupedLinear(num_experts, intermediate, hidden, bias=config.bias, dtype=dtype, rngs=rngs)
         self.num_experts = num_experts
-        self.activation = config.activation
+        self.activation, self.clamped = config.activation, config.clamped
 
     def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:  # as GroupedLinear; f32
         gate, up = (linear(rows, group_sizes).astype(rows.dtype) for linear in (self.gate, self.up))
-        return self.down(ACTIVATIONS[self.activation](gate) * up, group_sizes)
+        return self.down(self.gated(gate, up), group_sizes)
+
+    def gated(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        if self.clamped is not None:
+            return clamped_swiglu(gate, up, self.clamped)
+        return ACTIVATIONS[self.activation](gate) * up
+
+    def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array) -> jax.Array:
+        """As the function `mix`."""
+        return mix(self, x, chosen, weights, self.num_experts)
 
 
 class GroupedLinear(nnx.Module):
     """A matrix per expert; each row is multiplied by its expert's."""
 
     def __init__(
-        self, num_experts: int, in_features: int, out_features: int, *, dtype: jnp.dtype, rngs: nnx.Rngs
+        self, num_experts: int, in_features: int, out_features: int, *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs
     ) -> None:
         init = nnx.initializers.normal(0.02)
         self.kernel = nnx.Param(init(rngs.params(), (num_experts, in_features, out_features), dtype))
+        self.bias = nnx.Param(jnp.zeros((num_experts, out_features), dtype)) if bias else None
 
     def __call__(
         self,
@@ -71,7 +81,20 @@ class GroupedLinear(nnx.Module):
         group_sizes: jax.Array,  # i32 [num_experts]: rows of each; those behind them all hold anything
     ) -> jax.Array:
         """In f32, as it was summed."""
-        return jax.lax.ragged_dot(rows, self.kernel[...], group_sizes, preferred_element_type=jnp.float32)
+        y = jax.lax.ragged_dot(rows, self.kernels(rows.dtype), group_sizes, preferred_element_type=jnp.float32)
+        if self.bias is None:
+            return y
+        biases = self.bias[...].astype(jnp.float32)
+        return y + jnp.repeat(biases, group_sizes, axis=0, total_repeat_length=rows.shape[0])
+
+    def kernels(self, dtype: jnp.dtype) -> jax.Array:  # [experts, in, out]; for rows of `dtype`
+        del dtype  # they are held as they are multiplied
+        return self.kernel[...]
+
+
+def clamped_swiglu(gate: jax.Array, up: jax.Array, config: ClampedSwiGLU) -> jax.Array:
+    gate, up = jnp.minimum(gate, config.limit), jnp.clip(up, -config.limit, config.limit)
+    return (up + 1) * (gate * jax.nn.sigmoid(config.alpha * gate))
 
 
 def route(logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig) -> tuple[jax.Array, jax.Array]:
@@ -104,6 +127,7 @@ def mix(
     x: jax.Array,  # [num_tokens, hidden]
     chosen: jax.Array,  # i32 [num_tokens, num_chosen]; a number that no expert has adds nothing
     weights: jax.Array,  # f32 [num_tokens, num_chosen]
+    num_experts: int,
 ) -> jax.Array:
     """Sorts the tokens by expert, so that each expert's weights are read once, and sums what comes back, in f32.
 
@@ -112,8 +136,8 @@ def mix(
     num_tokens, num_chosen = chosen.shape
     numbers = chosen.reshape(-1)
     order = jnp.argsort(numbers, stable=True)
-    group_sizes = jnp.zeros(experts.num_experts, jnp.int32).at[numbers].add(1, mode="drop")
+    group_sizes = jnp.zeros(num_experts, jnp.int32).at[numbers].add(1, mode="drop")
     sorted_rows = experts(x[order // num_chosen], group_sizes)
     rows = sorted_rows[jnp.argsort(order)].reshape(num_tokens, num_chosen, -1)
-    is_held = (chosen < experts.num_experts)[:, :, None]
+    is_held = (chosen < num_experts)[:, :, None]
     return jnp.sum(jnp.where(is_held, rows * weights[:, :, None], 0.0), axis=1)

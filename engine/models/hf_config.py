@@ -23,6 +23,8 @@ AT_MOST: Mapping[str, int] = MappingProxyType(
         "num_local_experts": 2**12,
         "n_routed_experts": 2**12,
         "n_shared_experts": 2**6,
+        "num_nextn_predict_layers": 2**6,
+        "num_mtp_layers": 2**6,
         "num_hidden_layers": 2**10,
         "num_attention_heads": 2**12,
         "num_key_value_heads": 2**12,
@@ -57,6 +59,10 @@ class HFConfig:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"config.json: {name} must be a positive whole number, not {shown(value)}")
         return _at_most(AT_MOST.get(name, MAX_INTEGER), name, value)
+
+    def whole(self, name: str) -> int:
+        """A whole number; null is 0."""
+        return 0 if self.get(name) in (None, 0) else self.integer(name)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A number above 0; `default` stands in for null."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from penstock.engine.errors import ConfigError, shown
@@ -40,6 +41,33 @@ def read_experts(config: HFConfig, *counts: str, intermediate_size: str, normali
         intermediate_size=config.integer(intermediate_size),
         activation=read_activation(config),
         normalized=normalized,
+    )
+
+
+def grouped_sigmoid(config: HFConfig, experts: ExpertsConfig) -> ExpertsConfig:
+    """DeepSeek-V3's router (arXiv 2412.19437): sigmoid scores, corrected for choosing, from the best groups alone.
+
+    Raises:
+        ConfigError: groups that cannot be made of these experts, or that hold too few of them.
+    """
+    num_groups, groups_chosen = config.integer("n_group"), config.integer("topk_group")
+    per_group, rest = divmod(experts.num_experts, num_groups)
+    if rest or (num_groups > 1 and per_group < 2):
+        raise ConfigError(
+            f"config.json: n_group = {num_groups} does not part {experts.num_experts} experts into groups of 2 or more"
+        )
+    if groups_chosen > num_groups or experts.num_chosen > groups_chosen * per_group:
+        raise ConfigError(
+            f"config.json: {experts.num_chosen} experts cannot be chosen from topk_group = {groups_chosen} "
+            f"of {num_groups} groups of {per_group}"
+        )
+    return replace(
+        experts,
+        scores="sigmoid",
+        has_correction=True,
+        scale=config.number("routed_scaling_factor"),
+        num_groups=num_groups,
+        groups_chosen=groups_chosen,
     )
 
 

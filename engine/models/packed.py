@@ -13,10 +13,12 @@ from penstock.engine.models.attention import Attention
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
-from penstock.engine.models.experts import Experts
+from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP
 from penstock.engine.models.layers import GatedMLP, Linear
-from penstock.engine.models.quantized import QuantizedLinear
-from penstock.engine.native import MATMUL, panel_width
+from penstock.engine.models.quantized import QuantizedGroupedLinear, QuantizedLinear
+from penstock.engine.native import GROUPED_MATMUL, MATMUL, panel_width
+
+SILU = ("silu", "swish")  # the activation that the kernel has in it
 
 
 def pack_weights(model: Decoder, library: ctypes.CDLL) -> None:
@@ -113,6 +115,45 @@ class PackedMLP(GatedMLP):
         return self.down(self.gate_up(x))
 
 
+class PackedExperts(GroupedMLP):
+    """The feed-forwards of all experts in two matmuls, which read the weights of those alone that have rows."""
+
+    def __init__(self, experts: GroupedMLP, width: int) -> None:
+        self.num_experts, self.activation, self.clamped = experts.num_experts, experts.activation, experts.clamped
+        self.is_gated = experts.activation in SILU and experts.clamped is None
+        self.gate_up = PackedGroups([experts.gate, experts.up], width, gated=self.is_gated)
+        self.down = PackedGroups([experts.down], width)
+
+    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        inner = self.gate_up.multiply(rows, group_sizes, rows.dtype)
+        if not self.is_gated:
+            inner = self.gated(*jnp.split(inner, 2, axis=1))
+        return self.down(inner, group_sizes)
+
+
+class PackedGroups(GroupedLinear):
+    """A matrix per expert, of one GroupedLinear or of several side by side; `gated` as of PackedLinear."""
+
+    def __init__(self, linears: Sequence[GroupedLinear], width: int, *, gated: bool = False) -> None:
+        self.num_columns = linears[0].kernel.shape[-1] * (1 if gated else len(linears))
+        self.is_gated = gated
+        # [experts, in, out] of each -> [experts, panels, in, width], of bf16 with pairs of rows interleaved
+        kernels = zip(*(linear.kernel[...] for linear in linears), strict=True)
+        self.weights = nnx.Param(jnp.stack([_pack(_columns(parts, width, gated=gated), width) for parts in kernels]))
+        biases = [linear.bias[...].astype(jnp.float32) for linear in linears if linear.bias is not None]
+        self.bias = nnx.Param(_columns(biases, width, gated=gated)) if biases else None
+
+    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        return self.multiply(rows, group_sizes, jnp.dtype(jnp.float32))
+
+    def multiply(self, rows: jax.Array, group_sizes: jax.Array, dtype: jnp.dtype) -> jax.Array:
+        result = jax.ShapeDtypeStruct((rows.shape[0], self.num_columns), dtype)  # type: ignore[no-untyped-call]
+        bias = jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...]
+        call = jax.ffi.ffi_call(GROUPED_MATMUL, result)
+        y: jax.Array = call(rows, self.weights[...], bias, group_sizes, is_gated=self.is_gated)
+        return y
+
+
 def _pack_block(block: Block, width: int) -> None:
     attention = block.attention
     if _are_plain(attention.q, attention.k, attention.v):
@@ -126,7 +167,7 @@ def _pack_block(block: Block, width: int) -> None:
 
 
 def _packed_mlp(mlp: GatedMLP, width: int) -> GatedMLP:
-    if mlp.activation in ("silu", "swish") and _are_plain(mlp.gate, mlp.up):
+    if mlp.activation in SILU and _are_plain(mlp.gate, mlp.up):
         return PackedMLP(mlp, width)
     _pack_each(mlp, ("gate", "up", "down"), width)
     return mlp
@@ -141,12 +182,14 @@ def _packed(linear: Linear, width: int) -> Linear:
     return PackedLinear.of(width, linear) if _are_plain(linear) else linear
 
 
-def _are_plain(*layers: Linear) -> bool:
-    return not any(isinstance(layer, QuantizedLinear) for layer in layers)
+def _are_plain(*layers: Linear | GroupedLinear) -> bool:
+    return not any(isinstance(layer, QuantizedLinear | QuantizedGroupedLinear) for layer in layers)
 
 
 def _pack_experts(experts: Experts, width: int) -> None:
     experts.router = _packed(experts.router, width)
+    if _are_plain(experts.experts.gate, experts.experts.up, experts.experts.down):
+        experts.experts = PackedExperts(experts.experts, width)
     if experts.shared is not None:
         experts.shared = _packed_mlp(experts.shared, width)
     if experts.shared_gate is not None:

@@ -29,7 +29,7 @@ def quantize_modules(model: nnx.Module, packed: Packed, dtype: jnp.dtype) -> Non
 def _quantized(linear: Linear | GroupedLinear, packing: Packing, dtype: jnp.dtype) -> Linear | GroupedLinear:
     if isinstance(linear, GroupedLinear):
         num_experts, num_in, num_out = linear.kernel.shape
-        return QuantizedGroupedLinear(num_experts, num_in, num_out, packing)
+        return QuantizedGroupedLinear(num_experts, num_in, num_out, packing, bias=linear.bias is not None, dtype=dtype)
     num_in, num_out = linear.kernel.shape
     return QuantizedLinear(num_in, num_out, packing, bias=linear.bias is not None, dtype=dtype)
 
@@ -59,13 +59,23 @@ class QuantizedLinear(Linear):
 class QuantizedGroupedLinear(GroupedLinear):
     """As GroupedLinear, of weights `[experts, out, in]` that are held as a Packing says."""
 
-    def __init__(self, num_experts: int, in_features: int, out_features: int, packing: Packing) -> None:
+    def __init__(
+        self,
+        num_experts: int,
+        in_features: int,
+        out_features: int,
+        packing: Packing,
+        *,
+        bias: bool,
+        dtype: jnp.dtype,
+    ) -> None:
         self.packing, self.shape = packing, (out_features, in_features)
         _add_leaves(self, packing, self.shape, num_experts)
+        self.bias = nnx.Param(jnp.zeros((num_experts, out_features), dtype)) if bias else None
 
-    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        weights = _weight(self, self.packing, self.shape).astype(rows.dtype).swapaxes(1, 2)
-        return jax.lax.ragged_dot(rows, weights, group_sizes, preferred_element_type=F32)
+    def kernels(self, dtype: jnp.dtype) -> jax.Array:
+        """`[experts, in, out]`, unpacked in f32."""
+        return _weight(self, self.packing, self.shape).astype(dtype).swapaxes(1, 2)
 
 
 def _add_leaves(module: nnx.Module, packing: Packing, shape: tuple[int, int], *leading: int) -> None:

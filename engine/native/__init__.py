@@ -5,6 +5,7 @@ Nothing needs a compiler to install or to run: where there is none, XLA does the
 
 from penstock.engine.native.library import (
     ATTENTION,
+    GROUPED_MATMUL,
     MATMUL,
     NativeLibrary,
     NativeUnavailableError,
@@ -12,4 +13,12 @@ from penstock.engine.native.library import (
     panel_width,
 )
 
-__all__ = ["ATTENTION", "MATMUL", "NativeLibrary", "NativeUnavailableError", "load_library", "panel_width"]
+__all__ = [
+    "ATTENTION",
+    "GROUPED_MATMUL",
+    "MATMUL",
+    "NativeLibrary",
+    "NativeUnavailableError",
+    "load_library",
+    "panel_width",
+]

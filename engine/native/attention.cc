@@ -128,6 +128,17 @@ void AddMatmul(int64_t rows, int64_t columns, int64_t depth, Matrix<const float>
     }
 }
 
+// How dot products of queries and keys become scores, and which of them are seen.
+struct Scores {
+  float scale;
+  int64_t window;  // 0: no window
+  float soft_cap;  // 0: none
+};
+
+inline void Cap(float* __restrict scores, int64_t begin, int64_t end, float cap) {
+  for (int64_t j = begin; j < end; ++j) scores[j] = cap * Tanh(scores[j] / cap);
+}
+
 // Makes weights of one row's scores, of which [begin, end) of `count` are visible, and adds them to its softmax.
 inline void Weigh(float* __restrict scores, int64_t begin, int64_t end, int64_t count, float* top, float* total,
                   float* __restrict sums, int64_t head_dim) {
@@ -151,8 +162,8 @@ inline void Weigh(float* __restrict scores, int64_t begin, int64_t end, int64_t 
 }
 
 template <typename T>
-void Attend(const Shape& shape, const Batch& batch, const Task& task, float scale, int64_t window,
-            const float* sinks, const T* __restrict q, const T* __restrict keys, const T* __restrict values, T* __restrict out,
+void Attend(const Shape& shape, const Batch& batch, const Task& task, const Scores& how, const float* sinks,
+            const T* __restrict q, const T* __restrict keys, const T* __restrict values, T* __restrict out,
             Scratch& scratch) {
   const int64_t head_dim = shape.head_dim, page_size = shape.page_size, group = shape.group();
   const int64_t start = batch.cu_q_lens[task.sequence] + task.first_query;
@@ -169,13 +180,14 @@ void Attend(const Shape& shape, const Batch& batch, const Task& task, float scal
   scratch.totals.assign(rows, 0.0f);
   for (int64_t i = 0; i < rows; ++i) {
     const T* from = q + ((start + i / group) * shape.num_heads + task.kv_head * group + i % group) * head_dim;
-    for (int64_t d = 0; d < head_dim; ++d) scratch.queries[i * head_dim + d] = Load(from[d]) * scale;
+    for (int64_t d = 0; d < head_dim; ++d) scratch.queries[i * head_dim + d] = Load(from[d]) * how.scale;
   }
   if (sinks != nullptr) {  // the first key that a row sees, without a value
     for (int64_t i = 0; i < rows; ++i) scratch.tops[i] = sinks[task.kv_head * group + i % group];
     scratch.totals.assign(rows, 1.0f);
   }
 
+  const int64_t window = how.window;
   const int32_t* pages = batch.page_indices + task.sequence * shape.pages_per_seq;
   const auto offset = [&](int64_t p) { return (pages[p] * shape.num_kv_heads + task.kv_head) * page_size * head_dim; };
   const int64_t first_key = window > 0 ? std::max<int64_t>(0, first_position - window + 1) : 0;
@@ -191,8 +203,9 @@ void Attend(const Shape& shape, const Batch& batch, const Task& task, float scal
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t position = first_position + i / group;
       const int64_t begin = window > 0 ? std::max<int64_t>(0, position - window + 1 - before) : 0;
-      Weigh(scratch.scores.data() + i * stride, begin, std::min(count, position + 1 - before), count,
-            &scratch.tops[i], &scratch.totals[i], scratch.sums.data() + i * head_dim, head_dim);
+      const int64_t end = std::min(count, position + 1 - before);
+      if (how.soft_cap > 0) Cap(scratch.scores.data() + i * stride, begin, end, how.soft_cap);
+      Weigh(scratch.scores.data() + i * stride, begin, end, count, &scratch.tops[i], &scratch.totals[i], scratch.sums.data() + i * head_dim, head_dim);
     }
     for (int64_t p = first; p < last; ++p) {
       const int64_t done = (p - first) * page_size;
@@ -220,8 +233,8 @@ std::vector<Task> MakeTasks(const Shape& shape, const Batch& batch) {
 }
 
 template <typename T>
-void Run(ffi::ThreadPool& pool, const Shape& shape, const Batch& batch, float scale, int64_t window,
-         const float* sinks, const T* q, const T* k, const T* v, T* keys, T* values, T* out) {
+void Run(ffi::ThreadPool& pool, const Shape& shape, const Batch& batch, const Scores& how, const float* sinks,
+         const T* q, const T* k, const T* v, T* keys, T* values, T* out) {
   const int64_t stride = shape.num_kv_heads * shape.head_dim;
   for (int64_t t = 0; t < shape.num_tokens; ++t)
     WriteToken(shape, batch.slots[t], k + t * stride, v + t * stride, keys, values);
@@ -231,7 +244,7 @@ void Run(ffi::ThreadPool& pool, const Shape& shape, const Batch& batch, float sc
   const std::vector<Task> tasks = MakeTasks(shape, batch);
   ForEach(pool, static_cast<int64_t>(tasks.size()), [&](int64_t i) {
     static thread_local Scratch scratch;
-    Attend(shape, batch, tasks[i], scale, window, sinks, q, keys, values, out, scratch);
+    Attend(shape, batch, tasks[i], how, sinks, q, keys, values, out, scratch);
   });
 }
 
@@ -241,7 +254,8 @@ ffi::Error RaggedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffe
                            ffi::Buffer<ffi::S32> cu_q_lens, ffi::Buffer<ffi::S32> num_seqs,
                            ffi::Buffer<ffi::F32> sinks,  // one for each query head, or none
                            ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> new_keys,
-                           ffi::Result<ffi::AnyBuffer> new_values, float scale, int64_t window) {
+                           ffi::Result<ffi::AnyBuffer> new_values, float scale, int64_t window,
+                           float soft_cap) {
   if (keys.untyped_data() != new_keys->untyped_data() || values.untyped_data() != new_values->untyped_data())
     return ffi::Error::Internal("the KV cache was copied: it must be donated");
   const auto q_dims = q.dimensions(), key_dims = keys.dimensions();
@@ -251,7 +265,7 @@ ffi::Error RaggedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffe
   const float* head_sinks = sinks.element_count() == 0 ? nullptr : sinks.typed_data();
   const auto run = [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    Run<T>(pool, shape, batch, scale, window, head_sinks, static_cast<const T*>(q.untyped_data()),
+    Run<T>(pool, shape, batch, Scores{scale, window, soft_cap}, head_sinks, static_cast<const T*>(q.untyped_data()),
            static_cast<const T*>(k.untyped_data()), static_cast<const T*>(v.untyped_data()),
            static_cast<T*>(new_keys->untyped_data()), static_cast<T*>(new_values->untyped_data()),
            static_cast<T*>(out->untyped_data()));
@@ -284,4 +298,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockRaggedAttention, penstock::RaggedAttention
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Attr<float>("scale")
-                                  .Attr<int64_t>("window"));
+                                  .Attr<int64_t>("window")
+                                  .Attr<float>("soft_cap"));

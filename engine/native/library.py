@@ -17,6 +17,7 @@ import jax
 from penstock.engine.errors import ConfigError
 
 ATTENTION, MATMUL = "penstock_ragged_attention", "penstock_packed_matmul"
+GROUPED_MATMUL = "penstock_grouped_matmul"
 """What the kernels are called in `jax.ffi.ffi_call`, once `load_library` has been called."""
 
 _SOURCES = tuple(Path(__file__).parent / name for name in ("attention.cc", "matmul.cc"))
@@ -74,7 +75,12 @@ def load_library(build_dir: Path) -> ctypes.CDLL:
 
 
 def _register(library: ctypes.CDLL) -> ctypes.CDLL:
-    for target, handler in ((ATTENTION, library.PenstockRaggedAttention), (MATMUL, library.PenstockPackedMatmul)):
+    handlers = {
+        ATTENTION: library.PenstockRaggedAttention,
+        MATMUL: library.PenstockPackedMatmul,
+        GROUPED_MATMUL: library.PenstockGroupedMatmul,
+    }
+    for target, handler in handlers.items():
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")  # type: ignore[no-untyped-call]
     return library
 

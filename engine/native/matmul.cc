@@ -9,6 +9,8 @@
 
 #include "kernels.h"
 
+#include <vector>
+
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
@@ -98,12 +100,12 @@ void Finish(const float* __restrict sums, const float* __restrict bias, bool is_
 struct Matmul {
   int64_t rows, depth, panels, columns;  // columns of y
   bool is_gated;
-  const float* bias;  // [panels, kPanel], or null
+  const float* bias;  // [panels, kPanel], or null; grouped, that of the first group
 };
 
 template <typename T, typename U>
-void RunTask(const Matmul& matmul, int64_t first_row, int64_t panel, const T* x, const T* weights, U* y) {
-  const int64_t num_rows = std::min(kRowsPerTask, matmul.rows - first_row);
+void RunTask(const Matmul& matmul, int64_t first_row, int64_t num_rows, int64_t panel, const T* x, const T* weights,
+             U* y) {
   const int64_t piece = kDepthBytes / static_cast<int64_t>(sizeof(T));
   const T* panel_weights = weights + panel * matmul.depth * kPanel;
   alignas(64) Vector sums[kRowsPerTask][kVectors];
@@ -124,8 +126,39 @@ template <typename T, typename U>
 void Run(ffi::ThreadPool& pool, const Matmul& matmul, const void* x, const void* weights, void* y) {
   const int64_t blocks = (matmul.rows + kRowsPerTask - 1) / kRowsPerTask;
   ForEach(pool, matmul.panels * blocks, [&](int64_t i) {
-    RunTask(matmul, i % blocks * kRowsPerTask, i / blocks, static_cast<const T*>(x), static_cast<const T*>(weights),
-            static_cast<U*>(y));
+    const int64_t first_row = i % blocks * kRowsPerTask;
+    RunTask(matmul, first_row, std::min(kRowsPerTask, matmul.rows - first_row), i / blocks, static_cast<const T*>(x),
+            static_cast<const T*>(weights), static_cast<U*>(y));
+  });
+}
+
+struct RowBlock {
+  int64_t group, first_row, num_rows;
+};
+
+// Rows in the order of their groups, each group with weights of its own. Rows behind all groups are left as they are,
+// and the weights of a group without rows are not touched.
+std::vector<RowBlock> BlocksOf(const int32_t* group_sizes, int64_t groups, int64_t rows) {
+  std::vector<RowBlock> blocks;
+  int64_t row = 0;
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t end = std::min<int64_t>(rows, row + std::max(group_sizes[group], 0));
+    for (; row < end; row += blocks.back().num_rows)
+      blocks.push_back({group, row, std::min(kRowsPerTask, end - row)});
+  }
+  return blocks;
+}
+
+template <typename T, typename U>
+void RunGroups(ffi::ThreadPool& pool, const Matmul& matmul, const std::vector<RowBlock>& blocks, const void* x,
+               const void* weights, void* y) {
+  const int64_t num_blocks = static_cast<int64_t>(blocks.size());
+  ForEach(pool, matmul.panels * num_blocks, [&](int64_t i) {
+    const RowBlock& block = blocks[i % num_blocks];
+    Matmul own = matmul;
+    if (own.bias) own.bias += block.group * matmul.panels * kPanel;
+    RunTask(own, block.first_row, block.num_rows, i / num_blocks, static_cast<const T*>(x),
+            static_cast<const T*>(weights) + block.group * matmul.panels * matmul.depth * kPanel, static_cast<U*>(y));
   });
 }
 
@@ -150,6 +183,31 @@ ffi::Error PackedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w
   return ffi::Error::Success();
 }
 
+ffi::Error GroupedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights,
+                         ffi::Buffer<ffi::F32> bias,  // [groups, panels * kPanel], or empty
+                         ffi::Buffer<ffi::S32> group_sizes, ffi::Result<ffi::AnyBuffer> y, bool is_gated) {
+  const auto x_dims = x.dimensions(), w_dims = weights.dimensions(), y_dims = y->dimensions();
+  const int64_t depth = x_dims[1], groups = w_dims[0], panels = w_dims[1];
+  const int64_t num_weights = static_cast<int64_t>(weights.element_count());
+  if (groups * panels * depth * kPanel != num_weights) return ffi::Error::InvalidArgument("weights of another shape");
+  if (static_cast<int64_t>(group_sizes.element_count()) != groups)
+    return ffi::Error::InvalidArgument("as many sizes as groups are needed");
+  if (x.element_type() != weights.element_type()) return ffi::Error::InvalidArgument("x and weights differ in type");
+  const Matmul matmul{x_dims[0], depth, panels, y_dims[1], is_gated,
+                      bias.element_count() ? bias.typed_data() : nullptr};
+  const std::vector<RowBlock> blocks = BlocksOf(group_sizes.typed_data(), groups, matmul.rows);
+  const bool is_wide = y->element_type() == ffi::F32;
+  if (x.element_type() == ffi::F32 && is_wide)
+    RunGroups<float, float>(pool, matmul, blocks, x.untyped_data(), weights.untyped_data(), y->untyped_data());
+  else if (x.element_type() == ffi::BF16 && is_wide)
+    RunGroups<BFloat16, float>(pool, matmul, blocks, x.untyped_data(), weights.untyped_data(), y->untyped_data());
+  else if (x.element_type() == ffi::BF16 && y->element_type() == ffi::BF16)
+    RunGroups<BFloat16, BFloat16>(pool, matmul, blocks, x.untyped_data(), weights.untyped_data(), y->untyped_data());
+  else
+    return ffi::Error::InvalidArgument("only f32 and bf16 are supported");
+  return ffi::Error::Success();
+}
+
 }  // namespace
 }  // namespace penstock
 
@@ -161,5 +219,15 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockPackedMatmul, penstock::PackedMatmul,
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<bool>("is_gated"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockGroupedMatmul, penstock::GroupedMatmul,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Attr<bool>("is_gated"));

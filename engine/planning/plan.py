@@ -21,7 +21,7 @@ from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig
 from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.hlo import Program, Traffic
-from penstock.engine.planning.roofline import Step, decode_step, prefill_step
+from penstock.engine.planning.roofline import Step, decode_step, prefill_step, vocab_padding_bytes
 from penstock.engine.planning.topology import chip_of, devices_of
 from penstock.engine.stats import ReportProgress
 
@@ -50,6 +50,7 @@ class Plan:
 
     topology: str
     tensor: int
+    expert: int
     replicas: int  # workers that the slice can hold
     chip: Chip
     attention: str
@@ -63,6 +64,7 @@ class Plan:
     max_model_len: int
     cache_bytes: int
     weight_bytes: int
+    vocab_padding_bytes: int  # of them, where the devices do not divide the vocabulary
     sampling_bytes: int  # what sampling remembers of each batch slot
     buckets: tuple[Bucket, ...]
     decode: tuple[Step, ...]
@@ -114,9 +116,8 @@ def plan(
             devices, or it does not fit; the message says by how much.
     """
     chip, devices = chip_of(topology), devices_of(topology)
-    tensor = config.tensor_parallel
-    if len(devices) % tensor:
-        raise ConfigError(f"tensor_parallel = {tensor} does not divide the {len(devices)} devices of {topology}")
+    if len(devices) % config.num_devices:
+        raise ConfigError(f"{config.parallelism} does not divide the {len(devices)} devices of {topology}")
     deployment = deploy(config, model, devices)
     layout = _lay_out(deployment, config, chip)
     kinds = _kinds(layout.geometry, layout.decode_steps, only)
@@ -127,8 +128,9 @@ def plan(
         buckets.append(layout.bucket(kind, size))
     return Plan(
         topology=topology,
-        tensor=tensor,
-        replicas=len(devices) // tensor,
+        tensor=config.tensor_parallel,
+        expert=config.expert_parallel,
+        replicas=len(devices) // config.num_devices,
         chip=chip,
         attention=deployment.attention.name,
         model=deployment.model,
@@ -141,6 +143,7 @@ def plan(
         max_model_len=layout.geometry.max_model_len,
         cache_bytes=layout.cache_bytes,
         weight_bytes=layout.weight_bytes,
+        vocab_padding_bytes=vocab_padding_bytes(deployment.model, config.num_devices),
         sampling_bytes=deployment.sampling_bytes,
         buckets=tuple(buckets),
         decode=_decode_steps(deployment, tuple(buckets), chip, context, config),

@@ -33,12 +33,45 @@ def _llama3(hidden: int, intermediate: int, layers: int, heads: int, rope: Mappi
     }  # fmt: skip
 
 
+def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
+    return {
+        "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": layers,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088,
+        "max_position_embeddings": 131072, "num_local_experts": experts, "num_experts_per_tok": 4,
+    }  # fmt: skip
+
+
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "Qwen3-0.6B": _qwen3(1024, 3072, 28, 16, tied=True),
         "Llama-3.1-8B": _llama3(4096, 14336, 32, 32, _LLAMA_3_ROPE),
         "Qwen3-32B": _qwen3(5120, 25600, 64, 64, tied=False),
+        "Qwen3-30B-A3B": {
+            **_qwen3(2048, 6144, 48, 32, tied=False),
+            "model_type": "qwen3_moe",
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+        },
+        "Mixtral-8x7B": {
+            "model_type": "mixtral",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 32000,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
         "Llama-3.3-70B": _llama3(8192, 28672, 80, 64, _LLAMA_3_ROPE),
+        "gpt-oss-20b": _gpt_oss(24, 32),
+        "gpt-oss-120b": _gpt_oss(36, 128),
     }
 )
 """Fields of config.json by the model's name."""

@@ -15,6 +15,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     return {
         "topology": plan.topology,
         "tensor_parallel": plan.tensor,
+        "expert_parallel": plan.expert,
         "replicas": plan.replicas,
         "attention": plan.attention,
         "chip": {**dataclasses.asdict(plan.chip), "source": SOURCE},
@@ -23,6 +24,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "decode_steps": plan.decode_steps,
         "hbm": {
             "weights": plan.weight_bytes,
+            "vocab_padding": plan.vocab_padding_bytes,
             "pages": plan.cache_bytes,
             "sampling": plan.sampling_bytes,
             "temporaries": plan.temporary_bytes,

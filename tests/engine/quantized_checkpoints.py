@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from checkpoints import write_checkpoint
-from quantized_weights import Scheme
+from quantized_weights import Scheme, mxfp4
 from safetensors.numpy import load_file
 
 KINDS = {  # of safetensors
@@ -26,6 +26,8 @@ KINDS = {  # of safetensors
     "int64": "I64",
 }
 LINEAR = re.compile(r"model\.layers\.\d+\.\w+\.([\w.]+_proj)\.weight")
+EXPERTS = re.compile(r"model\.layers\.\d+\.mlp\.experts\.(gate_up|down)_proj")
+MXFP4_EXPERTS = Scheme({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, mxfp4)
 
 
 def write_quantized(directory: Path, scheme: Scheme, family: str = "llama", **config: Any) -> tuple[Path, Path]:
@@ -44,9 +46,13 @@ def write_quantized(directory: Path, scheme: Scheme, family: str = "llama", **co
 def _quantized(stored: Mapping[str, np.ndarray], scheme: Scheme) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     tensors, values = {}, {}
     for name, array in stored.items():
-        if LINEAR.fullmatch(name):
+        if scheme is not MXFP4_EXPERTS and LINEAR.fullmatch(name):
             parts, values[name] = scheme.quantize(array)
             tensors |= {name.removesuffix(".weight") + part: tensor for part, tensor in parts.items()}
+        elif scheme is MXFP4_EXPERTS and EXPERTS.fullmatch(name):  # stored [experts, in, out]
+            parts, of_experts = scheme.quantize(array.swapaxes(1, 2))
+            values[name] = np.ascontiguousarray(of_experts.swapaxes(1, 2))
+            tensors |= {name + part: tensor for part, tensor in parts.items()}
         else:
             tensors[name] = values[name] = array
     return tensors, values

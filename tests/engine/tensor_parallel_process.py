@@ -1,6 +1,6 @@
-"""Run by test_tensor_parallel.py in a process with eight host devices; prints one JSON object.
+"""Run by test_tensor_parallel.py in a process with eight host devices; prints a JSON object per checkpoint.
 
-python tensor_parallel_process.py CHECKPOINT TENSOR ...
+python tensor_parallel_process.py CHECKPOINT:TENSOR,TENSOR,... ...
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 
 def main() -> None:
     assert len(jax.devices()) == 8
-    directory, *tensors = sys.argv[1:]
-    json.dump({tensor: run(Path(directory), int(tensor)) for tensor in tensors}, sys.stdout)
+    for argument in sys.argv[1:]:
+        directory, _, tensors = argument.rpartition(":")
+        json.dump({tensor: run(Path(directory), int(tensor)) for tensor in tensors.split(",")}, sys.stdout)
+        sys.stdout.write("\n")
 
 
 def run(directory: Path, tensor: int) -> dict[str, Any]:
@@ -40,11 +42,14 @@ def run(directory: Path, tensor: int) -> dict[str, Any]:
         Request(str(i), tuple(prompt), SamplingParams(max_tokens=12, temperature=0.0 if i else 0.8, seed=i))
         for i, prompt in enumerate(prompts)
     ]
+    hot = SamplingParams(max_tokens=12, temperature=100.0, seed=7, logprobs=3)  # any token is about as likely
+    requests.append(Request("hot", (5, 6, 7), hot))
     results = drive(engine, requests)
     runner = engine._runner
     text = runner.compile_backbone(16).as_text()
     return {
-        "tokens": [results[str(i), 0].token_ids for i in range(len(prompts))],
+        "tokens": [results[request.id, 0].token_ids for request in requests],
+        "logprobs": [token.logprob for token in results["hot", 0].logprobs],
         "all_reduces": len(re.findall(r"= \S+ all-reduce(?:-start)?\(", text)),
         "other_collectives": len(re.findall(r"(all-gather|reduce-scatter|collective-permute|all-to-all)\(", text)),
         "weight_shares": sorted({share(leaf) for leaf in runner._steps.params if leaf.ndim == 2}),

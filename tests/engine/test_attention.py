@@ -78,6 +78,13 @@ def test_sinks_take_their_share_of_the_weights(num_heads: int, num_kv_heads: int
     compare(lengths, num_heads=num_heads, num_kv_heads=num_kv_heads, has_sinks=True, **options)
 
 
+@pytest.mark.parametrize("soft_cap", [0.3, 2.0, 50.0])
+def test_capped_scores_equal_the_reference(soft_cap: float) -> None:
+    compare(RAGGED[MIXED], soft_cap=soft_cap)
+    odd = {"num_heads": 3, "num_kv_heads": 1, "head_dim": 20}
+    compare([(1, 33), (6, 21), (90, 100)], soft_cap=soft_cap, sliding_window=7, **odd)
+
+
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(5, 1, 8), (6, 3, 20), (2, 2, 64)])
 def test_odd_head_geometries_equal_the_reference(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
     compare(RAGGED[MIXED], num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)

@@ -63,7 +63,7 @@ def test_triton_takes_any_heads_types_windows_and_caps(geometry: tuple[int, int,
 
 def test_a_whole_step_of_llama_lowers_for_cuda() -> None:
     model = llama(num_layers=2)
-    placement = place(model, jax.devices()[:1], 1)
+    placement = place(jax.devices()[:1], 1)
     attention = ShardedAttention(TritonAttention(), placement)
     geometry = Geometry(64, 512, 4096, 64, model.vocab_size)
     steps = Steps(abstract_model(model, placement, stacked=False), attention, geometry, placement)

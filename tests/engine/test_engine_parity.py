@@ -1,7 +1,8 @@
-"""Greedy tokens equal those of transformers' generate, in mixed, chunked and prefix-cached batches."""
+"""Greedy tokens equal those of transformers' generate, in mixed, chunked, preempted and prefix-cached batches."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,57 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, window shorter than the prompts": ("mistral", {"sliding_window": 11, "head_dim": 20}),
     "qwen2, window in one layer": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": ("qwen3", {"head_dim": 24}),
+    "gemma": ("gemma", {"head_dim": 20, "num_key_value_heads": 1}),
+    "gemma2, caps that bite, a window of a page": (
+        "gemma2",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 20,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "sliding_window": 4,
+        },
+    ),
+    "gemma3, a rope for each type of layer": (
+        "gemma3_text",
+        {
+            "head_dim": 20,
+            "num_hidden_layers": 3,
+            "sliding_window": 7,
+            "sliding_window_pattern": 3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 3000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "olmo2": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 3}),
+    "olmo3, a window of one": (
+        "olmo3",
+        {
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "sliding_window": 1,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
     "smollm3, every second layer without positions, windows there": (
         "smollm3",
         {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 4},
+    ),
+    "gpt-oss, sinks, a window in one layer": (
+        "gpt_oss",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7, "head_dim": 20},
     ),
     "phi3, a share of each head rotates": (
         "phi3",
@@ -76,15 +125,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(("family", "config"), MODELS.values(), ids=MODELS)
 def test_greedy_tokens_equal_generate(family: str, config: dict[str, Any], tmp_path: Path) -> None:
     directory = write_model(tmp_path, family, **config)
-    engine = Engine.from_checkpoint(directory, SMALL)
+    engine = Engine.from_checkpoint(directory, replace(SMALL, max_model_len=112))
     rng = np.random.default_rng(0)
-    prompts = [tuple(map(int, rng.integers(0, VOCAB_SIZE, length))) for length in (1, 3, 15, 16, 17, 40, 64)]
-    prompts.append((*prompts[-1][:50], 5, 6, 7))  # shares whole pages with the one before it
-    params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
-    expected = [reference_greedy(directory, list(prompt), 10) for prompt in prompts]
+    prompts = [tuple(map(int, rng.integers(0, VOCAB_SIZE, length))) for length in (1, 15, 16, 17, 45)]
+    prompts.append((*prompts[-1][:30], 5, 6, 7))  # shares whole pages with the one before it
+    params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+    # With a window of 1, the cache of transformers forgets nothing.
+    cached = config.get("sliding_window") != 1
+    expected = [reference_greedy(directory, list(prompt), 64, cached=cached) for prompt in prompts]
 
     first = drive(engine, [Request(f"a{i}", prompt, params) for i, prompt in enumerate(prompts)])
     assert [first[f"a{i}", 0].token_ids for i in range(len(prompts))] == expected
+    assert engine.stats().preemptions_total > 0
     again = drive(engine, [Request(f"b{i}", prompt, params) for i, prompt in enumerate(prompts)])
     assert [again[f"b{i}", 0].token_ids for i in range(len(prompts))] == expected
     assert sum(result.num_cached for result in again.values()) > 0

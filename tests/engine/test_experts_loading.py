@@ -103,6 +103,33 @@ def test_a_wrong_expert_is_named(sound: Path, edit: Callable[[Tensors], object],
         load(changed(sound, tmp_path, edit))
 
 
+SINKS, GATE_UP = "model.layers.0.self_attn.sinks", "model.layers.1.mlp.experts.gate_up_proj"
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda tensors: tensors.pop(SINKS), f"lacks tensors of the model: {SINKS}"),
+        (lambda tensors: tensors.update({SINKS: tensors[SINKS][:3]}), rf"{SINKS} has shape \[3\], expected \[4\]"),
+        (lambda tensors: tensors.pop(f"{GATE_UP}_bias"), f"lacks tensors of the model: {GATE_UP}_bias"),
+        (
+            lambda tensors: tensors.update({GATE_UP: tensors[GATE_UP].swapaxes(1, 2)}),
+            rf"{GATE_UP} has shape \[4, 128, 48\], expected \[4, 48, 128\]",
+        ),
+        (
+            lambda tensors: tensors.update({f"{GATE_UP}_blocks": np.ones((4, 128, 3, 16), np.uint8)}),
+            f"no place for: {GATE_UP}_blocks",
+        ),
+    ],
+    ids=["no sinks", "too few sinks", "no biases", "transposed", "blocks beside values"],
+)
+def test_a_wrong_tensor_of_gpt_oss_is_named(edit: Callable[[Tensors], object], message: str, tmp_path: Path) -> None:
+    oss = write_checkpoint(tmp_path / "sound", "gpt_oss")
+    (tmp_path / "changed").mkdir()
+    with pytest.raises(CheckpointError, match=message):
+        load(changed(oss, tmp_path / "changed", edit))
+
+
 def test_fused_experts_of_another_number_are_named(sound: Path, tmp_path: Path) -> None:
     def edit(tensors: Tensors) -> None:
         fuse(tensors)
@@ -111,3 +138,17 @@ def test_fused_experts_of_another_number_are_named(sound: Path, tmp_path: Path) 
 
     with pytest.raises(CheckpointError, match=r"experts\.down_proj has shape \[2, 48, 64\], expected \[3, 48, 64\]"):
         load(changed(sound, tmp_path, edit))
+
+
+def test_layers_for_drafting_are_passed_over_and_others_are_not(tmp_path: Path) -> None:
+    sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    sound = write_checkpoint(tmp_path / "sound", "glm4_moe", num_nextn_predict_layers=2, **sizes)
+    drafted, beyond = (f"model.layers.{layer}.eh_proj.weight" for layer in (3, 4))
+    weights = np.ones((2, 3), np.float32)
+    directories = [tmp_path / name for name in ("drafted", "beyond")]
+    for directory in directories:
+        directory.mkdir()
+    loaded = load(changed(sound, directories[0], lambda tensors: tensors.update({drafted: weights})))
+    assert len(loaded.blocks) == 2
+    with pytest.raises(CheckpointError, match=f"no place for: {beyond}"):
+        load(changed(sound, directories[1], lambda tensors: tensors.update({beyond: weights})))

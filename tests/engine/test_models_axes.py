@@ -12,9 +12,10 @@ from flax import nnx
 from penstock.engine.models import Decoder
 from penstock.engine.models.axes import logical_axes
 
-SIZES = {"vocab": 100, "embed": 64, "heads": 64, "kv_heads": 32, "per_head": 4, "mlp": 96, "layers": 3}
+SIZES = {"vocab": 128, "embed": 64, "heads": 64, "kv_heads": 32, "per_head": 4, "mlp": 96, "layers": 3}
+PADDED = replace(TINY, vocab_padding=28)
 BIASED = replace(
-    TINY,
+    PADDED,
     tie_word_embeddings=False,
     blocks=tuple(
         replace(
@@ -28,7 +29,7 @@ BIASED = replace(
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("config", [TINY, BIASED], ids=["tied", "biased"])
+@pytest.mark.parametrize("config", [PADDED, BIASED], ids=["tied", "biased"])
 def test_each_axis_has_the_size_that_its_name_means(config: Any, stacked: bool) -> None:
     state = nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), stacked=stacked)))
     flat: Any = nnx.to_flat_state(state)

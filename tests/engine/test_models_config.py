@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def configure(model_type: str, **fields: Any) -> ModelConfig:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"model_type": "gpt_oss"}, "'gpt_oss'.*supported are llama, mistral, "),
+        ({"model_type": "bloom"}, "'bloom'.*supported are llama, mistral, "),
         ({}, "supported are"),
         ({"architectures": ["BloomForCausalLM"]}, "BloomForCausalLM"),
         ({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClass"),
@@ -100,11 +101,41 @@ def test_the_architecture_tells_the_family_where_model_type_is_absent() -> None:
         ("llama", {"num_key_value_heads": -2}, "num_key_value_heads.*-2"),
         ("llama", {"max_position_embeddings": 2**31}, "max_position_embeddings must be at most 2147483647"),
         ("llama", {"hidden_act": ["silu"]}, "hidden_act.*silu"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping must be a number above 0, not 0"),
+        ("gemma2", {"final_logit_softcapping": "30"}, "final_logit_softcapping.*'30'"),
+        ("gemma2", {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar.*-1"),
+        ("gemma2", {"hidden_activation": "xielu"}, "hidden_activation = 'xielu'"),
+        ("gemma2", {"sliding_window": None}, "sliding_window.*None"),
+        ("gemma2", {"layer_types": ["sliding_attention"]}, "layer_types must list 3"),
+        ("gemma3_text", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping = 5.0"),
+        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern.*0"),
+        ("gemma3_text", {"rope_local_base_freq": "x"}, "rope_local_base_freq.*'x'"),
+        ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, "table for full_attention and one for sliding"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "table for full_attention and one for sliding"),
+        ("gemma3_text", {"rope_parameters": [1]}, "rope_parameters must be a table"),
+        ("gemma3_text", {"rope_scaling": [1]}, "rope_scaling must be a table"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}},
+            "partial_rotary_factor = 0.5",
+        ),
+        ("gemma3", {}, "text_config must be a table, not None"),
+        ("gemma3", {"text_config": {"model_type": "llama"}}, "model_type = 'llama'"),
+        ("gemma3", {"text_config": {"hidden_size": 0}}, "hidden_size.*0"),
+        ("gemma3", {"text_config": {}, "quantization_config": {"quant_method": "awq"}}, "quantization_config.*awq"),
+        ("gemma3", {"text_config": {"final_logit_softcapping": 2.0}}, "final_logit_softcapping = 2.0"),
+        ("olmo2", {"sliding_window": 5, "layer_types": ["sliding_attention"] * 3}, "layer_types"),
+        ("olmo3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "table for full_attention"),
+        ("olmo3", {"layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
         (
             "llama",
             {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
             "high_freq_factor",
         ),
+        ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+        ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit must be a number above 0, not 0"),
+        ("gpt_oss", {"sliding_window": None, "layer_types": ["sliding_attention"] * 3}, "sliding_window is off"),
     ],
 )
 def test_what_is_not_honoured_is_refused_and_named(model_type: str, fields: dict[str, Any], named: str) -> None:
@@ -164,3 +195,28 @@ def test_rotary_frequencies_are_those_of_transformers(rope: dict[str, Any], head
     frequencies, scale = rotary_frequencies(ours)
     np.testing.assert_allclose(frequencies, expected.numpy(), rtol=2.5e-7)
     assert scale == pytest.approx(expected_scale, rel=1e-12)
+
+
+MIXTURE = {**BASE, "model_type": "glm4_moe", "n_routed_experts": 12, "num_experts_per_tok": 4}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_experts_per_tok": 13}, "num_experts_per_tok = 13 is above the 12 experts that there are"),
+        ({"n_group": 5}, "n_group = 5 does not part 12 experts into groups of 2 or more"),
+        ({"n_group": 12}, "n_group = 12 does not part 12 experts into groups of 2 or more"),
+        ({"n_group": 4, "topk_group": 1}, "4 experts cannot be chosen from topk_group = 1 of 4 groups of 3"),
+        (
+            {"num_local_experts": 6},
+            "the number of experts is stated as {'n_routed_experts': 12, 'num_local_experts': 6}",
+        ),
+        ({"n_routed_experts": 10**6}, "n_routed_experts must be at most 4096, not 1000000"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": 1}, "mlp_only_layers must list numbers of layers, not 1"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 0}, "decoder_sparse_step must be a positive whole number"),
+    ],
+)
+def test_experts_that_make_no_sense_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    fields = {**MIXTURE, **fields}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        family_of(fields).config(fields, "float32")

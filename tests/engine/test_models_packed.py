@@ -15,9 +15,10 @@ from flax import nnx
 
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.errors import ConfigError
-from penstock.engine.models import MLPConfig
+from penstock.engine.models import ClampedSwiGLU, ExpertsConfig, MLPConfig
+from penstock.engine.models.experts import GroupedMLP
 from penstock.engine.models.layers import GatedMLP, Linear
-from penstock.engine.models.packed import PackedLinear, PackedMLP
+from penstock.engine.models.packed import PackedExperts, PackedLinear, PackedMLP
 from penstock.engine.native import load_library, panel_width
 
 needs_compiler = pytest.mark.skipif(
@@ -97,6 +98,26 @@ def test_a_row_does_not_depend_on_the_other_rows(dtype: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    "options", [{}, {"activation": "gelu"}, {"bias": True}, {"bias": True, "clamped": ClampedSwiGLU(1.7, 0.5)}], ids=str
+)
+def test_each_row_goes_through_its_own_expert(dtype: str, options: dict[str, Any]) -> None:
+    config = ExpertsConfig(num_experts=5, num_chosen=1, intermediate_size=70, **options)
+    experts = GroupedMLP(config, 48, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(2))
+    for linear in (experts.gate, experts.up, experts.down):
+        linear.kernel[...] = linear.kernel[...] * 20
+        if linear.bias is not None:
+            linear.bias[...] = jax.random.normal(jax.random.key(3), linear.bias.shape, dtype)
+    group_sizes = jnp.asarray([3, 0, 100, 1, 0], jnp.int32)  # more than a task's rows, and none
+    x, packed = tokens(110, 48, dtype), jax.jit(PackedExperts(experts, width()))
+    got = packed(x, group_sizes)[:104]
+    assert_close(got, experts(x, group_sizes)[:104], dtype)
+    alone = packed(x[3:40], jnp.asarray([0, 0, 37, 0, 0], jnp.int32))
+    np.testing.assert_array_equal(alone, got[3:40])
+
+
+@needs_compiler
 def test_a_nan_or_an_infinity_stays_in_its_row() -> None:
     gated = PackedMLP(GatedMLP(MLPConfig(64), 32, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0)), width())
     out = gated(tokens(4, 32, "float32").at[1, 3].set(jnp.nan).at[2, 0].set(jnp.inf))
@@ -112,6 +133,8 @@ def test_a_nan_or_an_infinity_stays_in_its_row() -> None:
         ("qwen2", {}),  # biases of queries, keys and values
         ("qwen3", {"tie_word_embeddings": True}),
         ("llama", {"hidden_act": "gelu", "mlp_bias": True, "attention_bias": True}),
+        ("mixtral", {"num_local_experts": 5, "tie_word_embeddings": True}),
+        ("gpt_oss", {"num_local_experts": 5, "sliding_window": 7}),
     ],
 )
 def test_an_engine_gives_the_same_tokens_with_and_without(family: str, fields: dict[str, Any], tmp_path: Path) -> None:

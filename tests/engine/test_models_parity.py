@@ -35,6 +35,7 @@ GRANITE = {
     "residual_multiplier": 0.22,
     "logits_scaling": 3.7,
 }
+YARN_OF_OLD = {key: value for key, value in YARN.items() if key != "rope_theta"}
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -71,6 +72,109 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_sliding_window": True,
             "sliding_window": 6,
             "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "qwen2-moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 28,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+        },
+    ),
+    "qwen2-moe-dense-layers-windows": (
+        "qwen2_moe",
+        {
+            "num_experts": 8,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 16,
+            "norm_topk_prob": True,
+            "num_hidden_layers": 4,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 3,
+            "tie_word_embeddings": True,
+            "shards": 3,
+        },
+    ),
+    "qwen2-moe-without-biases": (
+        "qwen2_moe",
+        {
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 9,
+            "shared_expert_intermediate_size": 7,
+            "qkv_bias": False,
+            "num_key_value_heads": 1,
+            "vocab_size": 1003,
+        },
+    ),
+    "glm4-moe": (
+        "glm4_moe",
+        {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "attention_bias": True},
+    ),
+    "glm4-moe-groups": (
+        "glm4_moe",
+        {
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 4,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "moe_intermediate_size": 10,
+            "n_shared_experts": 2,
+            "use_qk_norm": True,
+            "num_hidden_layers": 3,
+            "head_dim": 20,
+            "shards": 3,
+        },
+    ),
+    "glm4-moe-not-normalized": (
+        "glm4_moe",
+        {
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 8,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "vocab_size": 1003,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 1.0},
+        },
+    ),
+    "gpt-oss": ("gpt_oss", {"num_local_experts": 5, "head_dim": 20, "sliding_window": 7}),
+    "gpt-oss-odd-heads-yarn-window-of-one": (
+        "gpt_oss",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "sliding_window": 1,
+            "num_hidden_layers": 3,
+            "swiglu_limit": 0.2,
+            "swiglu_alpha": 3.0,
+            "rope_parameters": {**YARN, "truncate": False},
+            "vocab_size": 1003,
+            "shards": 3,
+        },
+    ),
+    "gpt-oss-all-chosen-tied-layer-types": (
+        "gpt_oss",
+        {
+            "num_local_experts": 3,
+            "num_experts_per_tok": 3,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 16,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": DEFAULT_ROPE,
         },
     ),
     "qwen3-moe": ("qwen3_moe", {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20}),
@@ -164,6 +268,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
             "rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT_ROPE},
         },
+    ),
+    "gemma3-beside-images": ("gemma3", {"head_dim": 20, "num_hidden_layers": 6, "sliding_window": 7, "shards": 3}),
+    "gemma3-beside-images-untied": (
+        "gemma3",
+        {"head_dim": 16, "num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": False},
     ),
     "olmo2": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 1, "vocab_size": 1003, "shards": 3}),
     "olmo2-tied-bias-llama3": (
@@ -332,6 +441,23 @@ def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
             },
         ),
         ("mistral", {"rope_theta": 1e6}),
+        ("gemma2", {"rope_theta": 700.0}),
+        (
+            "gemma3_text",
+            {
+                "rope_theta": 700.0,
+                "rope_local_base_freq": 90.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+                "sliding_window_pattern": 2,
+                "sliding_window": 5,
+            },
+        ),
+        ("gemma3_text", {"sliding_window_pattern": 1}),
+        ("olmo3", {"rope_theta": 500_000, "rope_scaling": YARN_OF_OLD, "num_hidden_layers": 2, "sliding_window": 3}),
+        ("olmo3", {"rope_theta": 900.0, "sliding_window": 3}),
+        ("gpt_oss", {"rope_theta": 900.0, "rope_scaling": {**YARN, "truncate": False}}),
+        ("gpt_oss", {"rope_scaling": None}),
+        ("gpt_oss", {"rope_parameters": None}),
     ],
 )
 def test_logits_with_the_older_dialect_of_config_json(family: str, rope: dict[str, Any], tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ from penstock.engine.planning.roofline import (
     kv_token_bytes,
     step_flops,
     step_weight_bytes,
+    vocab_padding_bytes,
 )
+from penstock.engine.sharding import split_model
 
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: pip install 'penstock[tpu]'")
 
@@ -121,7 +123,14 @@ def test_presets_have_the_published_numbers_of_parameters() -> None:
         assert model is not None
         tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
         billions[name] = round((matmul_parameters(model) + tables) / 1e9, 2)
-    assert billions == {"Qwen3-0.6B": 0.6, "Llama-3.1-8B": 8.03, "Qwen3-32B": 32.76, "Llama-3.3-70B": 70.55}
+    assert billions == {
+        "Qwen3-0.6B": 0.6,
+        "Llama-3.1-8B": 8.03,
+        "Qwen3-32B": 32.76,
+        "Llama-3.3-70B": 70.55,
+        "gpt-oss-20b": 20.91,
+        "gpt-oss-120b": 116.79,
+    }
 
 
 def test_the_roofline_of_a_step_by_hand() -> None:
@@ -135,6 +144,15 @@ def test_the_roofline_of_a_step_by_hand() -> None:
     one = 2 * 3 / 4 * (64 * 4096 * 2) / (2 * 9.0e10) + 2 * 3 * 1e-6
     assert collective_s(model, 64, 4, CHIPS["v6e"]) == pytest.approx(65 * one)
     assert collective_s(model, 64, 1, CHIPS["v6e"]) == 0
+
+
+def test_a_padded_vocabulary_is_counted_by_hand() -> None:
+    split = split_model(replace(llama_8b(), vocab_size=128257), 8)
+    assert split.vocab_rows == 8 * 16128  # the next multiple of 128 above 128257 / 8
+    weights = (matmul_parameters(split) + 8 * 16128 * 4096) * 2
+    assert step_weight_bytes(split, 64, 8) == weights // 8 + 64 * 4096 * 2
+    assert vocab_padding_bytes(split, 8) == 2 * (8 * 16128 - 128257) * 4096 * 2 // 8
+    assert vocab_padding_bytes(split_model(llama_8b(), 8), 8) == 0
 
 
 def test_page_tables_follow_the_rule_of_scalar_memory() -> None:
@@ -210,18 +228,23 @@ def test_several_decode_steps_and_8_bit_pages_are_planned_and_copy_no_cache() ->
         ("v5e:2x4", 2, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}),
         ("v6e:2x2", 4, {"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128}),
         ("tpu7x:2x2x1", 8, {"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128}),
+        ("v6e:2x2", 4, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 8191}),
     ],
     ids=str,
 )
 def test_unusual_geometries_hold_it_too(topology: str, tensor: int, fields: dict[str, int], tmp_path: Path) -> None:
-    """Among them one KV head on 16 devices, and vocabularies and caches so small that they would fit VMEM."""
+    """Among them one KV head on 16 devices, vocabularies and caches so small that they would fit VMEM, and a vocabulary
+    that the devices do not divide.
+    """
     sizes = {"hidden_size": 1024, "intermediate_size": 2560, "num_hidden_layers": 3, "vocab_size": 8192}
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**PRESETS["Llama-3.1-8B"], **sizes, **fields}))
     config = EngineConfig(
         max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, tensor_parallel=tensor, num_pages=33
     )
-    made = plan(planned_model(str(path)), topology, config, only=frozenset({16}))
+    model = planned_model(str(path))
+    made = plan(model, topology, config, only=frozenset({16}))
+    assert bool(as_dict(made)["hbm"]["vocab_padding"]) == bool(model.vocab_size % tensor)
     step = made.buckets[0]
     assert made.cache_is_aliased
     assert step.layer_collectives == {"all-reduce": 2}

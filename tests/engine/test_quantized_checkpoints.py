@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from checkpoints import edit_config, reference_logits, write_checkpoint
 from flax import nnx
-from quantized_checkpoints import save, tensors_of, write_quantized
+from quantized_checkpoints import MXFP4_EXPERTS, save, tensors_of, write_quantized
 from quantized_weights import SCHEMES
 from test_models_parity import our_logits
 
@@ -31,6 +31,11 @@ def test_logits_are_those_of_the_same_values_unquantized(tmp_path: Path, name: s
 
 OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {  # scheme, family, geometry
     "fused": ("gptq g128", "phi3", {"num_key_value_heads": 2, "num_attention_heads": 4}),
+    "mxfp4-experts": (
+        "mxfp4",
+        "gpt_oss",
+        {"num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96, "head_dim": 32, "hidden_size": 64},
+    ),
     "fp8-experts": (
         "fp8 blocks",
         "qwen3_moe",
@@ -42,7 +47,8 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {  # scheme, family, geomet
 @pytest.mark.parametrize("case", OTHERS)
 def test_fused_projections_and_experts_of_quantized_checkpoints(tmp_path: Path, case: str) -> None:
     scheme, family, geometry = OTHERS[case]
-    quantized, plain = write_quantized(tmp_path, SCHEMES[scheme], family, **{**GEOMETRY, **geometry})
+    form = MXFP4_EXPERTS if scheme == "mxfp4" else SCHEMES[scheme]
+    quantized, plain = write_quantized(tmp_path, form, family, **{**GEOMETRY, **geometry})
     expected, found = reference_logits(plain, PROMPT), our_logits(quantized, PROMPT)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 

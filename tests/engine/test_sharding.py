@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
+import numpy as np
 import pytest
 from engines import TINY
 from jax.sharding import PartitionSpec
 
 from penstock.engine import ConfigError
+from penstock.engine.models import num_parameters
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.sharding import gathered, place, split_model
 
@@ -32,7 +36,7 @@ def test_what_does_not_divide_evenly_is_refused_with_what_would(tensor: int, nam
 
 
 def test_each_axis_of_a_parameter_goes_where_the_rules_say() -> None:
-    placement = place(TINY, jax.devices()[:1], 1)
+    placement = place(jax.devices()[:1], 1)
     spec = {
         path: placement.spec(logical_axes(path, num_dims))
         for path, num_dims in (
@@ -52,13 +56,28 @@ def test_each_axis_of_a_parameter_goes_where_the_rules_say() -> None:
     ]
 
 
-def test_a_vocabulary_that_cannot_be_split_evenly_stays_whole() -> None:
-    devices = jax.devices() * 3  # a mesh of one device named three times never computes
-    assert place(TINY, devices[:1], 1).rules["vocab"] == "tensor"
-    assert TINY.vocab_size % 3
-    assert place(TINY, devices[:3], 3).rules["vocab"] is None
+@pytest.mark.parametrize(
+    ("vocab_size", "tensor", "rows"),
+    [(1003, 1, 1003), (1003, 2, 1024), (1003, 4, 1024), (1025, 2, 1280), (1004, 2, 1004), (3, 4, 512)],
+)
+def test_a_vocabulary_that_devices_do_not_divide_is_padded_to_shares_of_whole_tiles(
+    vocab_size: int, tensor: int, rows: int
+) -> None:
+    model = replace(TINY, vocab_size=vocab_size)
+    split = split_model(model, tensor)
+    assert (split.vocab_size, split.vocab_rows) == (vocab_size, rows)
+    assert split_model(split, tensor) == split
+    assert num_parameters(split) == num_parameters(model)
 
 
 def test_without_a_mesh_logits_are_left_alone() -> None:
     logits = jax.numpy.ones((2, 3))
-    assert gathered(logits, None) is logits
+    assert gathered(logits, None, 3) is logits
+
+
+def test_on_a_mesh_logits_lose_their_padding() -> None:
+    logits = jax.numpy.arange(8.0).reshape(2, 4)
+    placement = place(jax.devices()[:1], 1)
+    for vocab_size in (4, 3):
+        found = jax.jit(lambda logits, size=vocab_size: gathered(logits, placement, size))(logits)
+        np.testing.assert_array_equal(found, logits[:, :vocab_size])

@@ -30,12 +30,29 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.fixture(scope="module")
+def alternating(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two pairs of layers, one with a window and one without; attention sinks and experts in all of them."""
+    return write_model(tmp_path_factory.mktemp("alternating"), "gpt_oss", num_hidden_layers=4, sliding_window=8)
+
+
 def test_layers_that_are_alike_become_one_run_and_are_stacked_from_the_file(mixed: Path) -> None:
     config = read_model_config(mixed)
     first, *others = config.blocks
     assert layer_runs(config) == (LayerRun(0, (first,), 1), LayerRun(1, (others[0],), 2))
-    single, stacked = load_model(mixed, config), load_model(mixed, config, stacked=True)
-    assert len(stacked.blocks) == 2
+    assert_stacked_as_single(mixed, num_blocks=2)
+
+
+def test_a_pattern_that_repeats_is_stacked_from_tensors_that_hold_all_experts(alternating: Path) -> None:
+    config = read_model_config(alternating)
+    assert layer_runs(config) == (LayerRun(0, config.blocks[:2], 2),)
+    assert_stacked_as_single(alternating, num_blocks=2)
+
+
+def assert_stacked_as_single(directory: Path, num_blocks: int) -> None:
+    config = read_model_config(directory)
+    single, stacked = load_model(directory, config), load_model(directory, config, stacked=True)
+    assert len(stacked.blocks) == num_blocks
     for held, block in zip(stacked_layers(config), stacked.blocks, strict=True):
         layers = [nnx.to_flat_state(nnx.state(single.blocks[layer])) for layer in held]
         for (path, leaf), *others in zip(nnx.to_flat_state(nnx.state(block)), *layers, strict=True):
@@ -43,7 +60,11 @@ def test_layers_that_are_alike_become_one_run_and_are_stacked_from_the_file(mixe
             np.testing.assert_array_equal(leaf[...], np.stack([other[1][...] for other in others]))
 
 
-def test_stacked_layers_and_our_kernel_give_the_same_tokens(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("model", ["mixed", "alternating"])
+def test_stacked_layers_and_our_kernel_give_the_same_tokens(
+    model: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = request.getfixturevalue(model)
     config = EngineConfig(
         max_num_seqs=4,
         max_batch_tokens=16,
@@ -57,10 +78,10 @@ def test_stacked_layers_and_our_kernel_give_the_same_tokens(mixed: Path, monkeyp
         Request(str(i), tuple(range(7, 7 + length)), SamplingParams(max_tokens=5, temperature=0.0))
         for i, length in enumerate((21, 2))
     ]
-    expected = drive(Engine.from_checkpoint(mixed, config), requests)
+    expected = drive(Engine.from_checkpoint(directory, config), requests)
     interpreted = FusedAttention(interpret=pltpu.InterpretParams(dma_execution_mode="eager"))
     monkeypatch.setattr("penstock.engine.deployment.attention_for", lambda *_, **__: interpreted)
-    engine = Engine.from_checkpoint(mixed, replace(config, attention="auto"))
+    engine = Engine.from_checkpoint(directory, replace(config, attention="auto"))
     results = drive(engine, requests)
     assert {key: result.token_ids for key, result in results.items()} == {
         key: result.token_ids for key, result in expected.items()

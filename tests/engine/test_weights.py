@@ -71,6 +71,30 @@ def test_parameters_that_are_fused_are_rows_of_one_tensor(is_stacked: bool, tmp_
         np.testing.assert_array_equal(files.array(source, None), expected if is_stacked else expected[0])
 
 
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_parameters_that_alternate_in_one_tensor_are_its_every_other_row(is_stacked: bool, tmp_path: Path) -> None:
+    layers = [RNG.normal(size=(3, 4, 10)).astype(np.float32) for _ in range(2 if is_stacked else 1)]
+    stored = saved(tmp_path / "a.safetensors", **{f"layer{i}": layer for i, layer in enumerate(layers)})
+    path = ("blocks", 0, "mlp", "experts", "up", "kernel")
+    shape = (2, 3, 4, 5) if is_stacked else (3, 4, 5)
+    source = Source(
+        path,
+        shape,
+        F32,
+        tuple(stored),
+        num_spread=int(is_stacked),
+        rows=Rows(first=1, total=10, step=2),
+        is_plain=True,
+    )
+    assert source.stored_shape == (3, 4, 10)
+    assert source.num_bytes(stored) == 3 * 4 * 5 * 4 * len(layers)
+    expected = np.stack(layers)[..., 1::2].reshape(shape)
+    with WeightFiles(stored) as files:
+        np.testing.assert_array_equal(files.array(source, None), expected)
+        index = (*[slice(None)] * (len(shape) - 3), slice(1, 3), slice(2, 4), slice(1, 4))  # what one device reads
+        np.testing.assert_array_equal(files._read(source, index), expected[index])
+
+
 @pytest.mark.parametrize("leaf", ["kernel", "bias"])
 def test_a_share_of_fused_and_repeated_heads(leaf: str, tmp_path: Path) -> None:
     tensor = RNG.normal(size=(10, 5) if leaf == "kernel" else (10,)).astype(np.float32)
@@ -87,6 +111,23 @@ def test_a_share_of_fused_and_repeated_heads(leaf: str, tmp_path: Path) -> None:
 def test_a_share_of_repeated_heads_reads_only_the_stored_heads_in_it() -> None:
     read, cut = before_copying(slice(10, 12), 24, copies=4, head_dim=2)  # the second copy of the second head
     assert (read, cut) == (slice(2, 4), slice(2, 4))
+
+
+@pytest.mark.parametrize("path", [("embedding",), ("head", "kernel")], ids=["embedding", "head"])
+def test_rows_that_pad_a_vocabulary_are_zeros_and_in_no_file(tmp_path: Path, path: tuple[str, ...]) -> None:
+    table = RNG.normal(size=(5, 3)).astype(np.float32)  # vocabulary, hidden
+    stored = saved(tmp_path / "a.safetensors", table=table)
+    expected = np.vstack([table, np.zeros((7, 3), np.float32)])
+    is_kernel = path[-1] == "kernel"
+    shape, padding = ((3, 5), (0, 7)) if is_kernel else ((5, 3), (7, 0))
+    source = Source(path, shape, F32, ("table",), num_spread=0, padding=padding)
+    assert source.padded_shape == ((3, 12) if is_kernel else (12, 3))
+    assert source.stored_shape == (5, 3)
+    with WeightFiles(stored) as files:
+        for start in range(0, 12, 4):  # of three devices one has some of both, one nothing but padding
+            rows = slice(start, start + 4)
+            share = files._share(source, (slice(None), rows) if is_kernel else (rows, slice(None)))
+            np.testing.assert_array_equal(share.T if is_kernel else share, expected[rows])
 
 
 def test_a_stored_tensor_knows_its_bytes() -> None:

@@ -29,8 +29,9 @@ def plan(
 ) -> None:
     """Compile a model for a slice of TPUs, with no TPU and no weights, and say what fits and how fast it could be.
 
-    --model takes a preset (Qwen3-0.6B, Llama-3.1-8B, Qwen3-32B, Llama-3.3-70B), a checkpoint's folder, or a
-    config.json. Every function that a worker would compile is compiled, so what does not fit fails here.
+    --model takes a preset (Qwen3-0.6B, Llama-3.1-8B, Qwen3-32B, Llama-3.3-70B, gpt-oss-20b, gpt-oss-120b), a
+    checkpoint's folder, or a config.json. Every function that a worker would compile is compiled, so what does not
+    fit fails here.
     """
     require_worker_extra()
     if settings.model is None:

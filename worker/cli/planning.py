@@ -44,13 +44,14 @@ def run(settings: Settings, topology: str, tensor: int | None, context: int, *, 
 
 def _plan(settings: Settings, topology: str, tensor: int | None, context: int) -> Plan:
     model = planned_model(str(MODEL_DIR) if settings.model == DEMO_MODEL else settings.model or "", settings.dtype)
-    config = replace(settings.engine_config(), tensor_parallel=tensor or len(devices_of(topology)))
+    config = settings.engine_config()
+    config = replace(config, tensor_parallel=tensor or len(devices_of(topology)) // config.expert_parallel or 1)
     with shown(f"compiling for {topology}", "programs") as report:
         return planned(model, topology, config, context=context, progress=report)
 
 
 def _show(screen: Console, made: Plan) -> None:
-    kinds = f"{made.tensor} devices for one copy of the model, {made.replicas} copies"
+    kinds = f"{made.tensor * made.expert} devices for one copy of the model, {made.replicas} copies"
     pages = f"pages of {made.page_size} tokens in {made.kv_dtype}"
     screen.print(f"[bold]{made.topology}[/]: {kinds}; attention {made.attention}, {pages}")
     screen.print(_memory(made))
@@ -67,6 +68,7 @@ def _memory(made: Plan) -> Table:
     table = Table("per device", "GiB", title="HBM", title_justify="left")
     rows: list[tuple[str, int]] = [
         ("weights", made.weight_bytes),
+        *([("of them padding of the vocabulary", made.vocab_padding_bytes)] if made.vocab_padding_bytes else []),
         ("pages", made.cache_bytes),
         ("sampling state", made.sampling_bytes),
         ("temporaries", made.temporary_bytes),

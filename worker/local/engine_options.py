@@ -28,6 +28,7 @@ class EngineOptions(TypedDict, total=False):
     decode_steps: int | None
     max_prefill_slowdown: float | None
     tensor_parallel: int
+    expert_parallel: int
     attention: str
     matmul: str
     chat_format: str

@@ -11,8 +11,10 @@ from penstock.engine.models.families.cohere2 import COHERE2
 from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.gemma import GEMMA
 from penstock.engine.models.families.gemma2 import GEMMA2
-from penstock.engine.models.families.gemma3 import GEMMA3_TEXT
+from penstock.engine.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from penstock.engine.models.families.glm4 import GLM4
+from penstock.engine.models.families.glm4_moe import GLM4_MOE
+from penstock.engine.models.families.gpt_oss import GPT_OSS
 from penstock.engine.models.families.granite import GRANITE
 from penstock.engine.models.families.llama import LLAMA
 from penstock.engine.models.families.ministral3 import MINISTRAL3
@@ -22,6 +24,7 @@ from penstock.engine.models.families.olmo2 import OLMO2
 from penstock.engine.models.families.olmo3 import OLMO3
 from penstock.engine.models.families.phi3 import PHI3
 from penstock.engine.models.families.qwen2 import QWEN2
+from penstock.engine.models.families.qwen2_moe import QWEN2_MOE
 from penstock.engine.models.families.qwen3 import QWEN3
 from penstock.engine.models.families.qwen3_moe import QWEN3_MOE
 from penstock.engine.models.families.smollm3 import SMOLLM3
@@ -33,13 +36,16 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             LLAMA,
             MISTRAL,
             MIXTRAL,
+            GPT_OSS,
             QWEN2,
+            QWEN2_MOE,
             QWEN3,
             QWEN3_MOE,
             MINISTRAL3,
             GEMMA,
             GEMMA2,
             GEMMA3_TEXT,
+            GEMMA3,
             OLMO2,
             OLMO3,
             SMOLLM3,
@@ -47,6 +53,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             GRANITE,
             COHERE2,
             GLM4,
+            GLM4_MOE,
         )
     }
 )

@@ -44,9 +44,9 @@ def lie_of(deployment: Deployment, config: EngineConfig, hbm_bytes: int) -> list
     detail = (
         f"{deployment.page_size} tokens: {why}; the table takes {table} of {SMEM_BYTES - SMEM_RESERVED_BYTES} bytes"
     )
-    model, tensor = deployment.model, config.tensor_parallel
-    tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
-    weights = (matmul_parameters(model) + tables) * 2 // tensor
+    model, num_devices = deployment.model, config.num_devices
+    tables = (1 if model.tie_word_embeddings else 2) * model.vocab_rows * model.hidden_size
+    weights = (matmul_parameters(model) + tables) * 2 // num_devices
     pages = max(0, int((hbm_bytes - weights) * 0.9)) // deployment.page_bytes
     tokens = pages * deployment.page_size
     kept = f"{pages} pages of {deployment.kv_dtype}"
@@ -55,6 +55,6 @@ def lie_of(deployment: Deployment, config: EngineConfig, hbm_bytes: int) -> list
     if pages < 2:
         memory = Finding("TPU memory", "fail", fits, "raise --tensor-parallel, or take a larger slice")
     attention = Finding(
-        "TPU attention", "ok", f"{deployment.attention.name}, {tensor} devices for one copy of the model"
+        "TPU attention", "ok", f"{deployment.attention.name}, {num_devices} devices for one copy of the model"
     )
     return [Finding("TPU page size", "ok", detail), memory, attention]
