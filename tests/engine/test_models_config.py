@@ -62,7 +62,6 @@ def test_the_architecture_tells_the_family_where_model_type_is_absent() -> None:
 @pytest.mark.parametrize(
     ("model_type", "fields", "named"),
     [
-        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config.*gptq"),
         ("llama", {"per_layer_config": {"0": {}}}, "per_layer_config"),
         ("llama", {"hidden_act": "xielu"}, "'xielu'"),
         ("llama", {"head_dim": 7}, "head_dim = 7"),
