@@ -26,6 +26,7 @@ class Geometry:
     page_size: int
     vocab_size: int
     few_shapes: bool = False  # where compiling is slow
+    has_lengths: bool = False  # whether rotary frequencies may depend on a sequence's length
 
     @property
     def token_buckets(self) -> tuple[int, ...]:
@@ -68,6 +69,7 @@ class Geometry:
             token_ids=(num_tokens,),
             sources=(num_tokens,),
             positions=(num_tokens,),
+            rope_lengths=(num_tokens if self.has_lengths else 0,),
             slots=(num_tokens,),
             kv_lens=(max_seqs,),
             cu_q_lens=(max_seqs + 1,),

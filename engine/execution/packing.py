@@ -114,6 +114,9 @@ class BatchBuilder:
         parts["page_indices"][:num_seqs] = self._pages.table[batch_slots]
         positions = np.arange(plan.num_tokens, dtype=np.int32) + np.repeat(starts - (cumulative - lengths), lengths)
         parts["positions"][: plan.num_tokens] = positions
+        if self._geometry.has_lengths:
+            rope_lengths = np.array([row.sequence.rope_length for row in plan.rows], np.int32)
+            parts["rope_lengths"][: plan.num_tokens] = np.repeat(rope_lengths, lengths)
         pages = self._pages.table[np.repeat(batch_slots, lengths), positions // page_size]
         parts["slots"][: plan.num_tokens] = pages * page_size + positions % page_size
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from penstock.engine.errors import ConfigError, shown
+from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import ExpertsConfig, MLPConfig
-from penstock.engine.models.families.family import ParamPath
 from penstock.engine.models.hf_blocks import read_activation
 from penstock.engine.models.hf_config import HFConfig
 

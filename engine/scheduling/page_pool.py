@@ -71,7 +71,7 @@ class PagePool:
                 else:
                     self._free.append(page)
 
-    def find_prefix(self, token_ids: Sequence[int], salt: str) -> tuple[list[int], list[bytes]]:
+    def find_prefix(self, token_ids: Sequence[int], salt: str, rope_length: int = 0) -> tuple[list[int], list[bytes]]:
         """The longest run of indexed pages that holds a proper prefix of `token_ids`, and their hashes.
 
         Proper, because the last token has to be computed to sample the next one, and shared pages are never written.
@@ -81,7 +81,7 @@ class PagePool:
         hashes: list[bytes] = []
         if not self._prefix_caching:
             return pages, hashes
-        parent = root_hash(salt)
+        parent = root_hash(salt, rope_length)
         for end in range(self.page_size, len(token_ids), self.page_size):
             parent = page_hash(parent, token_ids[end - self.page_size : end])
             page = self._page_of.get(parent)
@@ -148,9 +148,9 @@ class PagePool:
         return page
 
 
-def root_hash(salt: str) -> bytes:
-    """What stands for the parent of a sequence's first page."""
-    return blake2b(salt.encode(), digest_size=_HASH_BYTES).digest()
+def root_hash(salt: str, rope_length: int = 0) -> bytes:
+    """What stands for the parent of a sequence's first page: keys of other frequencies are other content."""
+    return blake2b(salt.encode(), digest_size=_HASH_BYTES, salt=rope_length.to_bytes(8)).digest()
 
 
 def page_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from penstock.engine.length_rule import LengthRule
 from penstock.engine.scheduling.pace import Pace, PromptBudget
 from penstock.engine.scheduling.page_pool import PagePool, root_hash
 from penstock.engine.scheduling.sequence import Sequence
@@ -73,6 +74,7 @@ class Scheduler:
     There are no phases: each sequence has `num_computed` tokens chasing `num_tokens`. A step gives a token each to the
     sequences that decode, then hands what is left of its budget to prompts, in order of (priority, arrival). One that
     runs out of pages preempts the last in that order; a preempted sequence keeps its tokens and is recomputed later.
+    One that outgrows what its keys' rotary frequencies are for, by the model's rule of lengths, is preempted as well.
 
     A prompt whose log-probabilities are wanted takes a row of the head for each of its tokens, of those rows that the
     sequences of the step leave free.
@@ -88,12 +90,14 @@ class Scheduler:
         max_batch_tokens: int,
         max_model_len: int,
         max_rows: int | None = None,  # of the head; None: one per sequence
+        length_rule: LengthRule | None = None,
     ) -> None:
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_batch_tokens = max_batch_tokens
         self._max_model_len = max_model_len
         self._max_rows = max_rows or max_num_seqs
+        self._length_rule = length_rule
         self._waiting: list[Sequence] = []  # ordered by rank
         self._running: list[Sequence] = []  # ordered by rank; exactly those that hold a batch slot
         self._suspects: set[Sequence] = set()
@@ -239,6 +243,9 @@ class Scheduler:
         count = _chunk(sequence, budget, prompts) if sequence.num_pending > 1 else min(1, budget)
         if sequence.batch_slot < 0 or not count:  # without a batch slot it was preempted a moment ago
             return 0
+        if self._rope_length(sequence) != sequence.rope_length:
+            self._preempt(sequence)
+            return 0
         returned = 0
         if len(sequence.pages) * self._pool.page_size < sequence.num_computed + count:
             returned = self._hold_pages(sequence, sequence.num_computed + count, chosen)
@@ -263,7 +270,14 @@ class Scheduler:
 
     def _num_sampled(self, sequence: Sequence, num_steps: int) -> int:
         """What a chosen sequence samples in so many steps, if it gets to its end in the first."""
+        if self._length_rule is not None and self._length_rule.switches and not sequence.rope_length:
+            num_steps = min(num_steps, self._length_rule.original + 1 - sequence.num_tokens)
         return min(num_steps, self._num_allowed(sequence))
+
+    def _rope_length(self, sequence: Sequence) -> int:
+        """What its keys' frequencies depend on, if they are computed from now on."""
+        rule = self._length_rule
+        return 0 if rule is None else rule.rope_length(sequence.num_prompt, sequence.num_tokens)
 
     def _num_allowed(self, sequence: Sequence) -> int:
         """How many more tokens a sequence may generate beyond those that exist."""
@@ -295,7 +309,7 @@ class Scheduler:
         """Starts a waiting sequence, unless pages or the budget are short; returns how many tokens it computes."""
         # Of a cached token there are keys and values, but no hidden state to score the next one by.
         usable = sequence.token_ids[: sequence.num_scored + 1] if sequence.num_unscored else sequence.token_ids
-        cached, hashes = self._pool.find_prefix(usable, sequence.request.cache_salt)
+        cached, hashes = self._pool.find_prefix(usable, sequence.request.cache_salt, self._rope_length(sequence))
         if not self._fits(sequence, cached) or prompts.tokens(len(cached) * self._pool.page_size) == 0:
             return 0
         self._start(sequence, cached, hashes)
@@ -323,6 +337,7 @@ class Scheduler:
         insort(self._running, sequence, key=_rank)
         sequence.batch_slot = self._free_batch_slots.pop()
         sequence.num_starts += 1
+        sequence.rope_length = self._rope_length(sequence)
         self._pool.acquire(cached)
         sequence.pages = list(cached)
         sequence.page_hashes = list(hashes)
@@ -351,7 +366,7 @@ class Scheduler:
         size = self._pool.page_size
         num_full = min(sequence.num_computed, len(sequence.token_ids)) // size
         for i in range(len(sequence.page_hashes), num_full):
-            parent = sequence.page_hashes[-1] if i else root_hash(sequence.request.cache_salt)
+            parent = sequence.page_hashes[-1] if i else root_hash(sequence.request.cache_salt, sequence.rope_length)
             tokens = sequence.token_ids[i * size : (i + 1) * size]
             sequence.page_hashes.append(self._pool.index(sequence.pages[i], parent, tokens))
 

@@ -30,6 +30,7 @@ class Sequence:
         "pages",
         "rank",
         "request",
+        "rope_length",
         "sampling_words",
         "scores_prompt",
         "seed",
@@ -54,6 +55,7 @@ class Sequence:
         self.num_computed = 0
         self.num_in_flight = 0
         self.num_cached = 0  # prompt tokens that the prefix cache saved when the sequence first ran
+        self.rope_length = 0  # of its keys in `pages`, where a rule of lengths makes frequencies depend on it; 0: none
         self.pages: list[int] = []
         self.page_hashes: list[bytes] = []  # of the pages that are full and indexed, in order
         self.batch_slot = -1  # while it runs, its place in tables that mirror running sequences; -1 while it waits
