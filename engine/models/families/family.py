@@ -25,6 +25,15 @@ LAYER_MODULES: Mapping[ParamPath, str] = MappingProxyType(
     }
 )
 
+# Where each expert has tensors of its own, as most checkpoints hold them.
+QWEN_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
+    {
+        ("mlp", "router"): "mlp.gate",
+        ("mlp", "experts", "gate"): "mlp.experts.{}.gate_proj",
+        ("mlp", "experts", "up"): "mlp.experts.{}.up_proj",
+        ("mlp", "experts", "down"): "mlp.experts.{}.down_proj",
+    }
+)
 # As `transformers` holds a mixture in memory, and some write it: the experts of a layer in one tensor, gate above up.
 FUSED_MARK = ".experts.gate_up_proj"
 FUSED_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
