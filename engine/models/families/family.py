@@ -58,6 +58,15 @@ class Place:
         return f"{self.body}.embed_tokens.weight"
 
 
+BESIDE_VISION = (Place("language_model.model", "language_model.lm_head"), Place("model.language_model"))
+"""Where the text part is of a model that also takes images."""
+
+VISION_TENSORS = tuple(
+    f"{prefix}{part}." for prefix in ("", "model.") for part in ("vision_tower", "multi_modal_projector")
+)
+"""What the names of the other part begin with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """A model family of Hugging Face checkpoints.
