@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import sub
@@ -20,6 +20,7 @@ from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.leaf import Leaf
 from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.files import CONFIG_FILE, read_json
+from penstock.engine.loading.headers import INDEX_FILE, WEIGHTS_FILE, refuse_names, stored_tensors
 from penstock.engine.loading.packed import PackedSource, PackedWeights, is_packed, packed_weights
 from penstock.engine.loading.weights import FLOAT_TYPES, Rows, Source, Stored, WeightFiles, open_weights
 from penstock.engine.models import (
@@ -38,9 +39,6 @@ from penstock.engine.sharded_experts import shard_experts
 from penstock.engine.sharding import Placement
 from penstock.engine.stats import ReportProgress
 
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = [
     CONFIG_FILE,
@@ -56,7 +54,6 @@ HUB_FILES = [
     "chat_template*",
 ]
 HARMLESS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # derived from config.json; stored by old checkpoints
-NAMED_AT_MOST = 5  # tensors in one message
 
 
 def resolve(model: str | Path, revision: str | None = None) -> Path:
@@ -105,7 +102,7 @@ def read_model_config(directory: Path, dtype: str = "auto", weights: str = "auto
     config = family.config(fields, checked_dtype(dtype))
     if weights == "auto" and read_format(fields) is None:
         return config
-    return packed_weights(fields, family, _stored_tensors(directory), weights).of(config)
+    return packed_weights(fields, family, stored_tensors(directory), weights).of(config)
 
 
 def load_model(
@@ -190,7 +187,7 @@ class _Checked:
 
 
 def _checked(directory: Path, config: ModelConfig, *, stacked: bool = False) -> _Checked:
-    stored = _stored_tensors(directory)
+    stored = stored_tensors(directory)
     family = FAMILIES[config.family].as_stored(stored.keys())
     _check_layers(stored, family, config)
     graph, abstract = _abstract(config, stacked=stacked)
@@ -292,51 +289,11 @@ def _initial(
 
 
 def _embedding_dtype(directory: Path, family: Family) -> str:
-    stored = _stored_tensors(directory)
+    stored = stored_tensors(directory)
     name = family.as_stored(stored.keys()).tensor_name(("embedding",))
     if name not in stored:
         raise CheckpointError(f"{CONFIG_FILE} states no dtype, and the weights in {directory} hold no {name}")
     return FLOAT_TYPES.get(stored[name].kind, stored[name].kind)
-
-
-def _stored_tensors(directory: Path) -> dict[str, Stored]:
-    """The headers of all weight files, by tensor name; nothing else of the files is read."""
-    if (directory / WEIGHTS_FILE).exists():
-        return dict(_header(directory / WEIGHTS_FILE))
-    if not (directory / INDEX_FILE).exists():
-        raise CheckpointError(
-            f"there is neither {WEIGHTS_FILE} nor {INDEX_FILE} in {directory}; "
-            "weights in other formats must be converted to safetensors"
-        )
-    file_of = _weight_map(directory)
-    stored: dict[str, Stored] = {}
-    for file in dict.fromkeys(file_of.values()):
-        header = dict(_header(file))
-        indexed = {name for name, holder in file_of.items() if holder == file}
-        _refuse(indexed - header.keys(), f"{file.name} lacks tensors that {INDEX_FILE} places there")
-        _refuse(header.keys() - indexed, f"{file.name} holds tensors that {INDEX_FILE} does not place there")
-        stored |= header
-    return stored
-
-
-def _weight_map(directory: Path) -> dict[str, Path]:
-    names = read_json(directory / INDEX_FILE).get("weight_map")
-    if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):
-        raise CheckpointError(f"{directory / INDEX_FILE} has no weight_map from tensor names to files")
-    outside = sorted({file for file in names.values() if Path(file).name != file})
-    if outside:
-        raise CheckpointError(f"{INDEX_FILE} names {outside[0]!r}, which is not a file name inside {directory}")
-    missing = sorted({file for file in names.values() if not (directory / file).exists()})
-    if missing:
-        raise CheckpointError(f"{INDEX_FILE} names {', '.join(missing)}, not found in {directory}")
-    return {name: directory / file for name, file in names.items()}
-
-
-def _header(file: Path) -> Iterator[tuple[str, Stored]]:
-    with open_weights(file) as tensors:
-        for name in tensors.keys():  # noqa: SIM118 -- not a mapping
-            entry = tensors.get_slice(name)
-            yield name, Stored(file, tuple(entry.get_shape()), entry.get_dtype())
 
 
 def _packed_weights(directory: Path, stored: Mapping[str, Stored]) -> PackedWeights:
@@ -349,7 +306,7 @@ def _check_layers(stored: Mapping[str, Stored], family: Family, config: ModelCon
     names = {family.tensor_name(("blocks", layer, "attention", "out", "kernel")) for layer in range(config.num_layers)}
     modules = {name.rpartition(".")[0] for name in stored}  # quantized, they have no `weight`
     lacking = {name for name in names if name.removesuffix(".weight") not in modules}
-    _refuse(lacking, f"{CONFIG_FILE} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
+    refuse_names(lacking, f"{CONFIG_FILE} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
 
 
 def _check(
@@ -360,14 +317,14 @@ def _check(
     config: ModelConfig,
 ) -> None:
     expected = {name for source in sources for name in source.names}
-    _refuse(expected - stored.keys(), "the checkpoint lacks tensors of the model")
+    refuse_names(expected - stored.keys(), "the checkpoint lacks tensors of the model")
     extra = {name for name in stored.keys() - expected - others if not HARMLESS.fullmatch(name)}
     extra -= {name for name in extra if name.startswith((*family.passed_over, *_draft_layers(family, config)))}
     head, embedding = (family.tensor_name(path) for path in (("head", "kernel"), ("embedding",)))
     if config.tie_word_embeddings and head in extra:
         _check_tied_head(stored, head, embedding)
         extra.remove(head)
-    _refuse(extra, "the checkpoint holds tensors that the model has no place for", stored)
+    refuse_names(extra, "the checkpoint holds tensors that the model has no place for", stored)
     for source in sources:
         for name in source.names:
             _check_tensor(name, stored[name], source)
@@ -398,11 +355,3 @@ def _check_tied_head(stored: Mapping[str, Stored], head: str, embedding: str) ->
             f"{head} in {stored[head].file.name} differs from {embedding}, but config.json ties the two; "
             "set tie_word_embeddings to false if the head is its own"
         )
-
-
-def _refuse(names: set[str], why: str, stored: Mapping[str, Stored] | None = None) -> None:
-    if not names:
-        return
-    shown = [f"{name} ({stored[name].file.name})" if stored else name for name in sorted(names)[:NAMED_AT_MOST]]
-    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    raise CheckpointError(f"{why}: {', '.join(shown)}{more}")
