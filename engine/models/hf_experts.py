@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.engine.errors import ConfigError, shown
-from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import ExpertsConfig, MLPConfig
 from penstock.engine.models.hf_blocks import read_activation
 from penstock.engine.models.hf_config import HFConfig
