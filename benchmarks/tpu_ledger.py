@@ -190,8 +190,8 @@ def _seconds(name: str, figures: dict[str, Any]) -> str:
     return f"| {' | '.join([name, str(len(figures['buckets'])), *kinds, *sums])} |"
 
 
-def _counts(kinds: dict[str, int]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
+def _counts(kinds: dict[str, float]) -> str:
+    return ", ".join(f"{count:g} {kind}" for kind, count in sorted(kinds.items())) or "none"
 
 
 if __name__ == "__main__":

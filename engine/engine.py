@@ -115,7 +115,7 @@ class Engine:
         if config.compile_cache_dir is not None:
             keep_compilations(config.compile_cache_dir)
         directory = resolve(model)
-        deployment = deploy(config, read_model_config(directory, config.dtype))
+        deployment = deploy(config, read_model_config(directory, config.dtype, config.weights))
         tokenizer = Tokenizer.from_dir(directory, config.chat_format)
         defaults = read_generation_defaults(directory)
         loaded = load_model(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.engine.models.attend import QKV, Attend, AttentionOptions, LayerCache, StackedCache
+from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import (
     AttentionConfig,
     BlockConfig,
@@ -15,7 +16,7 @@ from penstock.engine.models.config import (
 )
 from penstock.engine.models.decoder import Decoder, active_parameters, matmul_parameters, num_parameters
 from penstock.engine.models.families import FAMILIES, family_of
-from penstock.engine.models.families.family import Family, ParamPath
+from penstock.engine.models.families.family import Family
 from penstock.engine.models.runs import LayerRun, layer_runs, stacked_layers
 
 __all__ = [

@@ -6,7 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from penstock.engine.errors import ConfigError
+from penstock.engine.formats.packing import Packing
 from penstock.engine.length_rule import LengthRule
+
+Packed = tuple[tuple[tuple[str, ...], Packing], ...]
+"""The matmuls whose weights are quantized, by where they are in their layer or decoder, and how they are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ class BlockConfig:
     norm_placement: NormPlacement = "before"
     parallel: bool = False  # attention and feed-forward read the same norm, and both are added to what it read
     residual_scale: float = 1.0  # of what attention and feed-forward add
+    packed: Packed = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None  # scaled logits become soft_cap * tanh(logit / soft_cap)
+    packed: Packed = ()  # of what is around the blocks
     num_draft_layers: int = 0  # that checkpoints hold behind the others, and that nothing here computes
     vocab_padding: int = 0  # rows of embedding and head beyond the vocabulary, for devices that do not divide it
 
@@ -161,6 +167,11 @@ class ModelConfig:
             raise ConfigError(f"all layers need the same number and size of KV heads, not {sorted(kinds)}")
         if len(self._length_rules) > 1:
             raise ConfigError(f"all layers' rotary positions need the same rule of lengths, not {self._length_rules}")
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether any of its weights are quantized."""
+        return bool(self.packed) or any(block.packed for block in self.blocks)
 
     @property
     def num_layers(self) -> int:

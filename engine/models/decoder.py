@@ -17,6 +17,7 @@ from penstock.engine.models.attention import StepInputs
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
+from penstock.engine.models.quantized import quantize_modules
 from penstock.engine.models.rope import rotary_tables
 from penstock.engine.models.runs import layer_runs, stacked_layers
 
@@ -45,6 +46,7 @@ class Decoder(nnx.Module):
             if config.tie_word_embeddings
             else Linear(config.hidden_size, config.vocab_rows, bias=False, dtype=dtype, rngs=rngs)
         )
+        quantize_modules(self, config.packed, dtype)
 
     def __call__(
         self,
@@ -103,10 +105,10 @@ class Decoder(nnx.Module):
 
 def num_parameters(config: ModelConfig) -> int:
     """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it, padding never."""
-    one = replace(config, blocks=config.blocks[:1], vocab_padding=0)
+    one = replace(config, blocks=(replace(config.blocks[0], packed=()),), packed=(), vocab_padding=0)
     shapes: Any = nnx.state(nnx.eval_shape(lambda: Decoder(one, rngs=nnx.Rngs(0))))
     around = _num_elements(shapes) - _num_elements(shapes["blocks"])
-    blocks = Counter(_as_stored(block) for block in config.blocks)
+    blocks = Counter(replace(_as_stored(block), packed=()) for block in config.blocks)
     return around + sum(count * _num_elements(_shapes(block, config)) for block, count in blocks.items())
 
 
@@ -123,7 +125,7 @@ def matmul_parameters(config: ModelConfig, num_experts: Callable[[ExpertsConfig]
 
     Experts count as often as `num_experts` says, which is how many of a mixture are held where it is None.
     """
-    counts = Counter(config.blocks)
+    counts = Counter(replace(block, packed=()) for block in config.blocks)
     return sum(count * _num_in_kernels(block, config, num_experts) for block, count in counts.items())
 
 

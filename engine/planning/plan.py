@@ -18,7 +18,7 @@ from penstock.engine.execution.compilation import printed
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.steps import Steps
 from penstock.engine.loading.checkpoint import abstract_model
-from penstock.engine.models import ModelConfig
+from penstock.engine.models import ModelConfig, layer_runs
 from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.hlo import Program, Traffic
 from penstock.engine.planning.roofline import Step, decode_step, prefill_step, vocab_padding_bytes
@@ -41,7 +41,7 @@ class Bucket:
     temporary_bytes: int
     aliased_bytes: int
     traffic: Traffic
-    layer_collectives: dict[str, int]  # in one iteration of the loop over layers
+    layer_collectives: dict[str, float]  # in the loop over layers, of each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,7 @@ class _Layout:
     cache_bytes: int  # on each device
     weight_bytes: int  # likewise
     decode_steps: int
+    pattern_length: int  # layers in an iteration of the largest loop over them
 
     def bucket(self, kind: str, size: int) -> Bucket:
         """Compiles one function, and looks at what it became."""
@@ -199,11 +200,12 @@ class _Layout:
             return self.steps.loop(size, self.decode_steps, self.cache)
         return self.steps.head(size, is_extended=kind != "head")
 
-    def _layer_collectives(self, kind: str, program: Program) -> dict[str, int]:
+    def _layer_collectives(self, kind: str, program: Program) -> dict[str, float]:
         if kind not in WRITING:
             return {}
         loops = program.loop_traffic(self.cache_bytes, depth=1 if kind == "backbone" else 2)  # steps, then layers
-        return max((loop.collectives for loop in loops), key=lambda counts: sum(counts.values()), default={})
+        busiest = max((loop.collectives for loop in loops), key=lambda counts: sum(counts.values()), default={})
+        return {name: count / self.pattern_length for name, count in busiest.items()}
 
 
 def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layout:
@@ -231,6 +233,7 @@ def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layou
         cache_bytes=spec.num_pages * deployment.page_bytes,
         weight_bytes=weight_bytes,
         decode_steps=deployment.decode_steps or 1,
+        pattern_length=max((len(run.pattern) for run in layer_runs(deployment.model) if run.repeats > 1), default=1),
     )
 
 

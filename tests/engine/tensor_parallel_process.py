@@ -53,7 +53,7 @@ def run(directory: Path, tensor: int, expert: int) -> dict[str, Any]:
     return {
         "tokens": [results[request.id, 0].token_ids for request in requests],
         "logprobs": [token.logprob for token in results["hot", 0].logprobs],
-        "all_reduces": len(re.findall(r"= \S+ all-reduce(?:-start)?\(", text)),
+        "all_reduces": len(re.findall(r"= [^=]+ all-reduce(?:-start)?\(", text)),
         "other_collectives": len(re.findall(r"(all-gather|reduce-scatter|collective-permute|all-to-all)\(", text)),
         "weight_shares": sorted({share(leaf) for leaf in runner._steps.params if leaf.ndim == 2}),
         "expert_shares": sorted({share(leaf) for leaf in runner._steps.params if leaf.ndim == 3}),

@@ -438,6 +438,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**MINISTRAL, "original_max_position_embeddings": 5},
         },
     ),
+    "mistral3-beside-a-vision-tower": ("mistral3", {"head_dim": 20, "sliding_window": None}),
+    "mistral3-of-ministral3-tied-shards": (
+        "mistral3",
+        {
+            "model_type": "ministral3",
+            "head_dim": 16,
+            "rope_parameters": MINISTRAL,
+            "tie_word_embeddings": True,
+            "shards": 3,
+        },
+    ),
     "ministral3-default-table": ("ministral3", {"head_dim": 24, "shards": 3}),
 }
 
@@ -447,6 +458,26 @@ def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     family, config = CASES[case]
     write_checkpoint(tmp_path, family, **config)
     np.testing.assert_allclose(our_logits(tmp_path, TOKENS), reference_logits(tmp_path, TOKENS), atol=1e-4, rtol=1e-4)
+
+
+STACKED = (
+    "gemma2",
+    "olmo3-bias-window-of-a-page",
+    "smollm3-windows-where-there-are-no-positions-yarn",
+    "phi3-longrope-partial-tied",
+    "granite-biases-three-shards",
+    "cohere2-layer-types-yarn",
+    "glm4-odd-heads-tied-no-bias",
+    "ministral3-odd-heads-window-tied",
+)
+
+
+@pytest.mark.parametrize("case", STACKED)
+def test_stacked_layers_compute_the_same(case: str, tmp_path: Path) -> None:
+    family, config = CASES[case]
+    write_checkpoint(tmp_path, family, **{"num_hidden_layers": 4, **config})
+    expected = our_logits(tmp_path, TOKENS)
+    np.testing.assert_allclose(our_logits(tmp_path, TOKENS, stacked=True), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -491,15 +522,16 @@ def test_logits_with_the_older_dialect_of_config_json(family: str, rope: dict[st
     np.testing.assert_allclose(our_logits(tmp_path, TOKENS), reference_logits(tmp_path, TOKENS), atol=1e-4, rtol=1e-4)
 
 
-def our_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f32 [num_tokens, vocab]
+def our_logits(directory: Path, token_ids: list[int], *, stacked: bool = False) -> np.ndarray:  # f32 [tokens, vocab]
     config = read_model_config(directory)
-    model = load_model(directory, config)
+    model = load_model(directory, config, stacked=stacked)
+    caches: tuple[Any, ...] = (jnp.zeros(config.num_layers),) if stacked else (None,) * config.num_layers
 
     @nnx.jit
     def forward(model: Any, ids: jax.Array) -> jax.Array:
         positions = jnp.arange(ids.shape[0], dtype=jnp.int32)
         lengths = jnp.full_like(positions, ids.shape[0])
-        hidden, _ = model(ids, positions, (None,) * config.num_layers, dense_attend, lengths=lengths)
+        hidden, _ = model(ids, positions, caches, dense_attend, lengths=lengths)
         return model.logits(hidden)
 
     return np.asarray(forward(model, jnp.asarray(token_ids, jnp.int32)))

@@ -13,6 +13,7 @@ from penstock.engine.attention.selection import SMEM_BYTES, page_table_bytes
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import FAMILIES, ModelConfig, active_parameters, matmul_parameters
+from penstock.engine.models.hf_blocks import sliding
 from penstock.engine.planning import PRESETS, as_dict, has_libtpu, plan, planned_model, preset
 from penstock.engine.planning.chips import CHIPS
 from penstock.engine.planning.hlo import Program
@@ -267,6 +268,19 @@ def test_unusual_geometries_hold_it_too(topology: str, tensor: int, fields: dict
     assert step.traffic.collectives == {"all-reduce": 7}
     assert step.temporary_bytes < made.weight_bytes / 4  # no second copy of the weights
     assert not any(bucket.traffic.host_transfers for bucket in made.buckets)
+    assert made.decode[0].overhead < 1.10
+
+
+@needs_libtpu
+def test_layers_that_alternate_are_counted_one_by_one() -> None:
+    model = narrow_llama()
+    model = replace(model, blocks=tuple(sliding(model.blocks[0], [512, None, 512, None, 512, None])))
+    config = EngineConfig(max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, tensor_parallel=4, num_pages=65)
+    made = plan(model, "v6e:2x2", config, only=frozenset({16}))
+    step = made.buckets[0]
+    assert made.cache_is_aliased
+    assert step.layer_collectives == {"all-reduce": 2}  # though an iteration of the loop has two layers
+    assert step.traffic.collectives == {"all-reduce": 2 * model.num_layers + 1}
     assert made.decode[0].overhead < 1.10
 
 

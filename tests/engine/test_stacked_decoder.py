@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import drive, write_model
+from engines import TINY, drive, write_model
 from flax import nnx
 from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.loading.checkpoint import load_model, read_model_config
-from penstock.engine.models import LayerRun, layer_runs, stacked_layers
+from penstock.engine.models import (
+    QKV,
+    AttentionOptions,
+    Decoder,
+    LayerCache,
+    LayerRun,
+    ModelConfig,
+    layer_runs,
+    stacked_layers,
+)
+from penstock.engine.models.hf_blocks import sliding
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +71,41 @@ def assert_stacked_as_single(directory: Path, num_blocks: int) -> None:
         for (path, leaf), *others in zip(nnx.to_flat_state(nnx.state(block)), *layers, strict=True):
             assert all(other[0] == path for other in others)
             np.testing.assert_array_equal(leaf[...], np.stack([other[1][...] for other in others]))
+
+
+def test_layers_that_alternate_are_traced_once_per_place_in_their_pattern_and_compute_the_same() -> None:
+    windows = [4, None, 4, None, 4, None, 4]
+    config = replace(TINY, blocks=tuple(sliding(TINY.blocks[0], windows)))
+    pages = jax.random.normal(jax.random.key(1), (len(windows), 3, config.num_kv_heads, config.head_dim))
+    expected, written, traced = run(config, tuple(pages), stacked=False)
+    assert traced == windows
+    hidden, (together,), traced = run(config, (pages,), stacked=True)
+    assert traced == [4, None, 4]  # the pattern, and what is left of it at the end
+    np.testing.assert_allclose(hidden, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(together, np.stack(written), rtol=1e-5, atol=1e-5)
+
+
+def run(config: ModelConfig, caches: tuple[LayerCache, ...], *, stacked: bool) -> tuple[Any, Any, list[int | None]]:
+    """Hidden states of three tokens, the new caches, and the window of each layer that was traced.
+
+    Attention is a stand-in that depends on the layer's window and on the one page it has, and puts its keys there.
+    """
+    traced = []
+
+    def attend(
+        qkv: QKV, cache: LayerCache, *, options: AttentionOptions, sinks: jax.Array | None = None
+    ) -> tuple[jax.Array, LayerCache]:
+        assert sinks is None
+        traced.append(options.sliding_window)
+        page = cache.pages[cache.first_page] if stacked else cache
+        values = jnp.repeat(page + qkv.v, qkv.q.shape[1] // qkv.v.shape[1], axis=1)
+        attended = qkv.q * (options.sliding_window or 1) + values
+        return attended, replace(cache, pages=cache.pages.at[cache.first_page].set(qkv.k)) if stacked else qkv.k
+
+    graph, params = nnx.split(Decoder(config, rngs=nnx.Rngs(0), stacked=stacked))
+    step = jax.jit(lambda params, *inputs: nnx.merge(graph, params)(*inputs, attend))
+    hidden, caches = step(params, jnp.array([5, 6, 7]), jnp.arange(3), caches)
+    return hidden, caches, traced
 
 
 @pytest.mark.parametrize("model", ["mixed", "alternating"])

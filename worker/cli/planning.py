@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -111,5 +112,5 @@ def _steps(made: Plan) -> Table:
     return table
 
 
-def _counts(kinds: dict[str, int]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
+def _counts(kinds: Mapping[str, float]) -> str:
+    return ", ".join(f"{count:g} {kind}" for kind, count in sorted(kinds.items())) or "none"

@@ -19,6 +19,7 @@ from penstock.engine.models.families.granite import GRANITE
 from penstock.engine.models.families.llama import LLAMA
 from penstock.engine.models.families.ministral3 import MINISTRAL3
 from penstock.engine.models.families.mistral import MISTRAL
+from penstock.engine.models.families.mistral3 import MISTRAL3
 from penstock.engine.models.families.mixtral import MIXTRAL
 from penstock.engine.models.families.olmo2 import OLMO2
 from penstock.engine.models.families.olmo3 import OLMO3
@@ -42,6 +43,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             QWEN3,
             QWEN3_MOE,
             MINISTRAL3,
+            MISTRAL3,
             GEMMA,
             GEMMA2,
             GEMMA3_TEXT,

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import ModelConfig
 from penstock.engine.models.hf_config import HFConfig
-
-ParamPath = tuple[str | int, ...]
-"""Where a parameter is in a Decoder, for example `("blocks", 0, "attention", "q", "kernel")`."""
 
 LAYER_MODULES: Mapping[ParamPath, str] = MappingProxyType(
     {
@@ -58,6 +56,15 @@ class Place:
     @property
     def embedding(self) -> str:
         return f"{self.body}.embed_tokens.weight"
+
+
+BESIDE_VISION = (Place("language_model.model", "language_model.lm_head"), Place("model.language_model"))
+"""Where the text part is of a model that also takes images."""
+
+VISION_TENSORS = tuple(
+    f"{prefix}{part}." for prefix in ("", "model.") for part in ("vision_tower", "multi_modal_projector")
+)
+"""What the names of the other part begin with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.config import BlockConfig, ModelConfig
-from penstock.engine.models.families.family import Family, Place
+from penstock.engine.models.families.family import BESIDE_VISION, VISION_TENSORS, Family
 from penstock.engine.models.families.gemma import gemma_attention, gemma_model, gemma_norm
 from penstock.engine.models.families.gemma2 import GEMMA2_DEFAULTS, NORMS_AROUND
 from penstock.engine.models.hf_blocks import blocks_by_type, read_mlp
-from penstock.engine.models.hf_config import HFConfig
+from penstock.engine.models.hf_config import HFConfig, text_fields
 from penstock.engine.models.hf_rope import FULL, SLIDING, read_rope_of
 
 
@@ -55,12 +54,7 @@ GEMMA3_TEXT = Family(
 
 def _configure_text(config: HFConfig, dtype: str) -> ModelConfig:
     """The text part of a model that also takes images: all that is asked of it here."""
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        raise ConfigError(f"config.json: text_config must be a table, not {shown(text)}")
-    around = {name: config.get(name) for name in ("tie_word_embeddings", "quantization_config")}
-    stated = {name: value for name, value in around.items() if value is not None}
-    text_config = HFConfig({**text, **stated}, config.defaults)
+    text_config = HFConfig(text_fields(config), config.defaults)
     text_config.refuse_unless("model_type", None, GEMMA3_TEXT.model_type)
     text_config.refuse_unless("final_logit_softcapping", None)  # transformers passes over it
     return replace(_configure(text_config, dtype), family=GEMMA3.model_type)
@@ -71,8 +65,6 @@ GEMMA3 = replace(
     model_type="gemma3",
     architecture="Gemma3ForConditionalGeneration",
     configure=_configure_text,
-    places=(Place("language_model.model", "language_model.lm_head"), Place("model.language_model")),
-    passed_over=tuple(
-        f"{prefix}{part}." for prefix in ("", "model.") for part in ("vision_tower", "multi_modal_projector")
-    ),
+    places=BESIDE_VISION,
+    passed_over=VISION_TENSORS,
 )
