@@ -46,7 +46,7 @@ PADDED_TO = 128
 
 @dataclass(frozen=True)
 class Placement:
-    """Where arrays go: a mesh of `data` x `tensor` devices, or `data` x `expert` x `tensor`, and what is split over it.
+    """Where arrays go: a mesh of `data` x `tensor` devices, or `data` x `expert` x `tensor`; RULES say what is split.
 
     What an axis of `data` larger than 1 holds is the same along it: a worker serves one replica. The planner uses it
     for a slice that holds several.
@@ -94,10 +94,9 @@ def gathered(logits: jax.Array, placement: Placement | None, vocab_size: int) ->
 
 
 def split_model(model: ModelConfig, tensor: int, expert: int = 1) -> ModelConfig:
-    """`model` as it is laid out over `tensor * expert` devices.
-
-    Each KV head is held several times if there are too few. The vocabulary is padded where the devices do not divide
-    it, and the experts where `expert` does not divide them.
+    """`model` as it is laid out over `tensor * expert` devices: with each KV head held several times if there are too
+    few, with experts that nothing chooses if `expert` does not divide those that there are, and with the vocabulary
+    padded if the devices do not divide it.
 
     Raises:
         ConfigError: heads or features cannot be split evenly, or there are fewer experts than groups of devices.
@@ -182,7 +181,7 @@ class _Split:
     def __str__(self) -> str:
         if self.expert == 1:
             return f"tensor_parallel = {self.tensor}"
-        return f"tensor_parallel = {self.tensor} times expert_parallel = {self.expert}"
+        return f"tensor_parallel = {self.tensor} with expert_parallel = {self.expert}"
 
 
 def _vocab_padding(vocab_size: int, shares: int) -> int:

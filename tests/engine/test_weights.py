@@ -120,7 +120,7 @@ def test_rows_that_pad_a_vocabulary_are_zeros_and_in_no_file(tmp_path: Path, pat
     expected = np.vstack([table, np.zeros((7, 3), np.float32)])
     is_kernel = path[-1] == "kernel"
     shape, padding = ((3, 5), (0, 7)) if is_kernel else ((5, 3), (7, 0))
-    source = Source(path, shape, F32, ("table",), padding=padding)
+    source = Source(path, shape, F32, ("table",), num_spread=0, padding=padding)
     assert source.padded_shape == ((3, 12) if is_kernel else (12, 3))
     assert source.stored_shape == (5, 3)
     with WeightFiles(stored) as files:
