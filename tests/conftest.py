@@ -27,6 +27,21 @@ hypothesis.settings.load_profile("penstock")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    limit_times(config, items)
+    trace_once(items)
+
+
+def trace_once(items: list[pytest.Item]) -> None:
+    """Coverage follows the first case of each test: it slows every line of Python, and the others take the same way."""
+    seen: set[str] = set()
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if name in seen:
+            item.add_marker("no_cover")
+        seen.add(name)
+
+
+def limit_times(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A limit per test, for those that set none themselves, unless the command line or the environment has one."""
     if config.getoption("timeout") is None and "PYTEST_TIMEOUT" not in os.environ:
         for item in items:
