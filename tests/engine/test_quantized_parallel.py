@@ -23,7 +23,7 @@ from penstock.engine.planning import preset
 from penstock.engine.sharding import split_model
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCAB_SIZE, "eos_token_id": EOS}
-TWO = {"num_experts_per_tok": 2}
+EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2}
 MODELS: dict[str, tuple[Scheme, str, int, dict[str, Any]]] = {
     # two heads share a block of rows, and devices hold copies of them
     "fp8": (SCHEMES["fp8 blocks"], "qwen3", 4, {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}),
@@ -33,7 +33,7 @@ MODELS: dict[str, tuple[Scheme, str, int, dict[str, Any]]] = {
         MXFP4_EXPERTS,
         "gpt_oss",
         2,
-        {"hidden_size": 64, "intermediate_size": 128, "num_local_experts": 3, **TWO},
+        {"hidden_size": 64, "intermediate_size": 128, **EXPERTS},
     ),
 }
 
