@@ -12,6 +12,7 @@ from starlette.requests import Request
 from penstock.gateway.admission.admission import Meter, admitted
 from penstock.gateway.context import Gateway, gateway_of
 from penstock.gateway.generation.idempotency import check_same, key_of, place_asked_for, request_id_of
+from penstock.gateway.generation.resuming import check_can_go_on
 from penstock.gateway.http.disconnect import while_wanted
 from penstock.gateway.http.events import BEFORE_ALL, Event, EventWriter, Place
 from penstock.gateway.http.interruptions import interruption_of
@@ -22,7 +23,7 @@ from penstock.producer.wire import is_traceparent
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request and its reply. It is enqueued once somebody reads the reply."""
+    """A request and its reply. It is enqueued once somebody reads the reply, unless that goes on behind a place."""
 
     queue: str
     reply: ReplyStream
@@ -78,9 +79,9 @@ async def start(asked: Request, queue: str, request: GenerateRequest, *, num_req
     key = key_of(asked)
     after = place_asked_for(asked, key)
     if key is not None:
-        request = await _named(asked, gateway, queue, request, key, num_requests)
+        request = await _named(asked, queue, request, key, num_requests)
     request, meter = await admitted(asked, queue, request, shared_id=request.id)
-    return Job(queue, gateway.client.on(queue).stream(request), meter, after)
+    return _job(gateway, queue, request, meter, after)
 
 
 async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[GenerateRequest, Meter]:
@@ -93,8 +94,9 @@ async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[G
     """
     gateway, request = gateway_of(asked), _traced(asked, request)
     key = key_of(asked)
+    place_asked_for(asked, key)
     if key is not None:
-        request = await _named(asked, gateway, queue, request, key)
+        request = await _named(asked, queue, request, key)
         return await admitted(asked, queue, request, shared_id=request.id)
     is_cluster = gateway.store.address.kind == "cluster"
     fresh_id = request_id_of(asked, secrets.token_urlsafe(), 0, is_cluster=is_cluster)
@@ -102,13 +104,14 @@ async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[G
 
 
 def job_of(asked: Request, queue: str, request: GenerateRequest, meter: Meter) -> Job:
-    """A job of a request that has an id; it goes on behind the Last-Event-ID that was asked for.
+    """A job of a request that `named` has given; it goes on behind the Last-Event-ID that was asked for."""
+    return _job(gateway_of(asked), queue, request, meter, place_asked_for(asked, key_of(asked)))
 
-    Raises:
-        ApiError: the Last-Event-ID can't be used.
-    """
-    after = place_asked_for(asked, key_of(asked))
-    return Job(queue, gateway_of(asked).client.on(queue).stream(request), meter, after)
+
+def _job(gateway: Gateway, queue: str, request: GenerateRequest, meter: Meter, after: Place) -> Job:
+    if after == BEFORE_ALL:
+        return Job(queue, gateway.client.on(queue).stream(request), meter)
+    return Job(queue, gateway.client.handle(request.id or "", queue=queue).stream(), meter, after)
 
 
 def _traced(asked: Request, request: GenerateRequest) -> GenerateRequest:
@@ -126,12 +129,16 @@ async def _read(reply: ReplyStream, each: Callable[[Chunk], object] | None) -> R
 
 
 async def _named(
-    asked: Request, gateway: Gateway, queue: str, request: GenerateRequest, key: str, num_requests: int = 1
+    asked: Request, queue: str, request: GenerateRequest, key: str, num_requests: int = 1
 ) -> GenerateRequest:
+    gateway, after = gateway_of(asked), place_asked_for(asked, key)
     number = getattr(asked.state, "num_jobs", 0)
     asked.state.num_jobs = number + 1
     is_cluster = gateway.store.address.kind == "cluster"
-    named = request.model_copy(update={"id": request_id_of(asked, key, number, is_cluster=is_cluster)})
+    request_id = request_id_of(asked, key, number, is_cluster=is_cluster)
+    if after != BEFORE_ALL:  # before anything is noted under the key
+        await check_can_go_on(gateway, queue, request_id, after)
+    named = request.model_copy(update={"id": request_id})
     card = await gateway.directory.card_of(queue)
     await check_same(gateway.store, queue, named, num_requests, card.max_model_len)
     return named

@@ -10,11 +10,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from penstock.gateway.admission.admission import Meter
-from penstock.gateway.context import caller_of, gateway_of
+from penstock.gateway.context import Gateway, caller_of, gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.generation.idempotency import key_of, other_body, place_asked_for
 from penstock.gateway.generation.jobs import Job, job_of, named
 from penstock.gateway.http.body import read_json
+from penstock.gateway.http.events import BEFORE_ALL
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.documents import pending
@@ -104,17 +105,22 @@ async def _in_background(
     asked: Request, response: StoredResponse, request: GenerateRequest, meter: Meter, *, is_streamed: bool
 ) -> Response:
     """It goes on whoever is there."""
-    gateway = gateway_of(asked)
+    gateway, place = gateway_of(asked), place_asked_for(asked, key_of(asked))
+    if place == BEFORE_ALL:
+        await _submit(gateway, response, request)
+    meter.goes_on(response.queue, response.request_id)
+    if is_streamed:
+        return followed(asked, response, place=place)
+    is_new = key_of(asked) is None
+    return JSONResponse(pending(response, "queued") if is_new else await snapshot(asked, response))
+
+
+async def _submit(gateway: Gateway, response: StoredResponse, request: GenerateRequest) -> None:
     try:
         await gateway.client.on(response.queue).submit(request)
     except (QueueFull, ServerRefused):
         await ResponseStore(gateway.records).delete(response)
         raise
-    meter.goes_on(response.queue, response.request_id)
-    if is_streamed:
-        return followed(asked, response, place=place_asked_for(asked, key_of(asked)))
-    is_new = key_of(asked) is None
-    return JSONResponse(pending(response, "queued") if is_new else await snapshot(asked, response))
 
 
 def _streamed(asked: Request, response: StoredResponse, job: Job) -> Response:

@@ -202,6 +202,41 @@ async def test_a_query_that_is_wrong_is_refused_by_name(asked: Asked, query: dic
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize("what", SAID)
+async def test_behind_what_is_no_event_of_a_response_there_is_nothing(asked: Asked, what: str) -> None:
+    events = events_of((await asked.post(SAID[what], stream=True, background=True)).text)
+    await refuses_to_go_on(asked, events[0].response.id, num_events=len(events))
+
+
+async def test_behind_what_a_response_has_not_said_so_far_there_is_nothing(asked: Asked) -> None:
+    stream = await asked.openai.responses.create(model="tiny", input="wait here", background=True, stream=True)
+    events = [await anext(stream) for _ in range(6)]
+    assert events[-1].type == "response.output_text.delta"
+    await refuses_to_go_on(asked, events[0].response.id, num_events=6)
+    await asked.openai.responses.cancel(events[0].response.id)
+    assert len([event async for event in stream]) > 1
+
+
+async def test_behind_what_a_waiting_response_has_not_said_there_is_nothing(redis: RedisClient, redis_url: str) -> None:
+    await announce(redis)
+    async with beside(None, redis, redis_url) as asked:
+        created = await asked.openai.responses.create(model="tiny", input="wait here", background=True)
+        await refuses_to_go_on(asked, created.id, num_events=2)
+
+
+async def refuses_to_go_on(asked: Asked, response_id: str, *, num_events: int) -> None:
+    for number in (num_events, num_events + 7):
+        query = {"stream": "true", "starting_after": str(number)}
+        answer = await asked.http.get(f"/v1/responses/{response_id}", params=query)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_event_id", "starting_after")
+    for place in ("0-0.7", "999-1.0", "9999999999999999-1.0"):
+        headers = {"Last-Event-ID": place}
+        answer = await asked.http.get(f"/v1/responses/{response_id}?stream=true", headers=headers)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_event_id", "Last-Event-ID")
+
+
 async def test_a_stream_of_what_is_not_there_is_not_found(asked: Asked) -> None:
     with pytest.raises(openai.NotFoundError):
         await asked.openai.responses.retrieve("resp_none", stream=True)
