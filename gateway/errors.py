@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import structlog
 from pydantic import ValidationError
 
 from penstock.producer import (
@@ -25,6 +26,8 @@ from penstock.producer import (
 from penstock.producer.wire import explain
 
 RETRY_AFTER_S = 1
+
+_log = structlog.get_logger(__name__)
 
 
 class ApiError(Exception):
@@ -90,7 +93,23 @@ def _field_of(message: str) -> str | None:
 
 
 def _unavailable(error: PenstockError) -> ApiError:
-    return ApiError(503, str(error), type="server_error", code="unavailable", retry_after_s=RETRY_AFTER_S)
+    return _try_again(str(error))
+
+
+def _try_again(message: str) -> ApiError:
+    return ApiError(503, message, type="server_error", code="unavailable", retry_after_s=RETRY_AFTER_S)
+
+
+def _lost(error: ConnectionLost) -> ApiError:
+    """Where Redis is, and what it says, is for the operator."""
+    _log.warning("redis_unreachable", error=str(error))
+    return _try_again("the gateway has no connection to its queue now; try again")
+
+
+def _redis_refused(error: ServerRefused) -> ApiError:
+    _log.error("redis_refused", error=str(error))
+    message = "the gateway's queue has refused a command; the gateway's log says why"
+    return ApiError(500, message, type="server_error", code="internal_error")
 
 
 def _internal(error: PenstockError) -> ApiError:
@@ -109,9 +128,9 @@ _TABLE: Mapping[type[PenstockError], Callable[[Any], ApiError]] = {
     ReplyGone: lambda error: ApiError(409, str(error), type="conflict_error", code="reply_expired"),
     ReplyTimeout: lambda error: ApiError(408, str(error), type="timeout_error", code="timeout"),
     CallTimedOut: _unavailable,
-    ConnectionLost: _unavailable,
+    ConnectionLost: _lost,
     NotDurable: _unavailable,
-    ServerRefused: _internal,
+    ServerRefused: _redis_refused,
     RequestFailed: _internal,
     CallFailed: _internal,
     ReplyCorrupt: _internal,
@@ -119,7 +138,7 @@ _TABLE: Mapping[type[PenstockError], Callable[[Any], ApiError]] = {
 
 
 def api_error(error: PenstockError) -> ApiError:
-    """What a client is told of `error`."""
+    """What a client is told of `error`. What it is not told is logged."""
     return next(_TABLE[kind](error) for kind in type(error).__mro__ if kind in _TABLE)
 
 

@@ -86,7 +86,7 @@ def redis_errors(address: Address) -> Iterator[None]:
     A cancellation that the library swallowed (`end_tasks` says how) takes effect at the end of the block.
 
     Raises:
-        ConnectionLost: the server can't be reached or does not answer.
+        ConnectionLost: the server can't be reached, does not answer, or is no Redis.
         ServerRefused: the server answered with an error.
     """
     task = asyncio.current_task()
@@ -99,6 +99,10 @@ def redis_errors(address: Address) -> Iterator[None]:
         raise ServerRefused(f"Redis at {address} refused: {error}") from error
     except UNREACHABLE as error:
         raise ConnectionLost(f"no connection to Redis at {address}: {error}") from error
+    except exceptions.InvalidResponse as error:
+        raise ConnectionLost(
+            f"no connection to Redis at {address}: what answers there is not Redis: {error}"
+        ) from error
     except exceptions.RedisError as error:
         raise ServerRefused(f"Redis at {address} refused: {error}") from error
 
