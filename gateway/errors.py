@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,9 +24,11 @@ from penstock.producer import (
     ServerRefused,
     UnknownRequest,
 )
-from penstock.producer.wire import explain
+from penstock.producer.wire.values import explain, place_of
 
 RETRY_AFTER_S = 1
+
+_FIELD = re.compile(r"[\w.\[\]]{1,200}")
 
 _log = structlog.get_logger(__name__)
 
@@ -89,7 +92,7 @@ def _refused(error: RequestRefused) -> ApiError:
 def _field_of(message: str) -> str | None:
     """The field that a refusal begins with, as in `temperature: Input should be ...`."""
     name, colon, _ = message.partition(": ")
-    return name if colon and name.replace(".", "").replace("_", "").isalnum() else None
+    return name if colon and _FIELD.fullmatch(name) else None
 
 
 def _unavailable(error: PenstockError) -> ApiError:
@@ -153,25 +156,10 @@ def ended_early(finish_reason: str) -> ApiError:
 def invalid_value(error: ValidationError) -> ApiError:
     """A body in which values are wrong, missing or unknown; `param` is the first of them."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    kind, message = first["type"], explain(error)
+    kind, message = first["type"], explain(error).removeprefix("request: ")
     code = "missing_required_parameter" if kind == "missing" else "invalid_value"
     if kind.endswith("_type"):
         code = "invalid_type"
     elif first["msg"].startswith("Value error, unknown field"):
         code = "unknown_parameter"
-    return ApiError(400, message.removeprefix("request: "), param=_param(first["loc"]) or None, code=code)
-
-
-def _param(place: tuple[int | str, ...]) -> str:
-    """As `messages[0].role`; what a validator adds to a place, such as the branch of a union, is left out."""
-    param = ""
-    for part in place:
-        if isinstance(part, int):
-            param += f"[{part}]"
-        elif part.isidentifier() and len(part) <= MAX_PARAM_PART and part not in _BRANCHES:
-            param += f".{part}" if param else part
-    return param
-
-
-MAX_PARAM_PART = 80
-_BRANCHES = frozenset({"str", "int", "float", "bool", "list", "mode", "[key]"})
+    return ApiError(400, message, param=place_of(first["loc"]) or _field_of(message), code=code)

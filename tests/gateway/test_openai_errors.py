@@ -179,7 +179,7 @@ async def test_what_redis_refuses_is_said_in_the_log_alone(redis: RedisClient, r
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "is not JSON"), (b"[]", "is list, not an object"), (b'"a"', "is str"), (b"null", "is NoneType"),
+        (b"", "is not JSON"), (b"[]", "is a list, not an object"), (b'"a"', "is a string"), (b"null", "is null"),
         (b"[" * 100_000, "recursion limit"), (b'{"a":' * 80 + b"1" + b"}" * 80, "nested more than 64 deep"),
     ],
 )  # fmt: skip
@@ -199,6 +199,21 @@ async def test_what_is_not_there_is_said_in_the_same_form(
         response = await asked.http.get(path)
         assert response.status_code == status
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/v1/embeddings", "embeddings are not served"),
+        ("/v1/responses/input_tokens", "POST /v1/count_tokens"),
+        ("/v1/responses/compact", "no conversation is compacted"),
+    ],
+)
+async def test_what_other_servers_have_is_not_found(redis: RedisClient, redis_url: str, path: str, says: str) -> None:
+    async with asking(redis, redis_url) as asked:
+        response = await asked.http.post(path, json={"model": "tiny", "input": "a"})
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+        assert says in response.json()["error"]["message"]
 
 
 async def streamed_chat(client: openai.AsyncOpenAI) -> Any:
