@@ -139,6 +139,6 @@ async def _named(
     if after != BEFORE_ALL:  # before anything is noted under the key
         await check_can_go_on(gateway, queue, request_id, after)
     named = request.model_copy(update={"id": request_id})
-    card = await gateway.directory.card_of(queue)
+    card = await gateway.directory.card_of(queue, may_wait=True)  # who named the queue has seen to it
     await check_same(gateway.store, queue, named, num_requests, card.max_model_len)
     return named

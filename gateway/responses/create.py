@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 async def create_response(asked: Request) -> Response:
     gateway = gateway_of(asked)
     body = read_response(await read_json(asked, gateway.settings.max_body_bytes))
-    queue = await gateway.directory.queue_of(body.model)
+    queue = await gateway.directory.queue_of(body.model, may_wait=body.background)
     response, request, meter = await _prepared(asked, queue, body)
     if body.store is not False:
         response, request = await _kept(asked, body, response, request)
@@ -48,7 +48,7 @@ async def _prepared(asked: Request, queue: str, body: ResponseBody) -> tuple[Sto
     owner = caller_of(asked).owner
     items = items_of(body)
     history = await history_behind(asked, body.previous_response_id)
-    card = await gateway_of(asked).directory.card_of(queue)
+    card = await gateway_of(asked).directory.card_of(queue, may_wait=body.background)
     request, meter = await named(asked, queue, body.request([*history, *to_messages(items)], card))
     return unstored(body, request.id or "", queue, owner, items, history), request, meter
 
@@ -83,7 +83,7 @@ async def _kept(
 ) -> tuple[StoredResponse, GenerateRequest]:
     """The response with its record. Where too much is kept already, one that nobody asked to store is not stored."""
     gateway = gateway_of(asked)
-    card = await gateway.directory.card_of(response.queue)
+    card = await gateway.directory.card_of(response.queue, may_wait=body.background)
     keep_s = min(gateway.settings.keep_responses_s, card.max_keep_s or MAX_KEEP_S)
     kept, request_to_keep = replace(response, asked={**response.asked, "store": True}), _keeping(request, keep_s)
     try:

@@ -8,9 +8,9 @@ from typing import Any
 
 import openai
 import pytest
-from fakes import eventually
+from fakes import ScriptedWorker, eventually
 from gateway_harness import announce
-from responses_harness import Asked, asking, beside, events_of
+from responses_harness import Asked, answer, asking, beside, events_of
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
@@ -107,6 +107,37 @@ async def test_one_in_the_background_is_announced_before_a_worker_takes_it(redis
         await stream.close()
         waiting: Any = await asked.openai.responses.retrieve(events[0].response.id)
         assert (waiting.status, waiting.output) == ("queued", [])
+
+
+async def test_one_in_the_background_waits_for_a_worker_where_there_was_one(redis: RedisClient, redis_url: str) -> None:
+    """As after `penstock drain`: the queue's workers have taken its card with them."""
+    await announce(redis)
+    async with beside(None, redis, redis_url) as asked:
+        await asked.http.get("/v1/models")
+        await redis.delete(keys.card("default"), keys.queues())
+        await eventually(lambda: _serves_nothing(asked))
+        for key in ("one", "other"):
+            refused = await asked.post("say it", {"Idempotency-Key": key}, stream=key == "other")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
+        made = [await asked.post(f"say {name}", background=True, model=name) for name in ("tiny", "default")]
+        assert [(answer.status_code, answer.json()["status"]) for answer in made] == [(200, "queued")] * 2
+        async with ScriptedWorker(redis_url, answer):
+            for name, response in zip(("tiny", "default"), made, strict=True):
+                text = await asked.stream_of(response.json()["id"])
+                assert events_of(text)[-1].response.output[0].content[0].text == name
+
+
+async def test_one_in_the_background_needs_a_model_that_the_gateway_has_seen(
+    redis: RedisClient, redis_url: str
+) -> None:
+    for settings, expected in (({}, (404, "model_not_found")), ({"queues": ("tiny",)}, (503, "no_worker"))):
+        async with beside(None, redis, redis_url, **settings) as asked:
+            refused = await asked.post("say it", background=True)
+            assert (refused.status_code, refused.json()["error"]["code"]) == expected
+
+
+async def _serves_nothing(asked: Asked) -> bool:
+    return not (await asked.http.get("/v1/models")).json()["data"]
 
 
 async def test_one_that_nobody_follows_any_more_goes_on_in_the_background(asked: Asked) -> None:
