@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
 
 from penstock.producer.redis.address import parse_url
-from penstock.producer.redis.connection import RedisClient, connect, redis_errors
+from penstock.producer.redis.connection import RedisClient, answered, connect
 from penstock.producer.redis.pipeline import Batcher
 
 RETRIES = 5
+
+ANSWER_TIMEOUT_S = 5.0
+"""For so long an answer waits for each command to Redis, which may take commands and answer none."""
+
 NAME = "penstock-gateway"
 
 
@@ -38,8 +43,12 @@ class Store:
             ConnectionLost: the server can't be reached or does not answer.
             ServerRefused: the server answered with an error.
         """
-        with redis_errors(self.address):
+        async with self.answered():
             return await self._batcher.execute(*command)
+
+    def answered(self) -> AbstractAsyncContextManager[None]:
+        """Turns the errors of what is asked of Redis in the block into ours; it may take `ANSWER_TIMEOUT_S`."""
+        return answered(self.address, ANSWER_TIMEOUT_S)
 
     async def __aenter__(self) -> Self:
         return self

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 
 from hiredis import pack_command
@@ -105,6 +105,23 @@ def redis_errors(address: Address) -> Iterator[None]:
         ) from error
     except exceptions.RedisError as error:
         raise ServerRefused(f"Redis at {address} refused: {error}") from error
+
+
+@asynccontextmanager
+async def answered(address: Address, within_s: float | None) -> AsyncIterator[None]:
+    """`redis_errors`, where the block may take so long; None: as long as the library tries.
+
+    Raises:
+        As `redis_errors`.
+    """
+    with redis_errors(address):
+        try:
+            async with asyncio.timeout(within_s) as limit:
+                yield
+        except TimeoutError as error:
+            if limit.expired():
+                raise exceptions.TimeoutError(f"no answer within {within_s:g} s") from error
+            raise
 
 
 def on_new_connections(redis: RedisClient, hook: Callable[[], Awaitable[None]]) -> None:
