@@ -153,6 +153,12 @@ def ended_early(finish_reason: str) -> ApiError:
     return ApiError(409, "the request was cancelled", type="conflict_error", code="cancelled", ends_reply=True)
 
 
+def overdue(timeout_s: float) -> ApiError:
+    """A request whose time is over, and which no worker has ended: it expires when one comes to it."""
+    message = f"the request's timeout_s of {timeout_s:g} s is over, and no worker has ended it"
+    return ApiError(408, message, type="timeout_error", code="expired")
+
+
 def invalid_value(error: ValidationError) -> ApiError:
     """A body in which values are wrong, missing or unknown; `param` is the first of them."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]

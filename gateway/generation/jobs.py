@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Callable, Iterable
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 
 from penstock.gateway.admission.admission import Meter, admitted
 from penstock.gateway.context import Gateway, gateway_of
+from penstock.gateway.errors import overdue
 from penstock.gateway.generation.idempotency import check_same, key_of, place_asked_for, request_id_of
 from penstock.gateway.generation.resuming import check_can_go_on
 from penstock.gateway.http.disconnect import while_wanted
@@ -19,6 +22,9 @@ from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.http.streaming import EventStream
 from penstock.producer import Chunk, GenerateRequest, Reply, ReplyStream
 from penstock.producer.wire import is_traceparent
+
+EXPIRY_GRACE_S = 10.0
+"""Beyond a request's `timeout_s`, for its worker to say that it has expired, and what came before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,7 @@ class Job:
     reply: ReplyStream
     meter: Meter
     after: Place = BEFORE_ALL  # which a stream goes on behind
+    timeout_s: float | None = None  # the request's own, from when Redis accepted it
 
     @property
     def id(self) -> str:
@@ -42,7 +49,7 @@ class Job:
             ApiError: the answer was interrupted.
             Whatever `ReplyStream` raises.
         """
-        with gateway_of(asked).watch.reading(self.queue, self.reply):
+        with self._attended(asked):
             reply = await while_wanted(asked.receive, _read(self.reply, each), interruption_of(asked))
         self.meter.ended(reply)
         return reply
@@ -55,13 +62,29 @@ class Job:
         return EventStream(
             self.reply,
             self.meter.counted(writer),
-            reading=gateway.watch.reading(self.queue, self.reply),
+            reading=self._attended(asked),
             interruption=interruption_of(asked),
             commit_after_s=gateway.settings.commit_after_s,
             ping_interval_s=gateway.settings.ping_interval_s,
             after=self.after,
             opening=opening,
         )
+
+    @contextmanager
+    def _attended(self, asked: Request) -> Iterator[None]:
+        """While somebody reads it, which is for no longer than the request may take: a worker that could end it may be
+        gone.
+        """
+        with gateway_of(asked).watch.reading(self.queue, self.reply):
+            if self.timeout_s is None:
+                yield
+                return
+            end = partial(interruption_of(asked).end, overdue(self.timeout_s))
+            timer = asyncio.get_running_loop().call_later(self.timeout_s + EXPIRY_GRACE_S, end)
+            try:
+                yield
+            finally:
+                timer.cancel()
 
 
 async def start(asked: Request, queue: str, request: GenerateRequest, *, num_requests: int = 1) -> Job:
@@ -110,8 +133,9 @@ def job_of(asked: Request, queue: str, request: GenerateRequest, meter: Meter) -
 
 def _job(gateway: Gateway, queue: str, request: GenerateRequest, meter: Meter, after: Place) -> Job:
     if after == BEFORE_ALL:
-        return Job(queue, gateway.client.on(queue).stream(request), meter)
-    return Job(queue, gateway.client.handle(request.id or "", queue=queue).stream(), meter, after)
+        return Job(queue, gateway.client.on(queue).stream(request), meter, timeout_s=request.timeout_s)
+    reply = gateway.client.handle(request.id or "", queue=queue).stream()
+    return Job(queue, reply, meter, after, request.timeout_s)
 
 
 def _traced(asked: Request, request: GenerateRequest) -> GenerateRequest:
