@@ -256,7 +256,7 @@ async def test_a_gateway_outlives_what_is_in_any_field(
         assert (await asked.post(path, body)).status_code == 200
 
 
-DOCS = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
+DOCS = "".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("gateway.md", "gateway-fields.md"))
 
 
 @pytest.mark.parametrize("policy", [CHAT_POLICY, COMPLETION_POLICY], ids=NAMES)

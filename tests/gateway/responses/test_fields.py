@@ -186,7 +186,7 @@ async def test_a_gateway_outlives_what_is_in_any_field(redis: RedisClient, redis
         assert (await asked.post("say it")).status_code == 200
 
 
-DOCS = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text()
+DOCS = "".join((Path(__file__).parents[3] / "docs" / name).read_text() for name in ("gateway.md", "gateway-fields.md"))
 
 
 def test_the_docs_list_every_field() -> None:
