@@ -49,8 +49,8 @@ class Directory:
             may_wait: whether a queue will do that was served, since this process began, and is not now.
 
         Raises:
-            ApiError: there is none (404) or none any more (503), there are several (400), or the caller may not use it
-                (403).
+            ApiError: there is none (404), none any more or nothing served yet (503), there are several (400), or the
+                caller may not use it (403).
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
         named = _named(model, await self._served.cards())
@@ -65,7 +65,7 @@ class Directory:
         if named:
             message = f"this API key may not use model {model[:200]!r}; GET /v1/models lists those that it may"
             raise ApiError(403, message, type="permission_error", param="model", code="model_not_allowed")
-        if self._served.knew(model):
+        if self._served.knew(model) or not served:  # workers may be loading still
             raise _unserved(model)
         message = f"model {model[:200]!r} does not exist; GET /v1/models lists those that are served"
         raise ApiError(404, message, param="model", code="model_not_found")

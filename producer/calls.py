@@ -77,7 +77,7 @@ class Caller:
         fields = {"call": name, "id": call_id, "to": self._mailbox, "timeout_ms": str(max(1, round(timeout_s * 1000)))}
         try:
             async with asyncio.timeout(timeout_s):
-                sent = await self._send({**fields, **request})
+                sent = await self._send({**request, **fields})  # the id beside the request is the call's
                 return _checked(name, await answer)
         except TimeoutError:
             raise CallTimedOut(name, self._queue, timeout_s, is_served=sent is None or sent.is_served) from None

@@ -271,8 +271,12 @@ class GenerateRequest(WireModel):
         return isinstance(choice, NamedTool) or choice.allowed_tools.mode == "required"
 
     def to_entry(self) -> dict[str, str]:
-        """The fields to XADD: one JSON document that leaves out what was left at its default."""
-        return {"request": self.model_dump_json(exclude_defaults=True)}
+        """The fields to XADD: one JSON document that leaves out what was left at its default.
+
+        The id stands beside it too: of an entry over `max_body_bytes` a worker reads nothing else.
+        """
+        fields = {"request": self.model_dump_json(exclude_defaults=True)}
+        return fields if self.id is None else {**fields, "id": self.id}
 
 
 def entry_size(fields: Mapping[bytes, bytes]) -> int:

@@ -7,10 +7,13 @@ import json
 from contextlib import aclosing
 from typing import Any
 
+import httpx2
 import pytest
+from gateway_harness import running_gateway
+from patience import WAIT_S
 from worker_harness import end_as, eventually, is_queue_empty, read_reply, running_worker, send, take_and_claim
 
-from penstock.producer import keys
+from penstock.producer import AsyncClient, RequestRefused, keys
 from penstock.producer.redis.connection import RedisClient, connect
 from penstock.producer.wire import MAX_FIELDS
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
@@ -80,6 +83,32 @@ async def test_malformed_entry(redis_url: str, redis: RedisClient, name: str) ->
     assert [fields[b"entry"].decode() for _, fields in letters] == [entry_id]
     kept = {field.removeprefix(b"field:") for field in letters[0][1] if field.startswith(b"field:")}
     assert kept == (set() if name == "too large" else {field.encode() for field in MALFORMED[name]})
+
+
+async def test_a_request_over_the_worker_s_limit_is_refused_to_whoever_sent_it(redis_url: str) -> None:
+    """Whichever way it came: nobody waits for a reply that is under another id."""
+    large = "x" * 5000
+    chat = {"model": "q", "messages": [{"role": "user", "content": large}]}
+    async with (
+        running_worker(redis_url, max_body_bytes=4096),
+        AsyncClient(redis_url, queue="q") as client,
+        running_gateway(redis_url) as gateway,
+        httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
+    ):
+        with pytest.raises(RequestRefused, match="max_body_bytes is 4096") as caught:
+            await client.generate(large)
+        assert caught.value.code == "too_large"
+        for stream in (False, True):
+            answer = await http.post("/v1/chat/completions", json={**chat, "stream": stream})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+        response = (await http.post("/v1/responses", json={"model": "q", "input": large, "background": True})).json()
+
+        async def has_failed() -> bool:
+            shown = (await http.get(f"/v1/responses/{response['id']}")).json()
+            assert shown["status"] in ("queued", "failed")
+            return shown["status"] == "failed"
+
+        await eventually(has_failed)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -58,11 +58,12 @@ async def test_a_model_whose_workers_have_gone_is_unavailable(
         assert await asked.openai.chat.completions.create(model="tiny", messages=HELLO)
 
 
-async def test_there_may_be_none(redis: RedisClient, redis_url: str) -> None:
+async def test_before_a_worker_serves_every_model_is_unavailable(redis_url: str) -> None:
     async with (
         running_gateway(redis_url) as gateway,
         openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
     ):
         assert (await client.models.list()).data == []
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.InternalServerError, match="no worker serves model 'tiny' now") as caught:
             await client.models.retrieve("tiny")
+        assert (caught.value.status_code, caught.value.code) == (503, "no_worker")

@@ -73,7 +73,7 @@ def _check_free(tools: Sequence[Tool]) -> None:
     """Of calls in a format that is not known nothing can be promised."""
     strict = [tool.name for tool in tools if tool.strict]
     if strict:
-        raise InvalidRequest(f"tools: {strict[0]} is strict, but this model has no known format of calls to hold it to")
+        raise InvalidRequest(f"tools: {strict[0]} is strict, but this model has no known format of calls (chat_format)")
 
 
 def _json_rule(asked: ResponseFormat) -> TextRule | None:

@@ -47,7 +47,8 @@ def reply_grammar(
     """
     tools = () if response is None else response.tools
     if calls.required and not tools:
-        raise InvalidRequest("tool_choice requires a call, which this model has no known format for, or no tools")
+        why = "there are no tools" if response is not None else "this model has no known format of calls (chat_format)"
+        raise InvalidRequest(f"tool_choice requires a call, but {why}")
     is_bound = bool(tools) and (calls != FREE or any(tool.strict for tool in tools))
     if text is None and not is_bound:
         return None
