@@ -53,7 +53,8 @@ class Directory:
                 caller may not use it (403).
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
-        named = _named(model, await self._served.cards())
+        served = await self._served.cards()
+        named = _named(model, served)
         if may_wait and not named:
             named = _named(model, self._served.known)
         queues = [queue for queue, card in named.items() if self._allows(queue, card)]

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 from fakes import ScriptedWorker, eventually
-from gateway_harness import announce
+from gateway_harness import CARD, announce
 from responses_harness import Asked, answer, asking, beside, events_of
 
 from penstock.producer import keys
@@ -130,8 +130,12 @@ async def test_one_in_the_background_waits_for_a_worker_where_there_was_one(redi
 async def test_one_in_the_background_needs_a_model_that_the_gateway_has_seen(
     redis: RedisClient, redis_url: str
 ) -> None:
-    for settings, expected in (({}, (404, "model_not_found")), ({"queues": ("tiny",)}, (503, "no_worker"))):
-        async with beside(None, redis, redis_url, **settings) as asked:
+    async with beside(None, redis, redis_url) as asked:
+        refused = await asked.post("say it", background=True)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
+    await announce(redis, "other", CARD.model_copy(update={"model": "other"}))
+    for queues, expected in (((), (404, "model_not_found")), (("tiny", "other"), (503, "no_worker"))):
+        async with beside(None, redis, redis_url, queues=queues) as asked:
             refused = await asked.post("say it", background=True)
             assert (refused.status_code, refused.json()["error"]["code"]) == expected
 
