@@ -37,7 +37,7 @@ from penstock.gateway.openai.unserved import ROUTES as UNSERVED_ROUTES
 from penstock.gateway.page.routes import page_routes
 from penstock.gateway.responses.routes import ROUTES as RESPONSES_ROUTES
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.store.connection import ANSWER_TIMEOUT_S, Store
+from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
 from penstock.gateway.store.records import Records
 from penstock.producer import AsyncClient, PenstockError
@@ -49,12 +49,12 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         client = AsyncClient(
-            settings.redis_url, max_queue_length=settings.max_queue_length, answer_timeout_s=ANSWER_TIMEOUT_S
+            settings.redis_url, max_queue_length=settings.max_queue_length, answer_timeout_s=settings.redis_timeout_s
         )
         directory, interruptions = Directory(client, settings.queues), Interruptions()
         async with (
             client,
-            Store(settings.redis_url) as store,
+            Store(settings.redis_url, answer_timeout_s=settings.redis_timeout_s) as store,
             Keeper(store, client, interruptions, is_key_required=settings.require_key) as keeper,
             Watch(store, client, settings.abandon_after_s) as watch,
         ):

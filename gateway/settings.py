@@ -60,6 +60,13 @@ class GatewaySettings(BaseSettings):
         "Redis", "Requests in a queue, waiting and running, from which on more are turned away.", 10_000
     )
 
+    redis_timeout_s: _Seconds = _setting(
+        "Redis",
+        "How long an answer waits for a command to Redis, which may take commands and answer none; then it is a 503. "
+        "Open streams go on waiting.",
+        5.0,
+    )
+
     host: str = _setting("Server", "Address to listen on; 0.0.0.0: all of them, as in the image.", "127.0.0.1")
     port: _Port = _setting("Server", "Port to listen on; 0: any free one.", 8000)
     workers: Annotated[int, Field(ge=1, le=256)] = _setting(

@@ -12,14 +12,15 @@ from penstock.producer.redis.pipeline import Batcher
 
 RETRIES = 5
 
-ANSWER_TIMEOUT_S = 5.0
-"""For so long an answer waits for each command to Redis, which may take commands and answer none."""
-
 NAME = "penstock-gateway"
 
 
 class Store:
     """Use it with `async with`. It connects on first use and survives reconnects.
+
+    Args:
+        url: where Redis is.
+        answer_timeout_s: ConnectionLost after so long without an answer; None: after several tries of 10 s each.
 
     Attributes:
         address: where Redis is; it shows no password.
@@ -29,8 +30,9 @@ class Store:
         BadAddress: the URL can't be used.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, answer_timeout_s: float | None = None) -> None:
         self.address = parse_url(url)
+        self._answer_timeout_s = answer_timeout_s
         self.redis: RedisClient = connect(self.address, decode=False, retries=RETRIES, name=NAME)
         self._batcher = Batcher(self.redis, retries=RETRIES)
 
@@ -47,8 +49,8 @@ class Store:
             return await self._batcher.execute(*command)
 
     def answered(self) -> AbstractAsyncContextManager[None]:
-        """Turns the errors of what is asked of Redis in the block into ours; it may take `ANSWER_TIMEOUT_S`."""
-        return answered(self.address, ANSWER_TIMEOUT_S)
+        """Turns the errors of what is asked of Redis in the block into ours; it may take `answer_timeout_s`."""
+        return answered(self.address, self._answer_timeout_s)
 
     async def __aenter__(self) -> Self:
         return self
