@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.engine.errors import ConfigError
+from penstock.engine.formats.own import KINDS as QUANTIZED_KINDS
 
 MATMUL_SETTINGS = ("auto", "xla", "native")
+WEIGHTS_SETTINGS = ("auto", *QUANTIZED_KINDS)
 KV_CACHE_DTYPES = ("auto", "float8_e4m3fn")
 
 
@@ -20,6 +22,7 @@ class EngineConfig:
     """
 
     dtype: str = "auto"  # of weights and activations: auto (as on disk), float32, bfloat16, float16
+    weights: str = "auto"  # how weights are held: auto (as stored), or quantized while they are loaded: int8, int4, fp8
     max_model_len: int | None = None  # prompt and generated tokens of one sequence; None: the model's own limit
     max_num_seqs: int = 64  # sequences that run at once
     max_batch_tokens: int = 512  # tokens that one step computes at most, a power of two
@@ -49,14 +52,14 @@ class EngineConfig:
             raise ConfigError("num_pages and kv_cache_bytes both say how large the KV cache is: give one")
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise ConfigError(_refusal(self.kv_cache_dtype))
+        for name, accepted in (("weights", WEIGHTS_SETTINGS), ("matmul", MATMUL_SETTINGS)):
+            _require_one_of(name, getattr(self, name), accepted)
         if self.max_batch_tokens < 16 or self.max_batch_tokens & (self.max_batch_tokens - 1):
             raise ConfigError(f"max_batch_tokens must be a power of two from 16, not {self.max_batch_tokens}")
         if self.decode_steps is not None and not 1 <= self.decode_steps <= 64:
             raise ConfigError(f"decode_steps must be 1 to 64, not {self.decode_steps}")
         if self.max_prefill_slowdown is not None and not self.max_prefill_slowdown >= 1:
             raise ConfigError(f"max_prefill_slowdown must be 1 or more, not {self.max_prefill_slowdown}")
-        if self.matmul not in MATMUL_SETTINGS:
-            raise ConfigError(f"matmul must be one of {', '.join(MATMUL_SETTINGS)}, not {self.matmul!r}")
         if self.max_num_seqs > self.max_batch_tokens:
             raise ConfigError(
                 f"max_num_seqs {self.max_num_seqs} is above max_batch_tokens {self.max_batch_tokens}: "
@@ -68,12 +71,23 @@ class EngineConfig:
         """Of one copy of the model."""
         return self.tensor_parallel * self.expert_parallel
 
+    @property
+    def parallelism(self) -> str:
+        """As messages name it."""
+        tensor = f"tensor_parallel = {self.tensor_parallel}"
+        return tensor if self.expert_parallel == 1 else f"{tensor} times expert_parallel = {self.expert_parallel}"
+
 
 def _refusal(kv_cache_dtype: str) -> str:
     message = f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, not {kv_cache_dtype!r}"
     if kv_cache_dtype != "int8":
         return message
     return f"{message}: whole numbers need a scale per model, which would have to be measured; float8_e4m3fn needs none"
+
+
+def _require_one_of(name: str, value: str, accepted: tuple[str, ...]) -> None:
+    if value not in accepted:
+        raise ConfigError(f"{name} must be one of {', '.join(accepted)}, not {value!r}")
 
 
 def _require_positive(name: str, value: int) -> None:

@@ -22,6 +22,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling_state import state_bytes
+from penstock.engine.length_rule import LengthRule
 from penstock.engine.models import BlockConfig, LayerGroups, ModelConfig, layer_groups, num_parameters
 from penstock.engine.models.packed import can_pack
 from penstock.engine.native import NativeLibrary
@@ -129,6 +130,12 @@ class Deployment:
         """
         return 1 if self.config.decode_steps is None and self.platform == "tpu" else self.config.decode_steps
 
+    @property
+    def length_rule(self) -> LengthRule | None:
+        """The model's, if a sequence can be so long that it matters."""
+        rule = self.model.length_rule
+        return rule if rule is not None and self.max_model_len > rule.original else None
+
     def geometry(self, max_model_len: int) -> Geometry:
         return Geometry(
             max_num_seqs=self.config.max_num_seqs,
@@ -138,6 +145,7 @@ class Deployment:
             vocab_size=self.model.vocab_size,
             num_groups=self.needs.num_groups,
             few_shapes=self.platform == "tpu",
+            has_lengths=self.length_rule is not None,
         )
 
 
@@ -247,8 +255,5 @@ def useful_pages(deployment: Deployment) -> int:
 
 def _first(devices: Sequence[jax.Device], config: EngineConfig) -> Sequence[jax.Device]:
     if config.num_devices > len(devices):
-        asked = f"tensor_parallel = {config.tensor_parallel}"
-        if config.expert_parallel > 1:
-            asked += f" times expert_parallel = {config.expert_parallel}"
-        raise ConfigError(f"{asked}, and there are {len(devices)} {devices[0].platform} devices")
+        raise ConfigError(f"{config.parallelism}, and there are {len(devices)} {devices[0].platform} devices")
     return devices[: config.num_devices]

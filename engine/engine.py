@@ -90,6 +90,7 @@ class Engine:
             max_batch_tokens=config.max_batch_tokens,
             max_model_len=self.max_model_len,
             max_rows=geometry.max_rows,
+            length_rule=deployment.length_rule,
         )
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
         self._masks = MaskBuilder(model.config.vocab_size, defaults.eos_token_ids)
@@ -119,7 +120,7 @@ class Engine:
         if config.compile_cache_dir is not None:
             keep_compilations(config.compile_cache_dir)
         directory = resolve(model)
-        deployment = deploy(config, read_model_config(directory, config.dtype))
+        deployment = deploy(config, read_model_config(directory, config.dtype, config.weights))
         tokenizer = Tokenizer.from_dir(directory, config.chat_format)
         defaults = read_generation_defaults(directory)
         loaded = load_model(

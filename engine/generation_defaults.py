@@ -72,7 +72,7 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
     fields = read_json(directory / GENERATION_FILE) if has_file else {"do_sample": True}
     eos = fields.get("eos_token_id")
     if eos is None:
-        eos = read_json(directory / CONFIG_FILE).get("eos_token_id")
+        eos = _of_config(read_json(directory / CONFIG_FILE), "eos_token_id")
     defaults = GenerationDefaults(
         eos_token_ids=_token_ids(eos),
         temperature=_field(fields, "temperature", float, 1.0) if _field(fields, "do_sample", bool, False) else 0.0,
@@ -86,6 +86,12 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
     )
     _check_ranges(defaults)
     return defaults
+
+
+def _of_config(fields: Mapping[str, Any], name: str) -> Any:
+    """Models that take images too have some fields of their text in `text_config`."""
+    text = fields.get("text_config")
+    return text.get(name) if fields.get(name) is None and isinstance(text, dict) else fields.get(name)
 
 
 def _token_ids(value: object) -> tuple[int, ...]:

@@ -67,7 +67,5 @@ class ShardedExperts(GroupedMLP):
         if experts.down.bias is not None:  # is added once, not by each device that holds some of an expert's features
             bias = experts.down.bias[...]
             experts.down.bias[...] = jnp.where(jax.lax.axis_index(TENSOR) == 0, bias, jnp.zeros_like(bias))
-        y: jax.Array = jax.lax.psum(  # type: ignore[no-untyped-call]
-            mix(experts, x, chosen, weights, num_held), self.placement.replica
-        )
-        return y
+        y = mix(experts, x, chosen, weights, num_held)
+        return jax.lax.psum(y, self.placement.replica)  # type: ignore[no-any-return, no-untyped-call]

@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.engine.errors import ConfigError
+from penstock.engine.formats.packing import Packing
 from penstock.engine.models import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.axes import Axes
 
@@ -71,9 +72,18 @@ class Placement:
         over = () if axis is None else tuple(name for name in RULES[axis] if name in self.mesh.shape)
         return over if len(over) > 1 else next(iter(over), None)
 
-    def sharding(self, axes: Axes = ()) -> NamedSharding:
-        """Of an array with these logical axes; of one that is the same everywhere, without any."""
-        return NamedSharding(self.mesh, self.spec(axes))
+    def sharding(self, axes: Axes = (), shape: Sequence[int] = ()) -> NamedSharding:
+        """Of an array with these logical axes; of one that is the same everywhere, without any.
+
+        With its `shape`, an axis that cannot be split evenly stays whole: groups of weights share what they share.
+        """
+        fitting = (
+            [None if n % self._ways(axis) else axis for axis, n in zip(axes, shape, strict=True)] if shape else axes
+        )
+        return NamedSharding(self.mesh, self.spec(tuple(fitting)))
+
+    def _ways(self, axis: str | None) -> int:
+        return 1 if axis is None else math.prod(self.mesh.shape.get(name, 1) for name in RULES[axis])
 
 
 def place(devices: Sequence[jax.Device], tensor: int, expert: int = 1) -> Placement:
@@ -94,9 +104,10 @@ def gathered(logits: jax.Array, placement: Placement | None, vocab_size: int) ->
 
 
 def split_model(model: ModelConfig, tensor: int, expert: int = 1) -> ModelConfig:
-    """`model` as it is laid out over `tensor * expert` devices: with each KV head held several times if there are too
-    few, with experts that nothing chooses if `expert` does not divide those that there are, and with the vocabulary
-    padded if the devices do not divide it.
+    """`model` as it is laid out over `tensor * expert` devices.
+
+    Each KV head is held several times if there are too few. The vocabulary is padded where the devices do not divide
+    it, and the experts where `expert` does not divide them.
 
     Raises:
         ConfigError: heads or features cannot be split evenly, or there are fewer experts than groups of devices.
@@ -138,6 +149,7 @@ class _Split:
         ):
             if count % shares:
                 raise ConfigError(f"{self} does not divide the model's {count} {name}; {self._possible()} do")
+        self._check_packed_experts(block)
         if kv_heads % self.shares and self.shares % kv_heads:
             raise ConfigError(
                 f"{self} neither divides the model's {kv_heads} KV heads nor is a multiple of them; "
@@ -146,13 +158,14 @@ class _Split:
 
     def spread(self, block: BlockConfig) -> BlockConfig:
         """With at least one KV head for each device, and as many experts on one as on another."""
-        attention, mlp = block.attention, block.mlp
+        attention, mlp, packed = block.attention, block.mlp, block.packed
         if isinstance(mlp, ExpertsConfig):
             mlp = replace(mlp, num_padding=-mlp.num_experts % self.expert)
         if self.shares > attention.num_kv_heads:
             copies = self.shares // attention.num_kv_heads
             attention = replace(attention, num_kv_heads=self.shares, kv_copies=copies * attention.kv_copies)
-        return replace(block, attention=attention, mlp=mlp)
+            packed = tuple(_by_row(path, packing) for path, packing in packed)
+        return replace(block, attention=attention, mlp=mlp, packed=packed)
 
     def _features(self, block: BlockConfig) -> Iterator[tuple[str, int, int]]:
         """What is split inside feed-forwards, and over how many devices."""
@@ -181,7 +194,26 @@ class _Split:
     def __str__(self) -> str:
         if self.expert == 1:
             return f"tensor_parallel = {self.tensor}"
-        return f"tensor_parallel = {self.tensor} with expert_parallel = {self.expert}"
+        return f"tensor_parallel = {self.tensor} times expert_parallel = {self.expert}"
+
+    def _check_packed_experts(self, block: BlockConfig) -> None:
+        """Each device unpacks its share of an expert alone, so that groups and blocks must not be cut."""
+        for path, packing in block.packed:
+            if self.tensor == 1 or path[:2] != ("mlp", "experts"):
+                continue
+            share = block.mlp.intermediate_size // self.tensor
+            size = max(packing.group, packing.super_group) if path[-1] == "down" else packing.rows
+            if (path[-1] == "down" and packing.has_order) or share % max(size, 1):
+                raise ConfigError(
+                    f"{self} cuts groups of the quantized experts: {share} features on each device, {packing}; "
+                    "expert_parallel does not"
+                )
+
+
+def _by_row(path: tuple[str, ...], packing: Packing) -> tuple[tuple[str, ...], Packing]:
+    """With scales that can be copied with the rows of a KV head: a block of rows may have several heads."""
+    is_kv = path in (("attention", "k"), ("attention", "v"))
+    return path, replace(packing, rows=1) if is_kv and packing.rows > 1 else packing
 
 
 def _vocab_padding(vocab_size: int, shares: int) -> int:

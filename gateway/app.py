@@ -33,6 +33,7 @@ from penstock.gateway.http.observing import CLIENT_CLOSED_REQUEST, Observing
 from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.openai.routes import ROUTES as OPENAI_ROUTES
+from penstock.gateway.openai.unserved import ROUTES as UNSERVED_ROUTES
 from penstock.gateway.page.routes import page_routes
 from penstock.gateway.responses.routes import ROUTES as RESPONSES_ROUTES
 from penstock.gateway.settings import GatewaySettings
@@ -47,11 +48,13 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        client = AsyncClient(settings.redis_url, max_queue_length=settings.max_queue_length)
+        client = AsyncClient(
+            settings.redis_url, max_queue_length=settings.max_queue_length, answer_timeout_s=settings.redis_timeout_s
+        )
         directory, interruptions = Directory(client, settings.queues), Interruptions()
         async with (
             client,
-            Store(settings.redis_url) as store,
+            Store(settings.redis_url, answer_timeout_s=settings.redis_timeout_s) as store,
             Keeper(store, client, interruptions, is_key_required=settings.require_key) as keeper,
             Watch(store, client, settings.abandon_after_s) as watch,
         ):
@@ -63,7 +66,8 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
             async with BatchRunner(gateway):
                 yield
 
-    routes = [*health.ROUTES, *OPENAI_ROUTES, *RESPONSES_ROUTES, *FILES_ROUTES, *BATCHES_ROUTES, *ANTHROPIC_ROUTES]
+    routes = [*health.ROUTES, *OPENAI_ROUTES, *UNSERVED_ROUTES]  # before those that a name would match
+    routes += [*RESPONSES_ROUTES, *FILES_ROUTES, *BATCHES_ROUTES, *ANTHROPIC_ROUTES]
     if settings.page:
         routes += page_routes()
     handlers = {

@@ -41,8 +41,12 @@ class Directory:
         served = await self._served.cards()
         return {queue: card for queue, card in served.items() if self._allows(queue, card)}
 
-    async def queue_of(self, model: str) -> str:
+    async def queue_of(self, model: str, *, may_wait: bool = False) -> str:
         """The queue that `model` names: its own name, or the model that it alone serves.
+
+        Args:
+            model: as the client has it.
+            may_wait: whether a queue will do that was served, since this process began, and is not now.
 
         Raises:
             ApiError: there is none (404), none any more or nothing served yet (503), there are several (400), or the
@@ -50,7 +54,9 @@ class Directory:
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
         served = await self._served.cards()
-        named = {model: served[model]} if model in served else _serving(model, served)
+        named = _named(model, served)
+        if may_wait and not named:
+            named = _named(model, self._served.known)
         queues = [queue for queue, card in named.items() if self._allows(queue, card)]
         if len(queues) == 1:
             return queues[0]
@@ -65,14 +71,16 @@ class Directory:
         message = f"model {model[:200]!r} does not exist; GET /v1/models lists those that are served"
         raise ApiError(404, message, param="model", code="model_not_found")
 
-    async def card_of(self, queue: str) -> ModelCard:
-        """That of a queue that `queue_of` has named.
+    async def card_of(self, queue: str, *, may_wait: bool = False) -> ModelCard:
+        """That of a queue that `queue_of` has named; with `may_wait` the last one, if nobody serves it any more.
 
         Raises:
             ApiError: nobody serves it any more (503).
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
         card = (await self._served.cards()).get(queue)
+        if card is None and may_wait:
+            card = self._served.known.get(queue)
         if card is None:
             raise _unserved(queue)
         return card
@@ -81,8 +89,11 @@ class Directory:
         return self._allowed is None or queue in self._allowed or card.model in self._allowed
 
 
-def _serving(model: str, served: Mapping[str, ModelCard]) -> Mapping[str, ModelCard]:
-    return {queue: card for queue, card in served.items() if card.model == model}
+def _named(model: str, cards: Mapping[str, ModelCard]) -> Mapping[str, ModelCard]:
+    """Those of the queue of this name; where there is none, of those that serve the model."""
+    if model in cards:
+        return {model: cards[model]}
+    return {queue: card for queue, card in cards.items() if card.model == model}
 
 
 class _ServedCards:
@@ -92,7 +103,8 @@ class _ServedCards:
         self._client = client
         self._only = only
         self._cards: Mapping[str, ModelCard] = {}
-        self._models: dict[str, str] = {}  # by queue, of all that were ever served here
+        self.known: dict[str, ModelCard] = {}
+        """The last ones of all queues that were ever served here."""
         self._read_at_s: float | None = None
         self._reading = Joined(self._renew)  # else each would wait for the failure of all before, while Redis is away
 
@@ -103,12 +115,12 @@ class _ServedCards:
 
     async def _renew(self) -> None:
         self._cards = await self._read()
-        self._models |= {queue: card.model for queue, card in self._cards.items()}
+        self.known |= self._cards
         self._read_at_s = time.monotonic()
 
     def knew(self, model: str) -> bool:
         """Whether this names a queue or a model that was served, or is to be."""
-        return model in self._models or model in self._models.values() or model in self._only
+        return bool(_named(model, self.known)) or model in self._only
 
     @property
     def _is_fresh(self) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import structlog
 from pydantic import ValidationError
 
 from penstock.producer import (
@@ -22,9 +24,13 @@ from penstock.producer import (
     ServerRefused,
     UnknownRequest,
 )
-from penstock.producer.wire import explain
+from penstock.producer.wire.values import explain, place_of
 
 RETRY_AFTER_S = 1
+
+_FIELD = re.compile(r"[\w.\[\]]{1,200}")
+
+_log = structlog.get_logger(__name__)
 
 
 class ApiError(Exception):
@@ -86,11 +92,27 @@ def _refused(error: RequestRefused) -> ApiError:
 def _field_of(message: str) -> str | None:
     """The field that a refusal begins with, as in `temperature: Input should be ...`."""
     name, colon, _ = message.partition(": ")
-    return name if colon and name.replace(".", "").replace("_", "").isalnum() else None
+    return name if colon and _FIELD.fullmatch(name) else None
 
 
 def _unavailable(error: PenstockError) -> ApiError:
-    return ApiError(503, str(error), type="server_error", code="unavailable", retry_after_s=RETRY_AFTER_S)
+    return _try_again(str(error))
+
+
+def _try_again(message: str) -> ApiError:
+    return ApiError(503, message, type="server_error", code="unavailable", retry_after_s=RETRY_AFTER_S)
+
+
+def _lost(error: ConnectionLost) -> ApiError:
+    """Where Redis is, and what it says, is for the operator."""
+    _log.warning("redis_unreachable", error=str(error))
+    return _try_again("the gateway has no connection to its queue now; try again")
+
+
+def _redis_refused(error: ServerRefused) -> ApiError:
+    _log.error("redis_refused", error=str(error))
+    message = "the gateway's queue has refused a command; the gateway's log says why"
+    return ApiError(500, message, type="server_error", code="internal_error")
 
 
 def _internal(error: PenstockError) -> ApiError:
@@ -109,9 +131,9 @@ _TABLE: Mapping[type[PenstockError], Callable[[Any], ApiError]] = {
     ReplyGone: lambda error: ApiError(409, str(error), type="conflict_error", code="reply_expired"),
     ReplyTimeout: lambda error: ApiError(408, str(error), type="timeout_error", code="timeout"),
     CallTimedOut: _unavailable,
-    ConnectionLost: _unavailable,
+    ConnectionLost: _lost,
     NotDurable: _unavailable,
-    ServerRefused: _internal,
+    ServerRefused: _redis_refused,
     RequestFailed: _internal,
     CallFailed: _internal,
     ReplyCorrupt: _internal,
@@ -119,7 +141,7 @@ _TABLE: Mapping[type[PenstockError], Callable[[Any], ApiError]] = {
 
 
 def api_error(error: PenstockError) -> ApiError:
-    """What a client is told of `error`."""
+    """What a client is told of `error`. What it is not told is logged."""
     return next(_TABLE[kind](error) for kind in type(error).__mro__ if kind in _TABLE)
 
 
@@ -131,28 +153,19 @@ def ended_early(finish_reason: str) -> ApiError:
     return ApiError(409, "the request was cancelled", type="conflict_error", code="cancelled", ends_reply=True)
 
 
+def overdue(timeout_s: float) -> ApiError:
+    """A request whose time is over, and which no worker has ended: it expires when one comes to it."""
+    message = f"the request's timeout_s of {timeout_s:g} s is over, and no worker has ended it"
+    return ApiError(408, message, type="timeout_error", code="expired")
+
+
 def invalid_value(error: ValidationError) -> ApiError:
     """A body in which values are wrong, missing or unknown; `param` is the first of them."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    kind, message = first["type"], explain(error)
+    kind, message = first["type"], explain(error).removeprefix("request: ")
     code = "missing_required_parameter" if kind == "missing" else "invalid_value"
     if kind.endswith("_type"):
         code = "invalid_type"
     elif first["msg"].startswith("Value error, unknown field"):
         code = "unknown_parameter"
-    return ApiError(400, message.removeprefix("request: "), param=_param(first["loc"]) or None, code=code)
-
-
-def _param(place: tuple[int | str, ...]) -> str:
-    """As `messages[0].role`; what a validator adds to a place, such as the branch of a union, is left out."""
-    param = ""
-    for part in place:
-        if isinstance(part, int):
-            param += f"[{part}]"
-        elif part.isidentifier() and len(part) <= MAX_PARAM_PART and part not in _BRANCHES:
-            param += f".{part}" if param else part
-    return param
-
-
-MAX_PARAM_PART = 80
-_BRANCHES = frozenset({"str", "int", "float", "bool", "list", "mode", "[key]"})
+    return ApiError(400, message, param=place_of(first["loc"]) or _field_of(message), code=code)

@@ -30,6 +30,10 @@ class CannotServe(Exception):
     """An address that cannot be listened on, or a certificate that cannot be used. The message names the setting."""
 
 
+class WrongCertificate(CannotServe):
+    """The files that the settings name are not there, or do not go together."""
+
+
 def serve(settings: GatewaySettings) -> int:
     """Serves until SIGTERM or SIGINT, then drains.
 
@@ -118,7 +122,7 @@ def _check_tls(settings: GatewaySettings) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key, "")
     except (OSError, ValueError) as error:
         files = f"tls_certificate {settings.tls_certificate} and tls_key {settings.tls_key}"
-        raise CannotServe(f"{files} cannot be used: {error}") from error
+        raise WrongCertificate(f"{files} cannot be used: {error}") from error
 
 
 def _descriptors_for(max_connections: int) -> int:

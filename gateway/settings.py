@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,9 @@ from penstock.producer.redis.address import parse_url
 from penstock.producer.wire import ID_PATTERN, MIN_KEEP_S
 
 PREFIX = "PENSTOCK_GATEWAY_"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+"""https://www.rfc-editor.org/rfc/rfc6454#section-6.2: lower case, and no path."""
+
 MIN_FILE_S = 3600
 MAX_FILE_S = 30 * 86_400
 
@@ -54,6 +58,13 @@ class GatewaySettings(BaseSettings):
     queues: _Names = _setting("Redis", "Queues to serve, with commas; as a default all that have a card.", (), "all")
     max_queue_length: Annotated[int, Field(ge=1)] = _setting(
         "Redis", "Requests in a queue, waiting and running, from which on more are turned away.", 10_000
+    )
+
+    redis_timeout_s: _Seconds = _setting(
+        "Redis",
+        "How long an answer waits for a command to Redis, which may take commands and answer none; then it is a 503. "
+        "Open streams go on waiting.",
+        5.0,
     )
 
     host: str = _setting("Server", "Address to listen on; 0.0.0.0: all of them, as in the image.", "127.0.0.1")
@@ -184,6 +195,16 @@ class GatewaySettings(BaseSettings):
         for queue in value:
             if not ID_PATTERN.fullmatch(queue):
                 raise ValueError(f"a queue's name has 1 to 128 of the characters A-Z a-z 0-9 _ . : -, not {queue!r}")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is no origin as browsers send it: scheme://host or scheme://host:port, or *"
+                )
         return value
 
     @field_validator("host")

@@ -35,6 +35,8 @@ class AsyncClient:
         max_queue_length: QueueFull is raised from this many waiting and running requests on; None for no limit.
         dedupe_window_s: for how long a request id is known, so that sending it again adds no second request.
         reconnect_timeout_s: those who wait for a reply get ConnectionLost after Redis stayed away for so long.
+        answer_timeout_s: who sends a request or asks for a state gets ConnectionLost after so long without an answer;
+            None: after several tries of 10 s each, where Redis takes commands and answers none.
         durable: enqueueing returns once the request is on the server's disk (WAITAOF), which takes a second at most
             under `appendfsync everysec`. Where the server can't tell, it is refused: ServerRefused, nothing was sent.
 
@@ -51,10 +53,13 @@ class AsyncClient:
         max_queue_length: int | None = 10_000,
         dedupe_window_s: int = 86_400,
         reconnect_timeout_s: float = 60.0,
+        answer_timeout_s: float | None = None,
         durable: bool = False,
     ) -> None:
         url = url if url is not None else os.environ.get("REDIS_URL", DEFAULT_URL)
-        self._connections: Connections | None = Connections(url, reconnect_timeout_s=reconnect_timeout_s)
+        self._connections: Connections | None = Connections(
+            url, reconnect_timeout_s=reconnect_timeout_s, answer_timeout_s=answer_timeout_s
+        )
         self._transport = Transport(
             self._connections,
             queue=queue,

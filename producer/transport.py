@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Literal
 
 from redis import exceptions
@@ -20,7 +20,7 @@ from penstock.producer.reading.entries import decode_fields, position
 from penstock.producer.reading.reader import ENDED, ReplyReader, find_gone
 from penstock.producer.redis import durable
 from penstock.producer.redis.address import parse_url
-from penstock.producer.redis.connection import RedisClient, connect, ensure_group, redis_errors
+from penstock.producer.redis.connection import RedisClient, answered, connect, ensure_group
 from penstock.producer.redis.enqueue import Full, enqueue
 from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.redis.streams import read_newest, read_range
@@ -41,8 +41,9 @@ HISTORY_PAGE = 1000
 class Connections:
     """What all queues of one client share: connections to Redis, one of which reads all replies."""
 
-    def __init__(self, url: str, *, reconnect_timeout_s: float) -> None:
+    def __init__(self, url: str, *, reconnect_timeout_s: float, answer_timeout_s: float | None = None) -> None:
         self.address = parse_url(url)
+        self._answer_timeout_s = answer_timeout_s
         self.commands = connect(self.address, decode=False, retries=COMMAND_RETRIES, name="penstock-client")
         self.batcher = Batcher(self.commands, retries=COMMAND_RETRIES)
         self.reader = ReplyReader(self.address, self.commands, self.batcher, give_up_after_s=reconnect_timeout_s)
@@ -53,9 +54,12 @@ class Connections:
     @asynccontextmanager
     async def redis(self) -> AsyncIterator[RedisClient]:
         """The client for commands, once there is a connection to spare, with its errors turned into ours."""
-        async with self._gate:
-            with redis_errors(self.address):
-                yield self.commands
+        async with self.answered(), self._gate:
+            yield self.commands
+
+    def answered(self) -> AbstractAsyncContextManager[None]:
+        """Turns the errors of what is asked in the block into ours; it may take `answer_timeout_s`."""
+        return answered(self.address, self._answer_timeout_s)
 
     async def close(self) -> None:
         await self.reader.close()
@@ -122,7 +126,7 @@ class Transport:
         assert request.id is not None  # noqa: S101  build_request has seen to it
         if not self._is_set_up:
             await self._set_up()
-        with redis_errors(self.address):
+        async with self.connections.answered():
             added = await enqueue(
                 self._batcher.execute,
                 self.queue,
@@ -150,7 +154,7 @@ class Transport:
 
     async def status(self) -> QueueStatus:
         """How the queue stands now."""
-        with redis_errors(self.address):
+        async with self.connections.answered():
             return await query_status(self._batcher.execute, self.queue)
 
     async def card(self, queue: str) -> ModelCard | None:
@@ -160,14 +164,14 @@ class Transport:
             ServerRefused: something else is there.
         """
         try:
-            with redis_errors(self.address):
+            async with self.connections.answered():
                 return await query_card(self._batcher.execute, queue)
         except ValueError as error:
             raise ServerRefused(f"queue {queue!r}: {error}") from error
 
     async def queues(self) -> tuple[str, ...]:
         """Those that are served."""
-        with redis_errors(self.address):
+        async with self.connections.answered():
             return await query_queues(self._batcher.execute)
 
     async def cancel(self, queue: str, request_id: str) -> None:

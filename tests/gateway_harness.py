@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fakes import eventually
+from patience import WAIT_S
 
 from penstock.gateway.keys.records import ApiKey
 from penstock.gateway.keys.secrets import Secret, new_secret
@@ -53,7 +54,7 @@ async def running_gateway(
     redis_url: str, *, max_connections: int = MAX_CONNECTIONS, **settings: Any
 ) -> AsyncIterator[Running]:
     """Serves until the end of the block, and then waits until it has stopped, which cuts short what is still open."""
-    made = GatewaySettings(redis_url=redis_url, **{"drain_timeout_s": 0.1, **settings})
+    made = GatewaySettings(redis_url=redis_url, **{"drain_timeout_s": 0.1, "redis_timeout_s": WAIT_S, **settings})
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = GatewayServer(made, max_connections)
         serving = asyncio.create_task(server.serve([listener]))

@@ -23,6 +23,8 @@ class RedisProxy:
         self.loss = 0.0
         self.delay_s = 0.0  # of what is forwarded, in either direction
         self.num_lost = 0
+        self.is_answering = asyncio.Event()  # not set: connections are taken and stay open, and nothing comes back
+        self.is_answering.set()
 
     @property
     def url(self) -> str:
@@ -81,6 +83,7 @@ class RedisProxy:
                 if self._random.random() < (self.loss if loss is None else loss):
                     self.num_lost += 1
                     break
+                await self.is_answering.wait()
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 target.write(data)

@@ -50,6 +50,24 @@ def configure_logs(level: str = "info", style: LogFormat = "auto", stream: TextI
         logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
+    _take_in(threshold)
+
+
+class _ToStructlog(logging.Handler):
+    """Libraries, and the client, log with the standard library: their lines are to look like all others."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        told = {"exc_info": record.exc_info} if record.exc_info else {}
+        level = min(logging.CRITICAL, max(logging.DEBUG, record.levelno // 10 * 10))  # those that structlog has
+        structlog.get_logger().log(level, record.getMessage(), logger=record.name, **told)
+
+
+def _take_in(threshold: int) -> None:
+    """Has what is logged elsewhere in this process come here, and nowhere else."""
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if isinstance(each, _ToStructlog)]:
+        root.removeHandler(handler)
+    root.addHandler(_ToStructlog(threshold))
 
 
 def is_for_people(style: LogFormat, stream: TextIO = sys.stderr) -> bool:

@@ -78,6 +78,11 @@ class Settings(BaseSettings):
         "Engine", "A Hugging Face checkpoint: its folder or hub id; `demo` is the model that ships with Penstock.", None
     )
     dtype: str = _engine("dtype", "Type of weights and activations: auto (as on disk), float32, bfloat16 or float16.")
+    weights: str = _engine(
+        "weights",
+        "How weights are held in memory: auto (as stored), or quantized while they are loaded, of a checkpoint that is "
+        "not: int8, int4 or fp8.",
+    )
     max_model_len: Annotated[int | None, _OrNone] = _engine(
         "max_model_len", "Prompt and generated tokens of one sequence together; none: the model's own limit."
     )

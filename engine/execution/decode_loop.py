@@ -16,7 +16,7 @@ from penstock.engine.execution.extended import sample_extended
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.logprobs import Logprobs, no_logprobs
 from penstock.engine.execution.sampling_state import SamplingState
-from penstock.engine.execution.unpacking import unpack_extended, unpack_sampling, unpack_step
+from penstock.engine.execution.unpacking import lengths_at, unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.sharding import Placement, gathered
 
@@ -63,7 +63,8 @@ def decode_loop(
             slots=tuple(jnp.where(is_active, _slots(table, positions, geometry.page_size), 0) for table in tables),
             kv_lens=jnp.where(is_real, positions + 1, 0),
         )
-        hidden, cache = model(token_ids, positions, cache, attend_in_groups(attention, ragged), is_active)
+        attend, lengths = attend_in_groups(attention, ragged), lengths_at(positions, inputs.rope_lengths)
+        hidden, cache = model(token_ids, positions, cache, attend, is_active, lengths)
         logits = gathered(model.logits(hidden), placement, geometry.vocab_size)
         rows = replace(sampling, output_index=sampling.output_index + step)
         sampled, of_step, state = sample_extended(logits, rows, extended, state)

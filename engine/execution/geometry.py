@@ -27,6 +27,7 @@ class Geometry:
     vocab_size: int
     num_groups: int = 1  # of layers, each of which has pages of its own
     few_shapes: bool = False  # where compiling is slow
+    has_lengths: bool = False  # whether rotary frequencies may depend on a sequence's length
 
     @property
     def token_buckets(self) -> tuple[int, ...]:
@@ -69,6 +70,7 @@ class Geometry:
             token_ids=(num_tokens,),
             sources=(num_tokens,),
             positions=(num_tokens,),
+            rope_lengths=(num_tokens if self.has_lengths else 0,),
             slots=(self.num_groups, num_tokens),
             kv_lens=(max_seqs,),
             cu_q_lens=(max_seqs + 1,),

@@ -118,6 +118,9 @@ class BatchBuilder:
         parts["num_seqs"][0] = num_seqs
         positions = np.arange(plan.num_tokens, dtype=np.int32) + np.repeat(starts - (cumulative - lengths), lengths)
         parts["positions"][: plan.num_tokens] = positions
+        if self._geometry.has_lengths:
+            rope_lengths = np.array([row.sequence.rope_length for row in plan.rows], np.int32)
+            parts["rope_lengths"][: plan.num_tokens] = np.repeat(rope_lengths, lengths)
         numbers, places, holders = positions // page_size, positions % page_size, np.repeat(batch_slots, lengths)
         for group, mirror in enumerate(self._pages):
             for row in plan.rows:

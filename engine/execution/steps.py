@@ -18,7 +18,7 @@ from penstock.engine.execution.geometry import NUM_SAMPLING_WORDS, Geometry
 from penstock.engine.execution.logprobs import Logprobs
 from penstock.engine.execution.sampling import are_sound, sample
 from penstock.engine.execution.sampling_state import SamplingState, filled, sampling_state
-from penstock.engine.execution.unpacking import unpack_extended, unpack_sampling, unpack_step
+from penstock.engine.execution.unpacking import lengths_at, unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.models import Decoder, LayerCache
 from penstock.engine.sharding import Placement, gathered
 
@@ -125,10 +125,10 @@ def _compute_hidden(
     """Hidden states `[max_rows, hidden]` of the tokens to sample after, their packed parameters, and the new cache."""
     inputs = unpack_step(geometry.step_layout(num_tokens), flat)
     token_ids = jnp.where(inputs.sources >= 0, last_tokens[inputs.sources], inputs.token_ids)
-    ragged = inputs.ragged
-    attend = attend_in_groups(attention, ragged)
+    ragged, lengths = inputs.ragged, lengths_at(inputs.positions, inputs.rope_lengths)
     is_real = jnp.arange(num_tokens) < ragged.cu_q_lens[ragged.num_seqs[0]]
-    hidden, cache = rebuild(params)(token_ids, inputs.positions, cache, attend, is_real)
+    attend = attend_in_groups(attention, ragged)
+    hidden, cache = rebuild(params)(token_ids, inputs.positions, cache, attend, is_real, lengths)
     padding = ((0, geometry.max_rows - inputs.sampled_tokens.shape[0]), (0, 0))
     return jnp.pad(hidden[inputs.sampled_tokens], padding), jnp.pad(inputs.sampling, padding), cache
 

@@ -21,6 +21,7 @@ class StepInputs:
     token_ids: jax.Array  # i32 [num_tokens]
     sources: jax.Array  # i32 [num_tokens]: the row of the last step that sampled this token, -1 for an uploaded id
     positions: jax.Array  # i32 [num_tokens]
+    rope_lengths: jax.Array  # i32 [num_tokens], or [0] if the model has no use for them
     ragged: GroupedBatch
     sampled_tokens: jax.Array  # i32 [max_seqs]: the token whose hidden state each sampled row takes
     sampling: jax.Array  # i32 [max_seqs, words]
@@ -39,10 +40,16 @@ def unpack_step(layout: Layout, flat: jax.Array) -> StepInputs:
         token_ids=parts["token_ids"],
         sources=parts["sources"],
         positions=parts["positions"],
+        rope_lengths=parts["rope_lengths"],
         ragged=ragged,
         sampled_tokens=parts["sampled_tokens"],
         sampling=parts["sampling"],
     )
+
+
+def lengths_at(positions: jax.Array, rope_lengths: jax.Array) -> jax.Array | None:
+    """Of the sequences of tokens at `positions`; None if the model has no use for them."""
+    return jnp.maximum(positions + 1, rope_lengths) if rope_lengths.size else None
 
 
 def unpack_sampling(words: jax.Array) -> SamplingRows:  # i32 [num_rows, words]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import sub
 from pathlib import Path
@@ -16,17 +17,27 @@ from flax import nnx
 from huggingface_hub import snapshot_download
 
 from penstock.engine.errors import CheckpointError, ConfigError
+from penstock.engine.formats.leaf import Leaf
+from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.files import CONFIG_FILE, read_json
-from penstock.engine.loading.weights import Rows, Source, Stored, WeightFiles, open_weights
-from penstock.engine.models import FAMILIES, Decoder, Family, ModelConfig, ParamPath, family_of, stacked_layers
+from penstock.engine.loading.headers import INDEX_FILE, WEIGHTS_FILE, refuse_names, stored_tensors
+from penstock.engine.loading.packed import PackedSource, PackedWeights, is_packed, packed_weights
+from penstock.engine.loading.weights import FLOAT_TYPES, Rows, Source, Stored, WeightFiles, open_weights
+from penstock.engine.models import (
+    FAMILIES,
+    Decoder,
+    ExpertsConfig,
+    Family,
+    ModelConfig,
+    ParamPath,
+    family_of,
+    stacked_layers,
+)
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.models.hf_config import checked_dtype
 from penstock.engine.sharded_experts import shard_experts
 from penstock.engine.sharding import Placement
 from penstock.engine.stats import ReportProgress
-
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = [
@@ -42,9 +53,7 @@ HUB_FILES = [
     "merges.txt",
     "chat_template*",
 ]
-FLOAT_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors names them
 HARMLESS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # derived from config.json; stored by old checkpoints
-NAMED_AT_MOST = 5  # tensors in one message
 
 
 def resolve(model: str | Path, revision: str | None = None) -> Path:
@@ -74,11 +83,12 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
         ) from error
 
 
-def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
+def read_model_config(directory: Path, dtype: str = "auto", weights: str = "auto") -> ModelConfig:
     """What `config.json` declares, as a ModelConfig whose weights and activations are of `dtype`.
 
     `auto` keeps the checkpoint's own type, float16 included: the one that config.json states, or else that of the
-    embedding on disk. Norms, softmax and logits are computed in f32 whatever it is.
+    embedding on disk. Norms, softmax and logits are computed in f32 whatever it is. `weights` other than `auto` says
+    how those of an unquantized checkpoint are quantized while they are loaded.
 
     Raises:
         ConfigError: the model, or something it asks for, is not supported.
@@ -86,10 +96,13 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
     """
     fields = read_json(directory / CONFIG_FILE)
     family = family_of(fields)
-    if dtype != "auto":
-        return family.config(fields, checked_dtype(dtype))
-    declared = fields.get("dtype") or fields.get("torch_dtype") or _embedding_dtype(directory, family)
-    return family.config(fields, str(declared).removeprefix("torch."))
+    if dtype == "auto":
+        declared = fields.get("dtype") or fields.get("torch_dtype") or _embedding_dtype(directory, family)
+        dtype = str(declared).removeprefix("torch.")
+    config = family.config(fields, checked_dtype(dtype))
+    if weights == "auto" and read_format(fields) is None:
+        return config
+    return packed_weights(fields, family, stored_tensors(directory), weights).of(config)
 
 
 def load_model(
@@ -105,23 +118,27 @@ def load_model(
     They go to the default device; with `placement`, each device of its mesh reads its own share and no more.
 
     Every tensor that the model has must be there with its shape, and no other one. Names, shapes and types are all
-    checked before the first weight is read. Three kinds of extra tensors are passed over: stored rotary frequencies and
-    an `lm_head.weight` that equals the embedding it is tied to, which hold nothing new, and layers for drafting.
+    checked before the first weight is read. Extra tensors of four kinds are passed over: stored rotary frequencies and
+    an `lm_head.weight` that equals the embedding it is tied to, which hold nothing new, layers for drafting, and what a
+    family lists as not the language model's.
 
     Raises:
         CheckpointError: a file or tensor is missing, unexpected, misshapen or of a type that is not a float.
     """
-    graph, stored, sources = _checked(directory, config, stacked=stacked)
-    num_bytes = {source.path: source.num_bytes(stored) for source in sources}
+    checked = _checked(directory, config, stacked=stacked)
+    stored = checked.stored
+    num_bytes = {source.path: source.num_bytes(stored) for source in checked.sources}
     num_bytes_read = 0
     filled = {}
     with WeightFiles(stored) as files:
-        for source in sorted(sources, key=lambda source: stored[source.names[0]].file):  # a file at a time
+        for name, leaf in checked.known.items():
+            files.check(name, leaf)
+        for source in sorted(checked.sources, key=lambda source: stored[source.names[0]].file):  # a file at a time
             filled[source.path] = nnx.Param(files.array(source, placement))
             num_bytes_read += num_bytes[source.path]
             if progress is not None:
                 progress(num_bytes_read, sum(num_bytes.values()), "weights")
-    return _merged(graph, filled, placement)
+    return _merged(checked.graph, filled, placement)
 
 
 def check_weights(directory: Path, config: ModelConfig) -> int:
@@ -130,8 +147,8 @@ def check_weights(directory: Path, config: ModelConfig) -> int:
     Raises:
         CheckpointError: as `load_model`.
     """
-    _, stored, sources = _checked(directory, config)
-    return sum(source.num_bytes(stored) for source in sources)
+    checked = _checked(directory, config)
+    return sum(source.num_bytes(checked.stored) for source in checked.sources)
 
 
 def random_model(
@@ -159,32 +176,53 @@ def abstract_model(config: ModelConfig, placement: Placement, *, stacked: bool) 
     return _merged(graph, filled, placement)
 
 
-def _checked(
-    directory: Path, config: ModelConfig, *, stacked: bool = False
-) -> tuple[nnx.GraphDef[Decoder], Mapping[str, Stored], list[Source]]:
-    """The model's structure, what the files hold, and which of it each parameter is made of."""
-    stored = _stored_tensors(directory)
-    _check_layers(stored, config)
-    graph, abstract = _abstract(config, stacked=stacked)
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A checkpoint whose names, shapes and types are those of the model."""
+
+    graph: nnx.GraphDef[Decoder]
+    stored: Mapping[str, Stored]
+    sources: Sequence[Source | PackedSource]  # of each parameter
+    known: Mapping[str, Leaf]  # tensors that must hold what is known without them
+
+
+def _checked(directory: Path, config: ModelConfig, *, stacked: bool = False) -> _Checked:
+    stored = stored_tensors(directory)
     family = FAMILIES[config.family].as_stored(stored.keys())
-    sources = [_source(family, path, abstract, config, stacked=stacked) for path in abstract]
-    _check(stored, sources, config)
-    return graph, stored, sources
+    _check_layers(stored, family, config)
+    graph, abstract = _abstract(config, stacked=stacked)
+    packed = _packed_weights(directory, stored) if config.is_packed else None
+    sources: list[Source | PackedSource] = []
+    for path in abstract:
+        layers = _layers(path, config, stacked=stacked)
+        if packed is not None and is_packed(path):
+            sources.append(packed.source(path, layers, abstract, config))
+        else:
+            sources.append(_source(family, path, layers, abstract, config))
+    codes = [source for source in sources if isinstance(source, PackedSource) and source.path[-1] == "codes"]
+    known = {} if packed is None else {name: leaf for source in codes for name, leaf in packed.known(source)}
+    passed_over = set() if packed is None else {name for source in codes for name in packed.passed_over(source)}
+    _check(stored, sources, known.keys() | passed_over, family, config)
+    return _Checked(graph, stored, sources, known)
+
+
+def _layers(path: ParamPath, config: ModelConfig, *, stacked: bool) -> list[ParamPath]:
+    """The paths, were it not stacked, of what is at `path`."""
+    if not stacked or path[0] != "blocks":
+        return [path]
+    return [("blocks", layer, *path[2:]) for layer in stacked_layers(config)[int(path[1])]]
 
 
 def _source(
-    family: Family, path: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig, *, stacked: bool
+    family: Family, path: ParamPath, layers: Sequence[ParamPath], params: Mapping[ParamPath, Any], config: ModelConfig
 ) -> Source:
     param = params[path]
-    is_stacked = stacked and path[0] == "blocks"
-    layers = [path]
-    padding = _padding(path, param, config)
-    if is_stacked:
-        layers = [("blocks", layer, *path[2:]) for layer in stacked_layers(config)[int(path[1])]]
+    padding = _padding(layers[0], param, config)
     names = [family.tensor_name(layer) for layer in layers]
-    is_per_expert = "{}" in names[0]
+    is_per_expert, is_stacked = "{}" in names[0], layers[0] is not path
     if is_per_expert:
-        names = [name.format(expert) for name in names for expert in range(param.shape[is_stacked])]
+        num_experts = param.shape[is_stacked] - padding[is_stacked]
+        names = [name.format(expert) for name in names for expert in range(num_experts)]
     return Source(
         path=path,
         shape=tuple(map(sub, param.shape, padding)),
@@ -200,8 +238,10 @@ def _source(
 
 
 def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...]:
-    """Along each axis."""
-    return tuple(config.vocab_padding if axis == "vocab" else 0 for axis in logical_axes(path, len(param.shape)))
+    """Along each axis, of a parameter of the layer that `path` names."""
+    mlp = config.blocks[int(path[1])].mlp if path[0] == "blocks" else None
+    padded = {"vocab": config.vocab_padding, "experts": mlp.num_padding if isinstance(mlp, ExpertsConfig) else 0}
+    return tuple(padded.get(axis or "", 0) for axis in logical_axes(path, len(param.shape)))
 
 
 def _copies(path: ParamPath, param: Any, config: ModelConfig) -> int:
@@ -232,7 +272,7 @@ def _merged(graph: nnx.GraphDef[Decoder], filled: Mapping[Any, Any], placement: 
 
 
 def _sharding(path: ParamPath, param: Any, placement: Placement) -> jax.sharding.Sharding:
-    return placement.sharding(logical_axes(path, len(param.shape)))
+    return placement.sharding(logical_axes(path, len(param.shape)), param.shape)
 
 
 @partial(jax.jit, static_argnames=("leaf", "shape", "dtype", "sharding"))
@@ -249,100 +289,69 @@ def _initial(
 
 
 def _embedding_dtype(directory: Path, family: Family) -> str:
-    name = family.tensor_name(("embedding",))
-    stored = _stored_tensors(directory).get(name)
-    if stored is None:
+    stored = stored_tensors(directory)
+    name = family.as_stored(stored.keys()).tensor_name(("embedding",))
+    if name not in stored:
         raise CheckpointError(f"{CONFIG_FILE} states no dtype, and the weights in {directory} hold no {name}")
-    return FLOAT_TYPES.get(stored.kind, stored.kind)
+    return FLOAT_TYPES.get(stored[name].kind, stored[name].kind)
 
 
-def _stored_tensors(directory: Path) -> dict[str, Stored]:
-    """The headers of all weight files, by tensor name; nothing else of the files is read."""
-    if (directory / WEIGHTS_FILE).exists():
-        return dict(_header(directory / WEIGHTS_FILE))
-    if not (directory / INDEX_FILE).exists():
-        raise CheckpointError(
-            f"there is neither {WEIGHTS_FILE} nor {INDEX_FILE} in {directory}; "
-            "weights in other formats must be converted to safetensors"
-        )
-    file_of = _weight_map(directory)
-    stored: dict[str, Stored] = {}
-    for file in dict.fromkeys(file_of.values()):
-        header = dict(_header(file))
-        indexed = {name for name, holder in file_of.items() if holder == file}
-        _refuse(indexed - header.keys(), f"{file.name} lacks tensors that {INDEX_FILE} places there")
-        _refuse(header.keys() - indexed, f"{file.name} holds tensors that {INDEX_FILE} does not place there")
-        stored |= header
-    return stored
+def _packed_weights(directory: Path, stored: Mapping[str, Stored]) -> PackedWeights:
+    fields = read_json(directory / CONFIG_FILE)
+    return packed_weights(fields, family_of(fields), stored, "auto")
 
 
-def _weight_map(directory: Path) -> dict[str, Path]:
-    names = read_json(directory / INDEX_FILE).get("weight_map")
-    if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):
-        raise CheckpointError(f"{directory / INDEX_FILE} has no weight_map from tensor names to files")
-    outside = sorted({file for file in names.values() if Path(file).name != file})
-    if outside:
-        raise CheckpointError(f"{INDEX_FILE} names {outside[0]!r}, which is not a file name inside {directory}")
-    missing = sorted({file for file in names.values() if not (directory / file).exists()})
-    if missing:
-        raise CheckpointError(f"{INDEX_FILE} names {', '.join(missing)}, not found in {directory}")
-    return {name: directory / file for name, file in names.items()}
-
-
-def _header(file: Path) -> Iterator[tuple[str, Stored]]:
-    with open_weights(file) as tensors:
-        for name in tensors.keys():  # noqa: SIM118 -- not a mapping
-            entry = tensors.get_slice(name)
-            yield name, Stored(file, tuple(entry.get_shape()), entry.get_dtype())
-
-
-def _check_layers(stored: Mapping[str, Stored], config: ModelConfig) -> None:
+def _check_layers(stored: Mapping[str, Stored], family: Family, config: ModelConfig) -> None:
     """By one tensor each, and first of all: to build the structure of a thousand layers takes half a minute."""
-    family = FAMILIES[config.family]
     names = {family.tensor_name(("blocks", layer, "attention", "out", "kernel")) for layer in range(config.num_layers)}
-    _refuse(names - stored.keys(), f"{CONFIG_FILE} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
+    modules = {name.rpartition(".")[0] for name in stored}  # quantized, they have no `weight`
+    lacking = {name for name in names if name.removesuffix(".weight") not in modules}
+    refuse_names(lacking, f"{CONFIG_FILE} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
 
 
-def _check(stored: Mapping[str, Stored], sources: list[Source], config: ModelConfig) -> None:
-    expected = {name: source.stored_shape for source in sources for name in source.names}
-    _refuse(expected.keys() - stored.keys(), "the checkpoint lacks tensors of the model")
-    extra = {name for name in stored.keys() - expected.keys() if not HARMLESS.fullmatch(name)}
-    extra -= {name for name in extra if name.startswith(_draft_layers(config))}
-    if config.tie_word_embeddings and "lm_head.weight" in extra:
-        _check_tied_head(stored)
-        extra.remove("lm_head.weight")
-    _refuse(extra, "the checkpoint holds tensors that the model has no place for", stored)
-    for name, shape in expected.items():
-        found = stored[name]
-        if found.shape != shape:
-            raise CheckpointError(
-                f"tensor {name} has shape {list(found.shape)}, expected {list(shape)}, in {found.file.name}"
-            )
-        if found.kind not in FLOAT_TYPES:
-            raise CheckpointError(
-                f"tensor {name} is of type {found.kind}, expected one of {', '.join(FLOAT_TYPES)}, in {found.file.name}"
-            )
+def _check(
+    stored: Mapping[str, Stored],
+    sources: Sequence[Source | PackedSource],
+    others: set[str],
+    family: Family,
+    config: ModelConfig,
+) -> None:
+    expected = {name for source in sources for name in source.names}
+    refuse_names(expected - stored.keys(), "the checkpoint lacks tensors of the model")
+    extra = {name for name in stored.keys() - expected - others if not HARMLESS.fullmatch(name)}
+    extra -= {name for name in extra if name.startswith((*family.passed_over, *_draft_layers(family, config)))}
+    head, embedding = (family.tensor_name(path) for path in (("head", "kernel"), ("embedding",)))
+    if config.tie_word_embeddings and head in extra:
+        _check_tied_head(stored, head, embedding)
+        extra.remove(head)
+    refuse_names(extra, "the checkpoint holds tensors that the model has no place for", stored)
+    for source in sources:
+        for name in source.names:
+            _check_tensor(name, stored[name], source)
 
 
-def _draft_layers(config: ModelConfig) -> tuple[str, ...]:
+def _check_tensor(name: str, found: Stored, source: Source | PackedSource) -> None:
+    if not source.accepts(found.shape):
+        raise CheckpointError(
+            f"tensor {name} has shape {list(found.shape)}, expected {list(source.stored_shape)}, in {found.file.name}"
+        )
+    if found.kind not in source.kinds:
+        raise CheckpointError(
+            f"tensor {name} is of type {found.kind}, expected one of {', '.join(source.kinds)}, in {found.file.name}"
+        )
+
+
+def _draft_layers(family: Family, config: ModelConfig) -> tuple[str, ...]:
     """What the names of their tensors begin with."""
-    return tuple(f"model.layers.{config.num_layers + place}." for place in range(config.num_draft_layers))
+    layers = range(config.num_layers, config.num_layers + config.num_draft_layers)
+    return tuple(f"{family.places[0].body}.layers.{layer}." for layer in layers)
 
 
-def _check_tied_head(stored: Mapping[str, Stored]) -> None:
-    head, embedding = stored["lm_head.weight"], stored["model.embed_tokens.weight"]
-    with open_weights(head.file) as heads, open_weights(embedding.file) as embeddings:
-        same = np.array_equal(heads.get_tensor("lm_head.weight"), embeddings.get_tensor("model.embed_tokens.weight"))
+def _check_tied_head(stored: Mapping[str, Stored], head: str, embedding: str) -> None:
+    with open_weights(stored[head].file) as heads, open_weights(stored[embedding].file) as embeddings:
+        same = np.array_equal(heads.get_tensor(head), embeddings.get_tensor(embedding))
     if not same:
         raise CheckpointError(
-            f"lm_head.weight in {head.file.name} differs from model.embed_tokens.weight, but config.json ties the two; "
+            f"{head} in {stored[head].file.name} differs from {embedding}, but config.json ties the two; "
             "set tie_word_embeddings to false if the head is its own"
         )
-
-
-def _refuse(names: set[str], why: str, stored: Mapping[str, Stored] | None = None) -> None:
-    if not names:
-        return
-    shown = [f"{name} ({stored[name].file.name})" if stored else name for name in sorted(names)[:NAMED_AT_MOST]]
-    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    raise CheckpointError(f"{why}: {', '.join(shown)}{more}")

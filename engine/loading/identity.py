@@ -18,24 +18,27 @@ SAMPLE_BYTES = 4096
 _IMMATERIAL = ("_name_or_path", "transformers_version")  # what config.json has that says nothing of the model
 _SNAPSHOT = re.compile(r"[0-9a-f]{40}")
 
+AS_STORED = "auto"
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Of a checkpoint on disk. Equal digests mean equal contents."""
 
     revision: str | None  # the commit, of a model from the hub
-    weights: str  # of config.json, and of the names, sizes and samples of the weight files
+    weights: str  # of config.json, of the names, sizes and samples of the weight files, and of how they are held
     tokenizer: str  # of what the tokenizer does, whatever its files say beside that
     template: str | None  # of the chat templates, if there is one
 
 
-def identify(directory: Path, templates: Mapping[str, str], token_rules: str) -> Identity:
+def identify(directory: Path, templates: Mapping[str, str], token_rules: str, *, held_as: str = AS_STORED) -> Identity:
     """Reads little of the weights, whatever their size.
 
     Args:
         directory: of the checkpoint.
         templates: as in `Tokenizer.templates`.
         token_rules: as `Tokenizer.rules` gives them.
+        held_as: the setting `weights`: quantized weights are others than those they are made of.
 
     Raises:
         CheckpointError: a file is missing, or is no file that can be read.
@@ -44,7 +47,7 @@ def identify(directory: Path, templates: Mapping[str, str], token_rules: str) ->
     revision = named if directory.parent.name == "snapshots" and _SNAPSHOT.fullmatch(named) else None
     return Identity(
         revision=revision,
-        weights=_weights(directory),
+        weights=_weights(directory, held_as),
         tokenizer=_digest(token_rules),
         template=_digest(json.dumps(templates, sort_keys=True)) if templates else None,
     )
@@ -55,13 +58,15 @@ def _digest(text: str | bytes) -> str:
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:DIGEST_CHARS]
 
 
-def _weights(directory: Path) -> str:
+def _weights(directory: Path, held_as: str) -> str:
     found = hashlib.sha256(_canonical(directory / CONFIG_FILE))
     for path in sorted(directory.glob("*.safetensors")):
         check_file(path)
         found.update(f"\n{path.name} {path.stat().st_size}\n".encode())
         for sample in _samples(path):
             found.update(sample)
+    if held_as != AS_STORED:
+        found.update(held_as.encode())
     return found.hexdigest()[:DIGEST_CHARS]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from operator import add
 from pathlib import Path
@@ -17,12 +18,15 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from penstock.engine.errors import CheckpointError
+from penstock.engine.formats.leaf import Index, Leaf
 from penstock.engine.loading.files import check_file
+from penstock.engine.loading.packed import PackedSource
+from penstock.engine.loading.rows import before_copying
 from penstock.engine.models import ParamPath
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.sharding import Placement
 
-Index = tuple[slice, ...]
+FLOAT_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors names them
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,8 @@ class Stored:
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * int(re.sub(r"\D", "", self.kind)) // 8
+        bits = re.search(r"\d+", self.kind)
+        return math.prod(self.shape) * int(bits[0] if bits else 8) // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,13 @@ class Source:
         num_rows = self._num_rows if self.rows is None else self.rows.total
         return (*shape[:-1], num_rows, shape[-1]) if self.is_transposed else (*shape, num_rows)
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(FLOAT_TYPES)
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        return shape == self.stored_shape
+
     def num_bytes(self, stored: Mapping[str, Stored]) -> int:
         """Of what its tensors hold for it."""
         num_bytes = sum(stored[name].num_bytes for name in self.names)
@@ -112,7 +124,7 @@ class WeightFiles:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def array(self, source: Source, placement: Placement | None) -> jax.Array:
+    def array(self, source: Source | PackedSource, placement: Placement | None) -> jax.Array:
         """The parameter on its devices, each of which is given its share and nothing else."""
         if placement is None:
             return jnp.asarray(self._share(source, (slice(None),) * len(source.shape)))
@@ -125,17 +137,26 @@ class WeightFiles:
                 read[key] = self._share(source, index or ())
             return read[key]
 
-        sharding = placement.sharding(logical_axes(source.path, len(source.shape)))
+        sharding = placement.sharding(logical_axes(source.path, len(source.shape)), source.padded_shape)
         return jax.make_array_from_callback(source.padded_shape, sharding, share)
 
-    def _share(self, source: Source, index: Index) -> np.ndarray:
+    def _share(self, source: Source | PackedSource, index: Index) -> np.ndarray:
         if not source.padding:
             return self._read(source, index)
         stored, padding = _before_padding(source, index)
         array = self._read(source, stored)
         return np.pad(array, padding) if any(map(any, padding)) else array
 
-    def _read(self, source: Source, index: Index) -> np.ndarray:
+    def check(self, name: str, leaf: Leaf) -> None:
+        """Reads what must be as `leaf` says.
+
+        Raises:
+            CheckpointError: it is not.
+        """
+        with self._named(name):
+            leaf.read(self._tensor(name).__getitem__, leaf.stored_shape, ())
+
+    def _read(self, source: Source | PackedSource, index: Index) -> np.ndarray:
         if not source.num_spread:
             return self._read_one(source, source.names[0], index)
         spread, of_each = index[: source.num_spread], index[source.num_spread :]
@@ -146,11 +167,15 @@ class WeightFiles:
             array[place] = self._read_one(source, str(name), of_each)
         return array
 
-    def _read_one(self, source: Source, name: str, index: Index) -> np.ndarray:
+    def _read_one(self, source: Source | PackedSource, name: str, index: Index) -> np.ndarray:
         array: np.ndarray
-        tensor = self._opened(self._stored[name].file).get_slice(name)
+        tensor = self._tensor(name)
+        if isinstance(source, PackedSource):
+            with self._named(name):
+                return source.read(tensor.__getitem__, index)
         if source.copies > 1:
-            index, cut = _before_copying(source, index)
+            rows, cut = before_copying(index[-1], source.shape[-1], source.copies, source.head_dim)
+            index = (*index[:-1], rows)
         index = source.stored_index(index)
         if source.is_transposed:
             array = _transposed(tensor, index)
@@ -162,6 +187,19 @@ class WeightFiles:
             heads = array.reshape(*array.shape[:-1], -1, source.head_dim)
             array = np.repeat(heads, source.copies, axis=-2).reshape(*array.shape[:-1], -1)[..., cut]
         return array.astype(source.dtype, copy=False)
+
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        """Names the tensor that an error is about."""
+        try:
+            yield
+        except CheckpointError as error:
+            raise CheckpointError(f"tensor {name} {error}, in {self._stored[name].file.name}") from None
+
+    def _tensor(self, name: str) -> Any:
+        """What can be indexed to read some of it."""
+        stored = self._stored[name]
+        return _mapped(stored, name) if stored.kind == "F8_E4M3" else self._opened(stored.file).get_slice(name)
 
     def _opened(self, file: Path) -> Any:
         if file not in self._files:
@@ -182,6 +220,14 @@ def open_weights(file: Path) -> Any:
         raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
 
 
+def _mapped(stored: Stored, name: str) -> np.ndarray:
+    """A tensor of a type that safetensors cannot give to numpy; the file has been opened, and so checked, before."""
+    with stored.file.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        start, _ = json.loads(file.read(size))[name]["data_offsets"]
+    return np.memmap(stored.file, jnp.float8_e4m3fn, "r", 8 + size + start, stored.shape)
+
+
 def _transposed(tensor: Any, index: Index) -> np.ndarray:
     *lead, first, last = index
     array: np.ndarray = tensor[(*lead, last, first)]
@@ -198,16 +244,7 @@ def _alternating(tensor: Any, index: Index, dtype: jnp.dtype) -> np.ndarray:
     return array
 
 
-def _before_copying(source: Source, index: Index) -> tuple[Index, slice]:
-    """What to read so that, with each KV head repeated, it holds `index`; and where in that `index` then is."""
-    start, stop, _ = index[-1].indices(source.shape[-1])
-    width = source.copies * source.head_dim  # of all copies of one stored head
-    first, end = start // width, -(-stop // width)
-    stored = slice(first * source.head_dim, end * source.head_dim)
-    return (*index[:-1], stored), slice(start - first * width, stop - first * width)
-
-
-def _before_padding(source: Source, index: Index) -> tuple[Index, list[tuple[int, int]]]:
+def _before_padding(source: Source | PackedSource, index: Index) -> tuple[Index, list[tuple[int, int]]]:
     """What to read for `index` of a padded parameter, and how many zeros go before and behind it along each axis."""
     stored, zeros = [], []
     for part, size, padding in zip(index, source.shape, source.padding, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCache, LayerCache, StackedCache
+from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import (
     AttentionConfig,
     BlockConfig,
@@ -13,9 +14,9 @@ from penstock.engine.models.config import (
     NormConfig,
     RopeConfig,
 )
-from penstock.engine.models.decoder import Decoder, matmul_parameters, num_parameters
+from penstock.engine.models.decoder import Decoder, active_parameters, matmul_parameters, num_parameters
 from penstock.engine.models.families import FAMILIES, family_of
-from penstock.engine.models.families.family import Family, ParamPath
+from penstock.engine.models.families.family import Family
 from penstock.engine.models.layer_groups import LayerGroups, layer_groups
 from penstock.engine.models.runs import LayerRun, layer_runs, stacked_layers
 
@@ -40,6 +41,7 @@ __all__ = [
     "ParamPath",
     "RopeConfig",
     "StackedCache",
+    "active_parameters",
     "family_of",
     "layer_groups",
     "layer_runs",

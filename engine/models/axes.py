@@ -18,7 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.engine.models.families.family import ParamPath
+from penstock.engine.formats.packing import LEAVES
+
+ParamPath = tuple[str | int, ...]
+"""Where a parameter is in a Decoder, for example `("blocks", 0, "attention", "q", "kernel")`."""
 
 Axes = tuple[str | None, ...]
 
@@ -65,6 +68,9 @@ def _axes(path: ParamPath) -> Axes:
     if path[-1] == "bias":
         *lead, _, out = _KERNELS[module]
         return (*lead, out)
+    if path[-1] in LEAVES:
+        *lead, num_in, num_out = _KERNELS[module]
+        return (*lead, num_in) if path[-1] == "group_of" else (*lead, num_out, num_in)
     if path[-1] == "sinks":
         return ("per_head",)
     return _NORMS.get(module, (None,))

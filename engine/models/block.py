@@ -11,6 +11,7 @@ from penstock.engine.models.attention import Attention, StepInputs
 from penstock.engine.models.config import BlockConfig, ExpertsConfig
 from penstock.engine.models.experts import Experts
 from penstock.engine.models.layers import GatedMLP, LayerNorm, RMSNorm, norm_of, scaled
+from penstock.engine.models.quantized import quantize_modules
 
 
 class Block(nnx.Module):
@@ -32,6 +33,7 @@ class Block(nnx.Module):
         )
         self.mlp_out_norm = norm(exists=after)
         self.is_parallel, self.residual_scale = config.parallel, config.residual_scale
+        quantize_modules(self, config.packed, dtype)
 
     def __call__(self, x: jax.Array, step: StepInputs, cache: GroupCache) -> tuple[jax.Array, GroupCache]:
         normed = _normed(self.attention_norm, x)

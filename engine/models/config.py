@@ -6,13 +6,19 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from penstock.engine.errors import ConfigError
+from penstock.engine.formats.packing import Packing
+from penstock.engine.length_rule import LengthRule
+
+Packed = tuple[tuple[tuple[str, ...], Packing], ...]
+"""The matmuls whose weights are quantized, by where they are in their layer or decoder, and how they are held."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
     """Rotary position embedding: the base and, for long contexts, how its frequencies are scaled.
 
-    `kind` is one of `default`, `linear`, `llama3`, `yarn`; the other fields are read by the kinds that name them.
+    `kind` is one of `default`, `linear`, `dynamic`, `llama3`, `yarn`, `longrope`; the other fields are read by the
+    kinds that name them.
     """
 
     dim: int  # features of a head that rotate, from its beginning; an odd one is rounded up
@@ -24,11 +30,19 @@ class RopeConfig:
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn
+    attention_factor: float | None = None  # yarn, longrope
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
+    short_factors: tuple[float, ...] = ()  # longrope: of each pair of features
+    long_factors: tuple[float, ...] = ()  # longrope
     interleaved: bool = False  # each feature is paired with its neighbour, not with the one half of them further on
+
+    @property
+    def length_rule(self) -> LengthRule | None:
+        """None: the same frequencies for every length."""
+        is_ruled = self.kind in ("dynamic", "longrope")
+        return LengthRule(self.original_max_position, switches=self.kind == "longrope") if is_ruled else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +135,7 @@ class BlockConfig:
     norm_placement: NormPlacement = "before"
     parallel: bool = False  # attention and feed-forward read the same norm, and both are added to what it read
     residual_scale: float = 1.0  # of what attention and feed-forward add
+    packed: Packed = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +143,7 @@ class ModelConfig:
     """A decoder: embedding, blocks, final norm, head. The pages of all its layers have one geometry.
 
     Raises:
-        ConfigError: there are no blocks, or their KV heads differ.
+        ConfigError: there are no blocks, or their KV heads or rules of lengths differ.
     """
 
     family: str
@@ -142,6 +157,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None  # scaled logits become soft_cap * tanh(logit / soft_cap)
+    packed: Packed = ()  # of what is around the blocks
     num_draft_layers: int = 0  # that checkpoints hold behind the others, and that nothing here computes
     vocab_padding: int = 0  # rows of embedding and head beyond the vocabulary, for devices that do not divide it
 
@@ -149,6 +165,13 @@ class ModelConfig:
         kinds = {(block.attention.num_kv_heads, block.attention.head_dim) for block in self.blocks}
         if len(kinds) != 1:
             raise ConfigError(f"all layers need the same number and size of KV heads, not {sorted(kinds)}")
+        if len(self._length_rules) > 1:
+            raise ConfigError(f"all layers' rotary positions need the same rule of lengths, not {self._length_rules}")
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether any of its weights are quantized."""
+        return bool(self.packed) or any(block.packed for block in self.blocks)
 
     @property
     def num_layers(self) -> int:
@@ -166,6 +189,15 @@ class ModelConfig:
     @property
     def head_dim(self) -> int:
         return self.blocks[0].attention.head_dim
+
+    @property
+    def length_rule(self) -> LengthRule | None:
+        return next(iter(self._length_rules), None)
+
+    @property
+    def _length_rules(self) -> set[LengthRule]:
+        ropes = {block.attention.rope for block in self.blocks}
+        return {rope.length_rule for rope in ropes if rope is not None and rope.length_rule is not None}
 
     def of_layers(self, num_layers: int) -> Self:
         """A model of the first layers alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,9 +15,10 @@ from flax import nnx
 from penstock.engine.models.attend import Attend, GroupCache, LayerCache, StackedCache
 from penstock.engine.models.attention import StepInputs
 from penstock.engine.models.block import Block
-from penstock.engine.models.config import BlockConfig, ModelConfig
+from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.layer_groups import LayerPlace, layer_groups
 from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
+from penstock.engine.models.quantized import quantize_modules
 from penstock.engine.models.rope import rotary_tables
 from penstock.engine.models.runs import layer_runs, stacked_layers
 
@@ -46,6 +47,7 @@ class Decoder(nnx.Module):
             if config.tie_word_embeddings
             else Linear(config.hidden_size, config.vocab_rows, bias=False, dtype=dtype, rngs=rngs)
         )
+        quantize_modules(self, config.packed, dtype)
 
     def __call__(
         self,
@@ -54,11 +56,12 @@ class Decoder(nnx.Module):
         caches: tuple[LayerCache, ...],  # one per array of a page (`layer_groups`); stacked, all of them in one
         attend: Attend,
         is_real: jax.Array | None = None,  # bool [num_tokens]: which tokens are not padding; None: all
+        lengths: jax.Array | None = None,  # i32 [num_tokens]: by the model's rule of lengths; None: up to each token
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Returns the final hidden states `[num_tokens, hidden]` and the caches with this step's keys and values."""
         x = scaled(self.embedding[...][token_ids], self.config.embedding_scale)
         ropes = dict.fromkeys(block.attention.rope for block in self.config.blocks)
-        rotary = {rope: rotary_tables(positions, rope) for rope in ropes if rope is not None}
+        rotary = {rope: rotary_tables(positions, rope, lengths) for rope in ropes if rope is not None}
         step = StepInputs(positions, rotary, attend, is_real)
         if self.is_stacked:
             x, pages = self._scan(x, step, caches[0])
@@ -121,16 +124,28 @@ def _places(places: Sequence[LayerPlace]) -> _Places:
 
 def num_parameters(config: ModelConfig) -> int:
     """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it, padding never."""
-    one = replace(config, blocks=config.blocks[:1], vocab_padding=0)
+    one = replace(config, blocks=(replace(config.blocks[0], packed=()),), packed=(), vocab_padding=0)
     shapes: Any = nnx.state(nnx.eval_shape(lambda: Decoder(one, rngs=nnx.Rngs(0))))
     around = _num_elements(shapes) - _num_elements(shapes["blocks"])
-    blocks = Counter(_as_stored(block) for block in config.blocks)
+    blocks = Counter(replace(_as_stored(block), packed=()) for block in config.blocks)
     return around + sum(count * _num_elements(_shapes(block, config)) for block, count in blocks.items())
 
 
-def matmul_parameters(config: ModelConfig) -> int:
-    """Of the matmuls of all layers, KV heads as often as devices hold them: norms, biases and tables are left out."""
-    return sum(count * _num_in_kernels(_shapes(block, config)) for block, count in Counter(config.blocks).items())
+def active_parameters(config: ModelConfig) -> int:
+    """Those of them that one token goes through: all but the experts that are not chosen."""
+    asleep = matmul_parameters(config, lambda experts: experts.num_experts) - matmul_parameters(
+        config, lambda experts: experts.num_chosen
+    )
+    return num_parameters(config) - round(asleep)
+
+
+def matmul_parameters(config: ModelConfig, num_experts: Callable[[ExpertsConfig], float] | None = None) -> float:
+    """Of the matmuls of all layers, KV heads as often as devices hold them: norms, biases and tables are left out.
+
+    Experts count as often as `num_experts` says, which is how many of a mixture are held where it is None.
+    """
+    counts = Counter(replace(block, packed=()) for block in config.blocks)
+    return sum(count * _num_in_kernels(block, config, num_experts) for block, count in counts.items())
 
 
 def _shapes(block: BlockConfig, config: ModelConfig) -> Any:
@@ -143,15 +158,24 @@ def _num_elements(shapes: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
-def _num_in_kernels(shapes: Any) -> int:
-    flat: Any = nnx.to_flat_state(shapes)
-    return sum(math.prod(leaf.shape) for path, leaf in flat if path[-1] == "kernel")
+def _num_in_kernels(
+    block: BlockConfig, config: ModelConfig, num_experts: Callable[[ExpertsConfig], float] | None
+) -> float:
+    flat: Any = nnx.to_flat_state(_shapes(block, config))
+    kernels: dict[Any, int] = {path: math.prod(leaf.shape) for path, leaf in flat if path[-1] == "kernel"}
+    if num_experts is None or not isinstance(block.mlp, ExpertsConfig):
+        return sum(kernels.values())
+    held = block.mlp.num_experts + block.mlp.num_padding
+    of_experts = sum(size for path, size in kernels.items() if "experts" in path)
+    return sum(kernels.values()) - of_experts + of_experts / held * num_experts(block.mlp)
 
 
 def _as_stored(block: BlockConfig) -> BlockConfig:
-    attention = block.attention
+    attention, mlp = block.attention, block.mlp
     num_kv_heads = attention.num_kv_heads // attention.kv_copies
-    return replace(block, attention=replace(attention, num_kv_heads=num_kv_heads, kv_copies=1))
+    if isinstance(mlp, ExpertsConfig):
+        mlp = replace(mlp, num_padding=0)
+    return replace(block, attention=replace(attention, num_kv_heads=num_kv_heads, kv_copies=1), mlp=mlp)
 
 
 def _stack(blocks: Sequence[Block]) -> Block:

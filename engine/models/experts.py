@@ -81,11 +81,15 @@ class GroupedLinear(nnx.Module):
         group_sizes: jax.Array,  # i32 [num_experts]: rows of each; those behind them all hold anything
     ) -> jax.Array:
         """In f32, as it was summed."""
-        y = jax.lax.ragged_dot(rows, self.kernel[...], group_sizes, preferred_element_type=jnp.float32)
+        y = jax.lax.ragged_dot(rows, self.kernels(rows.dtype), group_sizes, preferred_element_type=jnp.float32)
         if self.bias is None:
             return y
         biases = self.bias[...].astype(jnp.float32)
         return y + jnp.repeat(biases, group_sizes, axis=0, total_repeat_length=rows.shape[0])
+
+    def kernels(self, dtype: jnp.dtype) -> jax.Array:  # [experts, in, out]; for rows of `dtype`
+        del dtype  # they are held as they are multiplied
+        return self.kernel[...]
 
 
 def clamped_swiglu(gate: jax.Array, up: jax.Array, config: ClampedSwiGLU) -> jax.Array:

@@ -20,8 +20,7 @@ def read_model(
     Raises:
         ConfigError: a field is missing, or asks for a computation that is not implemented.
     """
-    for name in ("quantization_config", "compression_config", "per_layer_config"):
-        config.refuse_unless(name, None, {})
+    config.refuse_unless("per_layer_config", None, {})
     return ModelConfig(
         family=family,
         vocab_size=config.integer("vocab_size"),

@@ -89,6 +89,15 @@ class HFConfig:
             raise ConfigError(f"config.json: {name} = {shown(value)} is not supported")
 
 
+def text_fields(config: HFConfig) -> Mapping[str, Any]:
+    """The fields of the text part of a model that also takes images, with what is said of it around them."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        raise ConfigError(f"config.json: text_config must be a table, not {shown(text)}")
+    around = {name: config.get(name) for name in ("tie_word_embeddings", "quantization_config")}
+    return {**text, **{name: value for name, value in around.items() if value is not None}}
+
+
 def checked_dtype(dtype: str) -> str:
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {shown(dtype)} is not one of {', '.join(DTYPES)}")

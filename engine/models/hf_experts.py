@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.config import ExpertsConfig, MLPConfig
-from penstock.engine.models.families.family import ParamPath
 from penstock.engine.models.hf_blocks import read_activation
 from penstock.engine.models.hf_config import HFConfig
-
-# Where each expert has tensors of its own, as most checkpoints hold them.
-QWEN_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
-    {
-        ("mlp", "router"): "mlp.gate",
-        ("mlp", "experts", "gate"): "mlp.experts.{}.gate_proj",
-        ("mlp", "experts", "up"): "mlp.experts.{}.up_proj",
-        ("mlp", "experts", "down"): "mlp.experts.{}.down_proj",
-    }
-)
 
 
 def read_experts(config: HFConfig, *counts: str, intermediate_size: str, normalized: bool) -> ExpertsConfig:

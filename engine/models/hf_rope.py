@@ -113,12 +113,18 @@ def _scaled(config: HFConfig, rope: HFConfig, kind: str, plain: RopeConfig) -> R
     if kind == "linear":
         return replace(plain, kind=kind, factor=rope.number("factor"))
     max_position = config.integer("max_position_embeddings")
+    if kind == "dynamic":
+        if plain.dim <= 2:
+            raise ConfigError(f"config.json: rope type 'dynamic' needs more than {plain.dim} features that rotate")
+        return replace(plain, kind=kind, factor=rope.number("factor"), original_max_position=max_position)
     # A value outside the table overrides one inside it, as in transformers.
     original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
     original = HFConfig({"original_max_position_embeddings": original}, {}).integer(
         "original_max_position_embeddings", default=max_position
     )
     plain = replace(plain, kind=kind, original_max_position=original)
+    if kind == "longrope":
+        return _longrope(rope, plain, max_position)
     return _llama3(rope, plain) if kind == "llama3" else _yarn(rope, plain, max_position)
 
 
@@ -127,6 +133,9 @@ def _finite(rope: RopeConfig) -> RopeConfig:
     try:
         with np.errstate(all="ignore"):
             frequencies, scale = rotary_frequencies(rope)
+            if rope.kind == "longrope":
+                of_long, _ = rotary_frequencies(replace(rope, short_factors=rope.long_factors))
+                frequencies = np.concatenate([frequencies, of_long])
     except (ArithmeticError, ValueError) as error:
         raise ConfigError(f"config.json: no rotary frequencies can be computed from {rope}: {error}") from error
     if not np.isfinite(frequencies).all() or not np.isfinite(np.float32(scale)):
@@ -139,6 +148,24 @@ def _llama3(rope: HFConfig, plain: RopeConfig) -> RopeConfig:
     if high <= low:
         raise ConfigError(f"config.json: high_freq_factor = {high} must be above low_freq_factor = {low}")
     return replace(plain, factor=rope.number("factor"), low_freq_factor=low, high_freq_factor=high)
+
+
+def _longrope(rope: HFConfig, plain: RopeConfig, max_position: int) -> RopeConfig:
+    def factors(name: str) -> tuple[float, ...]:
+        values, count = rope.get(name), (plain.dim + 1) // 2
+        if not isinstance(values, list) or len(values) != count:
+            raise ConfigError(
+                f"config.json: {name} must list {count} numbers, one per pair of features, not {shown(values)}"
+            )
+        return tuple(HFConfig({name: value}, {}).number(name) for value in values)
+
+    return replace(
+        plain,
+        factor=rope.number("factor", default=max_position / plain.original_max_position),
+        attention_factor=rope.number("attention_factor") if rope.get("attention_factor") is not None else None,
+        short_factors=factors("short_factor"),
+        long_factors=factors("long_factor"),
+    )
 
 
 def _yarn(rope: HFConfig, plain: RopeConfig, max_position: int) -> RopeConfig:

@@ -15,6 +15,7 @@ from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP
 from penstock.engine.models.layers import GatedMLP, Linear
+from penstock.engine.models.quantized import QuantizedGroupedLinear, QuantizedLinear
 from penstock.engine.native import GROUPED_MATMUL, MATMUL, panel_width
 
 SILU = ("silu", "swish")  # the activation that the kernel has in it
@@ -24,12 +25,13 @@ def pack_weights(model: Decoder, library: ctypes.CDLL) -> None:
     """Replaces the linear layers of `model`, which is not stacked. One at a time: only one is ever in memory twice.
 
     Queries, keys and values become one matmul; gate and up another, with SiLU in it where that is the activation.
+    Quantized layers stay as they are.
     """
     width = panel_width(library)
     for block in model.blocks:
         _pack_block(block, width)
     tied = [(model.embedding[...].T, None)]
-    head = PackedLinear(tied, width) if model.head is None else PackedLinear.of(width, model.head)
+    head = PackedLinear(tied, width) if model.head is None else _packed(model.head, width)
     model.head = nnx.data(head)  # where it was None, nnx took the attribute for a constant
 
 
@@ -92,7 +94,7 @@ class PackedAttention(Attention):
 
     def __init__(self, attention: Attention, width: int) -> None:
         self.qkv = PackedLinear.of(width, attention.q, attention.k, attention.v)
-        self.out = PackedLinear.of(width, attention.out)
+        self.out = _packed(attention.out, width)
         self.q_norm, self.k_norm, self.config = attention.q_norm, attention.k_norm, attention.config
         self.sinks = attention.sinks
         self.q_projection_norm, self.k_projection_norm = attention.q_projection_norm, attention.k_projection_norm
@@ -107,7 +109,7 @@ class PackedMLP(GatedMLP):
 
     def __init__(self, mlp: GatedMLP, width: int) -> None:
         self.gate_up = PackedLinear.of(width, mlp.gate, mlp.up, gated=True)
-        self.down = PackedLinear.of(width, mlp.down)
+        self.down = _packed(mlp.down, width)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.down(self.gate_up(x))
@@ -153,7 +155,11 @@ class PackedGroups(GroupedLinear):
 
 
 def _pack_block(block: Block, width: int) -> None:
-    block.attention = PackedAttention(block.attention, width)
+    attention = block.attention
+    if _are_plain(attention.q, attention.k, attention.v):
+        block.attention = PackedAttention(attention, width)
+    else:
+        _pack_each(attention, ("q", "k", "v", "out"), width)
     if isinstance(block.mlp, Experts):
         _pack_experts(block.mlp, width)
     else:
@@ -161,20 +167,33 @@ def _pack_block(block: Block, width: int) -> None:
 
 
 def _packed_mlp(mlp: GatedMLP, width: int) -> GatedMLP:
-    if mlp.activation in SILU:
+    if mlp.activation in SILU and _are_plain(mlp.gate, mlp.up):
         return PackedMLP(mlp, width)
-    for name in ("gate", "up", "down"):
-        setattr(mlp, name, PackedLinear.of(width, getattr(mlp, name)))
+    _pack_each(mlp, ("gate", "up", "down"), width)
     return mlp
 
 
+def _pack_each(module: Attention | GatedMLP, names: Sequence[str], width: int) -> None:
+    for name in names:
+        setattr(module, name, _packed(getattr(module, name), width))
+
+
+def _packed(linear: Linear, width: int) -> Linear:
+    return PackedLinear.of(width, linear) if _are_plain(linear) else linear
+
+
+def _are_plain(*layers: Linear | GroupedLinear) -> bool:
+    return not any(isinstance(layer, QuantizedLinear | QuantizedGroupedLinear) for layer in layers)
+
+
 def _pack_experts(experts: Experts, width: int) -> None:
-    experts.router = PackedLinear.of(width, experts.router)
-    experts.experts = PackedExperts(experts.experts, width)
+    experts.router = _packed(experts.router, width)
+    if _are_plain(experts.experts.gate, experts.experts.up, experts.experts.down):
+        experts.experts = PackedExperts(experts.experts, width)
     if experts.shared is not None:
         experts.shared = _packed_mlp(experts.shared, width)
     if experts.shared_gate is not None:
-        experts.shared_gate = PackedLinear.of(width, experts.shared_gate)
+        experts.shared_gate = _packed(experts.shared_gate, width)
 
 
 def _columns(parts: Sequence[jax.Array], width: int, *, gated: bool) -> jax.Array:

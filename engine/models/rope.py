@@ -7,6 +7,7 @@ The numbers follow `transformers` to the last bit but for a few roundings: at po
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TypeAlias
 
 import jax
@@ -16,15 +17,21 @@ import numpy as np
 from penstock.engine.errors import ConfigError
 from penstock.engine.models.config import QueryScale, RopeConfig
 
-ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 Rotary: TypeAlias = tuple[jax.Array, jax.Array]
 """Cosines and sines of positions, each f32 `[num_tokens, pairs of features]`."""
 
 
-def rotary_tables(positions: jax.Array, rope: RopeConfig) -> Rotary:
+def rotary_tables(positions: jax.Array, rope: RopeConfig, lengths: jax.Array | None = None) -> Rotary:
+    """`lengths` are those of the tokens' sequences, i32 as `positions`; None: each token's is that up to itself."""
     inv_freq, scale = rotary_frequencies(rope)
-    angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(inv_freq)[None, :]
+    frequencies = jnp.asarray(inv_freq)[None, :]
+    if rope.length_rule is not None:
+        lengths = positions + 1 if lengths is None else lengths
+        is_long = lengths[:, None] > rope.original_max_position
+        frequencies = jnp.where(is_long, _frequencies_of_long(rope, lengths), frequencies)
+    angles = positions.astype(jnp.float32)[:, None] * frequencies
     cos, sin = jax.lax.platform_dependent(angles, cpu=_waves_on_cpu, default=lambda x: (jnp.cos(x), jnp.sin(x)))
     return cos * scale, sin * scale
 
@@ -56,12 +63,17 @@ def query_scales(positions: jax.Array, scale: QueryScale) -> jax.Array:
 
 
 def rotary_frequencies(rope: RopeConfig) -> tuple[np.ndarray, float]:
-    """Inverse frequencies f32 `[pairs of features]` and the factor that cosines and sines are multiplied by."""
-    exponents = np.arange(0, rope.dim, 2, dtype=np.float32) / np.float32(rope.dim)
+    """Inverse frequencies f32 `[pairs of features]` and the factor that cosines and sines are multiplied by.
+
+    With a rule of lengths, those of sequences that are not longer than the original length.
+    """
     # An f32 power is off by up to 2 units in the last place, differently so in each library: round a f64 one instead.
-    inv_freq = np.float32(1.0) / (rope.theta ** exponents.astype(np.float64)).astype(np.float32)
-    if rope.kind == "default":
+    powers = (rope.theta ** _exponents(rope).astype(np.float64)).astype(np.float32)
+    inv_freq = np.float32(1.0) / powers
+    if rope.kind in ("default", "dynamic"):
         return inv_freq, 1.0
+    if rope.kind == "longrope":
+        return np.float32(1.0) / (np.array(rope.short_factors, np.float32) * powers), _longrope_attention_factor(rope)
     if rope.kind == "linear":
         return inv_freq / np.float32(rope.factor), 1.0
     if rope.kind == "llama3":
@@ -69,6 +81,29 @@ def rotary_frequencies(rope: RopeConfig) -> tuple[np.ndarray, float]:
     if rope.kind == "yarn":
         return _yarn_frequencies(rope, inv_freq), _yarn_attention_factor(rope)
     raise ConfigError(f"rope kind {rope.kind!r} is not one of {', '.join(ROPE_KINDS)}")
+
+
+def _exponents(rope: RopeConfig) -> np.ndarray:
+    exponents: np.ndarray = np.arange(0, rope.dim, 2, dtype=np.float32) / np.float32(rope.dim)
+    return exponents
+
+
+def _frequencies_of_long(rope: RopeConfig, lengths: jax.Array) -> jax.Array:
+    """Of sequences longer than the original length, f32 `[num_tokens or 1, pairs of features]`."""
+    if rope.kind == "longrope":
+        frequencies, _ = rotary_frequencies(replace(rope, short_factors=rope.long_factors))
+        return jnp.asarray(frequencies)[None, :]
+    # Dynamic NTK: the base grows with the length (https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr).
+    growth = rope.factor * lengths.astype(jnp.float32) / rope.original_max_position - (rope.factor - 1)
+    bases = rope.theta * jnp.maximum(growth, 1.0) ** (rope.dim / (rope.dim - 2))
+    return 1.0 / bases[:, None] ** jnp.asarray(_exponents(rope))[None, :]
+
+
+def _longrope_attention_factor(rope: RopeConfig) -> float:
+    """LongRoPE (Ding et al., arXiv 2402.13753)."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    return 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position))
 
 
 def _llama3_frequencies(rope: RopeConfig, inv_freq: np.ndarray) -> np.ndarray:

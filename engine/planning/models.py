@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.engine.errors import ConfigError
+from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.checkpoint import read_model_config
 from penstock.engine.loading.files import read_json
 from penstock.engine.models import ModelConfig, family_of
@@ -31,4 +32,6 @@ def planned_model(model: str, dtype: str = "auto") -> ModelConfig:
         )
     fields = read_json(path)
     declared = str(fields.get("dtype") or fields.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    if read_format(fields) is not None:
+        raise ConfigError(f"{path} is of a quantized checkpoint: give the folder, whose files say how it is")
     return family_of(fields).config(fields, declared if dtype == "auto" else checked_dtype(dtype))

@@ -126,14 +126,8 @@ def plan(
             devices, or it does not fit; the message says by how much.
     """
     chip, devices = chip_of(topology), devices_of(topology)
-    num_devices = config.num_devices
-    if len(devices) % num_devices:
-        asked = (
-            f"tensor_parallel x expert_parallel = {num_devices}"
-            if config.expert_parallel > 1
-            else (f"tensor_parallel = {num_devices}")
-        )
-        raise ConfigError(f"{asked} does not divide the {len(devices)} devices of {topology}")
+    if len(devices) % config.num_devices:
+        raise ConfigError(f"{config.parallelism} does not divide the {len(devices)} devices of {topology}")
     deployment = deploy(config, model, devices)
     layout = _lay_out(deployment, config, chip)
     kinds = _kinds(layout.geometry, layout.decode_steps, only)
@@ -146,7 +140,7 @@ def plan(
         topology=topology,
         tensor=config.tensor_parallel,
         expert=config.expert_parallel,
-        replicas=len(devices) // num_devices,
+        replicas=len(devices) // config.num_devices,
         chip=chip,
         attention=deployment.attention.name,
         model=deployment.model,

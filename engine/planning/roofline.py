@@ -4,10 +4,12 @@ Formulas, so that they can be checked by hand, per device, with n devices of one
 
 - Weights that a step reads: all of them once, but of an embedding that is not tied to the head only a row per token.
   The head has as many rows as tokens, and where n does not divide those, as many as make each share a multiple of 128.
+  Of E experts, of which a token chooses k, a step of t tokens reads E (1 - (1 - k / E)^t): as many different ones as
+  are to be expected where the router prefers none.
 - KV of a token: layers x KV heads x head_dim x 2 x bytes of an element / n. A layer with a window reads no more tokens
   of a sequence than it has.
-- FLOPs of matmuls: 2 x (parameters of the layers) x tokens + 2 x (parameters of the head) x sampled rows; of attention
-  4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
+- FLOPs of matmuls: 2 x (parameters of the layers, of experts k) x tokens + 2 x (parameters of the head) x sampled
+  rows; of attention 4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
 - An all-reduce of b bytes around a ring, both ways at once: 2 (n - 1) / n x b over two links, and 2 (n - 1) hops; there
   are two per layer, of tokens x hidden x bytes of an element, and one behind the embedding.
 - A step takes the longer of bytes / bandwidth and FLOPs / peak, and then the all-reduces, which wait for it.
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from penstock.engine.deployment import Deployment
-from penstock.engine.models import ModelConfig, matmul_parameters
+from penstock.engine.models import ExpertsConfig, ModelConfig, matmul_parameters
 from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.hlo import Traffic
 
@@ -58,11 +60,11 @@ class Step:
 
 def decode_step(deployment: Deployment, chip: Chip, batch: int, context: int, backbone: Traffic, head: Traffic) -> Step:
     """`batch` sequences of `context` tokens each make one token more."""
-    model, tensor = deployment.model, _tensor(deployment)
-    weights = step_weight_bytes(model, batch, tensor)
-    ideal = weights + batch * kv_sequence_bytes(model, deployment.kv_dtype, context + 1) // tensor
+    model, devices = deployment.model, _devices(deployment)
+    weights = step_weight_bytes(model, batch, devices)
+    ideal = weights + batch * kv_sequence_bytes(model, deployment.kv_dtype, context + 1) // devices
     counted = backbone.hbm_bytes + head.hbm_bytes + batch * _kv_bytes_moved(deployment, context)
-    flops = step_flops(model, batch, batch, batch * _mean(min(context, seen) for seen in _windows(model))) / tensor
+    flops = step_flops(model, batch, batch, batch * _mean(min(context, seen) for seen in _windows(model))) / devices
     return Step(
         num_tokens=batch,
         context=context,
@@ -71,16 +73,16 @@ def decode_step(deployment: Deployment, chip: Chip, batch: int, context: int, ba
         flops=flops,
         memory_s=counted / chip.hbm_bytes_per_s,
         compute_s=flops / chip.bf16_flops_per_s,
-        collective_s=collective_s(model, batch, tensor, chip),
+        collective_s=collective_s(model, batch, devices, chip),
     )
 
 
 def prefill_step(deployment: Deployment, chip: Chip, num_tokens: int) -> Step:
     """One prompt of `num_tokens` in one step: at best the time to its first token, with nothing else to do."""
-    model, tensor = deployment.model, _tensor(deployment)
-    weights = step_weight_bytes(model, num_tokens, tensor)
-    kv_bytes = num_tokens * kv_token_bytes(model, deployment.kv_dtype) // tensor
-    flops = step_flops(model, num_tokens, 1, _mean(_pairs(num_tokens, seen) for seen in _windows(model))) / tensor
+    model, devices = deployment.model, _devices(deployment)
+    weights = step_weight_bytes(model, num_tokens, devices)
+    kv_bytes = num_tokens * kv_token_bytes(model, deployment.kv_dtype) // devices
+    flops = step_flops(model, num_tokens, 1, _mean(_pairs(num_tokens, seen) for seen in _windows(model))) / devices
     return Step(
         num_tokens=num_tokens,
         context=0,
@@ -89,7 +91,7 @@ def prefill_step(deployment: Deployment, chip: Chip, num_tokens: int) -> Step:
         flops=flops,
         memory_s=(weights + kv_bytes) / chip.hbm_bytes_per_s,
         compute_s=flops / chip.bf16_flops_per_s,
-        collective_s=collective_s(model, num_tokens, tensor, chip),
+        collective_s=collective_s(model, num_tokens, devices, chip),
     )
 
 
@@ -132,35 +134,42 @@ def _mean(counts: Iterable[int]) -> int:
     return round(statistics.fmean(counts))
 
 
-def step_weight_bytes(model: ModelConfig, num_tokens: int, tensor: int) -> int:
+def step_weight_bytes(model: ModelConfig, num_tokens: int, devices: int) -> int:
     """What one step reads of the weights on each device; small vectors are left out."""
     itemsize = int(jnp.dtype(model.dtype).itemsize)
     head = model.vocab_rows * model.hidden_size
-    return (matmul_parameters(model) + head) * itemsize // tensor + (num_tokens * model.hidden_size * itemsize)
+    layers = matmul_parameters(model, lambda mixture: distinct_experts(mixture, num_tokens))
+    return int(layers + head) * itemsize // devices + (num_tokens * model.hidden_size * itemsize)
 
 
-def vocab_padding_bytes(model: ModelConfig, tensor: int) -> int:
+def distinct_experts(mixture: ExpertsConfig, num_tokens: int) -> float:
+    """That at least one of `num_tokens` tokens chooses."""
+    share = mixture.num_chosen / mixture.num_experts
+    return mixture.num_experts * (1 - (1 - share) ** num_tokens)
+
+
+def vocab_padding_bytes(model: ModelConfig, devices: int) -> int:
     """In embedding and head, on each device."""
     num_tables = 1 if model.tie_word_embeddings else 2
-    return num_tables * model.vocab_padding * model.hidden_size * int(jnp.dtype(model.dtype).itemsize) // tensor
+    return num_tables * model.vocab_padding * model.hidden_size * int(jnp.dtype(model.dtype).itemsize) // devices
 
 
 def step_flops(model: ModelConfig, num_tokens: int, num_rows: int, num_keys_seen: int) -> float:
     """Over all devices of a replica."""
-    matmuls = 2 * matmul_parameters(model) * num_tokens
+    matmuls = 2 * matmul_parameters(model, lambda mixture: mixture.num_chosen) * num_tokens
     head = 2 * model.vocab_rows * model.hidden_size * num_rows
     heads = sum(block.attention.num_heads * block.attention.head_dim for block in model.blocks)
     attention = 4 * heads * num_keys_seen
     return float(matmuls + head + attention)
 
 
-def collective_s(model: ModelConfig, num_tokens: int, tensor: int, chip: Chip) -> float:
-    if tensor == 1:
+def collective_s(model: ModelConfig, num_tokens: int, devices: int, chip: Chip) -> float:
+    if devices == 1:
         return 0.0
     num_bytes = num_tokens * model.hidden_size * int(jnp.dtype(model.dtype).itemsize)
-    each = 2 * (tensor - 1) / tensor * num_bytes / (2 * chip.link_bytes_per_s) + 2 * (tensor - 1) * chip.hop_s
+    each = 2 * (devices - 1) / devices * num_bytes / (2 * chip.link_bytes_per_s) + 2 * (devices - 1) * chip.hop_s
     return (2 * model.num_layers + 1) * each
 
 
-def _tensor(deployment: Deployment) -> int:
+def _devices(deployment: Deployment) -> int:
     return 1 if deployment.placement is None else deployment.placement.num_shares

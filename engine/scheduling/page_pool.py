@@ -169,9 +169,9 @@ class PagePool:
         return page
 
 
-def root_hash(salt: str) -> bytes:
-    """What stands for the parent of a sequence's first page."""
-    return blake2b(salt.encode(), digest_size=_HASH_BYTES).digest()
+def root_hash(salt: str, rope_length: int = 0) -> bytes:
+    """What stands for the parent of a sequence's first page: keys of other frequencies are other content."""
+    return blake2b(salt.encode(), digest_size=_HASH_BYTES, salt=rope_length.to_bytes(8)).digest()
 
 
 def page_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:

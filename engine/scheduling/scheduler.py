@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from penstock.engine.length_rule import LengthRule
 from penstock.engine.scheduling.pace import Pace, PromptBudget
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.sequence import Sequence
@@ -74,6 +75,7 @@ class Scheduler:
     There are no phases: each sequence has `num_computed` tokens chasing `num_tokens`. A step gives a token each to the
     sequences that decode, then hands what is left of its budget to prompts, in order of (priority, arrival). One that
     runs out of pages preempts the last in that order; a preempted sequence keeps its tokens and is recomputed later.
+    One that outgrows what its keys' rotary frequencies are for, by the model's rule of lengths, is preempted as well.
 
     A prompt whose log-probabilities are wanted takes a row of the head for each of its tokens, of those rows that the
     sequences of the step leave free.
@@ -89,6 +91,7 @@ class Scheduler:
         max_batch_tokens: int,
         max_model_len: int,
         max_rows: int | None = None,  # of the head; None: one per sequence
+        length_rule: LengthRule | None = None,
     ) -> None:
         self._pool = pool
         self._pages = SequencePages(pool, max_batch_tokens)
@@ -96,6 +99,7 @@ class Scheduler:
         self._max_batch_tokens = max_batch_tokens
         self._max_model_len = max_model_len
         self._max_rows = max_rows or max_num_seqs
+        self._length_rule = length_rule
         self._waiting: list[Sequence] = []  # ordered by rank
         self._running: list[Sequence] = []  # ordered by rank; exactly those that hold a batch slot
         self._suspects: set[Sequence] = set()
@@ -238,6 +242,9 @@ class Scheduler:
         count = _chunk(sequence, budget, prompts) if sequence.num_pending > 1 else min(1, budget)
         if sequence.batch_slot < 0 or not count:  # without a batch slot it was preempted a moment ago
             return 0
+        if self._rope_length(sequence) != sequence.rope_length:
+            self._preempt(sequence)
+            return 0
         returned = 0
         if sequence.pages.num_places * self._pool.page_size < sequence.num_computed + count:
             returned = self._hold_pages(sequence, sequence.num_computed + count, chosen)
@@ -266,7 +273,14 @@ class Scheduler:
 
     def _num_sampled(self, sequence: Sequence, num_steps: int) -> int:
         """What a chosen sequence samples in so many steps, if it gets to its end in the first."""
+        if self._length_rule is not None and self._length_rule.switches and not sequence.rope_length:
+            num_steps = min(num_steps, self._length_rule.original + 1 - sequence.num_tokens)
         return min(num_steps, self._num_allowed(sequence))
+
+    def _rope_length(self, sequence: Sequence) -> int:
+        """What its keys' frequencies depend on, if they are computed from now on."""
+        rule = self._length_rule
+        return 0 if rule is None else rule.rope_length(sequence.num_prompt, sequence.num_tokens)
 
     def _num_allowed(self, sequence: Sequence) -> int:
         """How many more tokens a sequence may generate beyond those that exist."""
@@ -300,6 +314,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, budget: int, prompts: PromptBudget) -> int:
         """Starts a waiting sequence, unless pages or the budget are short; returns how many tokens it computes."""
+        sequence.rotate_for(self._rope_length(sequence))
         cached = self._pages.find_prefix(sequence)
         if not self._fits(sequence, cached) or prompts.tokens(len(cached[0]) * self._pool.page_size) == 0:
             return 0

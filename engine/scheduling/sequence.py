@@ -33,6 +33,7 @@ class Sequence:
         "pages",
         "rank",
         "request",
+        "rope_length",
         "sampling_words",
         "scores_prompt",
         "seed",
@@ -57,6 +58,7 @@ class Sequence:
         self.num_computed = 0
         self.num_in_flight = 0
         self.num_cached = 0  # prompt tokens that the prefix cache saved when the sequence first ran
+        self.rope_length = 0  # of its keys, where a rule of lengths makes frequencies depend on it; 0: none
         self.pages = PageTable()
         self.num_indexed = 0  # pages, all of them full, that were made findable
         self.page_hashes: list[bytes] = []  # of its first full pages, whether it holds them or not
@@ -92,10 +94,15 @@ class Sequence:
         """Tokens of the prompt whose log-probability is still to be computed."""
         return self.num_prompt - 1 - self.num_scored
 
+    def rotate_for(self, rope_length: int) -> None:
+        """From now on its keys are computed for this length; it holds none."""
+        if rope_length != self.rope_length:
+            self.rope_length, self.page_hashes = rope_length, []
+
     def page_hash(self, number: int, page_size: int) -> bytes:
         """Of the tokens up to the end of one of its full pages."""
         for i in range(len(self.page_hashes), number + 1):
-            parent = self.page_hashes[-1] if i else root_hash(self.request.cache_salt)
+            parent = self.page_hashes[-1] if i else root_hash(self.request.cache_salt, self.rope_length)
             self.page_hashes.append(page_hash(parent, self.token_ids[i * page_size : (i + 1) * page_size]))
         return self.page_hashes[number]
 

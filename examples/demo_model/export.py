@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from examples.demo_model.config import CONFIG_JSON, QWEN3
 from examples.demo_model.tokenizer import END, PAD, SPECIAL_TOKENS
+from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.decoder import Decoder
-from penstock.engine.models.families.family import ParamPath
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}

@@ -181,7 +181,7 @@ async def admitted(
     gateway, caller, admission = gateway_of(asked), caller_of(asked), admission_of(asked)
     if caller.key_id is not None:
         request = request.model_copy(update={"tenant": caller.tenant})  # whatever the client says that it is
-    card = (await gateway.directory.cards()).get(queue) if admission.is_limited else None
+    card = await gateway.directory.card_of(queue, may_wait=True) if admission.is_limited else None
     return request, await admission.meter(request, None if card is None else card.max_model_len, shared_id)
 
 

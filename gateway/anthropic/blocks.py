@@ -14,6 +14,7 @@ from pydantic import Field
 from penstock.gateway.anthropic.fields import CACHED, read_at, wrong
 from penstock.gateway.openai.documents import Document
 from penstock.gateway.openai.fields import Body, Policy, Refusal
+from penstock.producer.wire.values import spelled
 
 MAX_MESSAGES = 4096
 MAX_BLOCKS = 8192
@@ -168,7 +169,7 @@ def _read_block(place: str, value: object, kinds: _Kinds) -> Block:
     kind = value.get("type") if isinstance(value, dict) else None
     found = kinds.get(kind) if isinstance(kind, str) else None
     if isinstance(value, dict) and found is None:
-        message = f"blocks of type {kind!r:.80} are not supported here, only {', '.join(kinds)}"
+        message = f"blocks of type {spelled(kind)} are not supported here, only {', '.join(kinds)}"
         raise wrong(f"{place}.type", message, "unsupported_value")
     model, policy = found or _TEXT["text"]
     return read_at(place, policy, model, value)

@@ -8,6 +8,7 @@ from penstock.gateway.anthropic.fields import CACHED, read_at, wrong
 from penstock.gateway.openai.documents import Document
 from penstock.gateway.openai.fields import Body, Policy, Refusal
 from penstock.producer.wire.messages import MAX_TOOLS
+from penstock.producer.wire.values import spelled
 
 
 class Tool(Body):
@@ -54,7 +55,7 @@ def to_tools(values: list[dict[str, Any]]) -> list[Document]:
 def _function(place: str, value: dict[str, Any]) -> Document:
     kind = value.get("type") or "custom"
     if kind != "custom":
-        message = f"tools of type {kind!r:.80} are not supported, only custom: the client runs them"
+        message = f"tools of type {spelled(kind)} are not supported, only custom: the client runs them"
         raise wrong(f"{place}.type", message, "unsupported_value")
     tool = read_at(place, _TOOL, Tool, value)
     function = {"name": tool.name, "parameters": tool.input_schema}

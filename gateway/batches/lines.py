@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.body import SMALL_BYTES, parse_object
+from penstock.producer.wire.values import json_kind, spelled
 
 MAX_CUSTOM_ID_CHARS = 512
 _FIELDS = ("custom_id", "method", "url", "body")
@@ -77,16 +78,16 @@ def _line(place: int, document: dict[str, Any], endpoint: str) -> Line:
             raise ApiError(400, f"{name}: is missing", param=name, code="missing_required_parameter")
     custom_id, body = document["custom_id"], document["body"]
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
-        message = f"custom_id: is a text of 1 to {MAX_CUSTOM_ID_CHARS} characters, not {custom_id!r:.80}"
+        message = f"custom_id: is a text of 1 to {MAX_CUSTOM_ID_CHARS} characters, not {spelled(custom_id)}"
         raise ApiError(400, message, param="custom_id", code="invalid_value")
     if document["method"] != "POST":
-        message = f"method: is POST, not {document['method']!r:.80}"
+        message = f"method: is POST, not {spelled(document['method'])}"
         raise ApiError(400, message, param="method", code="invalid_method")
     if document["url"] != endpoint:
-        message = f"url: is the batch's endpoint {endpoint}, not {document['url']!r:.80}"
+        message = f"url: is the batch's endpoint {endpoint}, not {spelled(document['url'])}"
         raise ApiError(400, message, param="url", code="invalid_url")
     if not isinstance(body, dict):
-        raise ApiError(400, f"body: is an object, not {type(body).__name__}", param="body", code="invalid_type")
+        raise ApiError(400, f"body: is an object, not {json_kind(body)}", param="body", code="invalid_type")
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise ApiError(400, "body.model: is missing", param="body.model", code="missing_required_parameter")
     return Line(place, custom_id, body)

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from penstock.gateway.context import caller_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.events import BEFORE_ALL, Place, place_of
+from penstock.gateway.http.resuming import PLACE_HEADER
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.producer import GenerateRequest
@@ -22,7 +23,6 @@ from penstock.producer.ids import NUM_SLOTS, in_slot
 from penstock.producer.redis import lua
 
 KEY_HEADER = "Idempotency-Key"
-PLACE_HEADER = "Last-Event-ID"
 MAX_KEY_CHARS = 255
 REMEMBERED_S = 86_400 + 3600
 """For longer than the queue remembers an id, from the last time that the request was sent."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Callable, Iterable
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 
 from penstock.gateway.admission.admission import Meter, admitted
 from penstock.gateway.context import Gateway, gateway_of
+from penstock.gateway.errors import overdue
 from penstock.gateway.generation.idempotency import check_same, key_of, place_asked_for, request_id_of
+from penstock.gateway.generation.resuming import check_can_go_on
 from penstock.gateway.http.disconnect import while_wanted
 from penstock.gateway.http.events import BEFORE_ALL, Event, EventWriter, Place
 from penstock.gateway.http.interruptions import interruption_of
@@ -19,15 +23,19 @@ from penstock.gateway.http.streaming import EventStream
 from penstock.producer import Chunk, GenerateRequest, Reply, ReplyStream
 from penstock.producer.wire import is_traceparent
 
+EXPIRY_GRACE_S = 10.0
+"""Beyond a request's `timeout_s`, for its worker to say that it has expired, and what came before."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request and its reply. It is enqueued once somebody reads the reply."""
+    """A request and its reply. It is enqueued once somebody reads the reply, unless that goes on behind a place."""
 
     queue: str
     reply: ReplyStream
     meter: Meter
     after: Place = BEFORE_ALL  # which a stream goes on behind
+    timeout_s: float | None = None  # the request's own, from when Redis accepted it
 
     @property
     def id(self) -> str:
@@ -41,7 +49,7 @@ class Job:
             ApiError: the answer was interrupted.
             Whatever `ReplyStream` raises.
         """
-        with gateway_of(asked).watch.reading(self.queue, self.reply):
+        with self._attended(asked):
             reply = await while_wanted(asked.receive, _read(self.reply, each), interruption_of(asked))
         self.meter.ended(reply)
         return reply
@@ -54,13 +62,29 @@ class Job:
         return EventStream(
             self.reply,
             self.meter.counted(writer),
-            reading=gateway.watch.reading(self.queue, self.reply),
+            reading=self._attended(asked),
             interruption=interruption_of(asked),
             commit_after_s=gateway.settings.commit_after_s,
             ping_interval_s=gateway.settings.ping_interval_s,
             after=self.after,
             opening=opening,
         )
+
+    @contextmanager
+    def _attended(self, asked: Request) -> Iterator[None]:
+        """While somebody reads it, which is for no longer than the request may take: a worker that could end it may be
+        gone.
+        """
+        with gateway_of(asked).watch.reading(self.queue, self.reply):
+            if self.timeout_s is None:
+                yield
+                return
+            end = partial(interruption_of(asked).end, overdue(self.timeout_s))
+            timer = asyncio.get_running_loop().call_later(self.timeout_s + EXPIRY_GRACE_S, end)
+            try:
+                yield
+            finally:
+                timer.cancel()
 
 
 async def start(asked: Request, queue: str, request: GenerateRequest, *, num_requests: int = 1) -> Job:
@@ -78,9 +102,9 @@ async def start(asked: Request, queue: str, request: GenerateRequest, *, num_req
     key = key_of(asked)
     after = place_asked_for(asked, key)
     if key is not None:
-        request = await _named(asked, gateway, queue, request, key, num_requests)
+        request = await _named(asked, queue, request, key, num_requests)
     request, meter = await admitted(asked, queue, request, shared_id=request.id)
-    return Job(queue, gateway.client.on(queue).stream(request), meter, after)
+    return _job(gateway, queue, request, meter, after)
 
 
 async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[GenerateRequest, Meter]:
@@ -93,8 +117,9 @@ async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[G
     """
     gateway, request = gateway_of(asked), _traced(asked, request)
     key = key_of(asked)
+    place_asked_for(asked, key)
     if key is not None:
-        request = await _named(asked, gateway, queue, request, key)
+        request = await _named(asked, queue, request, key)
         return await admitted(asked, queue, request, shared_id=request.id)
     is_cluster = gateway.store.address.kind == "cluster"
     fresh_id = request_id_of(asked, secrets.token_urlsafe(), 0, is_cluster=is_cluster)
@@ -102,13 +127,15 @@ async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[G
 
 
 def job_of(asked: Request, queue: str, request: GenerateRequest, meter: Meter) -> Job:
-    """A job of a request that has an id; it goes on behind the Last-Event-ID that was asked for.
+    """A job of a request that `named` has given; it goes on behind the Last-Event-ID that was asked for."""
+    return _job(gateway_of(asked), queue, request, meter, place_asked_for(asked, key_of(asked)))
 
-    Raises:
-        ApiError: the Last-Event-ID can't be used.
-    """
-    after = place_asked_for(asked, key_of(asked))
-    return Job(queue, gateway_of(asked).client.on(queue).stream(request), meter, after)
+
+def _job(gateway: Gateway, queue: str, request: GenerateRequest, meter: Meter, after: Place) -> Job:
+    if after == BEFORE_ALL:
+        return Job(queue, gateway.client.on(queue).stream(request), meter, timeout_s=request.timeout_s)
+    reply = gateway.client.handle(request.id or "", queue=queue).stream()
+    return Job(queue, reply, meter, after, request.timeout_s)
 
 
 def _traced(asked: Request, request: GenerateRequest) -> GenerateRequest:
@@ -126,12 +153,16 @@ async def _read(reply: ReplyStream, each: Callable[[Chunk], object] | None) -> R
 
 
 async def _named(
-    asked: Request, gateway: Gateway, queue: str, request: GenerateRequest, key: str, num_requests: int = 1
+    asked: Request, queue: str, request: GenerateRequest, key: str, num_requests: int = 1
 ) -> GenerateRequest:
+    gateway, after = gateway_of(asked), place_asked_for(asked, key)
     number = getattr(asked.state, "num_jobs", 0)
     asked.state.num_jobs = number + 1
     is_cluster = gateway.store.address.kind == "cluster"
-    named = request.model_copy(update={"id": request_id_of(asked, key, number, is_cluster=is_cluster)})
-    card = await gateway.directory.card_of(queue)
+    request_id = request_id_of(asked, key, number, is_cluster=is_cluster)
+    if after != BEFORE_ALL:  # before anything is noted under the key
+        await check_can_go_on(gateway, queue, request_id, after)
+    named = request.model_copy(update={"id": request_id})
+    card = await gateway.directory.card_of(queue, may_wait=True)  # who named the queue has seen to it
     await check_same(gateway.store, queue, named, num_requests, card.max_model_len)
     return named

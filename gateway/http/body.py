@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from starlette.requests import HTTPConnection, Request
 
 from penstock.gateway.errors import RETRY_AFTER_S, ApiError
-from penstock.producer.wire.values import check_json
+from penstock.producer.wire.values import check_json, json_kind
 
 SMALL_BYTES = 256 << 10
 """What every body may have: only what is over it is shared out. It is parsed while everything else waits."""
@@ -109,7 +109,7 @@ def parse_object(body: bytes, what: str = "the body") -> dict[str, Any]:
     except ValueError as error:
         raise ApiError(400, f"{what} is not JSON: {error}"[:300], code="invalid_json") from None
     if not isinstance(value, dict):
-        raise ApiError(400, f"{what} is {type(value).__name__}, not an object", code="invalid_json")
+        raise ApiError(400, f"{what} is {json_kind(value)}, not an object", code="invalid_json")
     return value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 
 from starlette.requests import ClientDisconnect
@@ -15,6 +15,7 @@ from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.disconnect import ClientGone, while_wanted
 from penstock.gateway.http.events import BEFORE_ALL, OPENING, PING, Event, EventWriter, Place, encode, entry_of
 from penstock.gateway.http.interruptions import Interruption
+from penstock.gateway.http.resuming import AFTER_ALL, Entry, Sought, SoughtPlace
 from penstock.gateway.http.unexpected import internal_error, log_unexpected
 from penstock.producer import PenstockError, ReplyStream
 from penstock.producer.tasks import end_tasks
@@ -26,7 +27,8 @@ class EventStream(Response):
     """Sends the events of `reply` that come after `after`.
 
     The status is held back until there is an event, or until `commit_after_s`: what goes wrong before has a status of
-    its own. Then a comment goes out whenever there was nothing for `ping_interval_s`.
+    its own, as has an `after` that is no event of the reply. Then a comment goes out whenever there was nothing for
+    `ping_interval_s`.
 
     Args:
         reply: read from its beginning, and closed at the end.
@@ -37,7 +39,8 @@ class EventStream(Response):
         ping_interval_s: see above.
         after: the last event that the client has.
         opening: events that come before the reply's first: with it, or once the status is sent without it.
-        is_sure: the status is sent at once, and what goes wrong is an event.
+        sought: what else must be among the reply's events.
+        is_sure: the status is sent as soon as `after` and `sought` are found, and what goes wrong is an event.
         headers: beside those of every stream.
     """
 
@@ -53,6 +56,7 @@ class EventStream(Response):
         commit_after_s: float,
         ping_interval_s: float,
         after: Place = BEFORE_ALL,
+        sought: Sequence[Sought] = (),
         opening: Callable[[], Iterable[Event | None]] | None = None,
         is_sure: bool = False,
         headers: Mapping[str, str] | None = None,
@@ -66,6 +70,8 @@ class EventStream(Response):
         self._commit_after_s = commit_after_s
         self._ping_interval_s = ping_interval_s
         self._after = after
+        self._sought = [*sought] if after == BEFORE_ALL else [SoughtPlace(after), *sought]
+        self._is_placed = asyncio.Event()  # nothing is sought any more
         self._opening = opening
         self._is_sure = is_sure
         self.has_begun = False
@@ -107,32 +113,59 @@ class EventStream(Response):
 
     async def _send_events(self, send: Send) -> bytes:
         """Sends all but the last ones."""
-        writer, after = self._writer, self._after
-        if self._is_sure:
-            await self._begin(send)
+        writer = self._writer
+        if self._is_sure or self._sought:
             await self._write(self._open(), send)
         async for chunks in self._reply.batches():
             data = [self._open()]  # before the writer goes on
-            data += [encode(writer.chunk(chunk), chunk.entry_id, after) for chunk in chunks]
+            data += [self._encode(writer.chunk(chunk), chunk.entry_id) for chunk in chunks]
             await self._write(b"".join(data), send)
         reply = self._reply.reply
         assert reply is not None  # noqa: S101  the chunks end with the reply or raise
-        if reply.entry_id is not None and after[:2] > entry_of(reply.entry_id):
-            message = "Last-Event-ID names no event of this answer: it lies behind its end"
-            raise ApiError(400, message, param="Last-Event-ID", code="invalid_event_id")
-        return self._open() + encode(writer.end(reply), reply.entry_id, after)
+        last = self._open() + self._encode(writer.end(reply), reply.entry_id)
+        self._seek(AFTER_ALL, 0)
+        return last
 
     def _open(self) -> bytes:
         """What comes before the reply's events, once."""
         opening, self._opening = self._opening, None
-        return encode(opening(), OPENING, self._after) if opening is not None else b""
+        if opening is None and not self._sought:
+            return b""
+        return self._encode(() if opening is None else opening(), OPENING)
+
+    def _encode(self, events: Iterable[Event | None], entry_id: str | None) -> bytes:
+        if self._sought:
+            events = list(events)
+            self._seek(AFTER_ALL if entry_id is None else entry_of(entry_id), len(events))
+        return encode(events, entry_id, self._after)
+
+    def _seek(self, entry: Entry, num_events: int) -> None:
+        self._sought = [each for each in self._sought if not each.is_reached(entry, num_events)]
+        if not self._sought:
+            self._is_placed.set()
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self.has_begun:
+        try:
+            data = self._failure(error)
+        except ApiError as refusal:
+            error, data = refusal, None
+        if data is None:
             await error_response(error, scope)(scope, receive, send)
             return
-        await self._write(encode(self._writer.error(error)), send)
+        await self._write(data, send)
         await send({"type": "http.response.body", "body": b""})
+
+    def _failure(self, error: ApiError) -> bytes | None:
+        """The events that say it; None: the status does.
+
+        Raises:
+            ApiError: the client's last event is none of the answer's.
+        """
+        if not (self.has_begun or (self._is_sure and error.ends_reply)):
+            return None
+        events = [*self._writer.error(error)]
+        self._seek(AFTER_ALL, 0)
+        return encode(events)
 
     async def _begin(self, send: Send) -> None:
         async with self._beginning:
@@ -141,9 +174,9 @@ class EventStream(Response):
                 self.has_begun = True
 
     async def _write(self, data: bytes, send: Send) -> None:
+        if not self.has_begun and (data or (self._is_sure and not self._sought)):
+            await self._begin(send)
         if data:
-            if not self.has_begun:
-                await self._begin(send)
             self._is_quiet = False
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
@@ -156,6 +189,8 @@ class EventStream(Response):
             await end_tasks([task])
 
     async def _keep_alive(self, send: Send) -> None:
+        if self._sought:
+            await self._is_placed.wait()
         await asyncio.sleep(self._commit_after_s)
         while True:
             if self._is_quiet:

@@ -19,6 +19,7 @@ from penstock.gateway.openai.options import (
     to_the_end,
 )
 from penstock.producer import GenerateRequest, ModelCard
+from penstock.producer.wire.values import spelled
 
 _MODES = ("none", "auto", "required")
 
@@ -26,7 +27,7 @@ _MODES = ("none", "auto", "required")
 def _mode_or_object(value: Any) -> Any:
     if value in _MODES or isinstance(value, dict):
         return value
-    raise ValueError(f"must be {', '.join(_MODES)}, or an object that names a function")
+    raise ValueError(f"must be {', '.join(_MODES)}, or an object that names a function, not {spelled(value)}")
 
 
 class ChatBody(Options):

@@ -11,14 +11,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from penstock.gateway.errors import ApiError, invalid_value
 from penstock.gateway.openai.fields import Body
 from penstock.producer import GenerateRequest, ModelCard
-from penstock.producer.wire.values import FAIL_FAST
+from penstock.producer.wire.values import FAIL_FAST, texts_or_text
 
-
-def _one_or_many(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-Texts = Annotated[list[str], FAIL_FAST, BeforeValidator(_one_or_many)]
+Texts = Annotated[list[str], FAIL_FAST, BeforeValidator(texts_or_text)]
 Count = Annotated[int, Field(lt=2**31)]
 """More than there can be of anything; JSON's numbers may have thousands of digits."""
 

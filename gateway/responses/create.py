@@ -10,11 +10,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from penstock.gateway.admission.admission import Meter
-from penstock.gateway.context import caller_of, gateway_of
+from penstock.gateway.context import Gateway, caller_of, gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.generation.idempotency import key_of, other_body, place_asked_for
 from penstock.gateway.generation.jobs import Job, job_of, named
 from penstock.gateway.http.body import read_json
+from penstock.gateway.http.events import BEFORE_ALL
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.documents import pending
@@ -32,7 +33,7 @@ log = structlog.get_logger(__name__)
 async def create_response(asked: Request) -> Response:
     gateway = gateway_of(asked)
     body = read_response(await read_json(asked, gateway.settings.max_body_bytes))
-    queue = await gateway.directory.queue_of(body.model)
+    queue = await gateway.directory.queue_of(body.model, may_wait=body.background)
     response, request, meter = await _prepared(asked, queue, body)
     if body.store is not False:
         response, request = await _kept(asked, body, response, request)
@@ -47,7 +48,7 @@ async def _prepared(asked: Request, queue: str, body: ResponseBody) -> tuple[Sto
     owner = caller_of(asked).owner
     items = items_of(body)
     history = await history_behind(asked, body.previous_response_id)
-    card = await gateway_of(asked).directory.card_of(queue)
+    card = await gateway_of(asked).directory.card_of(queue, may_wait=body.background)
     request, meter = await named(asked, queue, body.request([*history, *to_messages(items)], card))
     return unstored(body, request.id or "", queue, owner, items, history), request, meter
 
@@ -82,7 +83,7 @@ async def _kept(
 ) -> tuple[StoredResponse, GenerateRequest]:
     """The response with its record. Where too much is kept already, one that nobody asked to store is not stored."""
     gateway = gateway_of(asked)
-    card = await gateway.directory.card_of(response.queue)
+    card = await gateway.directory.card_of(response.queue, may_wait=body.background)
     keep_s = min(gateway.settings.keep_responses_s, card.max_keep_s or MAX_KEEP_S)
     kept, request_to_keep = replace(response, asked={**response.asked, "store": True}), _keeping(request, keep_s)
     try:
@@ -104,17 +105,22 @@ async def _in_background(
     asked: Request, response: StoredResponse, request: GenerateRequest, meter: Meter, *, is_streamed: bool
 ) -> Response:
     """It goes on whoever is there."""
-    gateway = gateway_of(asked)
+    gateway, place = gateway_of(asked), place_asked_for(asked, key_of(asked))
+    if place == BEFORE_ALL:
+        await _submit(gateway, response, request)
+    meter.goes_on(response.queue, response.request_id)
+    if is_streamed:
+        return followed(asked, response, place=place)
+    is_new = key_of(asked) is None
+    return JSONResponse(pending(response, "queued") if is_new else await snapshot(asked, response))
+
+
+async def _submit(gateway: Gateway, response: StoredResponse, request: GenerateRequest) -> None:
     try:
         await gateway.client.on(response.queue).submit(request)
     except (QueueFull, ServerRefused):
         await ResponseStore(gateway.records).delete(response)
         raise
-    meter.goes_on(response.queue, response.request_id)
-    if is_streamed:
-        return followed(asked, response, place=place_asked_for(asked, key_of(asked)))
-    is_new = key_of(asked) is None
-    return JSONResponse(pending(response, "queued") if is_new else await snapshot(asked, response))
 
 
 def _streamed(asked: Request, response: StoredResponse, job: Job) -> Response:

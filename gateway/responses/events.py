@@ -34,6 +34,11 @@ class ResponseEvents:
         self.document: Document | None = None
         """The body, once the response has ended."""
 
+    @property
+    def num_given(self) -> int:
+        """How many events there were so far, those included that the client has."""
+        return self._number
+
     def begin(self) -> Iterable[Event | None]:
         """Of a stored response that waits: one in the background may do so for long."""
         self._has_begun = True

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from penstock.gateway.errors import ApiError, invalid_value
 from penstock.gateway.openai.documents import Document
 from penstock.gateway.openai.fields import Body
+from penstock.producer.wire.values import spelled
 
 MAX_ITEMS = 4096
 
@@ -40,7 +41,7 @@ def _text(part: object) -> object:
     kind = part.get("type")
     name = _TEXT_OF_PARTS.get(kind) if isinstance(kind, str) else None
     if name is None:
-        raise ValueError(f"a part of type {kind!r:.80} is not supported, only text")
+        raise ValueError(f"a part of type {spelled(kind)} is not supported, only text")
     unknown = [each for each in part if each not in ("type", name) and each not in _IGNORED_IN_PARTS]
     if unknown:
         raise ValueError(f"a part of type {kind} has no field {unknown[0]!r:.80}")
@@ -177,7 +178,7 @@ def _read_item(place: str, value: object) -> Item:
     kind = value.get("type") or "message"
     model = _KINDS.get(kind) if isinstance(kind, str) else None
     if model is None:
-        message = f"{place}: items of type {kind!r:.80} are not supported, only {', '.join(_KINDS)}"
+        message = f"{place}: items of type {spelled(kind)} are not supported, only {', '.join(_KINDS)}"
         raise ApiError(400, message, param=f"{place}.type", code="unsupported_value")
     try:
         return model.model_validate({name: each for name, each in value.items() if name not in _IGNORED_IN_ITEMS})

@@ -13,8 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError, api_error
+from penstock.gateway.generation.resuming import newest_entry
 from penstock.gateway.http.events import BEFORE_ALL, Place
 from penstock.gateway.http.interruptions import interruption_of
+from penstock.gateway.http.resuming import AFTER_ALL, Entry, SoughtNumber, check_written
 from penstock.gateway.http.streaming import EventStream
 from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.documents import pending
@@ -45,13 +47,31 @@ class Attended(Response):
         await self._done()
 
 
-def followed(asked: Request, response: StoredResponse, *, after: int = -1, place: Place = BEFORE_ALL) -> Response:
-    """The response's events behind the one with the number `after`, or behind `place`. It goes on without readers if it
-    runs in the background.
+async def resumed(asked: Request, response: StoredResponse, *, after: int, place: Place) -> Response:
+    """The response's events behind the one with the number `after`, and behind `place`.
+
+    Raises:
+        ApiError: there are no such events by now (400), as far as that can be told before they are read.
+        ConnectionLost, ServerRefused: Redis is away or says no.
     """
+    newest = await newest_entry(gateway_of(asked), response.queue, response.request_id)
+    check_written(place, newest)
+    return followed(asked, response, after=after, place=place, newest=newest)
+
+
+def followed(
+    asked: Request,
+    response: StoredResponse,
+    *,
+    after: int = -1,
+    place: Place = BEFORE_ALL,
+    newest: Entry = AFTER_ALL,
+) -> Response:
+    """The response's events. It goes on without readers if it runs in the background."""
     gateway = gateway_of(asked)
     reply = handle_of(asked, response).stream()
     writer = ResponseEvents(response, after=after)
+    sought = SoughtNumber(after, "starting_after", lambda: writer.num_given, newest)
     stream = EventStream(
         reply,
         writer,
@@ -60,6 +80,7 @@ def followed(asked: Request, response: StoredResponse, *, after: int = -1, place
         commit_after_s=gateway.settings.commit_after_s,
         ping_interval_s=gateway.settings.ping_interval_s,
         after=place,
+        sought=[] if after < 0 else [sought],
         opening=writer.begin,
         is_sure=True,
     )

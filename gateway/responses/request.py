@@ -242,4 +242,5 @@ def _in_our_names(error: ApiError) -> ApiError:
     if ours is None:
         return error
     param = ours + (error.param or "").removeprefix(theirs)
-    return ApiError(error.status, f"{ours}: {error.message}", param=param, code=error.code)
+    message = error.message.removeprefix(f"{error.param}: ")
+    return ApiError(error.status, f"{param}: {message}", param=param, code=error.code)

@@ -10,10 +10,10 @@ from starlette.responses import JSONResponse, Response
 
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
-from penstock.gateway.generation.idempotency import PLACE_HEADER
 from penstock.gateway.http.events import BEFORE_ALL, Place, place_of
+from penstock.gateway.http.resuming import PLACE_HEADER
 from penstock.gateway.openai.documents import Document
-from penstock.gateway.responses.reading import followed, handle_of, snapshot, state_of
+from penstock.gateway.responses.reading import handle_of, resumed, snapshot, state_of
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse
 from penstock.producer import ReplyTimeout, RequestFailed, RequestRefused, keys
 from penstock.producer.wire import MIN_KEEP_S
@@ -28,7 +28,7 @@ async def retrieve_response(asked: Request) -> Response:
     response = await _stored(asked)
     if _flag(asked, "stream"):
         await state_of(asked, response)
-        return followed(asked, response, after=_starting_after(asked), place=_place(asked))
+        return await resumed(asked, response, after=_starting_after(asked), place=_place(asked))
     return JSONResponse(await snapshot(asked, response))
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
 
 from penstock.producer.redis.address import parse_url
-from penstock.producer.redis.connection import RedisClient, connect, redis_errors
+from penstock.producer.redis.connection import RedisClient, answered, connect
 from penstock.producer.redis.pipeline import Batcher
 
 RETRIES = 5
+
 NAME = "penstock-gateway"
 
 
 class Store:
     """Use it with `async with`. It connects on first use and survives reconnects.
+
+    Args:
+        url: where Redis is.
+        answer_timeout_s: ConnectionLost after so long without an answer; None: after several tries of 10 s each.
 
     Attributes:
         address: where Redis is; it shows no password.
@@ -24,8 +30,9 @@ class Store:
         BadAddress: the URL can't be used.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, answer_timeout_s: float | None = None) -> None:
         self.address = parse_url(url)
+        self._answer_timeout_s = answer_timeout_s
         self.redis: RedisClient = connect(self.address, decode=False, retries=RETRIES, name=NAME)
         self._batcher = Batcher(self.redis, retries=RETRIES)
 
@@ -38,8 +45,12 @@ class Store:
             ConnectionLost: the server can't be reached or does not answer.
             ServerRefused: the server answered with an error.
         """
-        with redis_errors(self.address):
+        async with self.answered():
             return await self._batcher.execute(*command)
+
+    def answered(self) -> AbstractAsyncContextManager[None]:
+        """Turns the errors of what is asked of Redis in the block into ours; it may take `answer_timeout_s`."""
+        return answered(self.address, self._answer_timeout_s)
 
     async def __aenter__(self) -> Self:
         return self

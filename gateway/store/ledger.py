@@ -16,7 +16,6 @@ from penstock.gateway.errors import ApiError
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.producer.redis import lua
-from penstock.producer.redis.connection import redis_errors
 from penstock.producer.tasks import Joined
 
 LIMIT_MAX_AGE_S = 60.0
@@ -102,7 +101,7 @@ class Ledger:
     async def _servers(self) -> list[Mapping[str, Any]]:
         """What INFO says of the memory of each."""
         redis = self._store.redis
-        with redis_errors(self._store.address):
+        async with self._store.answered():
             if isinstance(redis, RedisCluster):
                 return list((await redis.info("memory", target_nodes=RedisCluster.PRIMARIES)).values())
             return [await redis.info("memory")]

@@ -36,6 +36,7 @@ class Client:
         max_queue_length: int | None = 10_000,
         dedupe_window_s: int = 86_400,
         reconnect_timeout_s: float = 60.0,
+        answer_timeout_s: float | None = None,
         durable: bool = False,
     ) -> None:
         self._client = AsyncClient(
@@ -44,6 +45,7 @@ class Client:
             max_queue_length=max_queue_length,
             dedupe_window_s=dedupe_window_s,
             reconnect_timeout_s=reconnect_timeout_s,
+            answer_timeout_s=answer_timeout_s,
             durable=durable,
         )
         self._loop = LoopThread("penstock-client")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 
 from hiredis import pack_command
@@ -86,7 +86,7 @@ def redis_errors(address: Address) -> Iterator[None]:
     A cancellation that the library swallowed (`end_tasks` says how) takes effect at the end of the block.
 
     Raises:
-        ConnectionLost: the server can't be reached or does not answer.
+        ConnectionLost: the server can't be reached, does not answer, or is no Redis.
         ServerRefused: the server answered with an error.
     """
     task = asyncio.current_task()
@@ -99,8 +99,29 @@ def redis_errors(address: Address) -> Iterator[None]:
         raise ServerRefused(f"Redis at {address} refused: {error}") from error
     except UNREACHABLE as error:
         raise ConnectionLost(f"no connection to Redis at {address}: {error}") from error
+    except exceptions.InvalidResponse as error:
+        raise ConnectionLost(
+            f"no connection to Redis at {address}: what answers there is not Redis: {error}"
+        ) from error
     except exceptions.RedisError as error:
         raise ServerRefused(f"Redis at {address} refused: {error}") from error
+
+
+@asynccontextmanager
+async def answered(address: Address, within_s: float | None) -> AsyncIterator[None]:
+    """`redis_errors`, where the block may take so long; None: as long as the library tries.
+
+    Raises:
+        As `redis_errors`.
+    """
+    with redis_errors(address):
+        try:
+            async with asyncio.timeout(within_s) as limit:
+                yield
+        except TimeoutError as error:
+            if limit.expired():
+                raise exceptions.TimeoutError(f"no answer within {within_s:g} s") from error
+            raise
 
 
 def on_new_connections(redis: RedisClient, hook: Callable[[], Awaitable[None]]) -> None:

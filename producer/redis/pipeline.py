@@ -214,6 +214,9 @@ class Batcher:
         batch: list[tuple[Command, asyncio.Future[Any]]] = []
         num_bytes = 0
         while self._waiting and len(batch) < BATCH_COMMANDS and num_bytes < BATCH_BYTES:
-            batch.append(self._waiting.popleft())
-            num_bytes += sum(len(part) for part in batch[-1][0] if not isinstance(part, int))
+            command, answer = self._waiting.popleft()
+            if answer.done():  # whoever asked has gone
+                continue
+            batch.append((command, answer))
+            num_bytes += sum(len(part) for part in command if not isinstance(part, int))
         return batch

@@ -53,11 +53,11 @@ class TextPart(WireModel):
 
 
 def _kind_of_content(value: object) -> str:
-    return "list" if isinstance(value, list | tuple) else "str"
+    return "<list>" if isinstance(value, list | tuple) else "<str>"
 
 
 Parts = Annotated[tuple[TextPart, ...], FAIL_FAST, Field(min_length=1, max_length=MAX_PARTS)]
-Content = Annotated[Annotated[Text, Tag("str")] | Annotated[Parts, Tag("list")], Discriminator(_kind_of_content)]
+Content = Annotated[Annotated[Text, Tag("<str>")] | Annotated[Parts, Tag("<list>")], Discriminator(_kind_of_content)]
 
 
 def _as_json_text(value: object) -> object:
@@ -191,15 +191,15 @@ def _choice_from_json(value: object) -> object:
 
 def _kind_of_choice(value: object) -> str:
     if isinstance(value, str):
-        return "mode"
+        return "<mode>"
     kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
-    return kind if kind in ("function", "allowed_tools") else "mode"
+    return f"<{kind}>" if kind in ("function", "allowed_tools") else "<mode>"
 
 
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("mode")]
-    | Annotated[NamedTool, Tag("function")]
-    | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
+    Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
+    | Annotated[NamedTool, Tag("<function>")]
+    | Annotated[AllowedToolsChoice, Tag("<allowed_tools>")],
     Discriminator(_kind_of_choice),
     BeforeValidator(_choice_from_json),
 ]

@@ -28,7 +28,18 @@ from penstock.producer.wire.messages import (
     ToolChoice,
     ToolObject,
 )
-from penstock.producer.wire.values import FAIL_FAST, JsonObject, Text, WireModel, explain, from_json, shown
+from penstock.producer.wire.values import (
+    FAIL_FAST,
+    JsonObject,
+    Text,
+    WireModel,
+    explain,
+    from_json,
+    json_kind,
+    shown,
+    spelled,
+    texts_or_text,
+)
 
 VERSION = 1
 """Raised when an entry's meaning changes; a worker refuses versions it does not know."""
@@ -40,6 +51,8 @@ ID_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _TRACEPARENT = re.compile(
     r"(?!ff|00.{53}.)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]*)?"
 )
+
+_TRACEPARENT_EXAMPLE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 MIN_KEEP_S = 60
 """Of a reply after its end: long enough for a worker that takes over from a dead one to see that there is an end."""
@@ -57,7 +70,7 @@ def _one_or_many(value: object) -> object:
     """`stop` may be one plain string; text that begins with `[` is a JSON list."""
     if isinstance(value, str):
         return from_json(value) if value.startswith("[") else [value]
-    return value
+    return texts_or_text(value)
 
 
 def _number(value: object) -> object:
@@ -72,7 +85,7 @@ def is_traceparent(value: str) -> bool:
 
 def _w3c(value: str) -> str:
     if not is_traceparent(value):
-        raise ValueError("must be a W3C traceparent, such as 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+        raise ValueError(f"must be a W3C traceparent, such as {_TRACEPARENT_EXAMPLE}, not {value!r:.80}")
     return value
 
 
@@ -184,7 +197,7 @@ class GenerateRequest(WireModel):
         top, given = joined.pop("top_logprobs", None), joined.get("logprobs")
         wants = {"true": True, "false": False}.get(str(given).lower(), given)
         if top is not None and wants is not True:
-            raise ValueError(f"top_logprobs goes with logprobs true, not {given!r:.80}")
+            raise ValueError(f"top_logprobs: goes with logprobs true, not {spelled(given)}")
         if isinstance(wants, bool):
             joined["logprobs"] = (0 if top is None else top) if wants else None
         return joined
@@ -213,7 +226,7 @@ class GenerateRequest(WireModel):
                 if name in self.model_fields_set and self._is_set(name):
                     raise ValueError(f"{name} is for chats, which need messages")
         elif not self.messages:
-            raise ValueError("messages is empty")
+            raise ValueError("messages: is empty")
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continue_final_message and add_generation_prompt contradict each other")
 
@@ -318,7 +331,7 @@ def _json_document(flat: Mapping[str, str], fallback_id: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         _refuse("invalid_request", f"field `request` is not JSON: {error}", fallback_id)
     if not isinstance(document, dict):
-        _refuse("invalid_request", f"field `request` holds {type(document).__name__}, not an object", fallback_id)
+        _refuse("invalid_request", f"field `request` holds {json_kind(document)}, not an object", fallback_id)
     if "id" in flat:
         if document.get("id", flat["id"]) != flat["id"]:
             _refuse(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar, TypeGuard
 
@@ -18,6 +19,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 _MAX_SUGGESTED = 64  # characters of an unknown name that is compared with ours
 
@@ -73,6 +75,19 @@ def from_json(value: object) -> object:
     return value
 
 
+def texts_or_text(value: object) -> object:
+    """For fields that take a list of strings or one of them.
+
+    Raises:
+        PydanticCustomError: it is neither.
+    """
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list | tuple):
+        return value
+    raise PydanticCustomError("texts_type", "must be a string or a list of strings")
+
+
 def check_json(value: object) -> Any:
     """A JSON value whose text is Unicode, that is not nested too deeply and whose numbers JSON can spell.
 
@@ -116,13 +131,68 @@ def explain(error: Exception) -> str:
     """One line that names each offending field; pydantic's own text spans many and links to its website."""
     if not isinstance(error, ValidationError):
         return f"the request is nested too deeply: {error}"
-    parts = []
-    for item in error.errors(include_url=False)[:5]:
-        where = shown(".".join(map(str, item["loc"])))
-        given = "" if item["type"] == "value_error" and not where else f", not {repr(item['input'])[:80]}"
-        parts.append(f"{where or 'request'}: {item['msg'].removeprefix('Value error, ')}{given}")
-    return "; ".join(parts)
+    return "; ".join(_explained(item) for item in error.errors(include_url=False, include_context=False)[:5])
 
+
+def _explained(item: ErrorDetails) -> str:
+    """Objects and lists are not spelled out: they may hold a prompt."""
+    says = item["msg"].removeprefix("Value error, ")
+    for word, ours in _WORDS.items():
+        says = says.replace(word, ours)
+    given = "" if item["type"] in _SAYS_IT_ALL else f", not {spelled(item['input'])}"
+    place = place_of(item["loc"])
+    if not place and _NAMED.match(says):
+        return says
+    return f"{place or 'request'}: {says}{given}"
+
+
+def place_of(loc: Sequence[int | str]) -> str:
+    """As `messages[0].role`; what a validator adds to a place, such as the branch of a union, is left out."""
+    place = ""
+    for part in loc:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        elif part not in _BRANCHES and _BRANCH.fullmatch(part) is None:
+            place += f".{shown(part)}" if place else shown(part)
+    return place
+
+
+def spelled(value: object) -> str:
+    """As JSON spells it, as far as that is a word."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, Mapping | list | tuple):
+        return json_kind(value)
+    if isinstance(value, int) and value.bit_length() > _MAX_SPELLED_BITS:
+        return f"a number of {value.bit_length()} bits"
+    return f"{value!r:.80}"
+
+
+def json_kind(value: object) -> str:
+    """What JSON calls it, with its article."""
+    kinds = {bool: "a boolean", Mapping: "an object", list | tuple: "a list", str: "a string", int | float: "a number"}
+    return (
+        "null" if value is None else next((name for kind, name in kinds.items() if isinstance(value, kind)), "a value")
+    )
+
+
+_SAYS_IT_ALL = frozenset({"value_error", "missing", "too_short", "too_long", "extra_forbidden"})
+"""Kinds of errors whose message names what was given, or that nothing was."""
+
+_WORDS = {
+    " after validation": "", "Tuple should": "List should", "Dictionary should": "Object should",
+    "valid tuple": "valid list", "valid dictionary": "valid object",
+}  # fmt: skip
+"""Of Python, to what JSON has."""
+
+_NAMED = re.compile(r"[a-z_.]+: ")
+"""What is said of a field by who looks at several."""
+
+_BRANCHES = frozenset({"str", "int", "float", "bool", "[key]"})
+_BRANCH = re.compile(r"<.*>|(list|dict|tuple)\[.*\]")
+"""Of unions: the library's names, and the tags of ours."""
+
+_MAX_SPELLED_BITS = 256
 
 FAIL_FAST: Any = Field(fail_fast=True)
 """Of every list: all the mistakes of a long one would cost more than all else, and the first says enough."""
@@ -149,7 +219,7 @@ def _inside(value: object) -> Iterable[object]:
 def _rename(values: dict[Any, Any], other: str, ours: str) -> None:
     value = values.pop(other)
     if values.setdefault(ours, value) != value:
-        raise ValueError(f"{ours} and {other} are the same, but given as {values[ours]!r:.80} and {value!r:.80}")
+        raise ValueError(f"{ours} and {other} are the same, but given as {spelled(values[ours])} and {spelled(value)}")
 
 
 def _may_be_ours(name: object) -> TypeGuard[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 VOCAB_SIZE = 120
 
@@ -26,6 +26,31 @@ GEOMETRY = {
 }
 OF_FAMILY = {"gpt_oss": {"num_local_experts": 4}}  # what is large by default
 
+VISION: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "vision_config": {
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 16,
+            "patch_size": 4,
+        },
+        "mm_tokens_per_image": 4,
+    },
+    "mistral3": {
+        "vision_config": {
+            "hidden_size": 16,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "head_dim": 8,
+            "image_size": 16,
+            "patch_size": 4,
+        },
+    },
+}
+
 
 def write_checkpoint(
     directory: Path, family: str, *, seed: int = 0, dtype: str = "float32", shards: int = 1, **config: Any
@@ -35,9 +60,7 @@ def write_checkpoint(
     `config` overrides GEOMETRY. `shards` above 1 gives at least as many files and an index.
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(family, **{**GEOMETRY, **OF_FAMILY.get(family, {}), **config})
-    )
+    model = _auto(family).from_config(_config_of(family, {**GEOMETRY, **OF_FAMILY.get(family, {}), **config}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             spread = 0.3 if "norm" in name or name.endswith("bias") else 1.5 if name.endswith("sinks") else 0.15
@@ -49,6 +72,18 @@ def write_checkpoint(
     num_bytes = sum(stored.numel() * stored.element_size() for stored in (*model.parameters(), *model.buffers()))
     model.save_pretrained(directory, max_shard_size=num_bytes // shards + 1 if shards == 1 else int(num_bytes / shards))
     return directory
+
+
+def _config_of(family: str, fields: dict[str, Any]) -> Any:
+    """Of a model that takes images too, the fields are those of its text."""
+    if family not in VISION:
+        return AutoConfig.for_model(family, **fields)
+    tied = {name: fields[name] for name in ("tie_word_embeddings",) if name in fields}
+    return AutoConfig.for_model(family, text_config=fields, **VISION[family], **tied)
+
+
+def _auto(family: str) -> Any:
+    return AutoModelForImageTextToText if family == "mistral3" else AutoModelForCausalLM
 
 
 def edit_config(directory: Path, *remove: str, **fields: Any) -> None:
@@ -80,5 +115,6 @@ def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int, *, 
 
 def _reference(directory: Path) -> Any:
     # torch's grouped matmul takes rows of 16 bytes alone; the eager one takes any size
-    reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, experts_implementation="eager")
+    auto = _auto(json.loads((directory / "config.json").read_text())["model_type"])
+    reference = auto.from_pretrained(directory, dtype=torch.float32, experts_implementation="eager")
     return reference.eval()

@@ -1,6 +1,6 @@
-"""Run by test_tensor_parallel.py in a process with eight host devices; prints a JSON object per checkpoint.
+"""Run by devices.py in a process with eight host devices; prints one JSON object.
 
-python tensor_parallel_process.py CHECKPOINT:TENSOR,TENSOR,... ...
+python tensor_parallel_process.py CHECKPOINT LAYOUT ..., where a LAYOUT is TENSOR or TENSORxEXPERT.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 
 def main() -> None:
     assert len(jax.devices()) == 8
-    for argument in sys.argv[1:]:
-        directory, _, tensors = argument.rpartition(":")
-        json.dump({tensor: run(Path(directory), int(tensor)) for tensor in tensors.split(",")}, sys.stdout)
-        sys.stdout.write("\n")
+    directory, *layouts = sys.argv[1:]
+    found = {}
+    for layout in layouts:
+        tensor, _, expert = layout.partition("x")
+        found[layout] = run(Path(directory), int(tensor), int(expert or 1))
+    json.dump(found, sys.stdout)
 
 
-def run(directory: Path, tensor: int) -> dict[str, Any]:
+def run(directory: Path, tensor: int, expert: int) -> dict[str, Any]:
     """Tokens of a few requests, and how the engine lies on the devices."""
     config = EngineConfig(
         max_num_seqs=SMALL.max_num_seqs,
@@ -34,6 +36,7 @@ def run(directory: Path, tensor: int) -> dict[str, Any]:
         page_size=SMALL.page_size,
         num_pages=SMALL.num_pages,
         tensor_parallel=tensor,
+        expert_parallel=expert,
         attention="xla",
     )
     engine = Engine.from_checkpoint(directory, config)
@@ -50,9 +53,10 @@ def run(directory: Path, tensor: int) -> dict[str, Any]:
     return {
         "tokens": [results[request.id, 0].token_ids for request in requests],
         "logprobs": [token.logprob for token in results["hot", 0].logprobs],
-        "all_reduces": len(re.findall(r"= \S+ all-reduce(?:-start)?\(", text)),
+        "all_reduces": len(re.findall(r"= [^=]+ all-reduce(?:-start)?\(", text)),
         "other_collectives": len(re.findall(r"(all-gather|reduce-scatter|collective-permute|all-to-all)\(", text)),
         "weight_shares": sorted({share(leaf) for leaf in runner._steps.params if leaf.ndim == 2}),
+        "expert_shares": sorted({share(leaf) for leaf in runner._steps.params if leaf.ndim == 3}),
         "cache_shares": sorted({share(leaf) for leaf in jax.tree.leaves(runner._cache)}),
     }
 

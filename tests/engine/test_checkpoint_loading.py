@@ -101,6 +101,55 @@ def test_known_extras_are_passed_over(tmp_path: Path) -> None:
     assert load(tmp_path).head is None
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("body", ["language_model.model", "model.language_model"])
+def test_a_language_model_is_found_beside_a_vision_tower(body: str, is_tied: bool, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "gemma3", head_dim=16, tie_word_embeddings=is_tied)
+    as_written = parameters(load(tmp_path), "gemma3")
+    renamed = {"language_model.model.": f"{body}.", "language_model.lm_head.": "lm_head."}
+
+    def rename(tensors: dict[str, np.ndarray]) -> None:
+        for name in list(tensors):
+            old = next((prefix for prefix in renamed if name.startswith(prefix)), "")
+            new = renamed.get(old, "model.") if body == "model.language_model" else old
+            tensors[new + name.removeprefix(old)] = tensors.pop(name)
+
+    change(tmp_path / "model.safetensors", rename)
+    loaded = parameters(load(tmp_path), "gemma3")
+    assert loaded.keys() == as_written.keys()
+    assert all(np.array_equal(loaded[name], as_written[name]) for name in loaded)
+
+
+@pytest.mark.parametrize("name", ["audio_tower.conv.weight", "vision_towers.weight", "language_model.model.extra"])
+def test_what_is_no_part_of_a_vision_tower_is_not_passed_over(name: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "gemma3", head_dim=16)
+    change(tmp_path / "model.safetensors", lambda tensors: tensors.update({name: np.ones(3)}))
+    with pytest.raises(CheckpointError, match=name):
+        load(tmp_path)
+    missing = "language_model.model.layers.1.self_attn.q_norm.weight"
+    change(tmp_path / "model.safetensors", lambda tensors: [tensors.pop(gone) for gone in (name, missing)])
+    with pytest.raises(CheckpointError, match=missing):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "tensor"),
+    [
+        ("gemma2", "model.layers.1.pre_feedforward_layernorm.weight"),
+        ("olmo2", "model.layers.1.self_attn.k_norm.weight"),
+        ("olmo3", "model.layers.1.post_feedforward_layernorm.weight"),
+    ],
+)
+def test_norms_of_their_own_must_be_there_with_their_shape(family: str, tensor: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, family, head_dim=12)
+    change(tmp_path / "model.safetensors", lambda tensors: tensors.update({tensor: tensors[tensor][:-1]}))
+    with pytest.raises(CheckpointError, match=rf"{tensor} has shape"):
+        load(tmp_path)
+    change(tmp_path / "model.safetensors", lambda tensors: tensors.pop(tensor))
+    with pytest.raises(CheckpointError, match=tensor):
+        load(tmp_path)
+
+
 def test_a_tied_head_with_weights_of_its_own_is_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "llama", tie_word_embeddings=True)
     change(

@@ -91,6 +91,43 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt_oss",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7, "head_dim": 20},
     ),
+    "mixtral, tied": (
+        "mixtral",
+        {"num_local_experts": 5, "sliding_window": 11, "tie_word_embeddings": True, "num_key_value_heads": 1},
+    ),
+    "qwen2_moe, a shared expert, windows and a dense layer": (
+        "qwen2_moe",
+        {
+            "num_experts": 6,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 28,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 7,
+        },
+    ),
+    "qwen3_moe, odd heads": (
+        "qwen3_moe",
+        {
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 13,
+            "norm_topk_prob": True,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+        },
+    ),
+    "glm4_moe, groups, half of each head rotates": (
+        "glm4_moe",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "n_group": 4,
+            "topk_group": 2,
+            "use_qk_norm": True,
+        },
+    ),
     "phi3, a share of each head rotates": (
         "phi3",
         {

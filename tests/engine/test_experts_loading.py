@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from penstock.engine.errors import CheckpointError
 from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models import Decoder
+from penstock.engine.sharding import split_model
 
 NUM_EXPERTS = 3
 Tensors = dict[str, np.ndarray]
@@ -79,6 +80,22 @@ def test_stacked_layers_hold_what_single_ones_do(sound: Path) -> None:
     for path, array in nnx.to_flat_state(nnx.state(stacked.blocks[0])):
         layers = [dict(nnx.to_flat_state(nnx.state(block)))[path][...] for block in single.blocks]
         np.testing.assert_array_equal(array[...], np.stack(layers), err_msg=str(path))
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("edit", [fuse, lambda tensors: None], ids=["fused", "a tensor each"])
+def test_padding_stands_behind_the_experts_and_is_zero(
+    sound: Path, edit: Callable[[Tensors], object], stacked: bool, tmp_path: Path
+) -> None:
+    directory = changed(sound, tmp_path, edit)
+    config, whole = read_model_config(directory), parameters(load(sound, stacked=stacked))
+    padded = parameters(load_model(directory, split_model(config, 1, 2), stacked=stacked))
+    for path, array in padded.items():
+        if "experts" in path:
+            axis = int(stacked)
+            np.testing.assert_array_equal(array.take(range(NUM_EXPERTS), axis), whole[path])
+            assert array.shape[axis] == NUM_EXPERTS + 1
+            assert not array.take(NUM_EXPERTS, axis).any()
 
 
 W1 = "model.layers.1.block_sparse_moe.experts.2.w1.weight"

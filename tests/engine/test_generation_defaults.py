@@ -23,6 +23,12 @@ def test_without_a_file_sampling_is_plain(tmp_path: Path) -> None:
     assert read(tmp_path, None, {"eos_token_id": 7}) == GenerationDefaults(eos_token_ids=(7,), temperature=1.0)
 
 
+def test_the_end_of_a_model_beside_a_vision_tower_is_its_texts(tmp_path: Path) -> None:
+    text = {"text_config": {"eos_token_id": [7, 9]}}
+    assert read(tmp_path, None, text).eos_token_ids == (7, 9)
+    assert read(tmp_path, None, {"eos_token_id": 5, **text}).eos_token_ids == (5,)
+
+
 def test_what_the_file_states_is_kept(tmp_path: Path) -> None:
     stated = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.05}
     defaults = read(tmp_path, {"do_sample": True, "eos_token_id": [3, 4, 3], **stated})

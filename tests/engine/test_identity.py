@@ -37,6 +37,13 @@ def identified(directory: Path) -> Identity:
     return identify(directory, TEMPLATES, Tokenizer.from_dir(directory).rules())
 
 
+def test_weights_that_are_quantized_while_they_are_loaded_are_others(original: Identity) -> None:
+    rules = Tokenizer.from_dir(MODEL_DIR).rules()
+    found = {held_as: identify(MODEL_DIR, TEMPLATES, rules, held_as=held_as) for held_as in ("auto", "int8", "int4")}
+    assert found["auto"] == original
+    assert len({identity.weights for identity in found.values()}) == 3
+
+
 def edit_json(path: Path, change: Callable[[dict[str, Any]], object], indent: int | None = None) -> None:
     fields = json.loads(path.read_text())
     change(fields)

@@ -26,10 +26,21 @@ BIASED = replace(
         for block in TINY.blocks
     ),
 )
+NORMED = replace(
+    PADDED,
+    blocks=tuple(
+        replace(
+            block,
+            attention=replace(block.attention, qk_norm=None, qk_projection_norm=block.norm),
+            norm_placement="around",
+        )
+        for block in TINY.blocks
+    ),
+)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("config", [PADDED, BIASED], ids=["tied", "biased"])
+@pytest.mark.parametrize("config", [PADDED, BIASED, NORMED], ids=["tied", "biased", "normed"])
 def test_each_axis_has_the_size_that_its_name_means(config: Any, stacked: bool) -> None:
     state = nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), stacked=stacked)))
     flat: Any = nnx.to_flat_state(state)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import ModelConfig, family_of
-from penstock.engine.models.rope import rotary_frequencies
+from penstock.engine.models.rope import rotary_frequencies, rotary_tables
 
 BASE = {
     "vocab_size": 10,
@@ -21,6 +23,14 @@ BASE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
+}
+
+
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 7 for i in range(8)],
+    "long_factor": [2.0 + i for i in range(8)],
+    "original_max_position_embeddings": 1024,
 }
 
 
@@ -52,7 +62,6 @@ def test_the_architecture_tells_the_family_where_model_type_is_absent() -> None:
 @pytest.mark.parametrize(
     ("model_type", "fields", "named"),
     [
-        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config.*gptq"),
         ("llama", {"per_layer_config": {"0": {}}}, "per_layer_config"),
         ("llama", {"hidden_act": "xielu"}, "'xielu'"),
         ("llama", {"head_dim": 7}, "head_dim = 7"),
@@ -73,8 +82,33 @@ def test_the_architecture_tells_the_family_where_model_type_is_absent() -> None:
         ("qwen3", {"use_sliding_window": True, "max_window_layers": "1"}, "max_window_layers"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
-        ("llama", {"rope_scaling": {"type": "longrope"}}, "'longrope'"),
+        ("llama", {"rope_scaling": {"type": "proportional"}}, "'proportional'"),
+        ("llama", {"rope_scaling": {"type": "dynamic"}}, "factor"),
+        ("llama", {"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic.*more than 2"),
+        (
+            "llama",
+            {"rope_scaling": {"type": "longrope"}},
+            "short_factor must list 8 numbers, .*not None",
+        ),
+        ("llama", {"rope_scaling": {**LONGROPE, "long_factor": [1.0] * 7}}, "long_factor must list 8 numbers"),
+        ("llama", {"rope_scaling": {**LONGROPE, "long_factor": [1.0] * 7 + ["2"]}}, "long_factor.*'2'"),
+        ("llama", {"rope_scaling": {**LONGROPE, "long_factor": [1.0] * 7 + [1e-300]}}, "not finite"),
+        ("llama", {"rope_scaling": {**LONGROPE, "original_max_position_embeddings": 1}}, "no rotary frequencies"),
+        ("phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor = 1.5 leaves"),
+        ("phi3", {"partial_rotary_factor": 0.1}, "partial_rotary_factor = 0.1 leaves"),
+        ("phi3", {"rope_scaling": {**LONGROPE, "partial_rotary_factor": "half"}}, "partial_rotary_factor.*'half'"),
+        ("phi3", {"lm_head_bias": True}, "lm_head_bias"),
+        ("phi3", {"sliding_window": -1}, "sliding_window.*-1"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers must list 0 or 1 for 3 layers"),
+        ("smollm3", {"no_rope_layers": [1, 0, 2]}, "no_rope_layers must list 0 or 1"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval.*0"),
+        ("granite", {"residual_multiplier": "0.2"}, "residual_multiplier.*'0.2'"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling.*0"),
+        ("cohere2", {"logit_scale": float("nan")}, "logit_scale.*nan"),
+        ("cohere2", {"layer_norm_eps": 2}, "layer_norm_eps must be at most 1"),
+        ("cohere2", {"use_qk_norm": True}, "use_qk_norm = True"),
+        ("cohere2", {"use_parallel_block": False}, "use_parallel_block = False"),
+        ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "llama_4_scaling_beta"),
         ("llama", {"rope_scaling": {"type": "linear"}}, "factor"),
         ("llama", {"rope_scaling": "linear"}, "flat table"),
         ("qwen3", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "flat table"),
@@ -102,6 +136,34 @@ def test_the_architecture_tells_the_family_where_model_type_is_absent() -> None:
         ("llama", {"num_key_value_heads": -2}, "num_key_value_heads.*-2"),
         ("llama", {"max_position_embeddings": 2**31}, "max_position_embeddings must be at most 2147483647"),
         ("llama", {"hidden_act": ["silu"]}, "hidden_act.*silu"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping must be a number above 0, not 0"),
+        ("gemma2", {"final_logit_softcapping": "30"}, "final_logit_softcapping.*'30'"),
+        ("gemma2", {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar.*-1"),
+        ("gemma2", {"hidden_activation": "xielu"}, "hidden_activation = 'xielu'"),
+        ("gemma2", {"sliding_window": None}, "sliding_window.*None"),
+        ("gemma2", {"layer_types": ["sliding_attention"]}, "layer_types must list 3"),
+        ("gemma3_text", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping = 5.0"),
+        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern.*0"),
+        ("gemma3_text", {"rope_local_base_freq": "x"}, "rope_local_base_freq.*'x'"),
+        ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, "table for full_attention and one for sliding"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "table for full_attention and one for sliding"),
+        ("gemma3_text", {"rope_parameters": [1]}, "rope_parameters must be a table"),
+        ("gemma3_text", {"rope_scaling": [1]}, "rope_scaling must be a table"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}},
+            "partial_rotary_factor = 0.5",
+        ),
+        ("gemma3", {}, "text_config must be a table, not None"),
+        ("gemma3", {"text_config": {"model_type": "llama"}}, "model_type = 'llama'"),
+        ("gemma3", {"text_config": {"hidden_size": 0}}, "hidden_size.*0"),
+        ("mistral3", {"text_config": {"model_type": "mistral4"}}, "model_type = 'mistral4' in text_config"),
+        ("gemma3", {"text_config": {}, "quantization_config": {"quant_method": "awq"}}, "quantization_config.*awq"),
+        ("gemma3", {"text_config": {"final_logit_softcapping": 2.0}}, "final_logit_softcapping = 2.0"),
+        ("olmo2", {"sliding_window": 5, "layer_types": ["sliding_attention"] * 3}, "layer_types"),
+        ("olmo3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "table for full_attention"),
+        ("olmo3", {"layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
         (
             "llama",
             {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
@@ -169,6 +231,41 @@ def test_rotary_frequencies_are_those_of_transformers(rope: dict[str, Any], head
     frequencies, scale = rotary_frequencies(ours)
     np.testing.assert_allclose(frequencies, expected.numpy(), rtol=2.5e-7)
     assert scale == pytest.approx(expected_scale, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {**LONGROPE, "rope_theta": 1e4},
+        {**LONGROPE, "rope_theta": 1e4, "factor": 0.5},
+        {**LONGROPE, "rope_theta": 3e5, "attention_factor": 1.25},
+        {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 3.7},
+    ],
+    ids=lambda rope: "-".join(map(str, rope.values())),
+)
+@pytest.mark.parametrize("length", [7, 1024, 1025, 4096, 4097, 9000])
+def test_frequencies_that_follow_from_the_length_are_those_of_transformers(rope: dict[str, Any], length: int) -> None:
+    theirs = LlamaConfig(rope_parameters=dict(rope), **BASE)
+    expected, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs, seq_len=torch.tensor(length))
+    ours = configure("llama", rope_parameters=rope).blocks[0].attention.rope
+    assert ours is not None
+    cos, sin = rotary_tables(jnp.array([1]), ours, jnp.array([length]))  # at position 1 an angle is its frequency
+    np.testing.assert_allclose(cos[0], np.cos(expected.numpy()) * scale, rtol=2e-6)
+    np.testing.assert_allclose(sin[0], np.sin(expected.numpy()) * scale, rtol=2e-6)
+
+
+def test_layers_with_different_rules_of_lengths_are_refused() -> None:
+    model = configure("llama", rope_parameters=LONGROPE)
+    other = configure("llama", rope_parameters={**LONGROPE, "original_max_position_embeddings": 512})
+    with pytest.raises(ConfigError, match="same rule of lengths"):
+        replace(model, blocks=(*model.blocks, *other.blocks))
+
+
+def test_the_first_names_of_longrope_in_phi3() -> None:
+    table = {name: value for name, value in LONGROPE.items() if name != "rope_type"}
+    expected = configure("phi3", rope_scaling=LONGROPE)
+    assert configure("phi3", rope_scaling={**table, "type": "su"}) == expected
+    assert configure("phi3", rope_scaling={**table, "type": "yarn"}) == expected
 
 
 MIXTURE = {**BASE, "model_type": "glm4_moe", "n_routed_experts": 12, "num_experts_per_tok": 4}

@@ -27,6 +27,12 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.4, 1.6, 1.8],
+    "long_factor": [1.0, 2.0, 2.5, 3.0, 5.0, 9.0],
+}
 PARTIAL = {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.75}
 MINISTRAL = {**YARN, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0}
 GRANITE = {
@@ -35,6 +41,7 @@ GRANITE = {
     "residual_multiplier": 0.22,
     "logits_scaling": 3.7,
 }
+YARN_OF_OLD = {key: value for key, value in YARN.items() if key != "rope_theta"}
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -268,6 +275,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT_ROPE},
         },
     ),
+    "gemma3-beside-images": ("gemma3", {"head_dim": 20, "num_hidden_layers": 6, "sliding_window": 7, "shards": 3}),
+    "gemma3-beside-images-untied": (
+        "gemma3",
+        {"head_dim": 16, "num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": False},
+    ),
     "olmo2": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 1, "vocab_size": 1003, "shards": 3}),
     "olmo2-tied-bias-llama3": (
         "olmo2",
@@ -332,6 +344,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-partial-rotary-of-an-odd-size": (
         "phi3",
         {"hidden_size": 80, "rope_parameters": {**PARTIAL, "partial_rotary_factor": 0.77}},
+    ),
+    "phi3-longrope-short": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": NUM_TOKENS}),
+    "phi3-longrope-long": (
+        "phi3",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": NUM_TOKENS - 1, "num_key_value_heads": 1},
+    ),
+    "phi3-longrope-partial-tied": (
+        "phi3",
+        {
+            "hidden_size": 64,
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75},
+            "original_max_position_embeddings": 8,
+            "tie_word_embeddings": True,
+            "vocab_size": 1003,
+        },
+    ),
+    "llama-dynamic-beyond": (
+        "llama",
+        {"max_position_embeddings": 16, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 2.5}},
     ),
     "granite": ("granite", GRANITE),
     "granite-odd-heads-tied": (
@@ -407,6 +438,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**MINISTRAL, "original_max_position_embeddings": 5},
         },
     ),
+    "mistral3-beside-a-vision-tower": ("mistral3", {"head_dim": 20, "sliding_window": None}),
+    "mistral3-of-ministral3-tied-shards": (
+        "mistral3",
+        {
+            "model_type": "ministral3",
+            "head_dim": 16,
+            "rope_parameters": MINISTRAL,
+            "tie_word_embeddings": True,
+            "shards": 3,
+        },
+    ),
     "ministral3-default-table": ("ministral3", {"head_dim": 24, "shards": 3}),
 }
 
@@ -416,6 +458,26 @@ def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     family, config = CASES[case]
     write_checkpoint(tmp_path, family, **config)
     np.testing.assert_allclose(our_logits(tmp_path, TOKENS), reference_logits(tmp_path, TOKENS), atol=1e-4, rtol=1e-4)
+
+
+STACKED = (
+    "gemma2",
+    "olmo3-bias-window-of-a-page",
+    "smollm3-windows-where-there-are-no-positions-yarn",
+    "phi3-longrope-partial-tied",
+    "granite-biases-three-shards",
+    "cohere2-layer-types-yarn",
+    "glm4-odd-heads-tied-no-bias",
+    "ministral3-odd-heads-window-tied",
+)
+
+
+@pytest.mark.parametrize("case", STACKED)
+def test_stacked_layers_compute_the_same(case: str, tmp_path: Path) -> None:
+    family, config = CASES[case]
+    write_checkpoint(tmp_path, family, **{"num_hidden_layers": 4, **config})
+    expected = our_logits(tmp_path, TOKENS)
+    np.testing.assert_allclose(our_logits(tmp_path, TOKENS, stacked=True), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -435,6 +497,20 @@ def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
             },
         ),
         ("mistral", {"rope_theta": 1e6}),
+        ("gemma2", {"rope_theta": 700.0}),
+        (
+            "gemma3_text",
+            {
+                "rope_theta": 700.0,
+                "rope_local_base_freq": 90.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+                "sliding_window_pattern": 2,
+                "sliding_window": 5,
+            },
+        ),
+        ("gemma3_text", {"sliding_window_pattern": 1}),
+        ("olmo3", {"rope_theta": 500_000, "rope_scaling": YARN_OF_OLD, "num_hidden_layers": 2, "sliding_window": 3}),
+        ("olmo3", {"rope_theta": 900.0, "sliding_window": 3}),
         ("gpt_oss", {"rope_theta": 900.0, "rope_scaling": {**YARN, "truncate": False}}),
         ("gpt_oss", {"rope_scaling": None}),
         ("gpt_oss", {"rope_parameters": None}),
@@ -446,14 +522,16 @@ def test_logits_with_the_older_dialect_of_config_json(family: str, rope: dict[st
     np.testing.assert_allclose(our_logits(tmp_path, TOKENS), reference_logits(tmp_path, TOKENS), atol=1e-4, rtol=1e-4)
 
 
-def our_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f32 [num_tokens, vocab]
+def our_logits(directory: Path, token_ids: list[int], *, stacked: bool = False) -> np.ndarray:  # f32 [tokens, vocab]
     config = read_model_config(directory)
-    model = load_model(directory, config)
+    model = load_model(directory, config, stacked=stacked)
+    caches: tuple[Any, ...] = (jnp.zeros(config.num_layers),) if stacked else (None,) * config.num_layers
 
     @nnx.jit
     def forward(model: Any, ids: jax.Array) -> jax.Array:
         positions = jnp.arange(ids.shape[0], dtype=jnp.int32)
-        hidden, _ = model(ids, positions, (None,) * config.num_layers, dense_attend)
+        lengths = jnp.full_like(positions, ids.shape[0])
+        hidden, _ = model(ids, positions, caches, dense_attend, lengths=lengths)
         return model.logits(hidden)
 
     return np.asarray(forward(model, jnp.asarray(token_ids, jnp.int32)))

@@ -12,7 +12,7 @@ from penstock.engine.attention import check_page_table, page_size_for
 from penstock.engine.attention.selection import SMEM_BYTES, page_table_bytes
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
-from penstock.engine.models import FAMILIES, ModelConfig, matmul_parameters
+from penstock.engine.models import FAMILIES, ModelConfig, active_parameters, matmul_parameters
 from penstock.engine.models.hf_blocks import sliding
 from penstock.engine.planning import PRESETS, as_dict, has_libtpu, plan, planned_model, preset
 from penstock.engine.planning.chips import CHIPS
@@ -128,6 +128,8 @@ def test_presets_have_the_published_numbers_of_parameters() -> None:
         "Qwen3-0.6B": 0.6,
         "Llama-3.1-8B": 8.03,
         "Qwen3-32B": 32.76,
+        "Qwen3-30B-A3B": 30.53,
+        "Mixtral-8x7B": 46.7,
         "Llama-3.3-70B": 70.55,
         "gpt-oss-20b": 20.91,
         "gpt-oss-120b": 116.79,
@@ -145,6 +147,20 @@ def test_the_roofline_of_a_step_by_hand() -> None:
     one = 2 * 3 / 4 * (64 * 4096 * 2) / (2 * 9.0e10) + 2 * 3 * 1e-6
     assert collective_s(model, 64, 4, CHIPS["v6e"]) == pytest.approx(65 * one)
     assert collective_s(model, 64, 1, CHIPS["v6e"]) == 0
+
+
+def test_the_experts_of_a_step_are_counted_by_hand() -> None:
+    model = preset("qwen3-30b-a3b")
+    assert model is not None
+    attention, router, expert = 2048 * (2 * 32 + 2 * 4) * 128, 2048 * 128, 3 * 2048 * 768
+    head = 151936 * 2048
+    of_one = 48 * (attention + router + 8 * expert)
+    assert step_flops(model, 1, 1, 0) == 2 * (of_one + head)
+    assert step_weight_bytes(model, 1, 1) == pytest.approx(2 * (of_one + head + 2048))
+    of_four = 48 * (attention + router + 128 * (1 - (120 / 128) ** 4) * expert)
+    assert step_weight_bytes(model, 4, 8) == pytest.approx(2 * ((of_four + head) / 8 + 4 * 2048))
+    assert step_flops(model, 4, 4, 0) == 4 * step_flops(model, 1, 1, 0)
+    assert round(active_parameters(model) / 1e9, 2) == 3.35
 
 
 def test_a_padded_vocabulary_is_counted_by_hand() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
+from devices import run_on_devices
 from engines import write_model
-from patience import WAIT_S
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import ModelConfig
@@ -20,55 +17,76 @@ from penstock.engine.sharding import split_model
 
 LAYERS = 2
 
-Runs = dict[tuple[str, str], dict[str, Any]]
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "whole": ("1,2,8", {"num_attention_heads": 8}),
+    "padded": ("1,2,4", {"num_attention_heads": 8, "vocab_size": 1003, "tie_word_embeddings": True}),
+    "normed": ("1,4", {"family": "olmo2"}),
+    "fused": (
+        "1,4",
+        {
+            "family": "phi3",
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1000.0,
+                "short_factor": [1.0, 1.1, 1.3, 1.4, 1.6, 1.8],
+                "long_factor": [1.0, 2.0, 2.5, 3.0, 5.0, 9.0],
+            },
+            "original_max_position_embeddings": 16,
+        },
+    ),
+    "parallel": ("1,2", {"family": "cohere2", "seed": 1, "sliding_window": 9, "sliding_window_pattern": 2}),
+    "around": ("1,2", {"family": "glm4", "head_dim": 20}),
+}
+"""On how many devices each runs. They have two KV heads, so four and eight devices hold copies of them. No number of
+devices divides the vocabulary of one; the norms of another go over the queries and keys of all heads; tensors of a
+third hold queries, keys and values, and its rotary positions follow from how long a sequence is.
+"""
+
+Runs = Callable[[str], dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """By model and number of devices. The models have two KV heads, so four and eight devices hold copies of them, and
-    devices divide the vocabulary of one only.
-    """
-    whole, padded = (tmp_path_factory.mktemp(name) for name in ("whole", "padded"))
-    write_model(whole, num_attention_heads=8, num_hidden_layers=LAYERS)
-    write_model(padded, num_attention_heads=8, num_hidden_layers=LAYERS, vocab_size=1003, tie_word_embeddings=True)
-    here = Path(__file__).parent
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": f"{here.parent.parent}{os.pathsep}{here}",
-    }
-    command = [sys.executable, str(here / "tensor_parallel_process.py"), f"{whole}:1,2,8", f"{padded}:1,2,4"]
-    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S)
-    assert outcome.returncode == 0, outcome.stderr[-3000:]
-    found = zip(("whole", "padded"), map(json.loads, outcome.stdout.splitlines()), strict=True)
-    return {(model, tensor): run for model, by_tensor in found for tensor, run in by_tensor.items()}
+    """Of a model, by the number of devices."""
+
+    @cache
+    def run(model: str) -> dict[str, dict[str, Any]]:
+        tensors, config = MODELS[model]
+        directory = write_model(tmp_path_factory.mktemp(model), num_hidden_layers=LAYERS, **config)
+        return run_on_devices(directory, tensors)
+
+    return run
 
 
-split = pytest.mark.parametrize(
-    ("model", "tensor"), [("whole", "2"), ("whole", "4"), ("whole", "8"), ("padded", "2"), ("padded", "4")]
-)
+SPLIT = [(model, tensor) for model, (tensors, _) in MODELS.items() for tensor in tensors.split(",")[1:]]
+split = pytest.mark.parametrize(("model", "tensor"), SPLIT)
 
 
 @split
 def test_several_devices_give_the_tokens_of_one(runs: Runs, model: str, tensor: str) -> None:
     """Padding of the vocabulary is never drawn, moves no draw and is in no sum of probabilities."""
-    alone, together = runs[model, "1"], runs[model, tensor]
+    alone, together = runs(model)["1"], runs(model)[tensor]
     assert together["tokens"] == alone["tokens"]
     assert all(len(tokens) == 12 for tokens in alone["tokens"])
     assert together["logprobs"] == pytest.approx(alone["logprobs"], abs=1e-4)
 
 
-@split
+@pytest.mark.parametrize(("model", "tensor"), [(model, tensor) for model, tensor in SPLIT if model != "normed"])
 def test_a_layer_talks_twice_and_the_embedding_once(runs: Runs, model: str, tensor: str) -> None:
-    assert runs[model, tensor]["all_reduces"] == 2 * LAYERS + 1
-    assert runs[model, tensor]["other_collectives"] == 0
+    talks = 1 if model == "parallel" else 2  # XLA joins the two of a layer that does both at once
+    assert runs(model)[tensor]["all_reduces"] == talks * LAYERS + 1
+
+
+@split
+def test_nothing_is_gathered(runs: Runs, model: str, tensor: str) -> None:
+    """Not even queries and keys for norms over those of all heads: their sums of squares are added up."""
+    assert runs(model)[tensor]["other_collectives"] == 0
 
 
 @split
 def test_every_matrix_and_the_cache_are_split(runs: Runs, model: str, tensor: str) -> None:
-    assert runs[model, tensor]["weight_shares"] == [int(tensor)]
-    assert runs[model, tensor]["cache_shares"] == [int(tensor)]
+    assert runs(model)[tensor]["weight_shares"] == [int(tensor)]
+    assert runs(model)[tensor]["cache_shares"] == [int(tensor)]
 
 
 def llama_8b() -> ModelConfig:

@@ -166,11 +166,13 @@ UNSUPPORTED: list[tuple[Any, str]] = [
     (of_user({"type": "text", "text": "a", "citation": []}), "unknown field citation"),
     (of_user({"type": "text", "text": "a", "citations": {"enabled": True}}), "sources are not cited"),
     (of_user("a"), "messages[0].content[0]: must be an object"),
-    (of_user({}), "blocks of type None"),
+    (of_user({}), "blocks of type null"),
     ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0]: role"),
     ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content: must be a text or a list"),
     ({"messages": [{"role": "user"}]}, "messages[0]: content"),
-    ({"messages": []}, "messages is empty"),
+    ({"messages": []}, "messages: is empty"),
+    ({"messages": None, "system": "sparrow"}, "messages: Field required"),
+    ({"messages": {"role": "user", "content": "sparrow"}}, "messages: Input should be a valid list, not an object"),
     ({"messages": HELLO * 5000}, "has 5000 messages"),
     ({"messages": [{"role": "user", "content": [{}] * 9000}]}, "has 9000 blocks"),
     ({"system": [IMAGE]}, "system[0].type: blocks of type 'image'"),
@@ -198,7 +200,9 @@ UNSUPPORTED: list[tuple[Any, str]] = [
 async def test_what_is_not_supported_is_refused_by_name(redis: RedisClient, redis_url: str) -> None:
     async with asking(redis, redis_url) as asked:
         for fields, says in UNSUPPORTED:
-            assert says in (await asked.refusal(**fields))["message"]
+            message = (await asked.refusal(**fields))["message"]
+            assert says in message
+            assert "sparrow" not in message
         assert asked.worker.taken == []
 
 

@@ -307,11 +307,12 @@ async def test_tokens_are_counted_of_the_same_prompt(asked: Asked, monkeypatch: 
     assert request.model_dump(include=shown) == asked.request.model_dump(include=shown)
 
 
-DOCS = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_docs_list_every_field() -> None:
-    section = DOCS[DOCS.index("## Anthropic's API") :]
+    section = (DOCS / "gateway.md").read_text().partition("## Anthropic's API")[2]
+    section += (DOCS / "gateway-fields.md").read_text().partition("## Messages")[2]
     for name in {*MessageBody.model_fields, *IGNORED, *REFUSED, *Tool.model_fields} - {"type"}:
         assert f"`{name}`" in section, name
     for name, reason in [*IGNORED.items(), *((name, refusal.reason) for name, refusal in REFUSED.items())]:

@@ -62,8 +62,8 @@ async def test_small_and_large_ones_are_parsed_alike(num_fields: int) -> None:
     [
         (b"", "is not JSON: EOF"),
         (b"{", "is not JSON: EOF"),
-        (b"[]", "is list, not an object"),
-        (b"null", "is NoneType, not an object"),
+        (b"[]", "is a list, not an object"),
+        (b"null", "is null, not an object"),
         (b"{'a': 1}", "is not JSON: "),
         (b'{"a": NaN}', "is not JSON: "),
         (b'{"a": 1e999}', "is not JSON: holds inf, which JSON has no number for"),

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pytest
 from fakes import eventually
-from gateway_harness import Running, running_gateway
+from gateway_harness import Running, announce, running_gateway
 from gateway_process import GatewayProcess
 from patience import WAIT_S
 
@@ -146,6 +146,7 @@ async def is_served(gateway: Listening) -> bool:
 
 @pytest.fixture
 async def gateway(redis: RedisClient, redis_url: str) -> AsyncIterator[Running]:
+    await announce(redis)
     async with running_gateway(
         redis_url, header_timeout_s=0.5, body_timeout_s=1.0, idle_timeout_s=0.5, max_body_bytes=1 << 20
     ) as gateway:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -134,12 +135,32 @@ async def test_events_have_the_places_of_their_entries(redis_url: str) -> None:
 
 @pytest.mark.parametrize(
     ("after", "data"),
-    [("1-1.0", ["same entry", "end"]), ("1-1.1", ["end"]), ("1-0.0", ["word", "same entry", "end"]), ("1-2.0", [])],
+    [("1-1.0", ["same entry", "end"]), ("1-1.1", ["end"]), ("1-2.0", [])],
 )
 async def test_a_stream_goes_on_behind_an_event(redis_url: str, after: str, data: list[str]) -> None:
     async with streaming(redis_url, word, after=place_of(after)) as stream:
         await stream.task
     assert (stream.sent.status, stream.sent.data, stream.sent.has_ended) == (200, data, True)
+
+
+@pytest.mark.parametrize("after", ["0-0.0", "0-7.0", "1-0.0", "1-1.2", "1-2.1", "1-3.0", "2-1.0"])
+async def test_behind_what_is_no_event_of_the_reply_there_is_nothing(redis_url: str, after: str) -> None:
+    async with streaming(redis_url, word, commit_after_s=0.0, ping_interval_s=0.0, after=place_of(after)) as stream:
+        await stream.task
+    assert (stream.sent.status, stream.sent.has_ended) == (400, True)
+    assert json.loads(stream.sent.body)["error"] == {
+        "message": f"Last-Event-ID: '{after}' is no event of this answer",
+        "type": "invalid_request_error",
+        "param": "Last-Event-ID",
+        "code": "invalid_event_id",
+    }
+
+
+async def test_comments_go_on_behind_an_event(redis_url: str) -> None:
+    after = place_of("1-1.1")
+    async with streaming(redis_url, word_and_no_end, commit_after_s=0.01, ping_interval_s=0.01, after=after) as stream:
+        await eventually(lambda: stream.sent.body.count(": ping\n\n") >= 3)
+    assert (stream.sent.status, stream.sent.data) == (200, [])
 
 
 async def test_what_ends_before_the_first_event_has_a_status_of_its_own(redis_url: str) -> None:

@@ -152,6 +152,51 @@ async def test_a_key_or_a_place_that_is_none_is_refused(
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("fields", [{"stream": True}, {}])
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+async def test_who_goes_on_starts_nothing(
+    redis: RedisClient, redis_url: str, worker: ScriptedWorker, path: str, fields: dict[str, bool]
+) -> None:
+    """A key that was used for nothing, or whose answer was lost with Redis's data."""
+    body = {"model": "tiny", "input": "hello"} if path == "/v1/responses" else chat("hello", max_tokens=9)
+    async with running_gateway(redis_url) as gateway, bare_client(gateway) as client:
+        whole = await client.post(CHAT, json=chat(stream=True), headers={"Idempotency-Key": "another"})
+        known = set(await redis.keys())
+        going_on = {**KEY, "Last-Event-ID": events_of(whole.text)[1].id}
+        refused = await client.post(path, json={**body, **fields}, headers=going_on)
+        assert refused.status_code == 400, refused.text
+        assert "no answer to go on with" in refused.text
+        assert set(await redis.keys()) <= known
+        answer = await client.post(path, json=body, headers=KEY)
+        assert answer.status_code == 200
+    assert len(worker.taken) == 2
+
+
+async def test_who_goes_on_behind_what_was_not_written_so_far_is_refused(
+    redis: RedisClient, redis_url: str, worker: ScriptedWorker
+) -> None:
+    async def one_word(reply: ScriptedReply) -> None:
+        await reply.own()
+        await reply.chunk("one")
+        await reply.cancelled()
+        await reply.end("cancelled")
+
+    worker.behave = one_word
+    async with (
+        running_gateway(redis_url) as gateway,
+        bare_client(gateway) as client,
+        client.stream("POST", CHAT, json=chat(stream=True), headers=KEY) as response,
+    ):
+        first = await anext(read_events(response))
+        entry = (first.id or "").partition(".")[0]
+        epoch = int(entry.partition("-")[0])
+        for event_id in ("999-1.0", f"{epoch}-999.0", f"{epoch + 1}-1.0", f"{entry}.7", "0-0.0"):
+            place = {**KEY, "Last-Event-ID": event_id}
+            refused = await client.post(CHAT, json=chat(stream=True), headers=place)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_event_id")
+    assert len(worker.taken) == 1
+
+
 async def _is_empty(redis: RedisClient) -> bool:
     return await redis.xlen(keys.requests("default")) == 0
 

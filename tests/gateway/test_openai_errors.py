@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
@@ -9,8 +10,10 @@ from typing import Any, NamedTuple
 import openai
 import pytest
 from fakes import LossyProxy, ScriptedReply
+from gateway_client import bare_client
 from gateway_harness import CARD, announce, running_gateway
 from openai_clients import HELLO, Asked, asking, data_of
+from structlog.testing import capture_logs
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
@@ -142,12 +145,41 @@ async def test_without_redis_a_gateway_is_unavailable(redis: RedisClient, redis_
             await client.chat.completions.create(**TINY)
         assert (caught.value.status_code, caught.value.code) == (503, "unavailable")
         assert caught.value.response.headers["retry-after"] == "1"
+        assert caught.value.body["message"] == "the gateway has no connection to its queue now; try again"
+
+
+async def test_what_is_no_redis_is_unavailable_and_named_in_the_log_alone() -> None:
+    async def speak_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    with capture_logs() as log:
+        async with await asyncio.start_server(speak_http, "127.0.0.1", 0) as server:
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with running_gateway(f"redis://{address}") as gateway, bare_client(gateway) as client:
+                answer = await client.get("/v1/models")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+    assert not any(word in answer.text for word in (address, "redis", "Redis", "rotocol"))
+    assert any(address in line["error"] for line in log if line["event"] == "redis_unreachable")
+
+
+async def test_what_redis_refuses_is_said_in_the_log_alone(redis: RedisClient, redis_url: str) -> None:
+    await announce(redis)
+    await redis.delete(keys.card("default"))
+    await redis.set(keys.card("default"), "of another type")
+    with capture_logs() as log:
+        async with running_gateway(redis_url) as gateway, bare_client(gateway) as client:
+            answer = await client.post(CHAT, json=TINY)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert not any(word in answer.text for word in ("127.0.0.1", "redis", "Redis", "WRONGTYPE"))
+    assert any("WRONGTYPE" in line["error"] for line in log if line["event"] == "redis_refused")
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "is not JSON"), (b"[]", "is list, not an object"), (b'"a"', "is str"), (b"null", "is NoneType"),
+        (b"", "is not JSON"), (b"[]", "is a list, not an object"), (b'"a"', "is a string"), (b"null", "is null"),
         (b"[" * 100_000, "recursion limit"), (b'{"a":' * 80 + b"1" + b"}" * 80, "nested more than 64 deep"),
     ],
 )  # fmt: skip
@@ -167,6 +199,21 @@ async def test_what_is_not_there_is_said_in_the_same_form(
         response = await asked.http.get(path)
         assert response.status_code == status
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/v1/embeddings", "embeddings are not served"),
+        ("/v1/responses/input_tokens", "POST /v1/count_tokens"),
+        ("/v1/responses/compact", "no conversation is compacted"),
+    ],
+)
+async def test_what_other_servers_have_is_not_found(redis: RedisClient, redis_url: str, path: str, says: str) -> None:
+    async with asking(redis, redis_url) as asked:
+        response = await asked.http.post(path, json={"model": "tiny", "input": "a"})
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+        assert says in response.json()["error"]["message"]
 
 
 async def streamed_chat(client: openai.AsyncOpenAI) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 from fakes import ScriptedReply, ScriptedWorker, eventually
-from gateway_client import CHAT, chat, read_events, text_of
+from gateway_client import CHAT, bare_client, chat, read_events, text_of
 from gateway_harness import announce, running_gateway
 from patience import WAIT_S
 from redis_proxy import RedisProxy
@@ -21,6 +21,51 @@ from penstock.producer.redis.connection import RedisClient
 async def proxy(redis_url: str) -> AsyncIterator[RedisProxy]:
     async with RedisProxy(redis_url) as proxy:
         yield proxy
+
+
+async def test_a_redis_that_hangs_is_as_good_as_away(
+    redis: RedisClient, redis_url: str, proxy: RedisProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.gateway.health.READY_WITHIN_S", 0.5)
+    go_on = asyncio.Event()
+
+    async def in_two_parts(reply: ScriptedReply) -> None:
+        await reply.own()
+        await reply.chunk("before ")
+        await go_on.wait()
+        await reply.chunk("after")
+        await reply.end()
+
+    await announce(redis)
+    async with (
+        ScriptedWorker(redis_url, in_two_parts),
+        running_gateway(proxy.url, redis_timeout_s=3.0) as gateway,
+        bare_client(gateway) as client,
+        client.stream("POST", CHAT, json=chat(stream=True)) as response,
+    ):
+        events = read_events(response)
+        read = [await anext(events)]
+        proxy.is_answering.clear()
+        await eventually(lambda: _is_not_ready(client))
+        asked = [client.get(path) for path in ("/v1/models", "/v1/responses/resp_a", "/v1/files")]
+        asked += [client.post(CHAT, json=chat(stream=is_streamed)) for is_streamed in (False, True)]
+        assert {_refusal(answer) for answer in await asyncio.gather(*asked)} == {(503, "unavailable")}
+        go_on.set()
+        proxy.is_answering.set()
+        assert text_of([*read, *[event async for event in events]]) == "before after"
+        await eventually(lambda: _is_ready(client))
+
+
+async def _is_not_ready(client: httpx2.AsyncClient) -> bool:
+    return (await client.get("/readiness")).status_code == 503
+
+
+async def _is_ready(client: httpx2.AsyncClient) -> bool:
+    return (await client.get("/readiness")).status_code == 200
+
+
+def _refusal(answer: httpx2.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
 
 
 @pytest.mark.parametrize("num_streams", [100, pytest.param(500, marks=pytest.mark.slow)])

@@ -57,6 +57,20 @@ async def test_an_unreachable_server_is_named_without_the_password(url: str) -> 
         await client.aclose()
 
 
+async def test_what_is_no_redis_is_as_good_as_away() -> None:
+    async def speak_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(speak_http, "127.0.0.1", 0) as server:
+        url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = connect(url, decode=True, retries=0)
+        with pytest.raises(ConnectionLost, match="is not Redis"), redis_errors(parse_url(url)):
+            await client.ping()
+        await client.aclose()
+
+
 async def test_a_wrong_password_is_refused_and_not_shown() -> None:
     with EmbeddedServer(arguments=("--requirepass", "right")) as server:
         for url in (server.url.replace("//", f"//:{SECRET}@"), server.url):

@@ -40,9 +40,9 @@ def test_the_caller_s_id_wins() -> None:
     [
         ("x", {"temprature": 1.0}, "temprature"),
         ("x", {"top_p": 1.5}, "top_p"),
-        ([], {}, "messages is empty"),
+        ([], {}, "messages: is empty"),
         ([{"role": "nobody", "content": "x"}], {}, "nobody"),
-        ([1, -2], {}, "prompt_token_ids.1"),
+        ([1, -2], {}, "prompt_token_ids\\[1\\]"),
         ("\ud800", {}, "prompt"),
     ],
 )

@@ -298,7 +298,7 @@ def test_the_body_limit_counts_names_and_values() -> None:
         ({"prompt": "x", "traceparent": "00-\x1b[2J"}, r"traceparent: must be a W3C traceparent, such as"),
         ({"prompt": "x", "traceparent": "00-\x1b[2J"}, r", not '00-\x1b[2J'"),
         ({"request": "{}", "prompt": "x"}, "beside `request` only `id` may stand, not prompt"),
-        ({"request": '"text"'}, "holds str, not an object"),
+        ({"request": '"text"'}, "holds a string, not an object"),
         ({"request": '{"id": "b", "prompt": "x"}', "id": "a"}, "`id` a and `request.id` b differ"),
     ],
 )

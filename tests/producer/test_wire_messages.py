@@ -174,17 +174,17 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (chat(temprature=1), "unknown field temprature, did you mean temperature?"),
     (chat(max_completion_token=1), "did you mean max_completion_tokens?"),
     (chat(qqqq=1), "unknown field qqqq"),
-    (message(contents="x"), "messages.0: unknown field contents, did you mean content?"),
+    (message(contents="x"), "messages[0]: unknown field contents, did you mean content?"),
     (message(content=[{"type": "text", "txt": "x"}]), "unknown field txt, did you mean text?"),
     (message(content="x", tool_calls=[{**CALL, "functoin": 1}]), "unknown field functoin, did you mean function?"),
     (
         tool(parametres={}),
-        "tools.0: function: unknown field parametres, did you mean parameters?",
+        "tools[0]: function: unknown field parametres, did you mean parameters?",
     ),
     (chat(response_format={"type": "json_schema", "json_schema": {"shema": {}}}), "did you mean schema?"),
-    ({"messages": [{"role": "assistent", "content": "x"}]}, "messages.0.role"),
-    ({"messages": [{"content": "x"}]}, "messages.0.role: Field required"),
-    ({"messages": [{"role": "user"}]}, "messages.0: content is missing"),
+    ({"messages": [{"role": "assistent", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role: Field required"),
+    ({"messages": [{"role": "user"}]}, "messages[0]: content is missing"),
     (
         message(content=[{"type": "image_url", "image_url": {}}]),
         "a part of type 'image_url' is not supported, only `text`",
@@ -211,9 +211,9 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (tool(strict="perhaps"), "function.strict"),
     (tool(strict="true"), "function.strict: Input should be a valid boolean"),
     (tool(strict=1), "function.strict: Input should be a valid boolean"),
-    (tool(parameters='{"type": "object"}'), "function.parameters: Input should be a valid dictionary"),
-    (chat(tools=[{"type": "web_search"}]), "tools.0"),
-    (chat(tools=[7]), "tools.0"),
+    (tool(parameters='{"type": "object"}'), "function.parameters: Input should be a valid object"),
+    (chat(tools=[{"type": "web_search"}]), "tools[0]"),
+    (chat(tools=[7]), "tools[0]"),
     (chat(tools=[TOOL, TOOL]), "tools: f is there more than once"),
     (chat(tools=[TOOL], tool_choice="any"), "tool_choice"),
     (chat(tools=[TOOL], tool_choice={"type": "custom"}), "tool_choice"),
@@ -249,8 +249,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "x", "regex": ""}, "regex"),
     ({"prompt": "x", "choice": [""]}, "choice"),
     ({"prompt": "x", "prompt_logprobs": 21}, "prompt_logprobs"),
-    ({"prompt": "x", "logprobs": 3, "top_logprobs": 5}, "top_logprobs goes with logprobs true, not"),
-    ({"prompt": "x", "top_logprobs": 5}, "top_logprobs goes with logprobs true, not None"),
+    ({"prompt": "x", "logprobs": 3, "top_logprobs": 5}, "top_logprobs: goes with logprobs true, not"),
+    ({"prompt": "x", "top_logprobs": 5}, "top_logprobs: goes with logprobs true, not null"),
     ({"prompt": "x", "logprobs": True, "top_logprobs": 21}, "logprobs"),
     (
         {"prompt": "x", "max_tokens": 3, "max_completion_tokens": 5},
@@ -315,7 +315,7 @@ def test_a_list_is_read_up_to_its_first_mistake(fields: dict[str, Any]) -> None:
 
 
 def test_a_mistake_is_refused_before_it_is_sent() -> None:
-    with pytest.raises(RequestRefused, match=r"tools\.0: .*unknown field nmae, did you mean name\?"):
+    with pytest.raises(RequestRefused, match=r"tools\[0\]: .*unknown field nmae, did you mean name\?"):
         build_request([USER], {"tools": [{"type": "function", "function": {"nmae": "f"}}]}, fresh_id="fresh")
     with pytest.raises(RequestRefused, match="holds <object object"):
         build_request([USER], {"chat_template_kwargs": {"x": object()}}, fresh_id="fresh")

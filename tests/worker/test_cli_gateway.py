@@ -159,8 +159,10 @@ async def test_a_port_that_is_taken_is_named(redis_url: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["--tls-key", "/no/key", "--tls-certificate", "/no/cert"], 1, "tls_certificate /no/cert and tls_key /no/key"),
+        (["--tls-key", "/no/key", "--tls-certificate", "/no/cert"], 2, "tls_certificate /no/cert and tls_key /no/key"),
         (["--tls-key", "/no/key"], 2, "tls_certificate is not set"),
+        (["--cors-origins", "https://a.example,foo"], 2, "--cors-origins: 'foo' is no origin"),
+        (["--cors-origins", "https://a.example/"], 2, "scheme://host or scheme://host:port, or *"),
         (["--workers", "0"], 2, "--workers: "),
         (["--redis-url", "http://x"], 2, "--redis-url: the Redis URL has scheme 'http'"),
         (["--host", "no such host"], 1, "cannot listen on no such host port 0"),

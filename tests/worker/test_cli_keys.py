@@ -71,6 +71,14 @@ async def test_a_revoked_key_stays_in_the_list(redis_url: str, capsys: Capture) 
     assert found["revoked_at"] is not None
 
 
+async def test_a_key_that_is_revoked_by_its_name_again_was_revoked_before(redis_url: str, capsys: Capture) -> None:
+    made = await created(redis_url, capsys, "--name", "app")
+    assert await keys(redis_url, "revoke", "app") == 0
+    assert capsys.readouterr().out == f"{made['id']}: revoked\n"
+    assert await keys(redis_url, "revoke", "app") == 0
+    assert capsys.readouterr().out == f"{made['id']}: revoked before\n"
+
+
 async def test_a_key_is_revoked_by_its_name_unless_others_have_it(redis_url: str, capsys: Capture) -> None:
     first = await created(redis_url, capsys, "--name", "app")
     second = await created(redis_url, capsys, "--name", "app")

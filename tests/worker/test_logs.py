@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import pty
 from collections.abc import Callable, Iterator
@@ -34,6 +35,22 @@ def test_auto_is_for_people_on_a_terminal_alone() -> None:
     os.close(ours)
     assert not is_for_people("auto", io.StringIO())
     assert is_for_people("console", io.StringIO())
+
+
+def test_what_the_standard_library_logs_has_the_same_form(logged: Logged) -> None:
+    stream = logged("json", "warning")
+    log = logging.getLogger("penstock.producer.reading.reader")
+    log.warning("reading replies from %s failed: %s", "here", "100 % gone")
+    log.info("not shown")
+    try:
+        int("broken")
+    except ValueError:
+        log.log(logging.ERROR + 5, "unexpected", exc_info=True)
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert (first["event"], first["level"]) == ("reading replies from here failed: 100 % gone", "warning")
+    assert first["logger"] == "penstock.producer.reading.reader"
+    assert (second["event"], second["level"]) == ("unexpected", "error")
+    assert second["exception"][0]["exc_type"] == "ValueError"
 
 
 def test_json_lines_name_level_time_and_request(logged: Logged) -> None:

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from penstock.gateway.settings import GatewaySettings
-from penstock.worker.cli.errors import CommandFailed, require_gateway_extra
+from penstock.worker.cli.errors import USAGE, CommandFailed, require_gateway_extra
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.logs import configure_logs
 from penstock.worker.settings import GATEWAY
@@ -23,11 +23,17 @@ def gateway(*, settings: GatewaySettings) -> None:
     Exit status: 0 drained; 1 failed; 2 wrong settings; 130 told to stop twice.
     """
     require_gateway_extra()
-    from penstock.gateway.serve import CannotServe, serve  # which --help and a light install do without
+    from penstock.gateway.serve import (
+        CannotServe,
+        WrongCertificate,
+        serve,
+    )  # which --help and a light install do without
 
     configure_logs(settings.log_level, settings.log_format, sys.stderr)
     try:
         status = serve(settings)
+    except WrongCertificate as error:
+        raise CommandFailed(str(error), USAGE) from error
     except CannotServe as error:
         raise CommandFailed(str(error)) from error
     if status:

@@ -138,9 +138,12 @@ async def _revoke(settings: Settings, names: Sequence[str]) -> list[tuple[str, b
 
 
 def _named(name: str, there: Sequence[Found]) -> str:
-    ids = [each.key_id for each in there if each.key_id == name] or [
-        each.key_id for each in there if each.key is not None and each.key.name == name and each.state != "revoked"
-    ]
+    called = [each for each in there if each.key is not None and each.key.name == name]
+    ids = (
+        [each.key_id for each in there if each.key_id == name]
+        or [each.key_id for each in called if each.state != "revoked"]
+        or [each.key_id for each in called[-1:]]
+    )
     if not ids:
         raise CommandFailed(f"there is no key {name!r}; `penstock keys list` shows those there are")
     if len(ids) > 1:

@@ -80,7 +80,7 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
         model,
         engine.describe(),
         engine.grammars,
-        identify(directory, tokenizer.templates, tokenizer.rules()),
+        identify(directory, tokenizer.templates, tokenizer.rules(), held_as=config.weights),
         tokenizer.chat_format,
     )
 

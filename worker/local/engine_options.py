@@ -16,6 +16,7 @@ class EngineOptions(TypedDict, total=False):
     """The worker's engine settings, with its names, defaults and ranges: docs/configuration.md."""
 
     dtype: str
+    weights: str
     max_model_len: int | None
     max_num_seqs: int
     max_batch_tokens: int

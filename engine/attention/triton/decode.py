@@ -76,8 +76,7 @@ def decode_kernel(
     def attend_share() -> None:
         token, first, count, share = (work[seq, i] for i in range(4))
         begin = first + shares[number, 1] * share
-        end = jnp.minimum(begin + share, first + count)
-        kv_len = kv_lens[seq]
+        end, kv_len = jnp.minimum(begin + share, first + count), kv_lens[seq]
         blocks = PageBlocks(keys, values, table, heads, tiles.keys, seq, kv_head)
         head, is_own = _query_heads(heads, tiles, kv_head)
         lane = jnp.arange(heads.width, dtype=jnp.int32)[None, :]
@@ -91,10 +90,8 @@ def decode_kernel(
             visible = jnp.broadcast_to(scores.sees(kv_len - 1, key)[None, :], (tiles.rows, tiles.keys))
             return blocks.pages(block + 1, kv_len), take_keys(carry, query, k, v, scores, visible)
 
-        seen = None if sinks is None else masked_load(sinks.at[head], is_own)
-        empty = empty_softmax(tiles.rows, heads.width, seen, is_first=begin == first)  # sinks count once
-        state = (blocks.pages(begin, kv_len), empty)
-        _, carry = lax.fori_loop(begin, end, attend, state)
+        empty = empty_softmax(heads.width, sinks, head, is_own, is_first=begin == first)
+        _, carry = lax.fori_loop(begin, end, attend, (blocks.pages(begin, kv_len), empty))
 
         @pl.when(share >= count)
         def finish() -> None:

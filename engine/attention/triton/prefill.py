@@ -65,7 +65,6 @@ def prefill_kernel(
         at = (start + query[:, None], head[:, None], jnp.arange(heads.width, dtype=jnp.int32)[None, :])
         mask = lanes_mask(heads, (tiles.rows, heads.width), is_own[:, None])
         rows = masked_load(q.at[at], mask)
-
         kv = PageBlocks(keys, values, table, heads, tiles.keys, seq, kv_head)
         before = kv_len - q_len  # tokens of the sequence that earlier steps had
         position = before + query
@@ -79,8 +78,7 @@ def prefill_kernel(
 
         first, last = before + offset, before + jnp.minimum(offset + tiles.queries, q_len) - 1
         bounds = _seen_blocks(first, last, tiles.keys, scores.sliding_window)
-        seen = None if sinks is None else masked_load(sinks.at[head], None)
-        state = (kv.pages(bounds[0], kv_len), empty_softmax(tiles.rows, heads.width, seen))
+        state = (kv.pages(bounds[0], kv_len), empty_softmax(heads.width, sinks, head))
         if scores.sliding_window is not None:
             state = lax.fori_loop(bounds[0], bounds[1], partial(attend, is_edge=True), state)
         state = lax.fori_loop(bounds[1], bounds[2], partial(attend, is_edge=False), state)

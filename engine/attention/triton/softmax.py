@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from penstock.engine.attention.triton.pages import Ref, masked_load
+
 Carry = tuple[jax.Array, jax.Array, jax.Array]  # running maximum [rows], sum [rows], weighted values [rows, width]
 
 _NEVER = -1e30  # finite: a row that sees nothing stays free of NaN
@@ -37,17 +39,18 @@ class Scores:
 
 
 def empty_softmax(
-    rows: int,
     width: int,
-    sinks: jax.Array | None,  # f32 [rows]: scores of a key without a value
+    sinks: Ref | None,  # f32 [num_heads]: scores of a key without a value, the first that a row sees
+    head: jax.Array,  # i32 [rows]
+    has_head: jax.Array | None = None,  # bool [rows]; None: all have
     *,
-    is_first: jax.Array | bool = True,
+    is_first: jax.Array | bool = True,  # and not what others join to what they have seen
 ) -> Carry:
-    """Before any key was seen, but for the sinks where `is_first`."""
-    top, total = jnp.full((rows,), _NEVER, jnp.float32), jnp.zeros((rows,), jnp.float32)
+    top, total = jnp.full(head.shape, _NEVER, jnp.float32), jnp.zeros(head.shape, jnp.float32)
     if sinks is not None:
-        top, total = jnp.where(is_first, sinks * _LOG2_E, top), jnp.where(is_first, 1.0, total)
-    return top, total, jnp.zeros((rows, width), jnp.float32)
+        seen = masked_load(sinks.at[head], has_head) * _LOG2_E
+        top, total = jnp.where(is_first, seen, top), jnp.where(is_first, 1.0, total)
+    return top, total, jnp.zeros((*head.shape, width), jnp.float32)
 
 
 def take_keys(

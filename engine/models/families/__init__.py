@@ -11,7 +11,7 @@ from penstock.engine.models.families.cohere2 import COHERE2
 from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.gemma import GEMMA
 from penstock.engine.models.families.gemma2 import GEMMA2
-from penstock.engine.models.families.gemma3 import GEMMA3_TEXT
+from penstock.engine.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from penstock.engine.models.families.glm4 import GLM4
 from penstock.engine.models.families.glm4_moe import GLM4_MOE
 from penstock.engine.models.families.gpt_oss import GPT_OSS
@@ -19,6 +19,7 @@ from penstock.engine.models.families.granite import GRANITE
 from penstock.engine.models.families.llama import LLAMA
 from penstock.engine.models.families.ministral3 import MINISTRAL3
 from penstock.engine.models.families.mistral import MISTRAL
+from penstock.engine.models.families.mistral3 import MISTRAL3
 from penstock.engine.models.families.mixtral import MIXTRAL
 from penstock.engine.models.families.olmo2 import OLMO2
 from penstock.engine.models.families.olmo3 import OLMO3
@@ -42,17 +43,19 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             QWEN3,
             QWEN3_MOE,
             MINISTRAL3,
+            MISTRAL3,
             GEMMA,
             GEMMA2,
             GEMMA3_TEXT,
+            GEMMA3,
             OLMO2,
             OLMO3,
             SMOLLM3,
             PHI3,
             GRANITE,
             COHERE2,
-            GLM4_MOE,
             GLM4,
+            GLM4_MOE,
         )
     }
 )

@@ -7,19 +7,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import ModelConfig
 from penstock.engine.models.hf_config import HFConfig
 
-ParamPath = tuple[str | int, ...]
-"""Where a parameter is in a Decoder, for example `("blocks", 0, "attention", "q", "kernel")`."""
-
-MODULES: Mapping[ParamPath, str] = MappingProxyType(
-    {
-        ("embedding",): "model.embed_tokens",
-        ("norm",): "model.norm",
-        ("head",): "lm_head",
-    }
-)
 LAYER_MODULES: Mapping[ParamPath, str] = MappingProxyType(
     {
         ("attention_norm",): "input_layernorm",
@@ -34,6 +25,15 @@ LAYER_MODULES: Mapping[ParamPath, str] = MappingProxyType(
     }
 )
 
+# Where each expert has tensors of its own, as most checkpoints hold them.
+QWEN_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
+    {
+        ("mlp", "router"): "mlp.gate",
+        ("mlp", "experts", "gate"): "mlp.experts.{}.gate_proj",
+        ("mlp", "experts", "up"): "mlp.experts.{}.up_proj",
+        ("mlp", "experts", "down"): "mlp.experts.{}.down_proj",
+    }
+)
 # As `transformers` holds a mixture in memory, and some write it: the experts of a layer in one tensor, gate above up.
 FUSED_MARK = ".experts.gate_up_proj"
 FUSED_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
@@ -44,6 +44,27 @@ FUSED_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
         ("mlp", "experts", "down", "kernel"): "mlp.experts.down_proj",
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the language model and its head are called in a checkpoint."""
+
+    body: str = "model"
+    head: str = "lm_head"
+
+    @property
+    def embedding(self) -> str:
+        return f"{self.body}.embed_tokens.weight"
+
+
+BESIDE_VISION = (Place("language_model.model", "language_model.lm_head"), Place("model.language_model"))
+"""Where the text part is of a model that also takes images."""
+
+VISION_TENSORS = tuple(
+    f"{prefix}{part}." for prefix in ("", "model.") for part in ("vision_tower", "multi_modal_projector")
+)
+"""What the names of the other part begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +85,8 @@ class Family:
     own_modules: Mapping[ParamPath, str] = field(default_factory=dict)  # in each layer, before LAYER_MODULES
     own_tensors: Mapping[ParamPath, str] = field(default_factory=dict)  # in each layer, before `own_modules`
     interleaved: frozenset[str] = frozenset()  # of own_tensors, fused ones whose parameters' rows alternate
+    places: tuple[Place, ...] = (Place(),)  # where checkpoints may have the language model
+    passed_over: tuple[str, ...] = ()  # what names of tensors begin with that are not the language model's
     plain: frozenset[str] = frozenset()  # of own_tensors, those that hold kernels as we do, `[in, out]`
 
     def config(self, fields: Mapping[str, Any], dtype: str) -> ModelConfig:
@@ -71,17 +94,19 @@ class Family:
 
     def as_stored(self, names: Collection[str]) -> Family:
         """The family with the names that tensors have in a checkpoint of these."""
+        family = replace(self, places=(self._place(names),))
         if FUSED_EXPERTS.keys() & self.own_tensors.keys() or not any(name.endswith(FUSED_MARK) for name in names):
-            return self
-        return replace(self, own_tensors={**self.own_tensors, **FUSED_EXPERTS})
+            return family
+        return replace(family, own_tensors={**self.own_tensors, **FUSED_EXPERTS})
 
     def tensor_name(self, path: ParamPath) -> str:
         """The checkpoint's name of the parameter at `path`; a `kernel` is mostly stored transposed, `[out, in]`."""
+        place = self.places[0]
         if path == ("embedding",):
-            return f"{MODULES[path]}.weight"
+            return place.embedding
         if path[0] == "blocks":
-            return f"model.layers.{path[1]}.{self._layer_tensor(path[2:])}"
-        return f"{MODULES[path[:-1]]}.{_leaf(path)}"
+            return f"{place.body}.layers.{path[1]}.{self._layer_tensor(path[2:])}"
+        return f"{place.head if path[0] == 'head' else f'{place.body}.norm'}.{_leaf(path)}"
 
     def fused_with(self, path: ParamPath) -> tuple[ParamPath, ...]:
         """The parameters whose rows are, in this order, one stored tensor: that at `path`, and mostly it alone."""
@@ -99,6 +124,9 @@ class Family:
     def is_plain(self, path: ParamPath) -> bool:
         """Whether the parameter at `path` is a kernel that is stored as we hold it."""
         return self.own_tensors.get(path[2:]) in self.plain
+
+    def _place(self, names: Collection[str]) -> Place:
+        return next((place for place in self.places if place.embedding in names), self.places[0])
 
     def _layer_tensor(self, tail: ParamPath) -> str:
         if tail in self.own_tensors:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import BlockConfig, ModelConfig
-from penstock.engine.models.families.family import Family, ParamPath
+from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.gemma import DEFAULTS, gemma_attention, gemma_model, gemma_norm
 from penstock.engine.models.hf_blocks import blocks_by_type, read_mlp
 from penstock.engine.models.hf_config import HFConfig

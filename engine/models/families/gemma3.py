@@ -6,11 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 from penstock.engine.models.config import BlockConfig, ModelConfig
-from penstock.engine.models.families.family import Family
+from penstock.engine.models.families.family import BESIDE_VISION, VISION_TENSORS, Family
 from penstock.engine.models.families.gemma import gemma_attention, gemma_model, gemma_norm
 from penstock.engine.models.families.gemma2 import GEMMA2_DEFAULTS, NORMS_AROUND
 from penstock.engine.models.hf_blocks import blocks_by_type, read_mlp
-from penstock.engine.models.hf_config import HFConfig
+from penstock.engine.models.hf_config import HFConfig, text_fields
 from penstock.engine.models.hf_rope import FULL, SLIDING, read_rope_of
 
 
@@ -49,4 +49,22 @@ GEMMA3_TEXT = Family(
         ("attention", "q_norm"): "self_attn.q_norm",
         ("attention", "k_norm"): "self_attn.k_norm",
     },
+)
+
+
+def _configure_text(config: HFConfig, dtype: str) -> ModelConfig:
+    """The text part of a model that also takes images: all that is asked of it here."""
+    text_config = HFConfig(text_fields(config), config.defaults)
+    text_config.refuse_unless("model_type", None, GEMMA3_TEXT.model_type)
+    text_config.refuse_unless("final_logit_softcapping", None)  # transformers passes over it
+    return replace(_configure(text_config, dtype), family=GEMMA3.model_type)
+
+
+GEMMA3 = replace(
+    GEMMA3_TEXT,
+    model_type="gemma3",
+    architecture="Gemma3ForConditionalGeneration",
+    configure=_configure_text,
+    places=BESIDE_VISION,
+    passed_over=VISION_TENSORS,
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, MLPConfig, ModelConfig
-from penstock.engine.models.families.family import Family
+from penstock.engine.models.families.family import QWEN_EXPERTS, Family
 from penstock.engine.models.families.qwen3 import QWEN3
 from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm
 from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_experts import QWEN_EXPERTS, grouped_sigmoid, read_experts
+from penstock.engine.models.hf_experts import grouped_sigmoid, read_experts
 from penstock.engine.models.hf_rope import read_partial_rope
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import BlockConfig, ModelConfig, NormConfig, RopeConfig
-from penstock.engine.models.families.family import Family, ParamPath
+from penstock.engine.models.families.family import Family
 from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm
 from penstock.engine.models.hf_config import HFConfig
 from penstock.engine.models.hf_rope import read_rope

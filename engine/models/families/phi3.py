@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from penstock.engine.models.config import BlockConfig, ModelConfig
+from penstock.engine.models.config import BlockConfig, ModelConfig, RopeConfig
 from penstock.engine.models.families.family import Family
 from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm, sliding
 from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_rope import read_partial_rope
+from penstock.engine.models.hf_rope import flat_rope_table, read_partial_rope
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
@@ -14,9 +14,18 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
         config.refuse_unless(name, None, False)
     window = None if config.get("sliding_window") is None else config.integer("sliding_window")
     norm = read_norm(config)
-    block = BlockConfig(read_attention(config, rope=read_partial_rope), read_mlp(config), norm)
+    block = BlockConfig(read_attention(config, rope=_rope), read_mlp(config), norm)
     blocks = sliding(block, every_layer(config, window))
     return read_model(config, family=PHI3.model_type, dtype=dtype, blocks=blocks, norm=norm)
+
+
+def _rope(config: HFConfig, head_dim: int) -> RopeConfig:
+    """Checkpoints of the first months call longrope `su` or `yarn`."""
+    table = flat_rope_table(config)
+    if (table.get("rope_type") or table.get("type")) in ("su", "yarn"):
+        renamed = {"rope_scaling": {**table, "rope_type": "longrope"}}
+        config = HFConfig({**config.fields, **renamed}, config.defaults)
+    return read_partial_rope(config, head_dim)
 
 
 PHI3 = Family(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, MLPConfig, ModelConfig
-from penstock.engine.models.families.family import Family
+from penstock.engine.models.families.family import QWEN_EXPERTS, Family
 from penstock.engine.models.families.qwen2 import QWEN2
 from penstock.engine.models.hf_blocks import (
     listed_layers,
@@ -17,7 +17,7 @@ from penstock.engine.models.hf_blocks import (
     sliding,
 )
 from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_experts import QWEN_EXPERTS, read_experts, sparse_layers
+from penstock.engine.models.hf_experts import read_experts, sparse_layers
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

@@ -124,7 +124,7 @@ def test_every_field_of_the_official_client_has_a_policy() -> None:
         ({"max_output_tokens": "5"}, "max_output_tokens", "invalid_type", "'5'"),
         ({"min_tokens": 50, "max_output_tokens": 5}, None, "invalid_value", "min_tokens 50"),
         ({"input": 5}, "input", "invalid_type", "text or a list"),
-        ({"input": []}, None, "invalid_value", "messages is empty"),
+        ({"input": []}, "input", "invalid_value", "input: is empty"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "unsupported_value", "item_reference"),
         ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter", "Field required"),
         ({"input": [{"role": "bot", "content": "a"}]}, "input[0].role", "invalid_value", "bot"),
@@ -143,7 +143,7 @@ def test_every_field_of_the_official_client_has_a_policy() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools", "unsupported_value", "'web_search' is not there"),
         ({"tools": [{"type": "function"}]}, "tools[0]", "invalid_value", "name"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "unsupported_value", "allowed_tools"),
-        ({"tool_choice": "required"}, None, "invalid_value", "no tools"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value", "no tools"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value", "huge"),
         ({"reasoning": {"summary": "long"}}, "reasoning.summary", "invalid_value", "long"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type", "invalid_value", "yaml"),
@@ -186,7 +186,7 @@ async def test_a_gateway_outlives_what_is_in_any_field(redis: RedisClient, redis
         assert (await asked.post("say it")).status_code == 200
 
 
-DOCS = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text()
+DOCS = "".join((Path(__file__).parents[3] / "docs" / name).read_text() for name in ("gateway.md", "gateway-fields.md"))
 
 
 def test_the_docs_list_every_field() -> None:

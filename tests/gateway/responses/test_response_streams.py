@@ -8,9 +8,9 @@ from typing import Any
 
 import openai
 import pytest
-from fakes import eventually
-from gateway_harness import announce
-from responses_harness import Asked, asking, beside, events_of
+from fakes import ScriptedWorker, eventually
+from gateway_harness import CARD, announce
+from responses_harness import Asked, answer, asking, beside, events_of
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
@@ -109,6 +109,41 @@ async def test_one_in_the_background_is_announced_before_a_worker_takes_it(redis
         assert (waiting.status, waiting.output) == ("queued", [])
 
 
+async def test_one_in_the_background_waits_for_a_worker_where_there_was_one(redis: RedisClient, redis_url: str) -> None:
+    """As after `penstock drain`: the queue's workers have taken its card with them."""
+    await announce(redis)
+    async with beside(None, redis, redis_url) as asked:
+        await asked.http.get("/v1/models")
+        await redis.delete(keys.card("default"), keys.queues())
+        await eventually(lambda: _serves_nothing(asked))
+        for key in ("one", "other"):
+            refused = await asked.post("say it", {"Idempotency-Key": key}, stream=key == "other")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
+        made = [await asked.post(f"say {name}", background=True, model=name) for name in ("tiny", "default")]
+        assert [(answer.status_code, answer.json()["status"]) for answer in made] == [(200, "queued")] * 2
+        async with ScriptedWorker(redis_url, answer):
+            for name, response in zip(("tiny", "default"), made, strict=True):
+                text = await asked.stream_of(response.json()["id"])
+                assert events_of(text)[-1].response.output[0].content[0].text == name
+
+
+async def test_one_in_the_background_needs_a_model_that_the_gateway_has_seen(
+    redis: RedisClient, redis_url: str
+) -> None:
+    async with beside(None, redis, redis_url) as asked:
+        refused = await asked.post("say it", background=True)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
+    await announce(redis, "other", CARD.model_copy(update={"model": "other"}))
+    for queues, expected in (((), (404, "model_not_found")), (("tiny", "other"), (503, "no_worker"))):
+        async with beside(None, redis, redis_url, queues=queues) as asked:
+            refused = await asked.post("say it", background=True)
+            assert (refused.status_code, refused.json()["error"]["code"]) == expected
+
+
+async def _serves_nothing(asked: Asked) -> bool:
+    return not (await asked.http.get("/v1/models")).json()["data"]
+
+
 async def test_one_that_nobody_follows_any_more_goes_on_in_the_background(asked: Asked) -> None:
     stream = await asked.openai.responses.create(model="tiny", input="wait here", background=True, stream=True)
     created: Any = await anext(stream)
@@ -200,6 +235,41 @@ async def test_a_query_that_is_wrong_is_refused_by_name(asked: Asked, query: dic
     answer = await asked.http.get(f"/v1/responses/{response.id}", params={"stream": "true", **query})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("what", SAID)
+async def test_behind_what_is_no_event_of_a_response_there_is_nothing(asked: Asked, what: str) -> None:
+    events = events_of((await asked.post(SAID[what], stream=True, background=True)).text)
+    await refuses_to_go_on(asked, events[0].response.id, num_events=len(events))
+
+
+async def test_behind_what_a_response_has_not_said_so_far_there_is_nothing(asked: Asked) -> None:
+    stream = await asked.openai.responses.create(model="tiny", input="wait here", background=True, stream=True)
+    events = [await anext(stream) for _ in range(6)]
+    assert events[-1].type == "response.output_text.delta"
+    await refuses_to_go_on(asked, events[0].response.id, num_events=6)
+    await asked.openai.responses.cancel(events[0].response.id)
+    assert len([event async for event in stream]) > 1
+
+
+async def test_behind_what_a_waiting_response_has_not_said_there_is_nothing(redis: RedisClient, redis_url: str) -> None:
+    await announce(redis)
+    async with beside(None, redis, redis_url) as asked:
+        created = await asked.openai.responses.create(model="tiny", input="wait here", background=True)
+        await refuses_to_go_on(asked, created.id, num_events=2)
+
+
+async def refuses_to_go_on(asked: Asked, response_id: str, *, num_events: int) -> None:
+    for number in (num_events, num_events + 7):
+        query = {"stream": "true", "starting_after": str(number)}
+        answer = await asked.http.get(f"/v1/responses/{response_id}", params=query)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_event_id", "starting_after")
+    for place in ("0-0.7", "999-1.0", "9999999999999999-1.0"):
+        headers = {"Last-Event-ID": place}
+        answer = await asked.http.get(f"/v1/responses/{response_id}?stream=true", headers=headers)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_event_id", "Last-Event-ID")
 
 
 async def test_a_stream_of_what_is_not_there_is_not_found(asked: Asked) -> None:

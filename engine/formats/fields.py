@@ -1,0 +1,33 @@
+"""Typed access to the fields of a `quantization_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.engine.errors import ConfigError, shown
+
+CONFIG = "quantization_config"
+
+
+def integer(fields: Mapping[str, Any], name: str, accepted: tuple[int, ...], default: int | None = None) -> int:
+    """One of `accepted`; `default` stands in for what is absent.
+
+    Raises:
+        ConfigError: it is another.
+    """
+    value = fields.get(name, default)
+    if isinstance(value, bool) or value not in accepted:
+        raise unsupported(name, value, f"expected one of {', '.join(map(str, accepted))}")
+    return int(value)
+
+
+def flag(fields: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = fields.get(name, default)
+    if not isinstance(value, bool):
+        raise unsupported(name, value, "expected true or false")
+    return value
+
+
+def unsupported(name: str, value: object, why: str = "") -> ConfigError:
+    return ConfigError(f"config.json: {CONFIG}.{name} = {shown(value)} is not supported{why and ': ' + why}")

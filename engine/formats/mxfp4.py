@@ -1,0 +1,59 @@
+"""MXFP4 (OCP Microscaling Formats 1.0) as gpt-oss has it for its experts: `quant_method: mxfp4`.
+
+Of a weight `[experts, out, in]`, `NAME_blocks` is u8 `[experts, out, in / 32, 16]`, two codes in a byte, the first in
+the low bits, and `NAME_scales` u8 `[experts, out, in / 32]`, each an exponent of two, 127 added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from penstock.engine.errors import CheckpointError
+from penstock.engine.formats.leaf import Header, Leaf, required
+from penstock.engine.formats.packing import Packing
+
+GROUP = 32
+NAN = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    passed_over: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Self:
+        del fields  # which modules are quantized, the files say themselves
+        return cls()
+
+    def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
+        if f"{module}_blocks" not in stored:
+            return None
+        required(f"{module}_scales", stored)
+        return Packing("fp4", GROUP, scale="e8m0")
+
+    def leaves(
+        self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
+    ) -> Mapping[str, Leaf]:
+        groups = num_in // GROUP
+        return {
+            "codes": Leaf("_blocks", (num_out, groups, GROUP // 2), ("U8",), (1, GROUP // 2), (1, 1), _joined),
+            "scales": Leaf("_scales", (num_out, groups), ("U8",), convert=exponents),
+        }
+
+    def checks(self, packing: Packing, num_out: int, num_in: int) -> tuple[Leaf, ...]:
+        return ()
+
+
+def _joined(blocks: np.ndarray) -> np.ndarray:
+    return blocks.reshape(*blocks.shape[:-2], -1)
+
+
+def exponents(values: np.ndarray) -> np.ndarray:
+    """Raises CheckpointError where one is not a number."""
+    if (values == NAN).any():
+        raise CheckpointError(f"has {int((values == NAN).sum())} of {values.size} scales that are not finite")
+    return values

@@ -1,0 +1,118 @@
+"""The forms in which quantized weights are held: a small closed set that keeps every stored value as it was stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from penstock.engine.errors import ConfigError
+
+# The bits that a code has in each of the arrays that hold it: the low bits in the first.
+PLANES: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"int8": (8,), "int6": (4, 2), "int5": (4, 1), "int4": (4,), "fp8": (8,), "fp4": (4,)}
+)
+# What is subtracted of a code where a weight has no zeros of its own: small codes are held without a sign.
+ZERO: Mapping[str, int] = MappingProxyType({"int8": 0, "int6": 32, "int5": 16, "int4": 8})
+GROUPS = (0, 16, 32, 64, 128)
+FLOATS = ("float32", "float16", "bfloat16")
+LEAVES = (
+    "codes",
+    "high_bits",
+    "scales",
+    "zeros",
+    "minimums",
+    "super_scales",
+    "super_minimums",
+    "group_of",
+)
+SCALES = (*FLOATS, "int8", "uint8", "e8m0")
+OFFSETS = ("none", "zeros", "minimums")
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a weight `[out, in]` is held, as arrays that `leaf_shapes` names. A value of it is one of
+
+        scale * (code - zero)           with `zeros`, or with the constant of ZERO
+        scale * code - minimum          with `minimums`
+        scale * code                    of fp8 and fp4
+
+    in f32, and is rounded once: to the type of the activations. A scale is what is stored, or with a `super_group` the
+    stored integer times a scale of the super group; minimums are made as scales are.
+
+    Raises:
+        ConfigError: there is no such form.
+    """
+
+    code: str  # int8, int6, int5, int4; fp8 is float8_e4m3fn, fp4 is float4_e2m1fn
+    group: int  # input features that share a scale; 0: all of them
+    rows: int = 1  # output features that share a scale; 0: all of them
+    scale: str = "float32"  # the type of scales; e8m0: a power of two
+    offset: str = "none"
+    super_group: int = 0  # input features that share a scale of scales, which is a float16; 0: there is none
+    has_order: bool = False  # whether features are in groups in an order of their own
+
+    def __post_init__(self) -> None:
+        is_integer, has_super = self.code in ZERO, self.super_group > 0
+        possible = (
+            self.code in PLANES
+            and self.scale in SCALES
+            and self.offset in OFFSETS
+            and self.group >= 0
+            and (is_integer or self.offset == "none")
+            and (is_integer or not self.has_order)
+            and (self.rows == 1 or (self.code == "fp8" and self.rows >= 0))
+            and (self.group in GROUPS or self.code == "fp8")
+            and (self.scale == "e8m0") == (self.code == "fp4")
+            and (self.scale in ("int8", "uint8")) == has_super
+            and (not has_super or (self.group > 0 and self.super_group % self.group == 0))
+        )
+        if not possible:
+            raise ConfigError(f"weights cannot be held as {self}")
+
+    def num_groups(self, num_in: int) -> int:
+        return -(-num_in // self.group) if self.group else 1
+
+    def num_row_groups(self, num_out: int) -> int:
+        return -(-num_out // self.rows) if self.rows else 1
+
+
+def leaf_shapes(packing: Packing, num_out: int, num_in: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The shape and type of each array that holds a weight `[num_out, num_in]`. The first one of both is `codes`.
+
+    Codes of less than a byte lie beside their neighbours in the input, the first one in the low bits.
+
+    Raises:
+        ConfigError: the input cannot be divided into whole bytes and groups.
+    """
+    _check_divides(packing, num_in)
+    scales = (packing.num_row_groups(num_out), packing.num_groups(num_in))
+    held = {"e8m0": "uint8"}.get(packing.scale, packing.scale)
+    codes = {"int8": "int8", "fp8": "float8_e4m3fn"}.get(packing.code, "uint8")
+    leaves: dict[str, tuple[tuple[int, ...], str]] = {}
+    for name, bits in zip(("codes", "high_bits"), PLANES[packing.code], strict=False):
+        leaves[name] = ((num_out, num_in * bits // 8), codes)
+    leaves["scales"] = (scales, held)
+    if packing.offset == "zeros":
+        leaves["zeros"] = (scales, "int8" if packing.code == "int8" else "uint8")
+    if packing.offset == "minimums":
+        leaves["minimums"] = (scales, held)
+    if packing.super_group:
+        above = ((num_out, num_in // packing.super_group), "float16")
+        leaves["super_scales"] = above
+        if packing.offset == "minimums":
+            leaves["super_minimums"] = above
+    if packing.has_order:
+        leaves["group_of"] = ((num_in,), "int32")
+    return leaves
+
+
+def _check_divides(packing: Packing, num_in: int) -> None:
+    per_byte = 8 // min(PLANES[packing.code])
+    groups = [packing.super_group, per_byte, 1 if packing.code == "fp8" else packing.group]  # fp8: a last block is cut
+    for size in groups:
+        if size and num_in % size:
+            raise ConfigError(
+                f"{num_in} input features are not a multiple of {size}, as weights in {packing.code} need"
+            )

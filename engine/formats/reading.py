@@ -1,0 +1,48 @@
+"""Which format a checkpoint is in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from penstock.engine.errors import ConfigError, shown
+from penstock.engine.formats.awq import Awq
+from penstock.engine.formats.compressed_tensors import CompressedTensors
+from penstock.engine.formats.fields import unsupported
+from penstock.engine.formats.fp8 import Fp8
+from penstock.engine.formats.gptq import Gptq
+from penstock.engine.formats.leaf import Format
+from penstock.engine.formats.mxfp4 import Mxfp4
+
+
+class _Read(Protocol):
+    def __call__(self, fields: Mapping[str, Any]) -> Format: ...
+
+
+FORMATS: Mapping[str, _Read] = MappingProxyType(
+    {
+        "fp8": Fp8.read,
+        "compressed-tensors": CompressedTensors.read,
+        "awq": Awq.read,
+        "gptq": Gptq.read,
+        "mxfp4": Mxfp4.read,
+    }
+)
+
+
+def read_format(fields: Mapping[str, Any]) -> Format | None:
+    """What the `quantization_config` of a config.json describes; None: it has none.
+
+    Raises:
+        ConfigError: it is not supported, or is malformed.
+    """
+    described = fields.get("quantization_config") or fields.get("compression_config")
+    if not described:
+        return None
+    if not isinstance(described, Mapping):
+        raise ConfigError(f"config.json: quantization_config is no object: {shown(described)}")
+    method = described.get("quant_method")
+    if not isinstance(method, str) or method not in FORMATS:
+        raise unsupported("quant_method", method, f"expected one of {', '.join(FORMATS)}")
+    return FORMATS[method](described)

@@ -1,0 +1,276 @@
+"""Quantized weights of a checkpoint: which there are, how they are held, and what their arrays are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from operator import add, sub
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from penstock.engine.errors import ConfigError
+from penstock.engine.formats.leaf import Format, Index, Leaf
+from penstock.engine.formats.own import Own
+from penstock.engine.formats.packing import LEAVES, PLANES, Packing, leaf_shapes
+from penstock.engine.formats.reading import read_format
+from penstock.engine.loading.rows import before_copying
+from penstock.engine.models import BlockConfig, Family, ModelConfig, ParamPath
+from penstock.engine.models.block import Block
+from penstock.engine.models.config import ExpertsConfig, Packed
+
+UNQUANTIZED = frozenset({"router", "shared_gate", "head"})  # small, or what rounding costs most: by setting, never
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSource:
+    """Where an array of a packed weight comes from: a Leaf of one module, or of each of its first axes' places."""
+
+    path: ParamPath
+    shape: tuple[int, ...]  # without padding
+    dtype: jnp.dtype
+    packing: Packing
+    num_in: int
+    leaf: Leaf
+    modules: tuple[str, ...]
+    num_spread: int  # first axes that are spread over modules
+    whole: tuple[int, ...]  # the shape of what a module's tensor holds, each KV head once
+    copies: int = 1  # times that each KV head is repeated
+    head_dim: int = 1
+    first_row: int = 0  # in a fused tensor
+    step: int = 1  # between its rows there
+    padding: tuple[int, ...] = ()  # how many zeros stand behind it along each axis, in no file; (): none
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        return tuple(map(add, self.shape, self.padding)) if self.padding else self.shape
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"{module}{self.leaf.tensor}" for module in self.modules)
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        return (*self._lead, *self.leaf.stored_shape)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return self.leaf.kinds
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        lead = self._lead
+        return shape[: len(lead)] == lead and self.leaf.accepts(shape[len(lead) :])
+
+    def num_bytes(self, stored: object) -> int:
+        """As it is held: several of these may be parts of one tensor."""
+        del stored
+        return math.prod(self.shape) * int(jnp.dtype(self.dtype).itemsize)
+
+    def read(self, tensor: Callable[[Index], np.ndarray], index: Index) -> np.ndarray:
+        """What `index`, without the axes that are spread, selects; `tensor` gives some of the one that is stored."""
+        shape = self.shape[self.num_spread :]
+        sizes = [len(range(*part.indices(size))) for part, size in zip(index, shape, strict=True)]
+        if 0 in sizes:  # the share of a device that has padding alone
+            return np.empty(sizes, self.dtype)
+        index, cut = self._before_copying(index)
+        index = self._in_fused(index)
+        array = self.leaf.read(tensor, self.whole, index)
+        if self.step > 1:
+            array = array[..., :: self.step, :]
+        if self.copies > 1:
+            heads = array.reshape(-1, self.head_dim, array.shape[-1])
+            array = np.repeat(heads, self.copies, axis=0).reshape(-1, array.shape[-1])[cut]
+        return array.astype(self.dtype, copy=False)
+
+    @property
+    def _lead(self) -> tuple[int, ...]:
+        """Axes that stored tensors have before those of a weight: that of experts in one tensor."""
+        return self.whole[: len(self.whole) - self._num_dims]
+
+    @property
+    def _num_dims(self) -> int:
+        return 1 if self.path[-1] == "group_of" else 2
+
+    def _before_copying(self, index: Index) -> tuple[Index, slice]:
+        if self.copies == 1:
+            return index, slice(None)
+        rows, cut = before_copying(index[-2], self.shape[-2], self.copies, self.head_dim)
+        return (*index[:-2], rows, index[-1]), cut
+
+    def _in_fused(self, index: Index) -> Index:
+        if self.whole == self.shape[self.num_spread :] or self._num_dims == 1:
+            return index
+        start, stop, _ = index[-2].indices(self.shape[-2] // self.copies)
+        first, step = self.first_row, self.step
+        return (*index[:-2], slice(first + start * step, first + (stop - 1) * step + 1), index[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeights:
+    """The quantized weights of a checkpoint: what its files hold for them."""
+
+    form: Format
+    family: Family  # as stored
+    stored: Mapping[str, Any]  # headers
+    left: frozenset[str] = frozenset()  # matmuls that are not quantized, by the last part of their paths
+
+    @property
+    def is_own(self) -> bool:
+        """Whether weights are quantized here, from a checkpoint that is not."""
+        return isinstance(self.form, Own)
+
+    def of(self, config: ModelConfig) -> ModelConfig:
+        """`config` with the packings of its matmuls.
+
+        Raises:
+            CheckpointError: a weight is stored in a way that its format does not have.
+            ConfigError: a weight cannot be divided into groups.
+        """
+        blocks = tuple(
+            replace(block, packed=self._packed(("blocks", layer), _kernels_of(block, config.hidden_size)))
+            for layer, block in enumerate(config.blocks)
+        )
+        head = () if config.tie_word_embeddings else ((("head",), (config.hidden_size, config.vocab_size)),)
+        return replace(config, blocks=blocks, packed=self._packed((), head))
+
+    def module(self, path: ParamPath) -> str:
+        """The checkpoint's name of the module at `path`."""
+        return self.family.tensor_name((*path, "kernel")).removesuffix(".weight")
+
+    def source(
+        self, path: ParamPath, layers: Sequence[ParamPath], params: Mapping[ParamPath, Any], config: ModelConfig
+    ) -> PackedSource:
+        """Of the array at `path`, which is that of all of `layers`, or of itself alone.
+
+        Raises:
+            ConfigError: it is some rows of a stored weight, and scales are of others too.
+        """
+        packing, param, leaf = _packing_of(layers[0], config), params[path], str(path[-1])
+        padding = _padding(layers[0], param, config)
+        shape = tuple(map(sub, param.shape, padding))
+        modules = [self.module(layer[:-1]) for layer in layers]
+        is_per_expert = "{}" in modules[0]
+        num_spread = (layers[0] is not path) + is_per_expert
+        if is_per_expert:
+            modules = [name.format(expert) for name in modules for expert in range(shape[num_spread - 1])]
+        kernel = (*path[:-1], "kernel")
+        parts = [(*part[:-1], "codes") for part in self.family.fused_with(kernel)]
+        sizes = [_num_out(params[part].shape, part, config) for part in parts]
+        place = parts.index((*path[:-1], "codes"))
+        step = len(parts) if self.family.is_interleaved(kernel) else 1
+        first = place if step > 1 else sum(sizes[:place])
+        num_in = params[(*path[:-1], "codes")].shape[-1] * 8 // PLANES[packing.code][0]
+        rows = packing.rows if leaf == "scales" else 1
+        if rows > 1 and (step > 1 or any(size % rows for size in sizes[:-1])):
+            raise ConfigError(
+                f"{modules[0]}: a block of {rows} rows has a scale that is not of one of {sizes} rows alone"
+            )
+        one, _ = leaf_shapes(packing, sum(sizes), num_in)[leaf]
+        found = self.form.leaves(modules[0], self.stored, packing, sum(sizes), num_in)[leaf]
+        return PackedSource(
+            path=path,
+            shape=shape,
+            dtype=param.dtype,
+            packing=packing,
+            num_in=num_in,
+            leaf=found.transposed() if self.is_own and self.family.is_plain(kernel) else found,
+            modules=tuple(modules),
+            num_spread=num_spread,
+            whole=(*shape[num_spread : len(shape) - len(one)], *one),
+            copies=_copies(path, config) if len(one) == 2 and rows == 1 and packing.rows else 1,
+            head_dim=config.head_dim,
+            first_row=first // rows if rows else 0,
+            step=step,
+            padding=padding if any(padding) else (),
+        )
+
+    def known(self, source: PackedSource) -> Iterator[tuple[str, Leaf]]:
+        """Tensors of the modules of `source`, which is one of codes, that must hold what is known already."""
+        num_out, num_in = source.whole[-2], source.num_in
+        for module in source.modules:
+            for leaf in self.form.checks(source.packing, num_out, num_in):
+                name = f"{module}{leaf.tensor}"
+                if name in self.stored:
+                    yield name, leaf
+
+    def passed_over(self, source: PackedSource) -> set[str]:
+        return {f"{module}{suffix}" for module in source.modules for suffix in self.form.passed_over}
+
+    def _packed(self, at: ParamPath, kernels: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]) -> Packed:
+        found = []
+        for path, shape in kernels:
+            if path[-1] in self.left:
+                continue
+            module = self.module((*at, *path)).format(0)
+            packing = self.form.packing(module, self.stored)
+            if packing is not None:
+                _check_fits(module, packing, shape)
+                found.append((path, packing))
+        return tuple(found)
+
+
+def packed_weights(fields: Mapping[str, Any], family: Family, stored: Mapping[str, Any], weights: str) -> PackedWeights:
+    """What `config.json` says of the quantization of the weights `stored`, or the setting `weights` where it says none.
+
+    Raises:
+        ConfigError: it is not supported, or both say something.
+    """
+    form, family = read_format(fields), family.as_stored(stored.keys())
+    if form is None:
+        return PackedWeights(Own(None if weights == "auto" else weights), family, stored, UNQUANTIZED)
+    if weights != "auto":
+        raise ConfigError(f"weights = {weights} is for checkpoints that are not quantized, and this one is: set auto")
+    return PackedWeights(form, family, stored)
+
+
+def is_packed(path: ParamPath) -> bool:
+    return path[-1] in LEAVES
+
+
+def _packing_of(path: ParamPath, config: ModelConfig) -> Packing:
+    if path[0] != "blocks":
+        return dict(config.packed)[tuple(map(str, path[:-1]))]
+    return dict(config.blocks[int(path[1])].packed)[tuple(map(str, path[2:-1]))]
+
+
+def _num_out(codes: tuple[int, ...], path: ParamPath, config: ModelConfig) -> int:
+    """As it is stored."""
+    return config.vocab_size if path == ("head", "codes") else codes[-2] // _copies(path, config)
+
+
+def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...]:
+    """Along each axis, of an array of the layer that `path` names."""
+    zeros = [0] * len(param.shape)
+    if path[0] == "head" and path[-1] != "group_of":
+        packing = _packing_of(path, config)
+        stored = packing.num_row_groups(config.vocab_size) if path[-1] == "scales" else config.vocab_size
+        zeros[-2] = param.shape[-2] - stored
+    mlp = config.blocks[int(path[1])].mlp if path[0] == "blocks" else None
+    if isinstance(mlp, ExpertsConfig) and path[2:4] == ("mlp", "experts"):
+        zeros[-2 if path[-1] == "group_of" else -3] = mlp.num_padding
+    return tuple(zeros)
+
+
+def _copies(path: ParamPath, config: ModelConfig) -> int:
+    is_kv = path[0] == "blocks" and path[2:-1] in (("attention", "k"), ("attention", "v"))
+    return config.blocks[0].attention.kv_copies if is_kv else 1
+
+
+def _check_fits(module: str, packing: Packing, shape: tuple[int, ...]) -> None:
+    try:
+        leaf_shapes(packing, shape[-1], shape[-2])
+    except ConfigError as error:
+        raise ConfigError(f"{module}: {error}") from None
+
+
+@cache
+def _kernels_of(block: BlockConfig, hidden_size: int) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]:
+    """The matmuls of a layer, by where they are, and their shapes: `[in, out]`, of experts with an axis before that."""
+    dtype = jnp.dtype(jnp.bfloat16)
+    state = nnx.state(nnx.eval_shape(lambda: Block(block, hidden_size, dtype=dtype, rngs=nnx.Rngs(0))))
+    flat: Any = nnx.to_flat_state(state)
+    return tuple((path[:-1], tuple(leaf.shape)) for path, leaf in flat if path[-1] == "kernel")

@@ -1,0 +1,160 @@
+"""Matmuls with weights that stay packed: they are unpacked where they are used, in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from penstock.engine.formats.packing import PLANES, ZERO, Packing, leaf_shapes
+from penstock.engine.models.config import Packed
+from penstock.engine.models.experts import GroupedLinear
+from penstock.engine.models.layers import Linear
+
+F32 = jnp.float32
+
+
+def quantize_modules(model: nnx.Module, packed: Packed, dtype: jnp.dtype) -> None:
+    """Puts matmuls with packed weights, which hold nothing yet, into the places of those that `packed` names."""
+    for path, packing in packed:
+        holder: Any = model
+        for name in path[:-1]:
+            holder = getattr(holder, name)
+        setattr(holder, path[-1], _quantized(getattr(holder, path[-1]), packing, dtype))
+
+
+def _quantized(linear: Linear | GroupedLinear, packing: Packing, dtype: jnp.dtype) -> Linear | GroupedLinear:
+    if isinstance(linear, GroupedLinear):
+        num_experts, num_in, num_out = linear.kernel.shape
+        return QuantizedGroupedLinear(num_experts, num_in, num_out, packing, bias=linear.bias is not None, dtype=dtype)
+    num_in, num_out = linear.kernel.shape
+    return QuantizedLinear(num_in, num_out, packing, bias=linear.bias is not None, dtype=dtype)
+
+
+class QuantizedLinear(Linear):
+    """`x @ weight.T + bias` like Linear; `weight`, `[out, in]`, is held as a Packing says.
+
+    A weight is rounded once, to the type of `x`; as in Linear, products are summed in f32.
+    """
+
+    def __init__(self, in_features: int, out_features: int, packing: Packing, *, bias: bool, dtype: jnp.dtype) -> None:
+        self.packing, self.shape = packing, (out_features, in_features)
+        _add_leaves(self, packing, self.shape)
+        self.bias = nnx.Param(jnp.zeros((out_features,), dtype)) if bias else None
+
+    def wide(self, x: jax.Array) -> jax.Array:
+        """In f32, as it was summed."""
+        weight = self.weight().astype(x.dtype)
+        y: jax.Array = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=F32)
+        return y if self.bias is None else y + self.bias[...].astype(F32)
+
+    def weight(self) -> jax.Array:
+        """In f32, `[out, in]`."""
+        return _weight(self, self.packing, self.shape)
+
+
+class QuantizedGroupedLinear(GroupedLinear):
+    """As GroupedLinear, of weights `[experts, out, in]` that are held as a Packing says."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        in_features: int,
+        out_features: int,
+        packing: Packing,
+        *,
+        bias: bool,
+        dtype: jnp.dtype,
+    ) -> None:
+        self.packing, self.shape = packing, (out_features, in_features)
+        _add_leaves(self, packing, self.shape, num_experts)
+        self.bias = nnx.Param(jnp.zeros((num_experts, out_features), dtype)) if bias else None
+
+    def kernels(self, dtype: jnp.dtype) -> jax.Array:
+        """`[experts, in, out]`, unpacked in f32."""
+        return _weight(self, self.packing, self.shape).astype(dtype).swapaxes(1, 2)
+
+
+def _add_leaves(module: nnx.Module, packing: Packing, shape: tuple[int, int], *leading: int) -> None:
+    for name, (of_one, kind) in leaf_shapes(packing, *shape).items():
+        setattr(module, name, nnx.Param(jnp.zeros((*leading, *of_one), kind)))
+
+
+def _weight(module: nnx.Module, packing: Packing, shape: tuple[int, int]) -> jax.Array:
+    return unpacked(packing, {name: getattr(module, name)[...] for name in leaf_shapes(packing, *shape)})
+
+
+def unpacked(packing: Packing, leaves: Mapping[str, jax.Array]) -> jax.Array:
+    """The weight `[..., out, in]` in f32 that `leaves` hold, named as by `leaf_shapes`; leading axes are kept."""
+    codes = _codes(packing, leaves)
+    scales, minimums = _scales(packing, leaves, "scales"), None
+    if packing.offset == "minimums":
+        minimums = _scales(packing, leaves, "minimums")
+    if packing.offset == "zeros":
+        codes = codes - _spread(packing, leaves["zeros"].astype(F32), codes.shape, leaves)
+    values = codes * _spread(packing, scales, codes.shape, leaves)
+    return values if minimums is None else values - _spread(packing, minimums, codes.shape, leaves)
+
+
+def _codes(packing: Packing, leaves: Mapping[str, jax.Array]) -> jax.Array:
+    """f32 `[..., out, in]`. What is constant has been subtracted."""
+    if packing.code in ("int8", "fp8"):
+        return leaves["codes"].astype(F32)
+    low, *high = (
+        _bits(leaves[name], bits) for name, bits in zip(("codes", "high_bits"), PLANES[packing.code], strict=False)
+    )
+    if packing.code == "fp4":
+        return _fp4(low)
+    codes = low | high[0] << 4 if high else low
+    zero = ZERO[packing.code] if packing.offset == "none" else 0
+    as_f32: jax.Array = codes.astype(F32)
+    return as_f32 - zero if zero else as_f32
+
+
+def _bits(packed: jax.Array, bits: int) -> jax.Array:
+    """u8 `[..., n]` to codes `[..., n * 8 / bits]`."""
+    shifts = jnp.arange(0, 8, bits, dtype=jnp.uint8)
+    codes: jax.Array = (packed[..., None] >> shifts) & jnp.uint8(2**bits - 1)
+    return codes.reshape(*packed.shape[:-1], -1)
+
+
+def _fp4(codes: jax.Array) -> jax.Array:
+    """A sign and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6 (OCP Microscaling Formats 1.0, E2M1)."""
+    size = codes & 7
+    doubled = jnp.where(size < 4, size, jnp.where(size < 6, 2 * size - 4, 4 * size - 16)).astype(F32)
+    return jnp.where(codes >= 8, -0.5, 0.5) * doubled
+
+
+def _scales(packing: Packing, leaves: Mapping[str, jax.Array], name: str) -> jax.Array:
+    """f32 `[..., out groups, in groups]`."""
+    scales = leaves[name]
+    if packing.scale == "e8m0":
+        return _powers_of_two(scales)
+    if not packing.super_group:
+        return scales.astype(F32)
+    above = leaves[f"super_{name}"].astype(F32)
+    return scales.astype(F32) * jnp.repeat(above, packing.super_group // packing.group, axis=-1)
+
+
+def _powers_of_two(exponents: jax.Array) -> jax.Array:
+    """`2 ** (exponent - 127)`, exact: the bits of an f32, whose least is below the normal ones."""
+    bits = jnp.where(exponents == 0, 1 << 22, exponents.astype(jnp.uint32) << 23)
+    return jax.lax.bitcast_convert_type(bits.astype(jnp.uint32), F32)
+
+
+def _spread(packing: Packing, groups: jax.Array, shape: tuple[int, ...], leaves: Mapping[str, jax.Array]) -> jax.Array:
+    """What `[..., out groups, in groups]` says of each weight of `shape`, or what broadcasts to that."""
+    num_out, num_in = shape[-2:]
+    if packing.rows > 1:
+        groups = jnp.repeat(groups, packing.rows, axis=-2)[..., :num_out, :]
+    if packing.has_order:
+        return jnp.take_along_axis(groups, _order(leaves["group_of"], groups.ndim), axis=-1)
+    return jnp.repeat(groups, packing.group, axis=-1)[..., :num_in] if packing.group else groups
+
+
+def _order(group_of: jax.Array, num_dims: int) -> jax.Array:
+    """i32 `[..., in]`, each weight of an expert or layer in an order of its own, as `[..., 1, in]`."""
+    return jnp.expand_dims(group_of, -2) if group_of.ndim > 1 else group_of.reshape((1,) * (num_dims - 1) + (-1,))

@@ -1,0 +1,30 @@
+"""An answer that a client has seen a part of, and wants the rest of. Nothing is generated for it again."""
+
+from __future__ import annotations
+
+from penstock.gateway.context import Gateway
+from penstock.gateway.errors import ApiError
+from penstock.gateway.http.events import Place, entry_of
+from penstock.gateway.http.resuming import NO_ENTRY, PLACE_HEADER, Entry, check_written
+from penstock.producer import keys
+
+
+async def check_can_go_on(gateway: Gateway, queue: str, request_id: str, place: Place) -> None:
+    """Passes if a request was sent, and its answer reaches as far as `place`.
+
+    Raises:
+        ApiError: nobody has sent it, or what there is of it has no such event (400).
+        ReplyGone: it ended and expired.
+        ConnectionLost, ServerRefused: Redis is away or says no.
+    """
+    if await gateway.client.handle(request_id, queue=queue).state() == "unknown":
+        message = f"{PLACE_HEADER}: there is no answer to go on with; without this header the request begins a new one"
+        raise ApiError(400, message, param=PLACE_HEADER, code="invalid_event_id")
+    check_written(place, await newest_entry(gateway, queue, request_id))
+
+
+async def newest_entry(gateway: Gateway, queue: str, request_id: str) -> Entry:
+    """The last one that the answer has by now."""
+    key = keys.reply(queue, request_id)
+    entries = await gateway.store.execute("XREVRANGE", key, "+", "-", "COUNT", 1)
+    return entry_of(entries[0][0].decode()) if entries else NO_ENTRY

@@ -1,0 +1,87 @@
+"""Whether the event that a client goes on behind is one of the answer's. Until that is known it gets no status."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from penstock.gateway.errors import ApiError
+from penstock.gateway.http.events import Place
+
+Entry: TypeAlias = tuple[float, float]
+"""An entry's id, as numbers that compare as entries follow each other."""
+
+NO_ENTRY: Entry = (0, 0)
+AFTER_ALL: Entry = (math.inf, math.inf)
+
+PLACE_HEADER = "Last-Event-ID"
+
+
+class Sought(Protocol):
+    """The last event that a client has, which is looked for as the answer's entries come."""
+
+    def is_reached(self, entry: Entry, num_events: int) -> bool:
+        """Whether it is among the events so far, the last of which are the `num_events` of `entry`.
+
+        Raises:
+            ApiError: it will not come any more (400).
+        """
+
+
+class SoughtPlace:
+    """One that is known by its id, `place`."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def is_reached(self, entry: Entry, num_events: int) -> bool:
+        if entry < self._place[:2]:
+            return False
+        if entry > self._place[:2] or num_events <= self._place[2]:
+            raise _no_such_place(self._place)
+        return True
+
+
+class SoughtNumber:
+    """One that is known by its number.
+
+    Args:
+        number: the event's.
+        param: the field that said so.
+        num_given: how many events there were so far.
+        newest: the last entry of the answer when the client came back.
+    """
+
+    def __init__(self, number: int, param: str, num_given: Callable[[], int], newest: Entry) -> None:
+        self._number = number
+        self._param = param
+        self._num_given = num_given
+        self._newest = newest
+
+    def is_reached(self, entry: Entry, num_events: int) -> bool:
+        if self._number < self._num_given():
+            return True
+        if entry >= self._newest:
+            raise _no_such_event(self._param, str(self._number))
+        return False
+
+
+def check_written(place: Place, newest: Entry) -> None:
+    """Passes if an answer whose last entry is `newest` reaches as far as `place`.
+
+    Raises:
+        ApiError: it does not (400).
+    """
+    if place[:2] > newest:
+        raise _no_such_place(place)
+
+
+def _no_such_place(place: Place) -> ApiError:
+    epoch, number, nth = place
+    return _no_such_event(PLACE_HEADER, f"{epoch}-{number}.{nth}"[:80])
+
+
+def _no_such_event(param: str, event: str) -> ApiError:
+    message = f"{param}: {event!r} is no event of this answer"
+    return ApiError(400, message, param=param, code="invalid_event_id")

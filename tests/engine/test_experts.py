@@ -1,0 +1,99 @@
+"""The mixture of experts against its plainest form: each token through each of its experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from penstock.engine.models import ExpertsConfig
+from penstock.engine.models.experts import Experts, GroupedMLP, route
+
+HIDDEN = 16
+
+
+def experts(**fields: Any) -> Experts:
+    config = ExpertsConfig(**{"num_experts": 6, "num_chosen": 2, "intermediate_size": 10, **fields})
+    mixture = Experts(config, HIDDEN, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
+    for _, param in nnx.to_flat_state(nnx.state(mixture)):
+        param[...] = param[...] * 20
+    return mixture
+
+
+def tokens(num_tokens: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(3), (num_tokens, HIDDEN))
+
+
+def one_by_one(mixture: Experts, x: jax.Array) -> np.ndarray:
+    chosen, weights = route(mixture.router.wide(x), None, mixture.config)
+    linears = (mixture.experts.gate, mixture.experts.up, mixture.experts.down)
+    gate, up, down = (np.asarray(linear.kernel[...]) for linear in linears)
+    result = np.zeros(x.shape, np.float32)
+    for row, token in enumerate(np.asarray(x)):
+        for expert, weight in zip(np.asarray(chosen[row]), np.asarray(weights[row]), strict=True):
+            inner = jax.nn.silu(token @ gate[expert]) * (token @ up[expert])
+            result[row] += weight * np.asarray(inner @ down[expert])
+    return result
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_chosen": 1}, {"num_chosen": 6, "normalized": True}, {"scale": 2.5}])
+@pytest.mark.parametrize("num_tokens", [1, 7, 40])
+def test_each_token_is_the_weighted_sum_of_its_experts(num_tokens: int, fields: dict[str, Any]) -> None:
+    mixture, x = experts(**fields), tokens(num_tokens)
+    np.testing.assert_allclose(mixture(x), one_by_one(mixture, x), atol=1e-4, rtol=1e-4)
+
+
+def test_padding_goes_to_no_expert_and_moves_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixture, x = experts(), tokens(9)
+    alone = mixture(x[:4])
+    sizes, compute = [], GroupedMLP.__call__
+
+    def recording(experts: GroupedMLP, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        sizes.append(int(group_sizes.sum()))
+        return compute(experts, rows, group_sizes)
+
+    monkeypatch.setattr(GroupedMLP, "__call__", recording)
+    padded = mixture(x.at[6].set(jnp.nan), jnp.arange(9) < 4)
+    np.testing.assert_array_equal(padded[:4], alone)
+    assert not padded[4:].any()
+    assert sizes == [4 * mixture.config.num_chosen]
+
+
+def test_a_nan_stays_in_its_token() -> None:
+    mixture, x = experts(), tokens(5)
+    spoilt = mixture(x.at[2].set(jnp.nan))
+    assert jnp.isnan(spoilt[2]).all()
+    np.testing.assert_array_equal(spoilt[:2], mixture(x)[:2])
+
+
+def test_of_equal_scores_the_lower_number_wins() -> None:
+    config = ExpertsConfig(num_experts=5, num_chosen=2, intermediate_size=1)
+    chosen, weights = route(jnp.asarray([[1.0, 2.0, 2.0, 2.0, 0.0], [0.0] * 5]), None, config)
+    assert chosen.tolist() == [[1, 2], [0, 1]]
+    np.testing.assert_allclose(weights[1], [0.2, 0.2], rtol=1e-6)
+
+
+def test_a_correction_chooses_and_does_not_weigh() -> None:
+    config = ExpertsConfig(num_experts=3, num_chosen=1, intermediate_size=1, scores="sigmoid", has_correction=True)
+    chosen, weights = route(jnp.asarray([[1.0, 0.0, -1.0]]), jnp.asarray([0.0, 0.0, 1.0]), config)
+    assert chosen.tolist() == [[2]]
+    np.testing.assert_allclose(weights, [[1 / (1 + np.e)]], rtol=1e-6)
+
+
+def test_only_experts_of_the_best_groups_are_chosen() -> None:
+    config = ExpertsConfig(
+        num_experts=6, num_chosen=2, intermediate_size=1, scores="sigmoid", num_groups=3, groups_chosen=1
+    )
+    # The best expert of all is in a group whose best two are less than those of the last.
+    chosen, _ = route(jnp.asarray([[9.0, -9.0, 0.0, 0.0, 1.0, 2.0]]), None, config)
+    assert chosen.tolist() == [[5, 4]]
+
+
+def test_router_weights_that_underflow_give_zeros() -> None:
+    config = ExpertsConfig(num_experts=3, num_chosen=2, intermediate_size=1, scores="sigmoid", normalized=True)
+    _, weights = route(jnp.full((1, 3), -500.0), None, config)
+    assert weights.tolist() == [[0.0, 0.0]]

@@ -1,0 +1,77 @@
+"""Quantized models over several devices: the same tokens, and no more communication than unquantized ones have."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import EOS, VOCAB_SIZE
+from patience import WAIT_S
+from quantized_checkpoints import MXFP4_EXPERTS, write_quantized
+from quantized_weights import SCHEMES, Scheme
+from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
+
+from penstock.engine.errors import ConfigError
+from penstock.engine.formats.packing import Packing
+from penstock.engine.planning import preset
+from penstock.engine.sharding import split_model
+
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCAB_SIZE, "eos_token_id": EOS}
+EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2}
+MODELS: dict[str, tuple[Scheme, str, int, dict[str, Any]]] = {
+    # two heads share a block of rows, and devices hold copies of them
+    "fp8": (SCHEMES["fp8 blocks"], "qwen3", 4, {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}),
+    # of four devices each has half of a group: scales stay whole
+    "gptq": (SCHEMES["gptq in order"], "llama", 4, {"hidden_size": 256, "intermediate_size": 384}),
+    "mxfp4": (
+        MXFP4_EXPERTS,
+        "gpt_oss",
+        2,
+        {"hidden_size": 64, "intermediate_size": 128, **EXPERTS},
+    ),
+}
+
+
+def in_process(directory: Path, devices: int) -> dict[str, Any]:
+    here = Path(__file__).parent
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": f"{here.parent.parent}{os.pathsep}{here}",
+    }
+    command = [sys.executable, str(here / "tensor_parallel_process.py"), f"{directory}:1,{devices}"]
+    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S)
+    assert outcome.returncode == 0, outcome.stderr[-3000:]
+    found: dict[str, Any] = json.loads(outcome.stdout)
+    return found
+
+
+@pytest.mark.parametrize("model", ["fp8", pytest.param("gptq", marks=pytest.mark.slow), "mxfp4"])
+def test_several_devices_give_the_tokens_of_one(tmp_path: Path, model: str) -> None:
+    scheme, family, devices, geometry = MODELS[model]
+    quantized, _ = write_quantized(tmp_path, scheme, family, bos_token_id=None, **HEADS, **geometry)
+    byte_level(chat_template=CHAT_TEMPLATE).save_pretrained(quantized)
+    runs = in_process(quantized, devices)
+    alone, together = runs["1"], runs[str(devices)]
+    assert together["tokens"] == alone["tokens"]
+    if model != "gptq":  # whose scales are gathered where a feature is of a group that another device has
+        assert together["other_collectives"] == alone["other_collectives"] == 0
+    assert max(together["weight_shares"]) == devices
+
+
+def test_devices_that_would_cut_the_groups_of_experts_are_refused() -> None:
+    model = preset("Qwen3-30B-A3B", "bfloat16")
+    assert model is not None
+    packed = ((("mlp", "experts", "down"), Packing("int4", 128, offset="zeros")),)
+    quantized = replace(model, blocks=tuple(replace(block, packed=packed) for block in model.blocks))
+    assert split_model(quantized, 2).blocks[0].packed == packed
+    assert split_model(quantized, 1, 4).blocks[0].packed == packed
+    with pytest.raises(ConfigError, match="tensor_parallel = 4 cuts groups of the quantized experts: 192 features"):
+        split_model(quantized, 4)
