@@ -159,7 +159,6 @@ def test_the_architecture_tells_the_family_where_model_type_is_absent() -> None:
         ("gemma3", {"text_config": {"model_type": "llama"}}, "model_type = 'llama'"),
         ("gemma3", {"text_config": {"hidden_size": 0}}, "hidden_size.*0"),
         ("mistral3", {"text_config": {"model_type": "mistral4"}}, "model_type = 'mistral4' in text_config"),
-        ("gemma3", {"text_config": {}, "quantization_config": {"quant_method": "awq"}}, "quantization_config.*awq"),
         ("gemma3", {"text_config": {"final_logit_softcapping": 2.0}}, "final_logit_softcapping = 2.0"),
         ("olmo2", {"sliding_window": 5, "layer_types": ["sliding_attention"] * 3}, "layer_types"),
         ("olmo3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "table for full_attention"),

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from devices import run_on_devices
 from engines import EOS, VOCAB_SIZE
-from patience import WAIT_S
 from quantized_checkpoints import MXFP4_EXPERTS, write_quantized
 from quantized_weights import SCHEMES, Scheme
 from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
@@ -38,27 +34,12 @@ MODELS: dict[str, tuple[Scheme, str, int, dict[str, Any]]] = {
 }
 
 
-def in_process(directory: Path, devices: int) -> dict[str, Any]:
-    here = Path(__file__).parent
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": f"{here.parent.parent}{os.pathsep}{here}",
-    }
-    command = [sys.executable, str(here / "tensor_parallel_process.py"), f"{directory}:1,{devices}"]
-    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S)
-    assert outcome.returncode == 0, outcome.stderr[-3000:]
-    found: dict[str, Any] = json.loads(outcome.stdout)
-    return found
-
-
 @pytest.mark.parametrize("model", ["fp8", pytest.param("gptq", marks=pytest.mark.slow), "mxfp4"])
 def test_several_devices_give_the_tokens_of_one(tmp_path: Path, model: str) -> None:
     scheme, family, devices, geometry = MODELS[model]
     quantized, _ = write_quantized(tmp_path, scheme, family, bos_token_id=None, **HEADS, **geometry)
     byte_level(chat_template=CHAT_TEMPLATE).save_pretrained(quantized)
-    runs = in_process(quantized, devices)
+    runs = run_on_devices(quantized, f"1,{devices}")
     alone, together = runs["1"], runs[str(devices)]
     assert together["tokens"] == alone["tokens"]
     if model != "gptq":  # whose scales are gathered where a feature is of a group that another device has
