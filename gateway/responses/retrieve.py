@@ -9,9 +9,8 @@ from starlette.responses import JSONResponse, Response
 
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
-from penstock.gateway.http.events import BEFORE_ALL, Place, place_of
 from penstock.gateway.http.paging import is_ascending, limit_of, number_of, page, start_of
-from penstock.gateway.http.resuming import PLACE_HEADER
+from penstock.gateway.http.resuming import sent_place
 from penstock.gateway.responses.reading import handle_of, resumed, snapshot, state_of
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse
 from penstock.producer import ReplyTimeout, RequestFailed, RequestRefused, keys
@@ -26,8 +25,9 @@ MAX_LISTED = 100
 async def retrieve_response(asked: Request) -> Response:
     response = await _stored(asked)
     if _flag(asked, "stream"):
+        after = number_of(asked, "starting_after", default=-1, smallest=0, largest=2**53)
         await state_of(asked, response)
-        return await resumed(asked, response, after=_starting_after(asked), place=_place(asked))
+        return await resumed(asked, response, after=after, place=sent_place(asked))
     return JSONResponse(await snapshot(asked, response))
 
 
@@ -77,18 +77,3 @@ def _flag(asked: Request, name: str) -> bool:
     if value not in ("true", "false", "1", "0"):
         raise ApiError(400, f"{name}: is true or false, not {value[:80]!r}", param=name, code="invalid_value")
     return value in ("true", "1")
-
-
-def _starting_after(asked: Request) -> int:
-    return number_of(asked, "starting_after", default=-1, smallest=0, largest=2**53)
-
-
-def _place(asked: Request) -> Place:
-    """As browsers go on, by the id of the last event that they saw."""
-    event_id = asked.headers.get(PLACE_HEADER)
-    if event_id is None:
-        return BEFORE_ALL
-    try:
-        return place_of(event_id)
-    except ValueError as error:
-        raise ApiError(400, f"{PLACE_HEADER}: {error}", param=PLACE_HEADER, code="invalid_event_id") from None
