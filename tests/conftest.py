@@ -27,8 +27,22 @@ hypothesis.settings.load_profile("penstock")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leave_out_servers(config, items)
     limit_times(config, items)
     trace_once(items)
+
+
+def leave_out_servers(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of tests that any server will do for, those on the first kind are kept."""
+    others = set(list(SERVERS)[1:])
+    left_out = [item for item in items if item.get_closest_marker("any_server") and others & set(parameters(item))]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def parameters(item: pytest.Item) -> list[object]:
+    callspec = getattr(item, "callspec", None)
+    return [] if callspec is None else [value for value in callspec.params.values() if isinstance(value, str)]
 
 
 def trace_once(items: list[pytest.Item]) -> None:

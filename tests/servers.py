@@ -6,15 +6,12 @@ import contextlib
 import socket
 import time
 
-import pytest
 from patience import WAIT_S
 from redis import Redis as BlockingRedis
 
 from penstock.worker.local.embedded import EmbeddedServer, find_servers
 
 SERVERS = find_servers()
-one_server = pytest.mark.parametrize("redis_server", list(SERVERS)[:1] or ["none"], indirect=True)
-"""For what costs seconds and does not depend on the kind of server; that each kind will do is tested elsewhere."""
 
 
 def cluster_arguments() -> tuple[str, ...]:

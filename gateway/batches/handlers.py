@@ -13,10 +13,10 @@ from penstock.gateway.batches.request import BatchBody, read_batch
 from penstock.gateway.batches.stored import ENDED, PREFIX, BatchStore, StoredBatch, restored
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
-from penstock.gateway.files.listing import behind, limit_of, page
 from penstock.gateway.files.stored import FileStore, StoredFile
 from penstock.gateway.generation.idempotency import key_of, request_id_of
 from penstock.gateway.http.body import read_json
+from penstock.gateway.http.paging import limit_of, page, start_of
 
 MAX_LISTED = 100
 
@@ -40,7 +40,8 @@ async def create_batch(asked: Request) -> Response:
 async def list_batches(asked: Request) -> Response:
     batches, owner = _batches(asked), caller_of(asked).owner
     limit = limit_of(asked, default=20, largest=MAX_LISTED)
-    ids = behind(asked, (await batches.listing.ids(owner))[::-1])
+    ids = (await batches.listing.ids(owner))[::-1]
+    ids = ids[start_of(asked, ids) :]
     found = [restored(record) for record in await batches.listing.read(owner, ids[:limit])]
     documents = [batch_document(batch, await batches.progress(batch.id)) for batch in found]
     return JSONResponse(page(documents, has_more=len(ids) > limit))

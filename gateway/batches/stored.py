@@ -15,6 +15,7 @@ from penstock.gateway.files.bodies import places_of
 from penstock.gateway.files.listing import Listing
 from penstock.gateway.files.stored import GRACE_S
 from penstock.gateway.files.stored import PREFIX as FILE_PREFIX
+from penstock.gateway.generation.idempotency import other_body
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.records import Record, Records
@@ -119,8 +120,7 @@ class BatchStore:
         document = {name: getattr(batch, name) for name in _KEPT}
         there = restored(await self._records.create(KIND, batch.id, document, ttl_s=batch.ttl_s))
         if {name: getattr(there, name) for name in _OF_CLIENT} != {name: getattr(batch, name) for name in _OF_CLIENT}:
-            message = "this Idempotency-Key was used before for a request with another body"
-            raise ApiError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
+            raise other_body()
         await self._store.execute(*lua.call(_BEGIN, [names.batch_progress(batch.id)], [batch.ttl_s]))
         return there
 

@@ -12,9 +12,9 @@ from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.files.bodies import UPLOADED, Upload
 from penstock.gateway.files.form import Form, read_form, seconds_of
-from penstock.gateway.files.listing import behind, is_ascending, limit_of, page
 from penstock.gateway.files.stored import GRACE_S, KIND, PREFIX, FileStore, StoredFile, restored
 from penstock.gateway.http.interruptions import interruption_of
+from penstock.gateway.http.paging import is_ascending, limit_of, page, start_of
 from penstock.gateway.settings import MAX_FILE_S, MIN_FILE_S
 from penstock.gateway.store.records import name_of
 
@@ -46,8 +46,8 @@ async def list_files(asked: Request) -> Response:
     purpose = asked.query_params.get("purpose")
     limit = limit_of(asked, default=MAX_LISTED, largest=MAX_LISTED)
     ids = await files.listing.ids(owner)
-    ids = list(behind(asked, ids if is_ascending(asked) else ids[::-1]))
-    found = map(restored, await files.listing.read(owner, ids))
+    ids = ids if is_ascending(asked) else ids[::-1]
+    found = map(restored, await files.listing.read(owner, ids[start_of(asked, ids) :]))
     documents = [file.document() for file in found if purpose in (None, file.purpose)]
     return JSONResponse(page(documents[:limit], has_more=len(documents) > limit))
 

@@ -1,13 +1,10 @@
-"""What an owner has of one kind, as lists of OpenAI's API show it: in pages."""
+"""What an owner has of one kind."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
-from starlette.requests import Request
-
-from penstock.gateway.errors import ApiError
 from penstock.gateway.settings import MAX_FILE_S
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
@@ -45,40 +42,3 @@ class Listing:
         if gone:
             await self.remove(owner, *gone)
         return [record for record in found if record is not None]
-
-
-def is_ascending(asked: Request) -> bool:
-    """`order`; the newest come first where it is left out."""
-    order = asked.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise ApiError(400, f"order: is asc or desc, not {order[:80]!r}", param="order", code="invalid_value")
-    return order == "asc"
-
-
-def limit_of(asked: Request, *, default: int, largest: int) -> int:
-    """`limit`."""
-    text = asked.query_params.get("limit", str(default))
-    if text.isascii() and text.isdigit() and len(text) < 20 and 1 <= int(text) <= largest:
-        return int(text)
-    message = f"limit: is a number from 1 to {largest}, not {text[:80]!r}"
-    raise ApiError(400, message, param="limit", code="invalid_value")
-
-
-def behind(asked: Request, ids: Sequence[str]) -> Sequence[str]:
-    """Those behind `after`."""
-    after = asked.query_params.get("after")
-    if after is None:
-        return ids
-    if after not in ids:
-        raise ApiError(404, f"after: {after[:200]!r} is not there", param="after", code="not_found")
-    return ids[ids.index(after) + 1 :]
-
-
-def page(documents: Sequence[dict[str, object]], *, has_more: bool) -> dict[str, object]:
-    return {
-        "object": "list",
-        "data": documents,
-        "first_id": documents[0]["id"] if documents else None,
-        "last_id": documents[-1]["id"] if documents else None,
-        "has_more": has_more,
-    }

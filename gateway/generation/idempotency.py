@@ -14,8 +14,8 @@ from starlette.requests import Request
 
 from penstock.gateway.context import caller_of
 from penstock.gateway.errors import ApiError
-from penstock.gateway.http.events import BEFORE_ALL, Place, place_of
-from penstock.gateway.http.resuming import PLACE_HEADER
+from penstock.gateway.http.events import Place
+from penstock.gateway.http.resuming import PLACE_HEADER, sent_place
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.producer import GenerateRequest
@@ -93,13 +93,7 @@ def place_asked_for(asked: Request, key: str | None) -> Place:
     Raises:
         ApiError: the header is no event's id, or there is no telling of which answer.
     """
-    event_id = asked.headers.get(PLACE_HEADER)
-    if event_id is None:
-        return BEFORE_ALL
-    if key is None:
+    if key is None and PLACE_HEADER in asked.headers:
         message = f"{PLACE_HEADER} needs the {KEY_HEADER} that the answer was asked for with"
         raise ApiError(400, message, param=PLACE_HEADER, code="missing_idempotency_key")
-    try:
-        return place_of(event_id)
-    except ValueError as error:
-        raise ApiError(400, f"{PLACE_HEADER}: {error}", param=PLACE_HEADER, code="invalid_event_id") from None
+    return sent_place(asked)

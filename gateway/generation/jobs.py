@@ -102,7 +102,7 @@ async def start(asked: Request, queue: str, request: GenerateRequest, *, num_req
     key = key_of(asked)
     after = place_asked_for(asked, key)
     if key is not None:
-        request = await _named(asked, queue, request, key, num_requests)
+        request = await _named(asked, queue, request, key, after, num_requests)
     request, meter = await admitted(asked, queue, request, shared_id=request.id)
     return _job(gateway, queue, request, meter, after)
 
@@ -117,9 +117,9 @@ async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[G
     """
     gateway, request = gateway_of(asked), _traced(asked, request)
     key = key_of(asked)
-    place_asked_for(asked, key)
+    after = place_asked_for(asked, key)
     if key is not None:
-        request = await _named(asked, queue, request, key)
+        request = await _named(asked, queue, request, key, after)
         return await admitted(asked, queue, request, shared_id=request.id)
     is_cluster = gateway.store.address.kind == "cluster"
     fresh_id = request_id_of(asked, secrets.token_urlsafe(), 0, is_cluster=is_cluster)
@@ -153,9 +153,9 @@ async def _read(reply: ReplyStream, each: Callable[[Chunk], object] | None) -> R
 
 
 async def _named(
-    asked: Request, queue: str, request: GenerateRequest, key: str, num_requests: int = 1
+    asked: Request, queue: str, request: GenerateRequest, key: str, after: Place, num_requests: int = 1
 ) -> GenerateRequest:
-    gateway, after = gateway_of(asked), place_asked_for(asked, key)
+    gateway = gateway_of(asked)
     number = getattr(asked.state, "num_jobs", 0)
     asked.state.num_jobs = number + 1
     is_cluster = gateway.store.address.kind == "cluster"

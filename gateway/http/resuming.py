@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+from starlette.requests import Request
+
 from penstock.gateway.errors import ApiError
-from penstock.gateway.http.events import Place
+from penstock.gateway.http.events import BEFORE_ALL, Place, place_of
 
 Entry: TypeAlias = tuple[float, float]
 """An entry's id, as numbers that compare as entries follow each other."""
@@ -65,6 +67,21 @@ class SoughtNumber:
         if entry >= self._newest:
             raise _no_such_event(self._param, str(self._number))
         return False
+
+
+def sent_place(asked: Request) -> Place:
+    """The last event that the client has, as it says in `PLACE_HEADER`.
+
+    Raises:
+        ApiError: that is no event's id.
+    """
+    event_id = asked.headers.get(PLACE_HEADER)
+    if event_id is None:
+        return BEFORE_ALL
+    try:
+        return place_of(event_id)
+    except ValueError as error:
+        raise ApiError(400, f"{PLACE_HEADER}: {error}", param=PLACE_HEADER, code="invalid_event_id") from None
 
 
 def check_written(place: Place, newest: Entry) -> None:

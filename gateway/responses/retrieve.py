@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
-from penstock.gateway.http.events import BEFORE_ALL, Place, place_of
-from penstock.gateway.http.resuming import PLACE_HEADER
-from penstock.gateway.openai.documents import Document
+from penstock.gateway.http.paging import is_ascending, limit_of, number_of, page, start_of
+from penstock.gateway.http.resuming import sent_place
 from penstock.gateway.responses.reading import handle_of, resumed, snapshot, state_of
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse
 from penstock.producer import ReplyTimeout, RequestFailed, RequestRefused, keys
@@ -27,8 +25,9 @@ MAX_LISTED = 100
 async def retrieve_response(asked: Request) -> Response:
     response = await _stored(asked)
     if _flag(asked, "stream"):
+        after = number_of(asked, "starting_after", default=-1, smallest=0, largest=2**53)
         await state_of(asked, response)
-        return await resumed(asked, response, after=_starting_after(asked), place=_place(asked))
+        return await resumed(asked, response, after=after, place=sent_place(asked))
     return JSONResponse(await snapshot(asked, response))
 
 
@@ -52,10 +51,11 @@ async def delete_response(asked: Request) -> Response:
 
 async def list_input_items(asked: Request) -> Response:
     response = await _stored(asked)
-    items = list(response.items)
-    if _order(asked) == "desc":
-        items.reverse()
-    return JSONResponse(_page(items, after=asked.query_params.get("after"), limit=_limit(asked)))
+    items = list(response.items) if is_ascending(asked) else list(response.items)[::-1]
+    limit = limit_of(asked, default=20, largest=MAX_LISTED)
+    first = start_of(asked, [item["id"] for item in items], "item ")
+    shown = items[first : first + limit]
+    return JSONResponse(page(shown, has_more=first + limit < len(items), nothing=""))
 
 
 async def _stored(asked: Request) -> StoredResponse:
@@ -72,57 +72,8 @@ async def _end(asked: Request, response: StoredResponse) -> None:
         await handle.result(timeout=CANCEL_WAIT_S)
 
 
-def _page(items: list[Document], *, after: str | None, limit: int) -> Document:
-    ids: list[Any] = [item["id"] for item in items]
-    if after is not None and after not in ids:
-        raise ApiError(404, f"after: item {after[:200]!r} is not there", param="after", code="not_found")
-    first = 0 if after is None else ids.index(after) + 1
-    page = items[first : first + limit]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else "",
-        "last_id": page[-1]["id"] if page else "",
-        "has_more": first + limit < len(items),
-    }
-
-
 def _flag(asked: Request, name: str) -> bool:
     value = asked.query_params.get(name, "false").lower()
     if value not in ("true", "false", "1", "0"):
         raise ApiError(400, f"{name}: is true or false, not {value[:80]!r}", param=name, code="invalid_value")
     return value in ("true", "1")
-
-
-def _starting_after(asked: Request) -> int:
-    value = asked.query_params.get("starting_after")
-    return -1 if value is None else _number("starting_after", value, smallest=0, largest=2**53)
-
-
-def _place(asked: Request) -> Place:
-    """As browsers go on, by the id of the last event that they saw."""
-    event_id = asked.headers.get(PLACE_HEADER)
-    if event_id is None:
-        return BEFORE_ALL
-    try:
-        return place_of(event_id)
-    except ValueError as error:
-        raise ApiError(400, f"{PLACE_HEADER}: {error}", param=PLACE_HEADER, code="invalid_event_id") from None
-
-
-def _limit(asked: Request) -> int:
-    return _number("limit", asked.query_params.get("limit", "20"), smallest=1, largest=MAX_LISTED)
-
-
-def _order(asked: Request) -> str:
-    order = asked.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise ApiError(400, f"order: is asc or desc, not {order[:80]!r}", param="order", code="invalid_value")
-    return order
-
-
-def _number(name: str, text: str, *, smallest: int, largest: int) -> int:
-    if text.isascii() and text.isdigit() and len(text) < 20 and smallest <= int(text) <= largest:
-        return int(text)
-    message = f"{name}: is a number from {smallest} to {largest}, not {text[:80]!r}"
-    raise ApiError(400, message, param=name, code="invalid_value")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import one_server
 from worker_harness import eventually, is_queue_empty, read_reply, take_and_claim
 
 from penstock.engine import Engine, EngineConfig, Output, ToolCallDelta
@@ -120,7 +119,7 @@ def told(reply: Reply) -> list[tuple[Any, ...]]:
     ]
 
 
-@one_server
+@pytest.mark.any_server
 async def test_the_reply_is_the_undisturbed_one_wherever_its_worker_died(
     redis_url: str, redis: RedisClient, model: Path, compile_cache: Path
 ) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import one_server
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.loading.identity import identify
@@ -95,7 +94,7 @@ def prompt_logprobs_of(reply: Reply) -> list[float | None]:
     return [entry and entry.logprob for entry in reply.prompt_logprobs or ()]
 
 
-@one_server
+@pytest.mark.any_server
 async def test_text_in_and_out_are_those_of_a_worker(redis_url: str, llm: LLM, compile_cache: Path) -> None:
     results = llm.generate([*REQUESTS, *REFUSED])
     ours = {result.index: result for result in results}

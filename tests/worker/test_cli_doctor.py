@@ -12,7 +12,6 @@ import pytest
 from cli_process import Outcome, finish, penstock, start
 from fakes import ScriptedWorker
 from patience import WAIT_S
-from servers import one_server
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.producer import keys
@@ -46,7 +45,7 @@ def checks_of(outcome: Outcome) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in json.loads(outcome.out)["checks"]}
 
 
-@one_server
+@pytest.mark.any_server
 async def test_a_good_set_up_is_all_ok(redis_url: str, durable: RedisClient) -> None:
     outcome = await penstock("doctor", "--json", "--model", "demo", REDIS_URL=redis_url)
     checks = checks_of(outcome)
@@ -149,7 +148,7 @@ def test_an_unsupported_model_is_not_called_damaged(tmp_path: Path) -> None:
     assert "give --model a checkpoint of a supported family: llama" in found.fix
 
 
-@one_server
+@pytest.mark.any_server
 async def test_what_was_found_is_printed_before_what_takes_longer(redis_url: str) -> None:
     process = await start("doctor", "--model", "demo", REDIS_URL=redis_url)
     assert process.stdout is not None
