@@ -1,4 +1,4 @@
-"""GGUF files of checkpoints in Hugging Face format, with tensors named and laid out as llama.cpp's converter does it."""
+"""GGUF files of checkpoints in Hugging Face format, with tensors named and laid out as by llama.cpp's converter."""
 
 from __future__ import annotations
 

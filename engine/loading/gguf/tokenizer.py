@@ -186,7 +186,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     """BPE of characters, with bytes for those that it lacks; its merges follow from the tokens' scores."""
     tokens = _as_pieces(vocabulary)
     vocab = {token: id_ for id_, token in enumerate(tokens)}
-    merges = vocabulary.merges() or generate_merges(vocab, _ranks(vocabulary, tokens))
+    merges = vocabulary.merges() or _implied_merges(vocabulary, tokens)
     unknown = vocabulary.token("unknown_token_id")
     has_bytes = bool(vocabulary.of_type(TokenType.BYTE))
     backend = Tokenizer(
@@ -211,8 +211,17 @@ def _as_pieces(vocabulary: _Vocabulary) -> list[str]:
     return tokens
 
 
+def _implied_merges(vocabulary: _Vocabulary, tokens: Sequence[str]) -> list[tuple[str, str]]:
+    """Any two pieces that make a third one, the better that one's rank the earlier."""
+    merged = (TokenType.NORMAL, TokenType.USER_DEFINED)
+    apart = {token for token, kind in zip(tokens, vocabulary.types, strict=True) if kind not in merged}
+    vocab = {token: id_ for id_, token in enumerate(tokens)}
+    merges: list[tuple[str, str]] = generate_merges(vocab, _ranks(vocabulary, tokens), apart)
+    return merges
+
+
 def _ranks(vocabulary: _Vocabulary, tokens: Sequence[str]) -> dict[str, float]:
-    """The higher, the earlier are two pieces merged into a token. Gemma's are in the order of its tokens."""
+    """By scores; Gemma's are in the order of its tokens."""
     scores: list[float] = vocabulary.header.items(f"{KEY}scores", float)
     if vocabulary.header.architecture.startswith("gemma") or not scores:
         return {token: -float(id_) for id_, token in enumerate(tokens)}
