@@ -195,7 +195,7 @@ class _Checked:
 def _checked(checkpoint: Checkpoint, config: ModelConfig, *, stacked: bool = False) -> _Checked:
     stored = checkpoint.stored
     family = FAMILIES[config.family].as_stored(stored.keys())
-    _check_layers(stored, family, config)
+    _check_layers(checkpoint, family, config)
     graph, abstract = _abstract(config, stacked=stacked)
     packed = packed_weights(checkpoint.format, family, stored, "auto") if config.is_packed else None
     sources: list[Source | PackedSource] = []
@@ -309,16 +309,18 @@ def _embedding_dtype(checkpoint: Checkpoint, family: Family) -> str:
     stored = checkpoint.stored
     name = family.as_stored(stored.keys()).tensor_name(("embedding",))
     if name not in stored:
-        raise CheckpointError(f"{CONFIG_FILE} states no dtype, and the weights in {checkpoint.path} hold no {name}")
+        raise CheckpointError(
+            f"{checkpoint.config_name} states no dtype, and the weights in {checkpoint.path} hold no {name}"
+        )
     return FLOAT_TYPES.get(stored[name].kind, stored[name].kind)
 
 
-def _check_layers(stored: Mapping[str, Stored], family: Family, config: ModelConfig) -> None:
+def _check_layers(checkpoint: Checkpoint, family: Family, config: ModelConfig) -> None:
     """By one tensor each, and first of all: to build the structure of a thousand layers takes half a minute."""
     names = {family.tensor_name(("blocks", layer, "attention", "out", "kernel")) for layer in range(config.num_layers)}
-    modules = {name.rpartition(".")[0] for name in stored}  # quantized, they have no `weight`
+    modules = {name.rpartition(".")[0] for name in checkpoint.stored}  # quantized, they have no `weight`
     lacking = {name for name in names if name.removesuffix(".weight") not in modules}
-    refuse_names(lacking, f"{CONFIG_FILE} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
+    refuse_names(lacking, f"{checkpoint.config_name} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
 
 
 def _check(
