@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_files
 import jax
 import numpy as np
 import pytest
@@ -292,6 +293,23 @@ def test_damage_is_named(tmp_path: Path, case: str) -> None:
     damage(file)
     with pytest.raises(kind, match=message):
         load_model(file, read_model_config(file))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["rope_freqs.weight"], r"rope_freqs.weight must be at most 4096 floats in a row, not \[5000\] of F32"),
+        (["rope_factors_long.weight"], "has rope_factors_long.weight without what belongs to them"),
+    ],
+)
+def test_rotary_factors_that_cannot_be_are_refused(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], message: str
+) -> None:
+    factors = {name: np.ones(5000, np.float32) for name in names}
+    monkeypatch.setattr(gguf_files, "_rope_factors", lambda config: factors)
+    file = write_gguf(tmp_path / "model.gguf", small, Q8)
+    with pytest.raises((CheckpointError, ConfigError), match=message):
+        read_model_config(file)
 
 
 def test_a_quantized_norm_is_refused(tmp_path: Path, small: Path) -> None:
