@@ -193,7 +193,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "control tokens": (
         {"tokenizer__ggml__tokens": ["a"] * N, "tokenizer__ggml__token_type": [3] * N, "tokenizer__ggml__merges": []},
         CheckpointError,
-        "has 20000 tokens that are no ordinary ones, at most 16384 may be",
+        "has 20000 special and added tokens, at most 16384 may be",
     ),
     "long token": (
         {"tokenizer__ggml__model": "llama", "tokenizer__ggml__merges": [], "tokenizer__ggml__tokens": ["a" * 999] * 8},

@@ -249,7 +249,7 @@ def _add_tokens(backend: Tokenizer, vocabulary: _Vocabulary) -> None:
     num_added = len(special) + len(vocabulary.of_type(TokenType.USER_DEFINED))
     if num_added > MAX_ADDED:
         raise CheckpointError(
-            f"{vocabulary.header.file.name} has {num_added} tokens that are no ordinary ones, at most {MAX_ADDED} may be"
+            f"{vocabulary.header.file.name} has {num_added} special and added tokens, at most {MAX_ADDED} may be"
         )
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for _, token in special])
     users = [(pieces[id_], token) for id_, token in vocabulary.of_type(TokenType.USER_DEFINED)]
