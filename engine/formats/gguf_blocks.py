@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.engine.formats.bits import pack
 from penstock.engine.formats.leaf import Leaf, finite
+from penstock.engine.formats.mxfp4 import exponents
 from penstock.engine.formats.packing import Packing, leaf_shapes
 
 Blocks = np.ndarray  # u8 [out, blocks, bytes]
@@ -34,7 +35,7 @@ class BlockType:
         shapes = leaf_shapes(self.packing, num_out, num_in)
         return {
             leaf: Leaf(
-                "",
+                ".weight",
                 (num_out, num_blocks * self.num_bytes),
                 (name,),
                 (1, shape[-1] // num_blocks),
@@ -118,6 +119,10 @@ def _minimums_k(blocks: Blocks) -> np.ndarray:
     return np.concatenate([low & np.uint8(63), (mixed >> np.uint8(4)) | (low >> np.uint8(2) & np.uint8(48))], axis=-1)
 
 
+def _exponents(blocks: Blocks) -> np.ndarray:
+    return exponents(blocks[..., :1])
+
+
 _SCALES_K = {
     "scales": _scales_k,
     "minimums": _minimums_k,
@@ -153,6 +158,9 @@ BLOCK_TYPES: Mapping[str, BlockType] = MappingProxyType(
                 "scales": _half(0),
                 "minimums": _negated_half(2),
             },
+        ),
+        "MXFP4": BlockType(
+            32, 17, Packing("fp4", 32, scale="e8m0"), {"codes": _nibbles(1, 16, 16), "scales": _exponents}
         ),
         "Q4_K": BlockType(
             256,
