@@ -75,7 +75,9 @@ class Settings(BaseSettings):
     queue: str = _worker("queue", "The queue that requests are sent to and taken from.", "Redis")
 
     model: str | None = _setting(
-        "Engine", "A Hugging Face checkpoint: its folder or hub id; `demo` is the model that ships with Penstock.", None
+        "Engine",
+        "A Hugging Face checkpoint (folder or hub id) or a GGUF file; `demo` is the model that ships with Penstock.",
+        None,
     )
     dtype: str = _engine("dtype", "Type of weights and activations: auto (as on disk), float32, bfloat16 or float16.")
     weights: str = _engine(

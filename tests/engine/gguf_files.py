@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 
 ARCHITECTURES = {
     "llama": "llama",
+    "mistral": "llama",
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
@@ -25,7 +26,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "olmo3": "olmo2",
 }
-PERMUTED = ("llama", "mixtral", "smollm3", "granite")
+PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite")
 ADDS_ONE = ("gemma", "gemma2", "gemma3_text")
 KEYS = {  # of config.json, and as the metadata has them
     "max_position_embeddings": "context_length",

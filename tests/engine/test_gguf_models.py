@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, Kinds, dict[str, Any]]] = {  # family, types of tens
     "llama q4_k_m": ("llama", q4_k_m, {**K, "rope_parameters": LLAMA3}),
     "qwen2": ("qwen2", all_of("Q4_0"), {"hidden_size": 64, "rope_parameters": YARN}),
     "qwen3": ("qwen3", all_of("Q6_K"), {**K, "head_dim": 64, "tie_word_embeddings": True}),
+    "mistral": ("mistral", all_of("F32"), {"sliding_window": 5}),
     "mixtral": ("mixtral", all_of("Q5_1"), {"hidden_size": 64, "num_local_experts": 3, "sliding_window": None}),
     "qwen2_moe": (
         "qwen2_moe",

@@ -55,7 +55,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """What is read when it is indexed, and is a copy then."""
+    """What is read when it is indexed. Floats are a copy then."""
 
     values: np.ndarray
     order: np.ndarray | None  # of rows: where each is stored
@@ -66,6 +66,8 @@ class Array:
         rows = self.values
         if self.order is not None and index:
             rows, index = rows[self.order[index[0]]], (slice(None), *index[1:])
+        if self.values.dtype == np.uint8:  # is converted, which makes a copy of its own
+            return np.asarray(rows[index])
         read = np.array(rows[index])
         return read - np.asarray(self.less, read.dtype) if self.less else read
 
