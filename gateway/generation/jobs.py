@@ -50,7 +50,7 @@ class Job:
             Whatever `ReplyStream` raises.
         """
         with self._attended(asked):
-            reply = await while_wanted(asked.receive, _read(self.reply, each), interruption_of(asked))
+            reply = await while_wanted(asked.receive, read_whole(self.reply, each), interruption_of(asked))
         self.meter.ended(reply)
         return reply
 
@@ -144,7 +144,8 @@ def _traced(asked: Request, request: GenerateRequest) -> GenerateRequest:
     return request.model_copy(update={"traceparent": header}) if is_traceparent(header) else request
 
 
-async def _read(reply: ReplyStream, each: Callable[[Chunk], object] | None) -> Reply:
+async def read_whole(reply: ReplyStream, each: Callable[[Chunk], object] | None = None) -> Reply:
+    """The reply, once it has ended. `each` gets its chunks as they come."""
     if each is not None:
         async with aclosing(reply):
             async for chunk in reply:

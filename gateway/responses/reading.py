@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError, api_error
+from penstock.gateway.generation.jobs import read_whole
 from penstock.gateway.generation.resuming import newest_entry
 from penstock.gateway.http.events import BEFORE_ALL, Place
 from penstock.gateway.http.interruptions import interruption_of
@@ -99,10 +100,7 @@ async def snapshot(asked: Request, response: StoredResponse) -> Document:
     writer = ResponseEvents(response)
     reply = handle_of(asked, response).stream()
     try:
-        async with reply:
-            async for chunk in reply:
-                drain(writer.chunk(chunk))
-        drain(writer.end(_whole(reply)))
+        drain(writer.end(await read_whole(reply, lambda chunk: drain(writer.chunk(chunk)))))
     except (RequestFailed, RequestRefused) as error:
         drain(writer.error(api_error(error)))
     except ApiError as error:  # it expired, which a body can say
@@ -161,11 +159,6 @@ def _is_whole(arguments: str) -> bool:
         return isinstance(json.loads(arguments or "{}"), dict)
     except ValueError:
         return False
-
-
-def _whole(reply: ReplyStream) -> Reply:
-    assert reply.reply is not None  # noqa: S101  the chunks end with the reply or raise
-    return reply.reply
 
 
 async def _count(asked: Request, response: StoredResponse, reply: ReplyStream) -> None:
