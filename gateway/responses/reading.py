@@ -21,7 +21,7 @@ from penstock.gateway.http.resuming import AFTER_ALL, Entry, SoughtNumber, check
 from penstock.gateway.http.streaming import EventStream
 from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.documents import pending
-from penstock.gateway.responses.events import ResponseEvents, drain
+from penstock.gateway.responses.events import ResponseEvents
 from penstock.gateway.responses.items import read_items, to_messages
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse, not_found
 from penstock.producer import Handle, PenstockError, Reply, ReplyGone, ReplyStream, RequestFailed, RequestRefused, State
@@ -100,14 +100,13 @@ async def snapshot(asked: Request, response: StoredResponse) -> Document:
     writer = ResponseEvents(response)
     reply = handle_of(asked, response).stream()
     try:
-        drain(writer.end(await read_whole(reply, lambda chunk: drain(writer.chunk(chunk)))))
+        body = writer.body(await read_whole(reply, writer.take))
     except (RequestFailed, RequestRefused) as error:
-        drain(writer.error(api_error(error)))
+        body = writer.body(api_error(error))
     except ApiError as error:  # it expired, which a body can say
-        drain(writer.error(error))
+        body = writer.body(error)
     await _count(asked, response, reply)
-    assert writer.document is not None  # noqa: S101  the last event has it
-    return writer.document
+    return body
 
 
 async def state_of(asked: Request, response: StoredResponse, *, param: str | None = None) -> State:
