@@ -12,6 +12,7 @@ from penstock.gateway.openai.chat import chat_completion
 from penstock.gateway.openai.chat_request import read_chat
 from penstock.gateway.openai.completion_request import read_completion
 from penstock.gateway.openai.completions import check_number, completion, parts_of
+from penstock.gateway.openai.documents import Document
 from penstock.gateway.openai.options import Options
 from penstock.gateway.openai.tokens import tokens_of
 from penstock.gateway.responses.create import items_of, unstored
@@ -20,8 +21,6 @@ from penstock.gateway.responses.items import to_messages
 from penstock.gateway.responses.request import LOWEST_PRIORITY, read_response
 from penstock.producer import AsyncClient, Chunk, GenerateRequest, ModelCard, Reply
 from penstock.producer.wire import MAX_KEEP_S
-
-Document = dict[str, Any]
 
 KEEP_S = 86_400
 """For how long the reply to a line is there for a takeover, as far as workers allow; a kept result ends that."""
