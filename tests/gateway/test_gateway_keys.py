@@ -18,8 +18,6 @@ from starlette.routing import Route
 
 from penstock.gateway.admission.guard import OPEN_PATHS
 from penstock.gateway.app import create_app
-from penstock.gateway.context import Caller, check_owner
-from penstock.gateway.errors import ApiError
 from penstock.gateway.keys.secrets import new_secret
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store import names
@@ -290,15 +288,6 @@ async def test_two_keys_have_their_own_idempotency_keys(redis: RedisClient, redi
                         model="tiny", messages=MESSAGES, extra_headers={"Idempotency-Key": "one"}
                     )
         assert len(worker.taken) == 2
-
-
-def test_what_another_key_has_stored_does_not_exist() -> None:
-    check_owner(Caller(key_id="a"), "a", "response r")
-    check_owner(Caller(), "", "response r")
-    for caller, owner in ((Caller(key_id="a"), "b"), (Caller(key_id="a"), ""), (Caller(), "a")):
-        with pytest.raises(ApiError, match="response r does not exist") as refused:
-            check_owner(caller, owner, "response r")
-        assert refused.value.status == 404
 
 
 async def test_nobody_reads_cancels_or_goes_on_from_what_another_key_stored(redis: RedisClient, redis_url: str) -> None:
