@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
 import openai
 import pytest
-from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually
+from fakes import Behaviour, LossyProxy, ScriptedWorker, eventually, one_word, until_cancelled
 from gateway_harness import CARD, Running, announce, new_key, revoke, running_gateway
 from patience import WAIT_S
 from starlette.routing import Route
@@ -30,22 +30,9 @@ MESSAGES: Any = [{"role": "user", "content": "hello"}]
 BODY = {"model": "tiny", "messages": MESSAGES}
 
 
-async def one_word(reply: ScriptedReply) -> None:
-    await reply.own()
-    await reply.chunk("word")
-    await reply.end("stop")
-
-
-async def until_cancelled(reply: ScriptedReply) -> None:
-    await reply.own()
-    await reply.chunk("word")
-    await reply.cancelled()
-    await reply.end("cancelled")
-
-
 @asynccontextmanager
 async def served(
-    redis: RedisClient, redis_url: str, behave: Callable[[ScriptedReply], Awaitable[None]] = one_word, **settings: Any
+    redis: RedisClient, redis_url: str, behave: Behaviour = one_word, **settings: Any
 ) -> AsyncIterator[tuple[Running, ScriptedWorker]]:
     await announce(redis)
     async with ScriptedWorker(redis_url, behave) as worker, running_gateway(redis_url, **settings) as gateway:

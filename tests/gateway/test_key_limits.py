@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx2
 import openai
 import pytest
-from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually
+from fakes import Behaviour, LossyProxy, ScriptedReply, ScriptedWorker, eventually, one_word, until_cancelled
 from gateway_harness import Running, announce, new_key, running_gateway
 
 from penstock.gateway.keys.limits import BackgroundRequest, Limiter, OverLimit, new_charge
@@ -26,22 +26,9 @@ MESSAGES: Any = [{"role": "user", "content": "hello"}]
 ONE_AT_ONCE = Limits(max_concurrent=1)
 
 
-async def one_word(reply: ScriptedReply) -> None:
-    await reply.own()
-    await reply.chunk("word")
-    await reply.end("stop")
-
-
-async def until_cancelled(reply: ScriptedReply) -> None:
-    await reply.own()
-    await reply.chunk("word")
-    await reply.cancelled()
-    await reply.end("cancelled")
-
-
 @asynccontextmanager
 async def served(
-    redis: RedisClient, redis_url: str, behave: Callable[[ScriptedReply], Awaitable[None]] = one_word, replicas: int = 1
+    redis: RedisClient, redis_url: str, behave: Behaviour = one_word, replicas: int = 1
 ) -> AsyncIterator[list[Running]]:
     await announce(redis)
     async with ScriptedWorker(redis_url, behave), AsyncExitStack() as stack:
