@@ -1,4 +1,4 @@
-"""A bare HTTP client of a gateway: what goes over the wire, and connections that end when a test says so."""
+"""Clients of a gateway: OpenAI's, and a bare one, for what goes over the wire and connections that a test ends."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import httpx2
+import openai
 from gateway_harness import Running
 from patience import WAIT_S
 
@@ -40,6 +41,10 @@ def text_of(events: Iterable[Received]) -> str:
     documents = [event.document for event in events if event.data != "[DONE]"]
     choices = [choice for document in documents for choice in document["choices"] if choice["index"] == 0]
     return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+def openai_client(url: str, key: str = "none", *, max_retries: int = 0, **options: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=max_retries, **options)
 
 
 @asynccontextmanager

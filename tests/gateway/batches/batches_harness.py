@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import openai
 from fakes import ScriptedReply, ScriptedWorker, eventually
+from gateway_client import openai_client
 from gateway_harness import announce, running_gateway
 from openai.types import Batch, FileObject
 from patience import WAIT_S
@@ -114,7 +115,7 @@ async def beside(
     """A gateway in front of a worker that is there already."""
     async with (
         running_gateway(redis_url, **settings) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=api_key, max_retries=0) as client,
+        openai_client(gateway.url, api_key) as client,
         httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S, trust_env=False) as http,
     ):
         yield Asked(client, http, worker, redis)

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import openai
 from fakes import ScriptedReply, ScriptedWorker
+from gateway_client import openai_client
 from gateway_harness import announce, running_gateway
 from openai.types.responses import Response, ResponseStreamEvent
 from patience import WAIT_S
@@ -167,7 +168,7 @@ async def beside(
     """Another gateway in front of the same worker."""
     async with (
         running_gateway(redis_url, **settings) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        openai_client(gateway.url) as client,
         httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
     ):
         yield Asked(client, http, worker, redis)
