@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from batches_harness import Asked, answer, asking, beside, jsonl, line
+from batches_harness import Asked, answer, asking, jsonl, line
 from fakes import ScriptedWorker, eventually
 from gateway_harness import announce
 from openai.types import Completion
@@ -259,10 +259,10 @@ async def test_another_gateway_goes_on_with_a_batch_whose_gateway_stops(redis: R
     """At once: the lease is handed back."""
     await announce(redis)
     async with ScriptedWorker(redis_url, answer) as worker:
-        async with beside(worker, redis, redis_url) as first:
+        async with Asked.beside(worker, redis, redis_url) as first:
             batch = await first.create(jsonl([line("a", "wait here"), line("b")]))
             await eventually(lambda: len(first.requests) == 2)
-        async with beside(worker, redis, redis_url) as second:
+        async with Asked.beside(worker, redis, redis_url) as second:
             await eventually(lambda: _is_held(redis))
             await second.openai.batches.cancel(batch.id)
             batch = await second.ended(batch)

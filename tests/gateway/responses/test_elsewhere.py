@@ -12,7 +12,7 @@ from fakes import ScriptedWorker, eventually
 from gateway_client import openai_client
 from gateway_harness import announce, new_key, running_gateway
 from patience import WAIT_S
-from responses_harness import answer, asking, beside, events_of, strictly
+from responses_harness import Asked, answer, asking, events_of, strictly
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, connect
@@ -20,7 +20,7 @@ from penstock.producer.redis.connection import RedisClient, connect
 
 async def test_a_stored_response_goes_on_where_its_gateway_has_to_leave_it(redis: RedisClient, redis_url: str) -> None:
     await announce(redis)
-    async with ScriptedWorker(redis_url, answer) as worker, beside(worker, redis, redis_url) as other:
+    async with ScriptedWorker(redis_url, answer) as worker, Asked.beside(worker, redis, redis_url) as other:
         async with (
             running_gateway(redis_url) as gateway,
             httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
@@ -62,7 +62,7 @@ async def test_a_response_in_the_foreground_ends_once_nobody_reads_it(redis: Red
     await announce(redis)
     async with (
         ScriptedWorker(redis_url, answer) as worker,
-        beside(worker, redis, redis_url, abandon_after_s=0.2) as other,
+        Asked.beside(worker, redis, redis_url, abandon_after_s=0.2) as other,
     ):
         async with running_gateway(redis_url, abandon_after_s=0.2) as gateway:
             client = openai_client(gateway.url)
