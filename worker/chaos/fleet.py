@@ -32,8 +32,9 @@ class WorkerSetup:
     fake_engine: Mapping[str, Any] = field(default_factory=dict)
 
     def has_joined(self, name: str) -> bool:
-        """Whether the worker got as far as its queue; one that is still loading may be ended by a signal."""
-        return '"joined"' in self._log(name).read_text(errors="replace")
+        """Whether it got as far as its queue: a signal may end one that still loads, before it has opened its log."""
+        log = self._log(name)
+        return log.exists() and '"joined"' in log.read_text(errors="replace")
 
     def spawn(self, name: str, url: str) -> WorkerProcess:
         settings = {**self.settings, "queue": self.queue, "name": name}
