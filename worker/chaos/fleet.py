@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,15 +121,15 @@ class Fleet:
         self._reap(slot)
         self._keep(asyncio.create_task(self._respawn(slot)))
 
-    def freeze(self, slot: Slot, length_s: float) -> asyncio.Task[None]:
-        """SIGSTOP, and SIGCONT after `length_s`. The task ends when it is awake."""
+    def freeze(self, slot: Slot, wait_over: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """SIGSTOP, and SIGCONT once `wait_over` returns. The task ends when it is awake."""
         if slot.waking is not None:
             return slot.waking
         if slot.process is not None:
             slot.process.send(signal.SIGSTOP)
         slot.is_frozen = True
         self._note("freeze", slot)
-        slot.waking = self._keep(asyncio.create_task(self._wake(slot, length_s)))
+        slot.waking = self._keep(asyncio.create_task(self._wake(slot, wait_over)))
         return slot.waking
 
     async def wait_awake(self) -> None:
@@ -175,10 +175,10 @@ class Fleet:
         if not self._is_closing:
             self._spawn(slot)
 
-    async def _wake(self, slot: Slot, length_s: float) -> None:
+    async def _wake(self, slot: Slot, wait_over: Callable[[], Awaitable[None]]) -> None:
         process = slot.process
         try:
-            await asyncio.sleep(length_s)
+            await wait_over()
         finally:
             if process is not None and slot.process is process:
                 process.send(signal.SIGCONT)
