@@ -11,6 +11,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import structlog
 from patience import TEST_S
 from redis import Redis as BlockingRedis
 from servers import SERVERS, cluster_arguments, form_cluster
@@ -117,6 +118,13 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("cache") / "penstock" / "compile"
     directory.mkdir(parents=True)
     return directory
+
+
+@pytest.fixture
+def own_logs() -> Iterator[None]:
+    """What a command that a test runs by itself sets up for its logs ends with the test."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-import structlog
 from cli_process import finish, penstock, start
 from patience import WAIT_S
 from worker_harness import running_worker
@@ -77,14 +76,12 @@ async def test_bench_serve_embedded(tmp_path: Path, compile_cache: Path) -> None
         (["serve", "--timeout", "0"], "--timeout must be above 0, not 0"),
     ],
 )
+@pytest.mark.usefixtures("own_logs")
 def test_impossible_commands_are_one_line(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("PENSTOCK_MODEL", raising=False)
-    try:
-        assert run(["bench", *arguments]) == 2
-    finally:
-        structlog.reset_defaults()
+    assert run(["bench", *arguments]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from cli_process import finish, penstock, start
 from patience import WAIT_S
 
@@ -124,14 +123,12 @@ def children(pid: int) -> list[int]:
         (["--model", "demo", "--redis-url", "http://x"], "--redis-url: the Redis URL has scheme 'http'"),
     ],
 )
+@pytest.mark.usefixtures("own_logs")
 def test_wrong_settings_exit_2(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("PENSTOCK_MODEL", raising=False)
-    try:
-        assert run(["worker", "--log-format", "console", *arguments]) == 2
-    finally:
-        structlog.reset_defaults()
+    assert run(["worker", "--log-format", "console", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
