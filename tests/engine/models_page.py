@@ -30,8 +30,8 @@ PLACE = re.compile(r"(<!-- Written by `make docs`[^>]*-->\n).*(<!-- Up to here\.
 
 HOW = {
     "cpu": "run: everything on this page",
-    "gpu": "kernels run interpreted and are compiled ahead of time; run on a card by `make bench-gpu` ([gpu.md](gpu.md))",
-    "tpu": "kernels run interpreted; they and whole steps are compiled ahead of time by libtpu ([tpu.md](tpu.md))",
+    "gpu": "kernels are run interpreted and compiled ahead of time; on a card by `make bench-gpu` ([gpu.md](gpu.md))",
+    "tpu": "kernels are run interpreted; they and whole steps are compiled ahead of time by libtpu ([tpu.md](tpu.md))",
 }
 
 
