@@ -23,6 +23,10 @@ class Identity:
     tokenizer: str  # of what the tokenizer does, whatever its files say beside that
     template: str | None  # of the chat templates, if there is one
 
+    def digest(self, chat_format: str | None) -> str:
+        """Of all of it, and of how replies are read: workers with equal ones can continue each other's replies."""
+        return _digest(json.dumps([self.weights, self.tokenizer, self.template, chat_format]))
+
 
 def identify(path: Path, templates: Mapping[str, str], token_rules: str, *, held_as: str = AS_STORED) -> Identity:
     """Reads little of the weights, whatever their size.
