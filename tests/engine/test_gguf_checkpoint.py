@@ -197,6 +197,11 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {  # metadata
         "type = 'odd': expected none, linear",
     ),
     "no factor": ({"rope.scaling.type": "yarn"}, ConfigError, "rope.scaling.factor = None: expected a number above 0"),
+    "log": (
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.yarn_log_multiplier": 1.0},
+        ConfigError,
+        "rope.scaling.yarn_log_multiplier = 1.0: is not supported",
+    ),
     "value": ({"attention.value_length": 4}, ConfigError, "attention.value_length = 4: expected None or"),
     "bidirectional": ({"attention.causal": False}, ConfigError, "attention.causal = False: expected None or True"),
     "layers": ({"block_count": 3}, CheckpointError, "the checkpoint lacks: model.layers.2.self_attn.o_proj"),
