@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,13 @@ from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.loading.checkpoint import check_weights, load_model, read_model_config, resolve
 from penstock.engine.loading.gguf.header import read_header
 from penstock.engine.loading.identity import Identity, identify
+from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.models import Decoder
 from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedLinear
 from penstock.engine.planning.models import planned_model
 from penstock.engine.text.conversation import Conversation
 from penstock.engine.text.tokenizer import Tokenizer
+from penstock.worker.cli.checks.model import check_model
 from penstock.worker.cli.serve import load_model as load_for_worker
 from penstock.worker.service import Model
 
@@ -78,6 +81,15 @@ def test_every_weight_is_that_of_the_gguf_library_bit_for_bit(folder: Path, mode
     assert kinds == {"int4", "int6"}
 
 
+def test_the_largest_weights_are_read_first(file: Path) -> None:
+    """They are in memory twice while they are copied, which little else is then."""
+    read = [0]
+    load_model(file, read_model_config(file), lambda done, total, unit: read.append(done))
+    sizes = [after - before for before, after in pairwise(read)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 2 * sizes[-1]
+
+
 def test_what_is_held_is_little_more_than_the_file_has(file: Path, model: Decoder) -> None:
     stored = sum(tensor.num_bytes for tensor in read_header(file).tensors.values())
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model)))
@@ -107,6 +119,14 @@ def test_a_worker_has_tokenizer_template_and_ends_from_the_file(folder: Path, se
     assert served.defaults == GenerationDefaults(eos_token_ids=(EOS,))
     assert served.identity is not None
     assert served.identity.template == identify(folder, original.templates, original.rules()).template
+
+
+def test_doctor_finds_nothing_wrong_with_the_file(file: Path) -> None:
+    found = {finding.name: finding for finding in check_model(str(file), "auto")}
+    assert {name: finding.status for name, finding in found.items()} == dict.fromkeys(found, "ok")
+    assert found["model"].detail == f"llama, 2 layers, 128 positions, in {file}"
+    assert found["tokenizer"].detail == "267 tokens, with a chat template"
+    assert found["generation"].detail == f"temperature 1, ends at [{EOS}]"
 
 
 ORACLES: dict[str, dict[str, Any]] = {
@@ -155,6 +175,11 @@ def test_types_follow_the_file_or_the_setting(tmp_path: Path, small: Path) -> No
         file = write_gguf(tmp_path / f"{kind}.gguf", small, all_of(kind))
         assert read_model_config(file).dtype == dtype
         assert read_model_config(file, "float32").dtype == "float32"
+        if kind != "Q8_0":  # rows of keys are in order, whatever part of them is read
+            name = "model.layers.1.self_attn.k_proj.weight"
+            expected, found = load_file(small / "model.safetensors")[name], open_checkpoint(file).weights().tensor(name)
+            assert found[:].dtype == dtype
+            np.testing.assert_array_equal(found[3:9, 4:20].astype(np.float32), expected[3:9, 4:20])
 
 
 def test_floats_can_be_quantized_while_they_are_loaded(tmp_path: Path, small: Path) -> None:

@@ -120,6 +120,13 @@ CASES: dict[str, tuple[str, Kinds, dict[str, Any]]] = {  # family, types of tens
 }
 
 
+def test_layers_of_unequal_types_may_be_stacked(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "folder", "llama", **K, num_hidden_layers=3)
+    file = write_gguf(tmp_path / "model.gguf", folder, q4_k_m)
+    expected, found = reference_logits(folder, PROMPT), our_logits(file, PROMPT, stacked=True, dtype="float32")
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_the_same_values_in_a_folder(tmp_path: Path, case: str) -> None:
     family, kinds, geometry = CASES[case]

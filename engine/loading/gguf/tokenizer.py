@@ -39,6 +39,7 @@ SPLITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         **dict.fromkeys(("gpt-2", "phi-2", "olmo"), (_GPT2,)),
         **dict.fromkeys(("command-r", "refact", "starcoder", "smollm"), (_DIGIT, _GPT2)),
         **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_CL100K,)),
+        **dict.fromkeys(("falcon3", "pixtral"), (_CL100K,)),
         **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (_QWEN2,)),
         **dict.fromkeys(("gpt-4o", "llama4"), (_O200K,)),
         "tekken": (_TEKKEN,),
