@@ -22,6 +22,7 @@ from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.limits import Limits
 from penstock.engine.loading.checkpoint import load_model, read_model_config, resolve
+from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.logprobs import PromptLogprobs, logprob_at
 from penstock.engine.models import Decoder
 from penstock.engine.models.packed import pack_weights
@@ -122,7 +123,7 @@ class Engine:
         path = resolve(model)
         deployment = deploy(config, read_model_config(path, config.dtype, config.weights))
         tokenizer = Tokenizer.from_dir(path, config.chat_format)
-        defaults = read_generation_defaults(path)
+        defaults = read_generation_defaults(open_checkpoint(path))
         loaded = load_model(
             path,
             deployment.model,

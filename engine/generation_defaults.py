@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from penstock.engine.errors import CheckpointError, InvalidRequest, shown
 from penstock.engine.loading.files import GENERATION_FILE
-from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.request import MAX_STOP_TOKENS, SamplingParams
 
 T = TypeVar("T", bool, int, float)
@@ -57,7 +55,17 @@ class GenerationDefaults:
         return replace(self, eos_token_ids=tuple(id_ for id_ in self.eos_token_ids if id_ < vocab_size))
 
 
-def read_generation_defaults(path: Path) -> GenerationDefaults:
+class Stated(Protocol):
+    """What a checkpoint says: here as much of `penstock.engine.loading.source.Checkpoint` as takes no jax to import."""
+
+    @property
+    def generation(self) -> Mapping[str, Any]: ...
+
+    @property
+    def fields(self) -> Mapping[str, Any]: ...
+
+
+def read_generation_defaults(checkpoint: Stated) -> GenerationDefaults:
     """Reads generation_config.json, with config.json's `eos_token_id` where it states none, or a GGUF file's metadata.
 
     Without the file the defaults are plain sampling at temperature 1. With it, `do_sample` means what it means in
@@ -67,7 +75,6 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
     Raises:
         CheckpointError: a file is malformed, or a value in it is out of range.
     """
-    checkpoint = open_checkpoint(path)
     fields = checkpoint.generation
     eos = fields.get("eos_token_id")
     if eos is None:

@@ -15,11 +15,12 @@ from penstock.engine.errors import CheckpointError, shown
 from penstock.engine.generation_defaults import read_generation_defaults
 from penstock.engine.loading.checkpoint import check_weights, read_model_config
 from penstock.engine.loading.files import MAX_BYTES, check_files, read_json
+from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.text.tokenizer import Tokenizer
 
 READERS: dict[str, Callable[[Path], object]] = {
     "config.json": read_model_config,
-    "generation_config.json": read_generation_defaults,
+    "generation_config.json": lambda path: read_generation_defaults(open_checkpoint(path)),
     "model.safetensors": lambda directory: check_weights(directory, read_model_config(directory)),
     "tokenizer.json": Tokenizer.from_dir,
     "tokenizer_config.json": Tokenizer.from_dir,

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.engine.errors import CheckpointError
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
+from penstock.engine.loading.source import open_checkpoint
 
 
 def read(
@@ -16,7 +17,7 @@ def read(
     (directory / "config.json").write_text(json.dumps(config or {}))
     if generation is not None:
         (directory / "generation_config.json").write_text(json.dumps(generation))
-    return read_generation_defaults(directory)
+    return read_generation_defaults(open_checkpoint(directory))
 
 
 def test_without_a_file_sampling_is_plain(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_values_that_make_no_sense_are_named(fields: dict[str, Any], named: str,
 def test_malformed_json(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
-        read_generation_defaults(tmp_path)
+        read_generation_defaults(open_checkpoint(tmp_path))
 
 
 def test_end_ids_beyond_the_vocabulary_are_dropped() -> None:

@@ -10,6 +10,7 @@ from penstock.engine.errors import ConfigError, EngineError, InvalidRequest
 from penstock.engine.generation_defaults import read_generation_defaults
 from penstock.engine.loading.checkpoint import HUB_ID, check_weights, local, read_model_config
 from penstock.engine.loading.files import GENERATION_FILE
+from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.models import FAMILIES, ModelConfig
 from penstock.engine.text.conversation import Conversation
 from penstock.engine.text.tokenizer import Tokenizer
@@ -53,7 +54,7 @@ def check_model(model: str, dtype: str) -> list[Finding]:
 def _check_generation(path: Path) -> Finding:
     name = "generation"
     try:
-        defaults = read_generation_defaults(path)
+        defaults = read_generation_defaults(open_checkpoint(path))
     except EngineError as error:
         return Finding(name, "fail", str(error), f"correct {GENERATION_FILE}")
     if defaults.ignored:
