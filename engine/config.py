@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.engine.errors import ConfigError
-from penstock.engine.formats.own import KINDS as QUANTIZED_KINDS
+from penstock.engine.formats.packing import OWN_KINDS
 
 MATMUL_SETTINGS = ("auto", "xla", "native")
-WEIGHTS_SETTINGS = ("auto", *QUANTIZED_KINDS)
+WEIGHTS_SETTINGS = ("auto", *OWN_KINDS)
 KV_CACHE_DTYPES = ("auto", "float8_e4m3fn")
 
 

@@ -22,15 +22,8 @@ import numpy as np
 from penstock.engine.errors import CheckpointError
 from penstock.engine.formats.bits import pack
 from penstock.engine.formats.leaf import FLOAT_KINDS, Header, Leaf
-from penstock.engine.formats.packing import Packing
+from penstock.engine.formats.packing import OWN_KINDS, Packing
 
-KINDS: Mapping[str, Packing] = MappingProxyType(
-    {
-        "int8": Packing("int8", 0),
-        "int4": Packing("int4", 32, scale="float16", offset="minimums"),
-        "fp8": Packing("fp8", 128, rows=128),
-    }
-)
 LARGEST_F16 = 65504.0
 
 
@@ -45,7 +38,7 @@ class Own:
         header = stored.get(_tensor(module, stored))
         if self.kind is None or header is None or header.kind not in FLOAT_KINDS:
             return None
-        packing = KINDS[self.kind]
+        packing = OWN_KINDS[self.kind]
         size = packing.group if packing.code == "int4" else 1
         return None if header.shape[-1] % size else packing
 
@@ -53,7 +46,7 @@ class Own:
         self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
         suffix = _tensor(module, stored).removeprefix(module)
-        rows, columns = KINDS[packing.code].rows, packing.group or num_in  # held by row, scales are of blocks too
+        rows, columns = OWN_KINDS[packing.code].rows, packing.group or num_in  # held by row, scales are of blocks too
         held = {"int8": columns, "int4": columns // 2, "fp8": columns}[packing.code]
         leaf = partial(Leaf, suffix, (num_out, num_in), tuple(FLOAT_KINDS), stored_block=(rows, columns))
         made = dict(_MADE[packing.code])

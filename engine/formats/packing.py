@@ -78,6 +78,16 @@ class Packing:
         return -(-num_out // self.rows) if self.rows else 1
 
 
+OWN_KINDS: Mapping[str, Packing] = MappingProxyType(
+    {
+        "int8": Packing("int8", 0),
+        "int4": Packing("int4", 32, scale="float16", offset="minimums"),
+        "fp8": Packing("fp8", 128, rows=128),
+    }
+)
+"""What the setting `weights` makes of weights that are not quantized."""
+
+
 def leaf_shapes(packing: Packing, num_out: int, num_in: int) -> dict[str, tuple[tuple[int, ...], str]]:
     """The shape and type of each array that holds a weight `[num_out, num_in]`. The first one of both is `codes`.
 
