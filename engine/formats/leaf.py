@@ -107,6 +107,11 @@ class Format(Protocol):
             CheckpointError: it is stored in a way that the format does not have.
         """
 
+    def expected(self, module: str, num_in: int, dtype: str) -> Packing | None:
+        """As `packing`, from config.json alone: how the weight of `module`, with so many input features and of a model
+        of `dtype`, is most likely held. Types of scales are those that the format's programs write.
+        """
+
     def leaves(
         self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from operator import add, sub
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.leaf import Format, Index, Leaf
@@ -19,11 +17,13 @@ from penstock.engine.formats.own import Own
 from penstock.engine.formats.packing import LEAVES, PLANES, Packing, leaf_shapes
 from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.rows import before_copying
-from penstock.engine.models import BlockConfig, Family, ModelConfig, ParamPath
-from penstock.engine.models.block import Block
+from penstock.engine.models import Family, ModelConfig, ParamPath, layer_shapes, outer_shapes
 from penstock.engine.models.config import ExpertsConfig, Packed
 
-UNQUANTIZED = frozenset({"router", "shared_gate", "head"})  # small, or what rounding costs most: by setting, never
+ROUTERS = frozenset({"router", "shared_gate"})
+UNQUANTIZED = ROUTERS | {"head"}  # small, or what rounding costs most: by setting, never
+
+_Kernels = tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +130,11 @@ class PackedWeights:
             CheckpointError: a weight is stored in a way that its format does not have.
             ConfigError: a weight cannot be divided into groups.
         """
-        blocks = tuple(
-            replace(block, packed=self._packed(("blocks", layer), _kernels_of(block, config.hidden_size)))
-            for layer, block in enumerate(config.blocks)
-        )
-        head = () if config.tie_word_embeddings else ((("head",), (config.hidden_size, config.vocab_size)),)
-        return replace(config, blocks=blocks, packed=self._packed((), head))
+        return _with_packings(config, self.family, lambda module, _: self.form.packing(module, self.stored), self.left)
 
     def module(self, path: ParamPath) -> str:
         """The checkpoint's name of the module at `path`."""
-        return self.family.tensor_name((*path, "kernel")).removesuffix(".weight")
+        return _module(self.family, path)
 
     def source(
         self, path: ParamPath, layers: Sequence[ParamPath], params: Mapping[ParamPath, Any], config: ModelConfig
@@ -200,18 +195,6 @@ class PackedWeights:
     def passed_over(self, source: PackedSource) -> set[str]:
         return {f"{module}{suffix}" for module in source.modules for suffix in self.form.passed_over}
 
-    def _packed(self, at: ParamPath, kernels: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]) -> Packed:
-        found = []
-        for path, shape in kernels:
-            if path[-1] in self.left:
-                continue
-            module = self.module((*at, *path)).format(0)
-            packing = self.form.packing(module, self.stored)
-            if packing is not None:
-                _check_fits(module, packing, shape)
-                found.append((path, packing))
-        return tuple(found)
-
 
 def packed_weights(fields: Mapping[str, Any], family: Family, stored: Mapping[str, Any], weights: str) -> PackedWeights:
     """What `config.json` says of the quantization of the weights `stored`, or the setting `weights` where it says none.
@@ -219,12 +202,58 @@ def packed_weights(fields: Mapping[str, Any], family: Family, stored: Mapping[st
     Raises:
         ConfigError: it is not supported, or both say something.
     """
-    form, family = read_format(fields), family.as_stored(stored.keys())
+    form, left = _form(fields, weights)
+    return PackedWeights(form, family.as_stored(stored.keys()), stored, left)
+
+
+def expected_packings(fields: Mapping[str, Any], family: Family, config: ModelConfig, weights: str) -> ModelConfig:
+    """`config` with the packings that its matmuls most likely have, from config.json alone; routers have none.
+
+    Raises:
+        ConfigError: the quantization is not supported, or a weight cannot be divided into groups.
+    """
+    form, left = _form(fields, weights)
+    if form == Own():
+        return config
+    return _with_packings(
+        config, family, lambda module, num_in: form.expected(module, num_in, config.dtype), left | ROUTERS
+    )
+
+
+def _form(fields: Mapping[str, Any], weights: str) -> tuple[Format, frozenset[str]]:
+    """How weights are quantized, and which are not, by the last part of their paths."""
+    form = read_format(fields)
     if form is None:
-        return PackedWeights(Own(None if weights == "auto" else weights), family, stored, UNQUANTIZED)
+        return Own(None if weights == "auto" else weights), UNQUANTIZED
     if weights != "auto":
         raise ConfigError(f"weights = {weights} is for checkpoints that are not quantized, and this one is: set auto")
-    return PackedWeights(form, family, stored)
+    return form, frozenset()
+
+
+def _module(family: Family, path: ParamPath) -> str:
+    return family.tensor_name((*path, "kernel")).removesuffix(".weight")
+
+
+def _with_packings(
+    config: ModelConfig, family: Family, packing_of: Callable[[str, int], Packing | None], left: frozenset[str]
+) -> ModelConfig:
+    """`config` with what `packing_of` says of each matmul, by its module and input features, but of those in `left`."""
+
+    def packed(at: ParamPath, kernels: _Kernels) -> Packed:
+        found = []
+        for path, shape in kernels:
+            module = _module(family, (*at, *path)).format(0)
+            packing = None if path[-1] in left else packing_of(module, shape[-2])
+            if packing is not None:
+                _check_fits(module, packing, shape)
+                found.append((path, packing))
+        return tuple(found)
+
+    blocks = tuple(
+        replace(block, packed=packed(("blocks", layer), _kernels_of(layer_shapes(block, config))))
+        for layer, block in enumerate(config.blocks)
+    )
+    return replace(config, blocks=blocks, packed=packed((), _kernels_of(outer_shapes(config))))
 
 
 def is_packed(path: ParamPath) -> bool:
@@ -267,10 +296,6 @@ def _check_fits(module: str, packing: Packing, shape: tuple[int, ...]) -> None:
         raise ConfigError(f"{module}: {error}") from None
 
 
-@cache
-def _kernels_of(block: BlockConfig, hidden_size: int) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]:
-    """The matmuls of a layer, by where they are, and their shapes: `[in, out]`, of experts with an axis before that."""
-    dtype = jnp.dtype(jnp.bfloat16)
-    state = nnx.state(nnx.eval_shape(lambda: Block(block, hidden_size, dtype=dtype, rngs=nnx.Rngs(0))))
-    flat: Any = nnx.to_flat_state(state)
-    return tuple((path[:-1], tuple(leaf.shape)) for path, leaf in flat if path[-1] == "kernel")
+def _kernels_of(shapes: Mapping[ParamPath, Any]) -> _Kernels:
+    """The matmuls among parameters, by where they are, and their shapes: `[in, out]`, or `[experts, in, out]`."""
+    return tuple((tuple(map(str, path[:-1])), leaf.shape) for path, leaf in shapes.items() if path[-1] == "kernel")

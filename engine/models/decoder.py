@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +16,7 @@ from flax import nnx
 
 from penstock.engine.models.attend import Attend, GroupCache, LayerCache, StackedCache
 from penstock.engine.models.attention import StepInputs
+from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.layer_groups import LayerPlace, layer_groups
@@ -21,6 +24,9 @@ from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
 from penstock.engine.models.quantized import quantize_modules
 from penstock.engine.models.rope import rotary_tables
 from penstock.engine.models.runs import layer_runs, stacked_layers
+
+Shapes = Mapping[ParamPath, Any]
+"""An array's shape and type, by its path."""
 
 
 class Decoder(nnx.Module):
@@ -124,11 +130,9 @@ def _places(places: Sequence[LayerPlace]) -> _Places:
 
 def num_parameters(config: ModelConfig) -> int:
     """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it, padding never."""
-    one = replace(config, blocks=(replace(config.blocks[0], packed=()),), packed=(), vocab_padding=0)
-    shapes: Any = nnx.state(nnx.eval_shape(lambda: Decoder(one, rngs=nnx.Rngs(0))))
-    around = _num_elements(shapes) - _num_elements(shapes["blocks"])
+    around = _num_elements(outer_shapes(replace(config, packed=(), vocab_padding=0)))
     blocks = Counter(replace(_as_stored(block), packed=()) for block in config.blocks)
-    return around + sum(count * _num_elements(_shapes(block, config)) for block, count in blocks.items())
+    return around + sum(count * _num_elements(layer_shapes(block, config)) for block, count in blocks.items())
 
 
 def active_parameters(config: ModelConfig) -> int:
@@ -148,21 +152,35 @@ def matmul_parameters(config: ModelConfig, num_experts: Callable[[ExpertsConfig]
     return sum(count * _num_in_kernels(block, config, num_experts) for block, count in counts.items())
 
 
-def _shapes(block: BlockConfig, config: ModelConfig) -> Any:
-    """Of the parameters of one layer."""
-    dtype = jnp.dtype(config.dtype)
-    return nnx.state(nnx.eval_shape(lambda: Block(block, config.hidden_size, dtype=dtype, rngs=nnx.Rngs(0))))
+def layer_shapes(block: BlockConfig, config: ModelConfig) -> Shapes:
+    """Of the parameters of one layer, by where they are in it."""
+    return _block_shapes(block, config.hidden_size, config.dtype)
 
 
-def _num_elements(shapes: Any) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+@lru_cache(maxsize=64)
+def _block_shapes(config: BlockConfig, hidden_size: int, dtype: str) -> Shapes:
+    made = nnx.eval_shape(lambda: Block(config, hidden_size, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0)))
+    flat: Any = nnx.to_flat_state(nnx.state(made))
+    return MappingProxyType(dict(flat))
+
+
+@lru_cache(maxsize=64)
+def outer_shapes(config: ModelConfig) -> Shapes:
+    """Of the parameters around the layers."""
+    one = replace(config, blocks=(replace(config.blocks[0], packed=()),))
+    flat: Any = nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: Decoder(one, rngs=nnx.Rngs(0)))))
+    return MappingProxyType({path: leaf for path, leaf in flat if path[0] != "blocks"})
+
+
+def _num_elements(shapes: Shapes) -> int:
+    return sum(math.prod(leaf.shape) for leaf in shapes.values())
 
 
 def _num_in_kernels(
     block: BlockConfig, config: ModelConfig, num_experts: Callable[[ExpertsConfig], float] | None
 ) -> float:
-    flat: Any = nnx.to_flat_state(_shapes(block, config))
-    kernels: dict[Any, int] = {path: math.prod(leaf.shape) for path, leaf in flat if path[-1] == "kernel"}
+    shapes = layer_shapes(block, config)
+    kernels = {path: math.prod(leaf.shape) for path, leaf in shapes.items() if path[-1] == "kernel"}
     if num_experts is None or not isinstance(block.mlp, ExpertsConfig):
         return sum(kernels.values())
     held = block.mlp.num_experts + block.mlp.num_padding
