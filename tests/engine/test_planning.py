@@ -86,8 +86,8 @@ def narrow_llama(num_layers: int = 4) -> ModelConfig:
 
 def logits_bytes(model: ModelConfig) -> int:
     """What a greedy step of 16 rows moves of its logits, f32 and whole on each device, at most: gathered, checked and
-    searched, and on TPU7x read once more by the gathering and copied. It is next to nothing beside the weights of a real
-    model, and a quarter of those of a small one over many devices.
+    searched, and on TPU7x read once more by the gathering and copied. It is next to nothing beside the weights of a
+    real model, and a quarter of those of a small one over many devices.
     """
     return 5 * 16 * model.vocab_size * 4
 
