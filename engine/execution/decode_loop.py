@@ -86,7 +86,8 @@ def _batch_at(
 
 
 def _put(all_: jax.Array, one: jax.Array, step: jax.Array) -> jax.Array:
-    return jax.lax.dynamic_update_index_in_dim(all_, one, step, axis=0)
+    updated: jax.Array = jax.lax.dynamic_update_index_in_dim(all_, one, step, axis=0)
+    return updated
 
 
 def _has_ended(sampled: jax.Array, step: jax.Array, ends: Mapping[str, jax.Array]) -> jax.Array:

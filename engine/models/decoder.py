@@ -19,6 +19,7 @@ from penstock.engine.models.attention import StepInputs
 from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
+from penstock.engine.models.experts import Experts
 from penstock.engine.models.layer_groups import LayerPlace, layer_groups
 from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
 from penstock.engine.models.quantized import quantize_modules
@@ -84,25 +85,29 @@ class Decoder(nnx.Module):
         pages_per_array = pages.shape[0] // groups.size
         blocks = iter(self.blocks)
         for run in layer_runs(self.config):
-            graphs, stacks = zip(*(nnx.split(next(blocks)) for _ in run.pattern), strict=True)
+            graphs, wholes, stacks = zip(*(_split(next(blocks)) for _ in run.pattern), strict=True)
             places = [_places([groups.places[layer] for layer in run.layers(i)]) for i in range(len(run.pattern))]
 
             def layers(
                 carry: tuple[jax.Array, jax.Array],
-                inputs: tuple[Any, Any, Any],
+                inputs: tuple[Any, Any, Any, Any],
                 graphs: Sequence[nnx.GraphDef[Block]] = graphs,
+                wholes: Sequence[Any] = wholes,
                 places: Sequence[_Places] = places,
             ) -> tuple[tuple[jax.Array, jax.Array], None]:
                 x, pages = carry
-                for graph, held, params, array, group in zip(graphs, places, *inputs, strict=True):
+                for (graph, whole, held), params, layer, array, group in zip(
+                    zip(graphs, wholes, places, strict=True), *inputs, strict=True
+                ):
                     cache = GroupCache(
                         StackedCache(pages, array * pages_per_array), held.group if group is None else group
                     )
-                    x, cache = nnx.merge(graph, params)(x, step, cache)
+                    x, cache = nnx.merge(graph, whole, params)(x, step._replace(layer=layer), cache)
                     pages = cache.pages.pages
                 return (x, pages), None
 
-            inputs = stacks, tuple(held.arrays for held in places), tuple(held.groups for held in places)
+            numbers = tuple(jnp.arange(run.repeats) if jax.tree.leaves(whole) else None for whole in wholes)
+            inputs = stacks, numbers, tuple(held.arrays for held in places), tuple(held.groups for held in places)
             (x, pages), _ = jax.lax.scan(layers, (x, pages), inputs)
         return x, pages
 
@@ -112,6 +117,17 @@ class Decoder(nnx.Module):
         else:
             logits = self.head.wide(hidden)
         return soft_capped(scaled(logits, self.config.logit_scale), self.config.logit_soft_cap)
+
+
+def _split(block: Block) -> tuple[nnx.GraphDef[Block], Any, Any]:
+    """A stack of layers' structure, the parameters that each layer is given whole, and those that it has a slice of."""
+    reads_stack = isinstance(block.mlp, Experts) and block.mlp.experts.is_read_in_stack
+
+    def is_whole(path: Any, _: Any) -> bool:
+        return reads_stack and path[:2] == ("mlp", "experts") and path[-1] == "kernel"
+
+    graph, *states = nnx.split(block, is_whole, ...)
+    return graph, states[0], states[1]
 
 
 class _Places(NamedTuple):
@@ -125,7 +141,14 @@ class _Places(NamedTuple):
 def _places(places: Sequence[LayerPlace]) -> _Places:
     groups, arrays = zip(*places, strict=True)
     differ = len(set(groups)) > 1
-    return _Places(jnp.asarray(arrays, jnp.int32), jnp.asarray(groups, jnp.int32) if differ else None, groups[0])
+    return _Places(_numbers(arrays), _numbers(groups) if differ else None, groups[0])
+
+
+def _numbers(numbers: Sequence[int]) -> jax.Array:
+    """In most models they count up, which a loop does without reading them from memory."""
+    first, end = numbers[0], numbers[0] + len(numbers)
+    is_counting = tuple(numbers) == tuple(range(first, end))
+    return jnp.arange(first, end) if is_counting else jnp.asarray(numbers, jnp.int32)
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -180,7 +203,9 @@ def _num_in_kernels(
     block: BlockConfig, config: ModelConfig, num_experts: Callable[[ExpertsConfig], float] | None
 ) -> float:
     shapes = layer_shapes(block, config)
-    kernels = {path: math.prod(leaf.shape) for path, leaf in shapes.items() if path[-1] == "kernel"}
+    kernels: dict[ParamPath, int] = {
+        path: math.prod(leaf.shape) for path, leaf in shapes.items() if path[-1] == "kernel"
+    }
     if num_experts is None or not isinstance(block.mlp, ExpertsConfig):
         return sum(kernels.values())
     held = block.mlp.num_experts + block.mlp.num_padding

@@ -30,7 +30,7 @@ from penstock.engine.deployment import Deployment
 from penstock.engine.models import ModelConfig, matmul_parameters
 from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.hlo import Traffic
-from penstock.engine.planning.weights import step_weight_bytes
+from penstock.engine.planning.weights import grouped_matmul_bytes, step_weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Step:
     num_tokens: int
     context: int
     ideal_bytes: int  # weights once, live KV once, new KV once
-    counted_bytes: int  # from the compiled HLO, and the pages that the attention kernel moves
+    counted_bytes: int  # from the compiled HLO, with the pages and experts that kernels move
     flops: float
     memory_s: float
     compute_s: float
@@ -66,6 +66,7 @@ def decode_step(deployment: Deployment, chip: Chip, batch: int, context: int, ba
     weights = step_weight_bytes(model, batch, deployment.placement)
     ideal = weights + batch * kv_sequence_bytes(model, deployment.kv_dtype, context + 1) // devices
     counted = backbone.hbm_bytes + head.hbm_bytes + batch * _kv_bytes_moved(deployment, context)
+    counted += grouped_matmul_bytes(model, batch, deployment.placement, backbone.grouped_matmuls)
     flops = step_flops(model, batch, batch, batch * _mean(min(context, seen) for seen in _windows(model))) / devices
     return Step(
         num_tokens=batch,

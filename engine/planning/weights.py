@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,6 +33,18 @@ def step_weight_bytes(model: ModelConfig, num_tokens: int, placement: Placement 
     rows = num_tokens * model.hidden_size * int(jnp.dtype(model.dtype).itemsize)
     layers = _layer_bytes(model, placement, lambda mixture: distinct_experts(mixture, num_tokens))
     return round(layers) + sum(outer.values()) - table + rows
+
+
+def grouped_matmul_bytes(model: ModelConfig, num_tokens: int, placement: Placement | None, num_matmuls: int) -> int:
+    """What that many grouped matmuls read of their experts, which are in the model's type there, in a step."""
+    plain = replace(model, blocks=tuple(replace(block, packed=()) for block in model.blocks))
+    num_all, total = 0, 0.0
+    for block, count in Counter(plain.blocks).items():
+        for path, num_bytes in _arrays(layer_shapes(block, plain), ("blocks", 0), placement):
+            if isinstance(block.mlp, ExpertsConfig) and path[2:4] == ("mlp", "experts") and path[-1] == "kernel":
+                share = distinct_experts(block.mlp, num_tokens) / block.mlp.num_experts
+                num_all, total = num_all + count, total + count * num_bytes * share
+    return round(total * num_matmuls / num_all) if num_all else 0
 
 
 def distinct_experts(mixture: ExpertsConfig, num_tokens: int) -> float:

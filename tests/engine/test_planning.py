@@ -12,7 +12,7 @@ from penstock.engine.attention import check_page_table, page_size_for
 from penstock.engine.attention.selection import SMEM_BYTES, page_table_bytes
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
-from penstock.engine.models import FAMILIES, ModelConfig, active_parameters, matmul_parameters
+from penstock.engine.models import FAMILIES, ModelConfig, active_parameters, experts, matmul_parameters
 from penstock.engine.models.hf_blocks import sliding
 from penstock.engine.planning import PRESETS, as_dict, has_libtpu, plan, planned_model, preset
 from penstock.engine.planning.chips import CHIPS
@@ -115,6 +115,18 @@ def test_a_slice_that_is_prefetched_is_read_once() -> None:
 """
     traffic = Program(text).traffic(cache_bytes=0)
     assert (traffic.read_bytes, traffic.written_bytes) == (4096, 4096)
+
+
+def test_the_experts_of_a_grouped_matmul_are_left_to_the_planner() -> None:
+    text = """ENTRY %main (rows: bf16[8,64], all: bf16[96,64,128]) -> f32[8,128] {
+  %sizes = s32[97]{0:S(1)} parameter(0)
+  %rows = bf16[8,64]{1,0} parameter(1)
+  %all = bf16[96,64,128]{2,1,0} parameter(2)
+  ROOT %ragged-dot-none = f32[8,128]{1,0:S(1)} custom-call(%sizes, %rows, %all), custom_call_target="tpu_custom_call", frontend_attributes={ragged_dot_tiling="8,64,128"}
+}
+"""  # noqa: E501
+    traffic = Program(text).traffic(cache_bytes=10**9)
+    assert (traffic.read_bytes, traffic.written_bytes, traffic.grouped_matmuls) == (8 * 64 * 2, 0, 1)
 
 
 def test_presets_have_the_published_numbers_of_parameters() -> None:
@@ -269,6 +281,27 @@ def test_layers_that_alternate_are_counted_one_by_one() -> None:
     assert step.layer_collectives == {"all-reduce": 2}  # though an iteration of the loop has two layers
     assert step.traffic.collectives == {"all-reduce": 2 * model.num_layers + 1}
     assert made.decode[0].overhead < 1.10
+
+
+@needs_libtpu
+def test_experts_are_copied_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that are too large to be fetched ahead are: the grouped matmuls are given those of all layers."""
+    monkeypatch.setattr(experts, "MOST_FETCHED_AHEAD", 0)
+    fields = {
+        **PRESETS["Qwen3-30B-A3B"], "num_hidden_layers": 3, "num_experts": 16, "hidden_size": 1024,
+        "moe_intermediate_size": 512, "vocab_size": 4096,
+    }  # fmt: skip
+    model = FAMILIES["qwen3_moe"].config(fields, "bfloat16")
+    config = EngineConfig(
+        max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, tensor_parallel=2, expert_parallel=2, num_pages=33
+    )
+    made = plan(model, "v6e:2x2", config, only=frozenset({16}))
+    step = made.buckets[0]
+    assert step.layer_collectives == {"all-reduce": 2}
+    assert step.traffic.grouped_matmuls == 3 * model.num_layers
+    assert step.temporary_bytes < 8 * 3 * 1024 * 256  # less than a matrix of a layer's experts on each device
+    for decode in made.decode:  # of one token and of 16, which choose 8 and nearly all of the experts
+        assert decode.counted_bytes - logits_bytes(model) < 1.10 * decode.ideal_bytes
 
 
 @needs_libtpu

@@ -21,7 +21,12 @@ from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig
 from penstock.engine.planning import PRESETS, planned_model, preset
 from penstock.engine.planning.roofline import kv_sequence_bytes, kv_token_bytes
-from penstock.engine.planning.weights import held_bytes, step_weight_bytes, vocab_padding_bytes
+from penstock.engine.planning.weights import (
+    grouped_matmul_bytes,
+    held_bytes,
+    step_weight_bytes,
+    vocab_padding_bytes,
+)
 from penstock.engine.sharding import DATA, EXPERT, TENSOR, Placement, split_model
 
 BF16 = 2
@@ -94,6 +99,18 @@ def test_a_mixture_of_experts() -> None:
     assert step_weight_bytes(split, 32, over(1, 8)) == pytest.approx(
         BF16 * (48 * (whole + read * expert) + table // 8 + hidden + 32 * hidden), abs=1
     )
+
+
+def test_what_grouped_matmuls_read_of_experts() -> None:
+    """Of Qwen3-30B-A3B's 48 x 3, those whose experts are in HBM: what 4 tokens choose of those that a device holds."""
+    model, matrix = known("Qwen3-30B-A3B"), BF16 * 2048 * 768
+    each = 16 * (1 - (120 / 128) ** 4) * matrix
+    split = split_model(model, 1, 8)
+    assert grouped_matmul_bytes(split, 4, over(1, 8), 144) == pytest.approx(144 * each, abs=1)
+    assert grouped_matmul_bytes(split, 4, over(1, 8), 48) == pytest.approx(48 * each, abs=1)
+    quantized = split_model(known("Qwen3-30B-A3B", "int4"), 1, 8)  # unpacked before they are multiplied
+    assert grouped_matmul_bytes(quantized, 4, over(1, 8), 144) == pytest.approx(144 * each, abs=1)
+    assert grouped_matmul_bytes(known("Llama-3.1-8B"), 4, None, 0) == 0
 
 
 def test_experts_that_devices_do_not_divide() -> None:
