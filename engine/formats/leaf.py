@@ -107,11 +107,6 @@ class Format(Protocol):
             CheckpointError: it is stored in a way that the format does not have.
         """
 
-    def expected(self, module: str, num_in: int, dtype: str) -> Packing | None:
-        """As `packing`, from config.json alone: how the weight of `module`, with so many input features and of a model
-        of `dtype`, is most likely held. Types of scales are those that the format's programs write.
-        """
-
     def leaves(
         self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
@@ -119,6 +114,15 @@ class Format(Protocol):
 
     def checks(self, packing: Packing, num_out: int, num_in: int) -> tuple[Leaf, ...]:
         """Tensors that hold nothing new, which reading them proves; some may be missing."""
+
+
+class Declared(Format, Protocol):
+    """A format that a config.json describes, or a setting."""
+
+    def expected(self, module: str, num_in: int, dtype: str) -> Packing | None:
+        """As `packing`, without a file: how the weight of `module`, with so many input features and of a model of
+        `dtype`, is most likely held. Types of scales are those that the format's programs write.
+        """
 
 
 def float_scales(tensor: str, shape: tuple[int, ...], scale: str, *, is_transposed: bool = False) -> Leaf:

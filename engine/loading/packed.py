@@ -12,16 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock.engine.errors import ConfigError
-from penstock.engine.formats.leaf import Format, Index, Leaf
+from penstock.engine.formats.leaf import Declared, Format, Index, Leaf
 from penstock.engine.formats.own import Own
 from penstock.engine.formats.packing import LEAVES, PLANES, Packing, leaf_shapes
-from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.rows import before_copying
-from penstock.engine.models import Family, ModelConfig, ParamPath, layer_shapes, outer_shapes
+from penstock.engine.models import Family, ModelConfig, ParamPath, layer_shapes
 from penstock.engine.models.config import ExpertsConfig, Packed
 
 ROUTERS = frozenset({"router", "shared_gate"})
-UNQUANTIZED = ROUTERS | {"head"}  # small, or what rounding costs most: by setting, never
+# Matmuls that are small, or that rounding costs most: by setting, never.
+UNQUANTIZED = ROUTERS | {"head", "embedding"}
+AROUND = ("embedding", "head")  # the blocks: these have a row for each token
 
 _Kernels = tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
 
@@ -196,42 +197,41 @@ class PackedWeights:
         return {f"{module}{suffix}" for module in source.modules for suffix in self.form.passed_over}
 
 
-def packed_weights(fields: Mapping[str, Any], family: Family, stored: Mapping[str, Any], weights: str) -> PackedWeights:
-    """What `config.json` says of the quantization of the weights `stored`, or the setting `weights` where it says none.
+def packed_weights(form: Format | None, family: Family, stored: Mapping[str, Any], weights: str) -> PackedWeights:
+    """In the format of the weights `stored`, or, where they have none, as the setting `weights` says.
 
     Raises:
-        ConfigError: it is not supported, or both say something.
+        ConfigError: both say something.
     """
-    form, left = _form(fields, weights)
-    return PackedWeights(form, family.as_stored(stored.keys()), stored, left)
+    _refuse_both(form, weights)
+    family = family.as_stored(stored.keys())
+    if form is None:
+        return PackedWeights(Own(None if weights == "auto" else weights), family, stored, UNQUANTIZED)
+    return PackedWeights(form, family, stored)
 
 
-def expected_packings(fields: Mapping[str, Any], family: Family, config: ModelConfig, weights: str) -> ModelConfig:
+def expected_packings(form: Declared | None, family: Family, config: ModelConfig, weights: str) -> ModelConfig:
     """`config` with the packings that its matmuls most likely have, from config.json alone; routers have none.
 
     Raises:
-        ConfigError: the quantization is not supported, or a weight cannot be divided into groups.
+        ConfigError: `form` and the setting `weights` both say something, or a weight cannot be divided into groups.
     """
-    form, left = _form(fields, weights)
-    if form == Own():
+    _refuse_both(form, weights)
+    if form is None and weights == "auto":
         return config
-    return _with_packings(
-        config, family, lambda module, num_in: form.expected(module, num_in, config.dtype), left | ROUTERS
-    )
+    chosen: Declared = Own(weights) if form is None else form
+    left = UNQUANTIZED if form is None else ROUTERS | {"embedding"}
+    return _with_packings(config, family, lambda module, num_in: chosen.expected(module, num_in, config.dtype), left)
 
 
-def _form(fields: Mapping[str, Any], weights: str) -> tuple[Format, frozenset[str]]:
-    """How weights are quantized, and which are not, by the last part of their paths."""
-    form = read_format(fields)
-    if form is None:
-        return Own(None if weights == "auto" else weights), UNQUANTIZED
-    if weights != "auto":
+def _refuse_both(form: Format | None, weights: str) -> None:
+    if form is not None and weights != "auto":
         raise ConfigError(f"weights = {weights} is for checkpoints that are not quantized, and this one is: set auto")
-    return form, frozenset()
 
 
 def _module(family: Family, path: ParamPath) -> str:
-    return family.tensor_name((*path, "kernel")).removesuffix(".weight")
+    at = path if path == ("embedding",) else (*path, "kernel")
+    return family.tensor_name(at).removesuffix(".weight")
 
 
 def _with_packings(
@@ -253,7 +253,9 @@ def _with_packings(
         replace(block, packed=packed(("blocks", layer), _kernels_of(layer_shapes(block, config))))
         for layer, block in enumerate(config.blocks)
     )
-    return replace(config, blocks=blocks, packed=packed((), _kernels_of(outer_shapes(config))))
+    names = ("embedding",) if config.tie_word_embeddings else AROUND
+    around = tuple(((name,), (config.hidden_size, config.vocab_size)) for name in names)
+    return replace(config, blocks=blocks, packed=packed((), around))
 
 
 def is_packed(path: ParamPath) -> bool:
@@ -268,13 +270,13 @@ def _packing_of(path: ParamPath, config: ModelConfig) -> Packing:
 
 def _num_out(codes: tuple[int, ...], path: ParamPath, config: ModelConfig) -> int:
     """As it is stored."""
-    return config.vocab_size if path == ("head", "codes") else codes[-2] // _copies(path, config)
+    return config.vocab_size if path[0] in AROUND else codes[-2] // _copies(path, config)
 
 
 def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...]:
     """Along each axis, of an array of the layer that `path` names."""
     zeros = [0] * len(param.shape)
-    if path[0] == "head" and path[-1] != "group_of":
+    if path[0] in AROUND and path[-1] != "group_of":
         packing = _packing_of(path, config)
         stored = packing.num_row_groups(config.vocab_size) if path[-1] == "scales" else config.vocab_size
         zeros[-2] = param.shape[-2] - stored

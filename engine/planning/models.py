@@ -1,11 +1,12 @@
-"""The model that a plan is made for: a preset's name, a checkpoint's folder, or a config.json alone."""
+"""The model that a plan is made for: a preset's name, a checkpoint's folder or file, or a config.json alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from penstock.engine.errors import ConfigError
-from penstock.engine.loading.checkpoint import read_model_config
+from penstock.engine.formats.reading import read_format
+from penstock.engine.loading.checkpoint import local, read_model_config
 from penstock.engine.loading.files import CONFIG_FILE, read_json
 from penstock.engine.loading.headers import INDEX_FILE, WEIGHTS_FILE
 from penstock.engine.loading.packed import expected_packings
@@ -25,16 +26,17 @@ def planned_model(model: str, dtype: str = "auto", weights: str = "auto") -> Mod
     if of_preset is not None:
         return of_preset
     path = Path(model).expanduser()
-    if path.is_dir() and any((path / name).exists() for name in (WEIGHTS_FILE, INDEX_FILE)):
+    has_weights = not path.is_dir() or any((path / name).exists() for name in (WEIGHTS_FILE, INDEX_FILE))
+    if local(path) is not None and has_weights:
         return read_model_config(path, dtype, weights)
     if path.is_dir():
         path /= CONFIG_FILE
     if not path.exists():
         raise ConfigError(
-            f"{model!r} is no preset ({', '.join(PRESETS)}), no folder of a checkpoint and no config.json"
+            f"{model!r} is no preset ({', '.join(PRESETS)}), no folder of a checkpoint, no GGUF file and no config.json"
         )
     fields = read_json(path)
     declared = str(fields.get("dtype") or fields.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     family = family_of(fields)
     config = family.config(fields, checked_dtype(declared if dtype == "auto" else dtype))
-    return expected_packings(fields, family, config, weights)
+    return expected_packings(read_format(fields), family, config, weights)

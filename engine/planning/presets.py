@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.packed import expected_packings
 from penstock.engine.models import FAMILIES, ModelConfig
 
@@ -113,5 +114,5 @@ def preset(name: str, dtype: str = "bfloat16", weights: str = "auto") -> ModelCo
     for known, fields in PRESETS.items():
         if known.lower() == name.lower():
             family = FAMILIES[fields["model_type"]]
-            return expected_packings(fields, family, family.config(fields, dtype), weights)
+            return expected_packings(read_format(fields), family, family.config(fields, dtype), weights)
     return None
