@@ -13,7 +13,7 @@ from penstock.engine.models.attention import Attention
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
-from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP
+from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP, RowGroups
 from penstock.engine.models.layers import GatedMLP, Linear
 from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedGroupedLinear, QuantizedLinear
 from penstock.engine.native import GROUPED_MATMUL, MATMUL, panel_width
@@ -126,11 +126,11 @@ class PackedExperts(GroupedMLP):
         self.gate_up = PackedGroups([experts.gate, experts.up], width, gated=self.is_gated)
         self.down = PackedGroups([experts.down], width)
 
-    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        inner = self.gate_up.multiply(rows, group_sizes, rows.dtype)
+    def __call__(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        inner = self.gate_up.multiply(rows, groups.sizes, rows.dtype)
         if not self.is_gated:
             inner = self.gated(*jnp.split(inner, 2, axis=1))
-        return self.down(inner, group_sizes)
+        return self.down(inner, groups)
 
 
 class PackedGroups(GroupedLinear):
@@ -145,8 +145,8 @@ class PackedGroups(GroupedLinear):
         biases = [linear.bias[...].astype(jnp.float32) for linear in linears if linear.bias is not None]
         self.bias = nnx.Param(_columns(biases, width, gated=gated)) if biases else None
 
-    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        return self.multiply(rows, group_sizes, jnp.dtype(jnp.float32))
+    def __call__(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        return self.multiply(rows, groups.sizes, jnp.dtype(jnp.float32))
 
     def multiply(self, rows: jax.Array, group_sizes: jax.Array, dtype: jnp.dtype) -> jax.Array:
         result = jax.ShapeDtypeStruct((rows.shape[0], self.num_columns), dtype)  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from penstock.engine.models import ExpertsConfig
-from penstock.engine.models.experts import Experts, GroupedMLP, route
+from penstock.engine.models.experts import Experts, GroupedMLP, RowGroups, route
 
 HIDDEN = 16
 
@@ -52,9 +52,9 @@ def test_padding_goes_to_no_expert_and_moves_no_result(monkeypatch: pytest.Monke
     alone = mixture(x[:4])
     sizes, compute = [], GroupedMLP.__call__
 
-    def recording(experts: GroupedMLP, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        sizes.append(int(group_sizes.sum()))
-        return compute(experts, rows, group_sizes)
+    def recording(experts: GroupedMLP, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        sizes.append(int(groups.sizes.sum()))
+        return compute(experts, rows, groups)
 
     monkeypatch.setattr(GroupedMLP, "__call__", recording)
     padded = mixture(x.at[6].set(jnp.nan), jnp.arange(9) < 4)

@@ -16,7 +16,7 @@ from flax import nnx
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import ClampedSwiGLU, ExpertsConfig, MLPConfig
-from penstock.engine.models.experts import GroupedMLP
+from penstock.engine.models.experts import GroupedMLP, RowGroups
 from penstock.engine.models.layers import GatedMLP, Linear
 from penstock.engine.models.packed import PackedExperts, PackedLinear, PackedMLP
 from penstock.engine.native import load_library, panel_width
@@ -109,11 +109,11 @@ def test_each_row_goes_through_its_own_expert(dtype: str, options: dict[str, Any
         linear.kernel[...] = linear.kernel[...] * 20
         if linear.bias is not None:
             linear.bias[...] = jax.random.normal(jax.random.key(3), linear.bias.shape, dtype)
-    group_sizes = jnp.asarray([3, 0, 100, 1, 0], jnp.int32)  # more than a task's rows, and none
+    groups = RowGroups(jnp.asarray([3, 0, 100, 1, 0], jnp.int32))  # more than a task's rows, and none
     x, packed = tokens(110, 48, dtype), jax.jit(PackedExperts(experts, width()))
-    got = packed(x, group_sizes)[:104]
-    assert_close(got, experts(x, group_sizes)[:104], dtype)
-    alone = packed(x[3:40], jnp.asarray([0, 0, 37, 0, 0], jnp.int32))
+    got = packed(x, groups)[:104]
+    assert_close(got, experts(x, groups)[:104], dtype)
+    alone = packed(x[3:40], RowGroups(jnp.asarray([0, 0, 37, 0, 0], jnp.int32)))
     np.testing.assert_array_equal(alone, got[3:40])
 
 
