@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from penstock.engine.attention import AttentionBackend, attend_in_groups
 from penstock.engine.execution.extended import sample_extended
@@ -64,8 +65,9 @@ def decode_loop(
             kv_lens=jnp.where(is_real, positions + 1, 0),
         )
         attend, lengths = attend_in_groups(attention, ragged), lengths_at(positions, inputs.rope_lengths)
-        hidden, cache = model(token_ids, positions, cache, attend, is_active, lengths)
-        logits = gathered(model.logits(hidden), placement, geometry.vocab_size)
+        held = _unpacked_after(token_ids, model)
+        hidden, cache = held(token_ids, positions, cache, attend, is_active, lengths)
+        logits = gathered(held.logits(hidden), placement, geometry.vocab_size)
         rows = replace(sampling, output_index=sampling.output_index + step)
         sampled, of_step, state = sample_extended(logits, rows, extended, state)
         logprobs = jax.tree.map(lambda all_, one: update(all_, one, step, axis=0), logprobs, of_step)
@@ -79,6 +81,15 @@ def decode_loop(
     carry = (jnp.int32(0), is_active, first, tokens, logprobs, cache, state)
     _, _, last, tokens, logprobs, cache, state = jax.lax.while_loop(is_going_on, advance, carry)
     return tokens, logprobs, jnp.pad(last, (0, geometry.max_rows - num_rows)), cache, state
+
+
+def _unpacked_after(token_ids: jax.Array, model: Decoder) -> Decoder:
+    """`model`, whose quantized weights wait for `token_ids`: else a compiler unpacks all of them ahead of the loop."""
+    if not model.config.is_packed:
+        return model
+    graph, state = nnx.split(model)
+    state, _ = jax.lax.optimization_barrier((state, token_ids))
+    return nnx.merge(graph, state)
 
 
 def _slots(table: jax.Array, positions: jax.Array, page_size: int) -> jax.Array:

@@ -81,11 +81,15 @@ class GroupedLinear(nnx.Module):
         group_sizes: jax.Array,  # i32 [num_experts]: rows of each; those behind them all hold anything
     ) -> jax.Array:
         """In f32, as it was summed."""
-        y = jax.lax.ragged_dot(rows, self.kernels(rows.dtype), group_sizes, preferred_element_type=jnp.float32)
+        y = self.product(rows, group_sizes)
         if self.bias is None:
             return y
         biases = self.bias[...].astype(jnp.float32)
         return y + jnp.repeat(biases, group_sizes, axis=0, total_repeat_length=rows.shape[0])
+
+    def product(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        """Without biases."""
+        return jax.lax.ragged_dot(rows, self.kernels(rows.dtype), group_sizes, preferred_element_type=jnp.float32)
 
     def kernels(self, dtype: jnp.dtype) -> jax.Array:  # [experts, in, out]; for rows of `dtype`
         del dtype  # they are held as they are multiplied
