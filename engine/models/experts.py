@@ -122,14 +122,18 @@ class GroupedLinear(nnx.Module):
         groups: RowGroups,
     ) -> jax.Array:
         """In f32, as it was summed."""
-        kernels, sizes = self.kernels(rows.dtype), groups.sizes
-        if kernels.ndim == 4:
-            kernels, sizes = kernels.reshape(-1, *kernels.shape[2:]), groups.of_all_layers(kernels.shape[0])
-        y = jax.lax.ragged_dot(rows, kernels, sizes, preferred_element_type=jnp.float32)
+        y = self.product(rows, groups)
         if self.bias is None:
             return y
         biases = self.bias[...].astype(jnp.float32)
         return y + jnp.repeat(biases, groups.sizes, axis=0, total_repeat_length=rows.shape[0])
+
+    def product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        """Without biases."""
+        kernels, sizes = self.kernels(rows.dtype), groups.sizes
+        if kernels.ndim == 4:
+            kernels, sizes = kernels.reshape(-1, *kernels.shape[2:]), groups.of_all_layers(kernels.shape[0])
+        return jax.lax.ragged_dot(rows, kernels, sizes, preferred_element_type=jnp.float32)
 
     def kernels(self, dtype: jnp.dtype) -> jax.Array:  # [experts, in, out], or of all layers; for rows of `dtype`
         del dtype  # they are held as they are multiplied
