@@ -47,9 +47,7 @@ def main() -> None:
 def measured(arguments: argparse.Namespace, form: str) -> list[dict[str, Any]]:
     """A row for the dense model and one for the mixture."""
     settings = EngineConfig(max_batch_tokens=arguments.max_batch_tokens, max_model_len=1024, matmul=form)
-    deployments = {
-        name: deploy(settings, model) for name, model in models_of(arguments.model, arguments.dtype).items()
-    }
+    deployments = {name: deploy(settings, model) for name, model in models_of(arguments.model, arguments.dtype).items()}
     rounds = [
         {name: warm_up_once(deployment) for name, deployment in deployments.items()}
         for _ in range(1 + arguments.rounds)

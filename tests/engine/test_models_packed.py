@@ -148,7 +148,7 @@ def test_tokens_go_to_the_experts_that_the_reference_says(options: dict[str, Any
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_each_token_is_the_sum_of_what_its_experts_make_of_it(dtype: str) -> None:
+def test_each_token_is_the_sum_of_what_its_experts_make_of_it(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ExpertsConfig(num_experts=5, num_chosen=3, intermediate_size=14)
     experts = GroupedMLP(config, 48, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(2))
     for linear in (experts.gate, experts.up, experts.down):
@@ -156,7 +156,15 @@ def test_each_token_is_the_sum_of_what_its_experts_make_of_it(dtype: str) -> Non
     x, packed = tokens(70, 48, dtype), PackedExperts(experts, width())
     chosen = jax.random.randint(jax.random.key(4), (70, 3), 0, 6).at[60:].set(5)  # 5: an expert that is not here
     weights = jax.random.uniform(jax.random.key(5), (70, 3))
+    sizes, compute = [], PackedExperts.__call__
+
+    def recording(experts: PackedExperts, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        sizes.append(group_sizes)
+        return compute(experts, rows, group_sizes)
+
+    monkeypatch.setattr(PackedExperts, "__call__", recording)
     got = packed.mix(x.at[65].set(jnp.nan), chosen, weights)
+    np.testing.assert_array_equal(sizes[0], [(chosen == expert).sum() for expert in range(5)])
     assert_close(got[:60], experts.mix(x, chosen, weights)[:60], dtype)
     assert not got[60:].any()
     np.testing.assert_array_equal(packed.mix(x[7:19], chosen[7:19], weights[7:19]), got[7:19])
