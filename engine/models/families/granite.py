@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm
+from penstock.engine.models.hf_blocks import full_layers, read_attention, read_mlp, read_model, read_norm
 from penstock.engine.models.hf_config import HFConfig
 
 
@@ -19,7 +19,7 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
         norm,
         residual_scale=config.number("residual_multiplier"),
     )
-    blocks = [block for _ in every_layer(config, None)]
+    blocks = full_layers(config, block)
     model = read_model(config, family=GRANITE.model_type, dtype=dtype, blocks=blocks, norm=norm)
     return replace(
         model,
