@@ -17,13 +17,14 @@ from penstock.engine.errors import ConfigError
 from penstock.engine.formats.leaf import Format, Index, Leaf
 from penstock.engine.formats.own import Own
 from penstock.engine.formats.packing import LEAVES, PLANES, Packing, leaf_shapes
-from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.rows import before_copying
 from penstock.engine.models import BlockConfig, Family, ModelConfig, ParamPath
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import ExpertsConfig, Packed
 
-UNQUANTIZED = frozenset({"router", "shared_gate", "head"})  # small, or what rounding costs most: by setting, never
+# Matmuls that are small, or that rounding costs most: by setting, never.
+UNQUANTIZED = frozenset({"router", "shared_gate", "head", "embedding"})
+AROUND = ("embedding", "head")  # the blocks: these have a row for each token
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +135,14 @@ class PackedWeights:
             replace(block, packed=self._packed(("blocks", layer), _kernels_of(block, config.hidden_size)))
             for layer, block in enumerate(config.blocks)
         )
-        head = () if config.tie_word_embeddings else ((("head",), (config.hidden_size, config.vocab_size)),)
-        return replace(config, blocks=blocks, packed=self._packed((), head))
+        names = ("embedding",) if config.tie_word_embeddings else ("embedding", "head")
+        around = tuple(((name,), (config.hidden_size, config.vocab_size)) for name in names)
+        return replace(config, blocks=blocks, packed=self._packed((), around))
 
     def module(self, path: ParamPath) -> str:
         """The checkpoint's name of the module at `path`."""
-        return self.family.tensor_name((*path, "kernel")).removesuffix(".weight")
+        at = path if path == ("embedding",) else (*path, "kernel")
+        return self.family.tensor_name(at).removesuffix(".weight")
 
     def source(
         self, path: ParamPath, layers: Sequence[ParamPath], params: Mapping[ParamPath, Any], config: ModelConfig
@@ -213,13 +216,13 @@ class PackedWeights:
         return tuple(found)
 
 
-def packed_weights(fields: Mapping[str, Any], family: Family, stored: Mapping[str, Any], weights: str) -> PackedWeights:
-    """What `config.json` says of the quantization of the weights `stored`, or the setting `weights` where it says none.
+def packed_weights(form: Format | None, family: Family, stored: Mapping[str, Any], weights: str) -> PackedWeights:
+    """In the format of the weights `stored`, or, where they have none, as the setting `weights` says.
 
     Raises:
-        ConfigError: it is not supported, or both say something.
+        ConfigError: both say something.
     """
-    form, family = read_format(fields), family.as_stored(stored.keys())
+    family = family.as_stored(stored.keys())
     if form is None:
         return PackedWeights(Own(None if weights == "auto" else weights), family, stored, UNQUANTIZED)
     if weights != "auto":
@@ -239,13 +242,13 @@ def _packing_of(path: ParamPath, config: ModelConfig) -> Packing:
 
 def _num_out(codes: tuple[int, ...], path: ParamPath, config: ModelConfig) -> int:
     """As it is stored."""
-    return config.vocab_size if path == ("head", "codes") else codes[-2] // _copies(path, config)
+    return config.vocab_size if path[0] in AROUND else codes[-2] // _copies(path, config)
 
 
 def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...]:
     """Along each axis, of an array of the layer that `path` names."""
     zeros = [0] * len(param.shape)
-    if path[0] == "head" and path[-1] != "group_of":
+    if path[0] in AROUND and path[-1] != "group_of":
         packing = _packing_of(path, config)
         stored = packing.num_row_groups(config.vocab_size) if path[-1] == "scales" else config.vocab_size
         zeros[-2] = param.shape[-2] - stored

@@ -18,7 +18,7 @@ from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.layer_groups import LayerPlace, layer_groups
 from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
-from penstock.engine.models.quantized import quantize_modules
+from penstock.engine.models.quantized import QuantizedEmbedding, quantize_modules
 from penstock.engine.models.rope import rotary_tables
 from penstock.engine.models.runs import layer_runs, stacked_layers
 
@@ -36,7 +36,9 @@ class Decoder(nnx.Module):
         self.config = config
         self.is_stacked = stacked
         init = nnx.initializers.normal(0.02)
-        self.embedding = nnx.Param(init(rngs.params(), (config.vocab_rows, config.hidden_size), dtype))
+        self.embedding: nnx.Param[jax.Array] | QuantizedEmbedding = nnx.Param(
+            init(rngs.params(), (config.vocab_rows, config.hidden_size), dtype)
+        )
         blocks = [Block(block, config.hidden_size, dtype=dtype, rngs=rngs) for block in config.blocks]
         if stacked:
             blocks = [_stack([blocks[layer] for layer in layers]) for layers in stacked_layers(config)]
@@ -59,7 +61,7 @@ class Decoder(nnx.Module):
         lengths: jax.Array | None = None,  # i32 [num_tokens]: by the model's rule of lengths; None: up to each token
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Returns the final hidden states `[num_tokens, hidden]` and the caches with this step's keys and values."""
-        x = scaled(self.embedding[...][token_ids], self.config.embedding_scale)
+        x = scaled(self._embedded(token_ids), self.config.embedding_scale)
         ropes = dict.fromkeys(block.attention.rope for block in self.config.blocks)
         rotary = {rope: rotary_tables(positions, rope, lengths) for rope in ropes if rope is not None}
         step = StepInputs(positions, rotary, attend, is_real)
@@ -100,9 +102,15 @@ class Decoder(nnx.Module):
             (x, pages), _ = jax.lax.scan(layers, (x, pages), inputs)
         return x, pages
 
+    def _embedded(self, token_ids: jax.Array) -> jax.Array:
+        if isinstance(self.embedding, QuantizedEmbedding):
+            return self.embedding.rows(token_ids)
+        return self.embedding[...][token_ids]
+
     def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab_rows]
         if self.head is None:
-            logits = jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
+            table = self.embedding.weight() if isinstance(self.embedding, QuantizedEmbedding) else self.embedding[...]
+            logits = jnp.einsum("rh,vh->rv", hidden, table, preferred_element_type=jnp.float32)
         else:
             logits = self.head.wide(hidden)
         return soft_capped(scaled(logits, self.config.logit_scale), self.config.logit_soft_cap)

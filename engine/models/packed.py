@@ -15,7 +15,7 @@ from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP
 from penstock.engine.models.layers import GatedMLP, Linear
-from penstock.engine.models.quantized import QuantizedGroupedLinear, QuantizedLinear
+from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedGroupedLinear, QuantizedLinear
 from penstock.engine.native import GROUPED_MATMUL, MATMUL, panel_width
 
 SILU = ("silu", "swish")  # the activation that the kernel has in it
@@ -30,9 +30,11 @@ def pack_weights(model: Decoder, library: ctypes.CDLL) -> None:
     width = panel_width(library)
     for block in model.blocks:
         _pack_block(block, width)
-    tied = [(model.embedding[...].T, None)]
-    head = PackedLinear(tied, width) if model.head is None else _packed(model.head, width)
-    model.head = nnx.data(head)  # where it was None, nnx took the attribute for a constant
+    if model.head is not None:
+        model.head = _packed(model.head, width)
+    elif not isinstance(model.embedding, QuantizedEmbedding):
+        head = PackedLinear([(model.embedding[...].T, None)], width)
+        model.head = nnx.data(head)  # where it was None, nnx took the attribute for a constant
 
 
 def can_pack(config: ModelConfig) -> bool:

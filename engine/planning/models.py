@@ -1,4 +1,4 @@
-"""The model that a plan is made for: a preset's name, a checkpoint's folder, or a config.json alone."""
+"""The model that a plan is made for: a preset's name, a checkpoint's folder or file, or a config.json alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.reading import read_format
-from penstock.engine.loading.checkpoint import read_model_config
+from penstock.engine.loading.checkpoint import local, read_model_config
 from penstock.engine.loading.files import read_json
 from penstock.engine.models import ModelConfig, family_of
 from penstock.engine.models.hf_config import checked_dtype
@@ -23,12 +23,13 @@ def planned_model(model: str, dtype: str = "auto") -> ModelConfig:
     of_preset = preset(model, "bfloat16" if dtype == "auto" else checked_dtype(dtype))
     if of_preset is not None:
         return of_preset
+    here = local(model)
+    if here is not None:
+        return read_model_config(here, dtype)
     path = Path(model).expanduser()
-    if path.is_dir():
-        return read_model_config(path, dtype)
     if not path.exists():
         raise ConfigError(
-            f"{model!r} is no preset ({', '.join(PRESETS)}), no folder of a checkpoint and no config.json"
+            f"{model!r} is no preset ({', '.join(PRESETS)}), no folder of a checkpoint, no GGUF file and no config.json"
         )
     fields = read_json(path)
     declared = str(fields.get("dtype") or fields.get("torch_dtype") or "bfloat16").removeprefix("torch.")

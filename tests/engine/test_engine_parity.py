@@ -128,6 +128,33 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "use_qk_norm": True,
         },
     ),
+    "dots1, a dense layer, then a window of a page": (
+        "dots1",
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "sliding_window": 4,
+            "max_window_layers": 1,
+        },
+    ),
+    "olmoe, odd heads": (
+        "olmoe",
+        {"num_experts": 7, "num_experts_per_tok": 3, "num_attention_heads": 3, "num_key_value_heads": 3},
+    ),
+    "granitemoe, tied": (
+        "granitemoe",
+        {
+            "num_local_experts": 5,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 3.7,
+            "tie_word_embeddings": True,
+        },
+    ),
     "phi3, a share of each head rotates": (
         "phi3",
         {

@@ -173,6 +173,8 @@ def test_the_architecture_tells_the_family_where_model_type_is_absent() -> None:
             "high_freq_factor",
         ),
         ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
+        ("dots1", {"n_routed_experts": 4, "num_experts_per_tok": 2}, "n_shared_experts must be a positive"),
         ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit must be a number above 0, not 0"),
         ("gpt_oss", {"sliding_window": None, "layer_types": ["sliding_attention"] * 3}, "sliding_window is off"),
     ],

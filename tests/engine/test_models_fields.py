@@ -20,7 +20,9 @@ BASE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "num_local_experts": 8,  # gpt_oss needs them to agree with its 4 per token
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
 }
 HARMLESS = {
     # of every class, and read elsewhere or by nothing

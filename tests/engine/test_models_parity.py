@@ -183,6 +183,86 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": DEFAULT_ROPE,
         },
     ),
+    "dots1": (
+        "dots1",
+        {
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "sliding_window": 4,
+            "max_window_layers": 1,
+            "routed_scaling_factor": 1.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "dots1-groups-odd-heads-window-of-one": (
+        "dots1",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 9,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 3,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "sliding_window": 1,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "vocab_size": 1003,
+            "shards": 3,
+        },
+    ),
+    "dots1-all-chosen-no-window": (
+        "dots1",
+        {
+            "n_routed_experts": 3,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 7,
+            "n_shared_experts": 1,
+            "sliding_window": None,
+            "head_dim": 20,
+            "rope_parameters": YARN,
+        },
+    ),
+    "olmoe": ("olmoe", {"num_experts": 7, "num_experts_per_tok": 3, "num_key_value_heads": 4}),
+    "olmoe-one-chosen-odd-heads-biases": (
+        "olmoe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 1,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "vocab_size": 1003,
+            "shards": 3,
+        },
+    ),
+    "olmoe-all-chosen-tied-llama3": (
+        "olmoe",
+        {"num_experts": 3, "num_experts_per_tok": 3, "tie_word_embeddings": True, "rope_parameters": LLAMA3},
+    ),
+    "granitemoe": ("granitemoe", {**GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    "granitemoe-one-chosen-odd-heads-tied": (
+        "granitemoe",
+        {
+            **GRANITE,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 1,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "vocab_size": 1003,
+        },
+    ),
+    "granitemoe-all-chosen-biases-three-shards": (
+        "granitemoe",
+        {**GRANITE, "num_local_experts": 3, "num_experts_per_tok": 3, "attention_bias": True, "shards": 3},
+    ),
     "qwen3-moe": ("qwen3_moe", {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20}),
     "qwen3-moe-normalized-dense-layers": (
         "qwen3_moe",
@@ -595,9 +675,11 @@ def test_logits_with_the_older_dialect_of_config_json(family: str, rope: dict[st
     np.testing.assert_allclose(our_logits(tmp_path, TOKENS), reference_logits(tmp_path, TOKENS), atol=1e-4, rtol=1e-4)
 
 
-def our_logits(directory: Path, token_ids: list[int], *, stacked: bool = False) -> np.ndarray:  # f32 [tokens, vocab]
-    config = read_model_config(directory)
-    model = load_model(directory, config, stacked=stacked)
+def our_logits(
+    path: Path, token_ids: list[int], *, stacked: bool = False, dtype: str = "auto"
+) -> np.ndarray:  # f32 [tokens, vocab]
+    config = read_model_config(path, dtype)
+    model = load_model(path, config, stacked=stacked)
     caches: tuple[Any, ...] = (jnp.zeros(config.num_layers),) if stacked else (None,) * config.num_layers
 
     @nnx.jit

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.families.cohere2 import COHERE2
+from penstock.engine.models.families.dots1 import DOTS1
 from penstock.engine.models.families.ernie4_5 import ERNIE4_5
 from penstock.engine.models.families.exaone4 import EXAONE4
 from penstock.engine.models.families.family import Family
@@ -19,6 +20,7 @@ from penstock.engine.models.families.glm4 import GLM4
 from penstock.engine.models.families.glm4_moe import GLM4_MOE
 from penstock.engine.models.families.gpt_oss import GPT_OSS
 from penstock.engine.models.families.granite import GRANITE
+from penstock.engine.models.families.granitemoe import GRANITEMOE
 from penstock.engine.models.families.llama import LLAMA
 from penstock.engine.models.families.ministral import MINISTRAL
 from penstock.engine.models.families.ministral3 import MINISTRAL3
@@ -27,6 +29,7 @@ from penstock.engine.models.families.mistral3 import MISTRAL3
 from penstock.engine.models.families.mixtral import MIXTRAL
 from penstock.engine.models.families.olmo2 import OLMO2
 from penstock.engine.models.families.olmo3 import OLMO3
+from penstock.engine.models.families.olmoe import OLMOE
 from penstock.engine.models.families.phi3 import PHI3
 from penstock.engine.models.families.qwen2 import QWEN2
 from penstock.engine.models.families.qwen2_moe import QWEN2_MOE
@@ -56,9 +59,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             GEMMA3,
             OLMO2,
             OLMO3,
+            OLMOE,
             SMOLLM3,
             PHI3,
             GRANITE,
+            GRANITEMOE,
             COHERE2,
             GLM,
             GLM4,
@@ -66,6 +71,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             EXAONE4,
             SEED_OSS,
             ERNIE4_5,
+            DOTS1,
         )
     }
 )
