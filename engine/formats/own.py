@@ -36,11 +36,16 @@ class Own:
 
     def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
         header = stored.get(_tensor(module, stored))
-        if self.kind is None or header is None or header.kind not in FLOAT_KINDS:
+        if header is None or header.kind not in FLOAT_KINDS:
+            return None
+        return self.expected(module, header.shape[-1], "")
+
+    def expected(self, module: str, num_in: int, dtype: str) -> Packing | None:
+        if self.kind is None:
             return None
         packing = OWN_KINDS[self.kind]
         size = packing.group if packing.code == "int4" else 1
-        return None if header.shape[-1] % size else packing
+        return None if num_in % size else packing
 
     def leaves(
         self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
@@ -139,7 +144,7 @@ def _fp8_scales_by_row(weights: np.ndarray) -> np.ndarray:
 def _fp8_codes(weights: np.ndarray) -> np.ndarray:
     scales = np.repeat(np.repeat(_fp8_scales(weights), 128, axis=0), 128, axis=1)
     scaled = _divided(weights, scales[: weights.shape[0], : weights.shape[1]])
-    return np.asarray(scaled.clip(-448, 448).astype(ml_dtypes.float8_e4m3fn))
+    return np.asarray(scaled.clip(-448, 448).astype(ml_dtypes.float8_e4m3fn)).view(np.uint8)
 
 
 _MADE: Mapping[str, Mapping[str, Callable[[np.ndarray], np.ndarray]]] = MappingProxyType(
