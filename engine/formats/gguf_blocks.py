@@ -17,7 +17,6 @@ from penstock.engine.formats.leaf import Leaf, finite
 from penstock.engine.formats.mxfp4 import exponents
 from penstock.engine.formats.packing import Packing, leaf_shapes
 
-AT_ONCE_BYTES = 2**20
 Blocks = np.ndarray  # u8 [out, blocks, bytes]
 
 
@@ -49,19 +48,9 @@ class BlockType:
     def _reader(self, leaf: str) -> Callable[[np.ndarray], np.ndarray]:
         part = self.parts[leaf]
 
-        def converted(rows: np.ndarray) -> np.ndarray:
+        def read(rows: np.ndarray) -> np.ndarray:
             blocks = np.ascontiguousarray(rows).reshape(rows.shape[0], -1, self.num_bytes)
             return part(blocks).reshape(rows.shape[0], -1)
-
-        def read(rows: np.ndarray) -> np.ndarray:
-            """A few rows at a time: `rows` may be mapped, and on the way codes take a byte each."""
-            at_once = max(1, AT_ONCE_BYTES // max(1, rows.shape[1]))
-            first = converted(rows[:at_once])
-            array = np.empty((rows.shape[0], first.shape[1]), first.dtype)
-            array[:at_once] = first
-            for at in range(at_once, rows.shape[0], at_once):
-                array[at : at + at_once] = converted(rows[at : at + at_once])
-            return array
 
         return read
 

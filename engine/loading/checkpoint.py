@@ -139,8 +139,7 @@ def load_model(
     with checkpoint.weights() as files:
         for name, leaf in checked.known.items():
             files.check(name, leaf)
-        # A file at a time. Of one, the largest first: while it is copied to its device, it is in memory twice.
-        for source in sorted(checked.sources, key=lambda one: (stored[one.names[0]].file, -num_bytes[one.path])):
+        for source in sorted(checked.sources, key=lambda source: stored[source.names[0]].file):  # a file at a time
             filled[source.path] = nnx.Param(files.array(source, placement))
             num_bytes_read += num_bytes[source.path]
             if progress is not None:
