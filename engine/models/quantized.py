@@ -45,7 +45,7 @@ def unpack_in_pieces(model: nnx.Module) -> None:
     XLA for CPUs begins with what waits for nothing, which is to unpack the weights of all layers.
     """
     for _, module in nnx.iter_modules(model):
-        if isinstance(module, QuantizedLinear | QuantizedGroupedLinear):
+        if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedGroupedLinear):
             module.is_in_pieces = True
 
 
@@ -75,6 +75,8 @@ class QuantizedLinear(Linear):
 class QuantizedEmbedding(nnx.Module):
     """A table `[tokens, features]` that is held as a Packing says: rows that are asked for are unpacked, or all."""
 
+    is_in_pieces = False
+
     def __init__(self, shape: tuple[int, int], packing: Packing, dtype: jnp.dtype) -> None:
         self.packing, self.shape, self.dtype = packing, shape, dtype
         _add_leaves(self, packing, shape)
@@ -83,9 +85,9 @@ class QuantizedEmbedding(nnx.Module):
         leaves = {name: getattr(self, name)[...][token_ids] for name in leaf_shapes(self.packing, *self.shape)}
         return unpacked(self.packing, leaves).astype(self.dtype)
 
-    def weight(self) -> jax.Array:
-        """`[tokens, features]`, in the model's type."""
-        return unpacked(self.packing, _leaves(self)).astype(self.dtype)
+    def wide(self, x: jax.Array) -> jax.Array:  # [num_rows, features] -> f32 [num_rows, tokens]
+        """As the head of a model that has tied the two."""
+        return (_in_pieces if self.is_in_pieces else _multiplied)(self.packing, _leaves(self), x)
 
 
 class QuantizedGroupedLinear(GroupedLinear):
