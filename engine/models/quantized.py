@@ -86,12 +86,8 @@ class QuantizedEmbedding(nnx.Module):
         return unpacked(self.packing, leaves).astype(self.dtype)
 
     def wide(self, x: jax.Array) -> jax.Array:  # [num_rows, features] -> f32 [num_rows, tokens]
-        """Of a head that is tied to it: as that of a QuantizedLinear."""
+        """As the head of a model that has tied the two."""
         return (_in_pieces if self.is_in_pieces else _multiplied)(self.packing, _leaves(self), x)
-
-    def weight(self) -> jax.Array:
-        """In f32, `[tokens, features]`."""
-        return unpacked(self.packing, _leaves(self))
 
 
 class QuantizedGroupedLinear(GroupedLinear):
