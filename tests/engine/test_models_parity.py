@@ -531,9 +531,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
-    "ministral-no-window-yarn": (
+    "ministral-full-layers-yarn": (
         "ministral",
-        {"sliding_window": None, "head_dim": 12, "rope_parameters": YARN, "vocab_size": 1003},
+        {"head_dim": 12, "layer_types": ["full_attention"] * 2, "rope_parameters": YARN, "vocab_size": 1003},
     ),
     "exaone4": ("exaone4", {"num_hidden_layers": 5, "sliding_window": 7, "num_key_value_heads": 1}),
     "exaone4-no-windows-tied-llama3": (
