@@ -24,7 +24,7 @@ from benchmarks.tables import table_of
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, attention_for
 from penstock.engine.deployment import DEFAULT_BUILD_DIR
 from penstock.engine.models import QKV
-from penstock.engine.models.experts import GroupedLinear
+from penstock.engine.models.experts import GroupedLinear, RowGroups
 from penstock.engine.models.layers import Linear
 from penstock.engine.models.packed import PackedGroups, PackedLinear
 from penstock.engine.native import NativeLibrary, load_library, panel_width
@@ -80,7 +80,9 @@ def grouped_matmuls() -> list[dict[str, Any]]:
             for num_tokens in (1, 16, 64):
                 sizes = _group_sizes(num_tokens, num_experts, num_chosen)
                 x = jax.random.normal(jax.random.key(1), (num_tokens * num_chosen, features_in), dtype)
-                seconds = {name: fastest_s(partial(form, x, sizes), repeats=4) for name, form in forms.items()}
+                seconds = {
+                    name: fastest_s(partial(form, x, RowGroups(sizes)), repeats=4) for name, form in forms.items()
+                }
                 num_read = int((sizes > 0).sum())
                 dense_s = _dense_s(x[:num_tokens], features_out * num_read, width)
                 rows.append({

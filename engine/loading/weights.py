@@ -27,6 +27,7 @@ from penstock.engine.models.axes import logical_axes
 from penstock.engine.sharding import Placement
 
 FLOAT_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors names them
+_BITS = re.compile(r"(?:BF|F|I|U)(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class Stored:
 
     @property
     def num_bytes(self) -> int:
-        bits = re.search(r"\d+", self.kind)
-        return math.prod(self.shape) * int(bits[0] if bits else 8) // 8
+        bits = _BITS.match(self.kind)  # of blocks, the shape is in bytes
+        return math.prod(self.shape) * int(bits[1] if bits else 8) // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class WeightFiles:
             CheckpointError: it is not.
         """
         with self._named(name):
-            leaf.read(self._tensor(name).__getitem__, leaf.stored_shape, ())
+            leaf.read(self.tensor(name).__getitem__, leaf.stored_shape, ())
 
     def _read(self, source: Source | PackedSource, index: Index) -> np.ndarray:
         if not source.num_spread:
@@ -169,7 +170,7 @@ class WeightFiles:
 
     def _read_one(self, source: Source | PackedSource, name: str, index: Index) -> np.ndarray:
         array: np.ndarray
-        tensor = self._tensor(name)
+        tensor = self.tensor(name)
         if isinstance(source, PackedSource):
             with self._named(name):
                 return source.read(tensor.__getitem__, index)
@@ -196,7 +197,7 @@ class WeightFiles:
         except CheckpointError as error:
             raise CheckpointError(f"tensor {name} {error}, in {self._stored[name].file.name}") from None
 
-    def _tensor(self, name: str) -> Any:
+    def tensor(self, name: str) -> Any:
         """What can be indexed to read some of it."""
         stored = self._stored[name]
         return _mapped(stored, name) if stored.kind == "F8_E4M3" else self._opened(stored.file).get_slice(name)

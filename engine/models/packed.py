@@ -15,9 +15,9 @@ from penstock.engine.models.attention import Attention
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
-from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP
+from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP, RowGroups
 from penstock.engine.models.layers import GatedMLP, Linear
-from penstock.engine.models.quantized import QuantizedGroupedLinear, QuantizedLinear
+from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedGroupedLinear, QuantizedLinear
 from penstock.engine.native import GROUP_ROWS, GROUPED_MATMUL, MATMUL, ROUTE, SUM_ROWS, panel_width
 
 SILU = ("silu", "swish")  # the activation that the kernel has in it
@@ -32,9 +32,11 @@ def pack_weights(model: Decoder, library: ctypes.CDLL) -> None:
     width = panel_width(library)
     for block in model.blocks:
         _pack_block(block, width)
-    tied = [(model.embedding[...].T, None)]
-    head = PackedLinear(tied, width) if model.head is None else _packed(model.head, width)
-    model.head = nnx.data(head)  # where it was None, nnx took the attribute for a constant
+    if model.head is not None:
+        model.head = _packed(model.head, width)
+    elif not isinstance(model.embedding, QuantizedEmbedding):
+        head = PackedLinear([(model.embedding[...].T, None)], width)
+        model.head = nnx.data(head)  # where it was None, nnx took the attribute for a constant
 
 
 def can_pack(config: ModelConfig) -> bool:
@@ -126,11 +128,11 @@ class PackedExperts(GroupedMLP):
         self.gate_up = PackedGroups([experts.gate, experts.up], width, gated=self.is_gated)
         self.down = PackedGroups([experts.down], width)
 
-    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        inner = self.gate_up.multiply(rows, group_sizes, rows.dtype)
+    def __call__(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        inner = self.gate_up.multiply(rows, groups.sizes, rows.dtype)
         if not self.is_gated:
             inner = self.gated(*jnp.split(inner, 2, axis=1))
-        return self.down(inner, group_sizes)
+        return self.down(inner, groups)
 
     def route(
         self, logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
@@ -149,14 +151,14 @@ class PackedExperts(GroupedMLP):
         )
         return chosen, weights
 
-    def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array) -> jax.Array:
+    def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array, layer: jax.Array | None = None) -> jax.Array:
         rows = _result((chosen.size, x.shape[1]), x.dtype)
         group = jax.ffi.ffi_call(
             GROUP_ROWS, (rows, _result(chosen.shape, jnp.int32), _result((self.num_experts,), jnp.int32))
         )
         grouped, places, group_sizes = group(x, chosen)
         y: jax.Array = jax.ffi.ffi_call(SUM_ROWS, _result(x.shape, jnp.float32))(
-            self(grouped, group_sizes), places, weights
+            self(grouped, RowGroups(group_sizes, layer)), places, weights
         )
         return y
 
@@ -173,8 +175,8 @@ class PackedGroups(GroupedLinear):
         biases = [linear.bias[...].astype(jnp.float32) for linear in linears if linear.bias is not None]
         self.bias = nnx.Param(_columns(biases, width, gated=gated)) if biases else None
 
-    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        return self.multiply(rows, group_sizes, jnp.dtype(jnp.float32))
+    def __call__(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        return self.multiply(rows, groups.sizes, jnp.dtype(jnp.float32))
 
     def multiply(self, rows: jax.Array, group_sizes: jax.Array, dtype: jnp.dtype) -> jax.Array:
         result = _result((rows.shape[0], self.num_columns), dtype)

@@ -26,7 +26,10 @@ def quantize_modules(model: nnx.Module, packed: Packed, dtype: jnp.dtype) -> Non
         setattr(holder, path[-1], _quantized(getattr(holder, path[-1]), packing, dtype))
 
 
-def _quantized(linear: Linear | GroupedLinear, packing: Packing, dtype: jnp.dtype) -> Linear | GroupedLinear:
+def _quantized(linear: Linear | GroupedLinear | nnx.Param[jax.Array], packing: Packing, dtype: jnp.dtype) -> nnx.Module:
+    if isinstance(linear, nnx.Param):
+        num_tokens, size = linear.shape
+        return QuantizedEmbedding((num_tokens, size), packing, dtype)
     if isinstance(linear, GroupedLinear):
         num_experts, num_in, num_out = linear.kernel.shape
         return QuantizedGroupedLinear(num_experts, num_in, num_out, packing, bias=linear.bias is not None, dtype=dtype)
@@ -54,6 +57,22 @@ class QuantizedLinear(Linear):
     def weight(self) -> jax.Array:
         """In f32, `[out, in]`."""
         return _weight(self, self.packing, self.shape)
+
+
+class QuantizedEmbedding(nnx.Module):
+    """A table `[tokens, features]` that is held as a Packing says: rows that are asked for are unpacked, or all."""
+
+    def __init__(self, shape: tuple[int, int], packing: Packing, dtype: jnp.dtype) -> None:
+        self.packing, self.shape, self.dtype = packing, shape, dtype
+        _add_leaves(self, packing, shape)
+
+    def rows(self, token_ids: jax.Array) -> jax.Array:  # i32 [num_tokens] -> [num_tokens, features]
+        leaves = {name: getattr(self, name)[...][token_ids] for name in leaf_shapes(self.packing, *self.shape)}
+        return unpacked(self.packing, leaves).astype(self.dtype)
+
+    def weight(self) -> jax.Array:
+        """`[tokens, features]`, in the model's type."""
+        return _weight(self, self.packing, self.shape).astype(self.dtype)
 
 
 class QuantizedGroupedLinear(GroupedLinear):

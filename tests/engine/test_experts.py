@@ -15,7 +15,7 @@ from flax import nnx
 
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.models import ExpertsConfig
-from penstock.engine.models.experts import Experts, GroupedMLP, route
+from penstock.engine.models.experts import Experts, GroupedMLP, RowGroups, route
 
 HIDDEN = 16
 
@@ -56,9 +56,9 @@ def test_padding_goes_to_no_expert_and_moves_no_result(monkeypatch: pytest.Monke
     alone = mixture(x[:4])
     sizes, compute = [], GroupedMLP.__call__
 
-    def recording(experts: GroupedMLP, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        sizes.append(int(group_sizes.sum()))
-        return compute(experts, rows, group_sizes)
+    def recording(experts: GroupedMLP, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        sizes.append(int(groups.sizes.sum()))
+        return compute(experts, rows, groups)
 
     monkeypatch.setattr(GroupedMLP, "__call__", recording)
     padded = mixture(x.at[6].set(jnp.nan), jnp.arange(9) < 4)
@@ -71,9 +71,9 @@ def test_padding_of_a_step_goes_to_no_expert(tmp_path: Path, monkeypatch: pytest
     sizes: list[int] = []
     compute = GroupedMLP.__call__
 
-    def recording(experts: GroupedMLP, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        jax.debug.callback(lambda size: sizes.append(int(size)), group_sizes.sum())
-        return compute(experts, rows, group_sizes)
+    def recording(experts: GroupedMLP, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        jax.debug.callback(lambda size: sizes.append(int(size)), groups.sizes.sum())
+        return compute(experts, rows, groups)
 
     monkeypatch.setattr(GroupedMLP, "__call__", recording)
     fields = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "num_hidden_layers": 1}

@@ -16,7 +16,7 @@ from flax import nnx
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import ClampedSwiGLU, ExpertsConfig, MLPConfig
-from penstock.engine.models.experts import GroupedMLP, route
+from penstock.engine.models.experts import GroupedMLP, RowGroups, route
 from penstock.engine.models.layers import GatedMLP, Linear
 from penstock.engine.models.packed import PackedExperts, PackedLinear, PackedMLP
 from penstock.engine.native import load_library, panel_width
@@ -109,11 +109,11 @@ def test_each_row_goes_through_its_own_expert(dtype: str, options: dict[str, Any
         linear.kernel[...] = linear.kernel[...] * 20
         if linear.bias is not None:
             linear.bias[...] = jax.random.normal(jax.random.key(3), linear.bias.shape, dtype)
-    group_sizes = jnp.asarray([3, 0, 100, 1, 0], jnp.int32)  # more than a task's rows, and none
+    groups = RowGroups(jnp.asarray([3, 0, 100, 1, 0], jnp.int32))  # more than a task's rows, and none
     x, packed = tokens(110, 48, dtype), jax.jit(PackedExperts(experts, width()))
-    got = packed(x, group_sizes)[:104]
-    assert_close(got, experts(x, group_sizes)[:104], dtype)
-    alone = packed(x[3:40], jnp.asarray([0, 0, 37, 0, 0], jnp.int32))
+    got = packed(x, groups)[:104]
+    assert_close(got, experts(x, groups)[:104], dtype)
+    alone = packed(x[3:40], RowGroups(jnp.asarray([0, 0, 37, 0, 0], jnp.int32)))
     np.testing.assert_array_equal(alone, got[3:40])
 
 
@@ -158,9 +158,9 @@ def test_each_token_is_the_sum_of_what_its_experts_make_of_it(dtype: str, monkey
     weights = jax.random.uniform(jax.random.key(5), (70, 3))
     sizes, compute = [], PackedExperts.__call__
 
-    def recording(experts: PackedExperts, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        sizes.append(group_sizes)
-        return compute(experts, rows, group_sizes)
+    def recording(experts: PackedExperts, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        sizes.append(groups.sizes)
+        return compute(experts, rows, groups)
 
     monkeypatch.setattr(PackedExperts, "__call__", recording)
     got = packed.mix(x.at[65].set(jnp.nan), chosen, weights)

@@ -602,9 +602,11 @@ def test_logits_with_the_older_dialect_of_config_json(family: str, rope: dict[st
     np.testing.assert_allclose(our_logits(tmp_path, TOKENS), reference_logits(tmp_path, TOKENS), atol=1e-4, rtol=1e-4)
 
 
-def our_logits(directory: Path, token_ids: list[int], *, stacked: bool = False) -> np.ndarray:  # f32 [tokens, vocab]
-    config = read_model_config(directory)
-    model = load_model(directory, config, stacked=stacked)
+def our_logits(
+    path: Path, token_ids: list[int], *, stacked: bool = False, dtype: str = "auto"
+) -> np.ndarray:  # f32 [tokens, vocab]
+    config = read_model_config(path, dtype)
+    model = load_model(path, config, stacked=stacked)
     caches: tuple[Any, ...] = (jnp.zeros(config.num_layers),) if stacked else (None,) * config.num_layers
 
     @nnx.jit
