@@ -85,12 +85,6 @@ class GroupedMLP(nnx.Module):
             return clamped_swiglu(gate, up, self.clamped)
         return ACTIVATIONS[self.activation](gate) * up
 
-    def route(
-        self, logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
-    ) -> tuple[jax.Array, jax.Array]:
-        """As the function `route`."""
-        return route(logits, correction, config)
-
     @property
     def is_read_in_stack(self) -> bool:
         """Whether a layer, of a stack of them, is given the matrices of all; quantized ones are unpacked by layer."""
@@ -102,6 +96,12 @@ class GroupedMLP(nnx.Module):
     def num_shares(self) -> int:
         """Devices that they are divided over."""
         return 1
+
+    def route(
+        self, logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
+    ) -> tuple[jax.Array, jax.Array]:
+        """As the function `route`."""
+        return route(logits, correction, config)
 
     def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array, layer: jax.Array | None = None) -> jax.Array:
         """As the function `mix`."""
@@ -128,14 +128,18 @@ class GroupedLinear(nnx.Module):
         groups: RowGroups,
     ) -> jax.Array:
         """In f32, as it was summed."""
-        kernels, sizes = self.kernels(rows.dtype), groups.sizes
-        if kernels.ndim == 4:
-            kernels, sizes = kernels.reshape(-1, *kernels.shape[2:]), groups.of_all_layers(kernels.shape[0])
-        y = jax.lax.ragged_dot(rows, kernels, sizes, preferred_element_type=jnp.float32)
+        y = self.product(rows, groups)
         if self.bias is None:
             return y
         biases = self.bias[...].astype(jnp.float32)
         return y + jnp.repeat(biases, groups.sizes, axis=0, total_repeat_length=rows.shape[0])
+
+    def product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        """Without biases."""
+        kernels, sizes = self.kernels(rows.dtype), groups.sizes
+        if kernels.ndim == 4:
+            kernels, sizes = kernels.reshape(-1, *kernels.shape[2:]), groups.of_all_layers(kernels.shape[0])
+        return jax.lax.ragged_dot(rows, kernels, sizes, preferred_element_type=jnp.float32)
 
     def kernels(self, dtype: jnp.dtype) -> jax.Array:  # [experts, in, out], or of all layers; for rows of `dtype`
         del dtype  # they are held as they are multiplied
@@ -203,7 +207,7 @@ def mix(
     num_tokens, num_chosen = chosen.shape
     numbers = chosen.reshape(-1)
     order = jnp.argsort(numbers, stable=True)
-    group_sizes = jnp.zeros(num_experts, jnp.int32).at[numbers].add(1, mode="drop")
+    group_sizes = jnp.sum(numbers[:, None] == jnp.arange(num_experts), axis=0, dtype=jnp.int32)
     sorted_rows = experts(x[order // num_chosen], RowGroups(group_sizes, layer))
     rows = sorted_rows[jnp.argsort(order)].reshape(num_tokens, num_chosen, -1)
     is_held = (chosen < num_experts)[:, :, None]

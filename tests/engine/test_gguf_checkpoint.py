@@ -64,7 +64,8 @@ def test_every_weight_is_that_of_the_gguf_library_bit_for_bit(folder: Path, mode
     values = load_file(folder / "model.safetensors")
     assert isinstance(model.embedding, QuantizedEmbedding)
     model.embedding.dtype = np.dtype(np.float32)
-    np.testing.assert_array_equal(model.embedding.weight(), values["model.embed_tokens.weight"])
+    table = values["model.embed_tokens.weight"]
+    np.testing.assert_array_equal(model.embedding.rows(np.arange(len(table))), table)
     kinds = set()
     for layer, block in enumerate(model.blocks):
         modules = {
