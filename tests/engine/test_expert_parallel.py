@@ -41,7 +41,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return run
 
 
-divided = pytest.mark.parametrize(("model", "devices", "shares"), [("biased", "2x2", 4), ("shared", "2", 2)])
+divided = pytest.mark.parametrize(
+    ("model", "devices", "shares"),
+    [("biased", "2x2", 4), pytest.param("shared", "2", 2, marks=pytest.mark.slow)],  # each is two engines more
+)
 
 
 @divided
