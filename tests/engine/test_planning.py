@@ -18,6 +18,7 @@ from penstock.engine.planning import PRESETS, as_dict, has_libtpu, plan, planned
 from penstock.engine.planning.chips import CHIPS
 from penstock.engine.planning.hlo import Program
 from penstock.engine.planning.roofline import collective_s, kv_token_bytes, step_flops
+from penstock.engine.planning.topology import devices_of
 
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: pip install 'penstock[tpu]'")
 
@@ -281,6 +282,12 @@ def test_layers_that_alternate_are_counted_one_by_one() -> None:
     assert step.layer_collectives == {"all-reduce": 2}  # though an iteration of the loop has two layers
     assert step.traffic.collectives == {"all-reduce": 2 * model.num_layers + 1}
     assert made.decode[0].overhead < 1.10
+
+
+@needs_libtpu
+@pytest.mark.parametrize(("topology", "num_devices"), [("v6e:1x1", 1), ("tpu7x:1x1x1", 2), ("v5e:2x4", 8)])
+def test_slices_of_one_chip_are_known_too(topology: str, num_devices: int) -> None:
+    assert len(devices_of(topology)) == num_devices
 
 
 @needs_libtpu
