@@ -118,6 +118,29 @@ def test_a_slice_that_is_prefetched_is_read_once() -> None:
     assert (traffic.read_bytes, traffic.written_bytes) == (4096, 4096)
 
 
+def test_a_slice_of_what_a_fusion_lays_out_anew_is_a_slice() -> None:
+    text = """%other_layout (q0: u8[12,64,128]) -> u8[12,64,128] {
+  %q0 = u8[12,64,128]{2,1,0:T(32,128)} parameter(0)
+  ROOT %copied = u8[12,64,128]{2,1,0:T(8,128)} copy(%q0)
+}
+
+%one (p0: u8[12,64,128], p1: s32[]) -> u8[1,64,128] {
+  %p0 = u8[12,64,128]{2,1,0:T(32,128)} parameter(0)
+  %p1 = s32[]{:T(128)} parameter(1)
+  %zero = s32[]{:T(128)} constant(0)
+  %again = u8[12,64,128]{2,1,0:T(8,128)} fusion(%p0), kind=kLoop, calls=%other_layout
+  ROOT %row = u8[1,64,128]{2,1,0:T(8,128)S(1)} dynamic-slice(%again, %p1, %zero, %zero), dynamic_slice_sizes={1,64,128}
+}
+
+ENTRY %main (a: u8[12,64,128], b: s32[]) -> u8[1,64,128] {
+  %a = u8[12,64,128]{2,1,0} parameter(0)
+  %b = s32[]{:S(6)} parameter(1)
+  ROOT %layer = u8[1,64,128]{2,1,0:S(1)} fusion(%a, %b), kind=kLoop, calls=%one
+}
+"""
+    assert Program(text).traffic(cache_bytes=0).hbm_bytes == 64 * 128
+
+
 def test_the_experts_of_a_grouped_matmul_are_left_to_the_planner() -> None:
     text = """ENTRY %main (rows: bf16[8,64], all: bf16[96,64,128]) -> f32[8,128] {
   %sizes = s32[97]{0:S(1)} parameter(0)
