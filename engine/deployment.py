@@ -62,6 +62,11 @@ class Deployment:
         return "xla" if self.matmul_library is None else "native"
 
     @property
+    def unpacks_in_pieces(self) -> bool:
+        """Of quantized weights; devices that share a model each unpack their shares."""
+        return self.platform == "cpu" and self.placement is None and self.model.is_packed
+
+    @property
     def groups(self) -> LayerGroups:
         """Of layers, each of which has pages of its own."""
         return layer_groups(self.model)

@@ -25,6 +25,7 @@ from penstock.engine.loading.checkpoint import load_model, read_model_config, re
 from penstock.engine.logprobs import PromptLogprobs, logprob_at
 from penstock.engine.models import Decoder
 from penstock.engine.models.packed import pack_weights
+from penstock.engine.models.quantized import unpack_in_pieces
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
 from penstock.engine.scheduling.pace import Pace
 from penstock.engine.scheduling.page_pool import PagePool
@@ -132,6 +133,8 @@ class Engine:
         )
         if deployment.matmul_library is not None:
             pack_weights(loaded, deployment.matmul_library)
+        if deployment.unpacks_in_pieces:
+            unpack_in_pieces(loaded)
         return cls(loaded, tokenizer, defaults, deployment)
 
     def warm_up(self, progress: ReportProgress | None = None) -> None:

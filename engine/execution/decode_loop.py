@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from penstock.engine.attention import AttentionBackend, GroupedBatch, attend_in_groups
 from penstock.engine.execution.extended import sample_extended
@@ -56,8 +57,9 @@ def decode_loop(
         positions = jnp.where(is_active, inputs.positions + step, 0)
         ragged = _batch_at(positions, inputs.ragged, is_real, is_active, geometry.page_size)
         attend, lengths = attend_in_groups(attention, ragged), lengths_at(positions, inputs.rope_lengths)
-        hidden, cache = model(token_ids, positions, cache, attend, is_active, lengths)
-        logits = gathered(model.logits(hidden), placement, geometry.vocab_size)
+        held = _unpacked_after(token_ids, model)
+        hidden, cache = held(token_ids, positions, cache, attend, is_active, lengths)
+        logits = gathered(held.logits(hidden), placement, geometry.vocab_size)
         rows = replace(sampling, output_index=sampling.output_index + step)
         sampled, of_step, state = sample_extended(logits, rows, extended, state)
         logprobs = jax.tree.map(partial(_put, step=step), logprobs, of_step)
@@ -94,6 +96,15 @@ def _has_ended(sampled: jax.Array, step: jax.Array, ends: Mapping[str, jax.Array
     """Of each row: by a token that ends it, one that is none, or the last that it may have."""
     has_ended = jnp.any(sampled[:, None] == ends["stop_ids"], axis=-1) | (sampled < 0)
     return has_ended | (step + 1 >= ends["limits"])
+
+
+def _unpacked_after(token_ids: jax.Array, model: Decoder) -> Decoder:
+    """`model`, whose quantized weights wait for `token_ids`: else a compiler unpacks all of them ahead of the loop."""
+    if not model.config.is_packed:
+        return model
+    graph, state = nnx.split(model)
+    state, _ = jax.lax.optimization_barrier((state, token_ids))  # type: ignore[no-untyped-call]
+    return nnx.merge(graph, state)
 
 
 def _slots(table: jax.Array, positions: jax.Array, page_size: int) -> jax.Array:

@@ -27,7 +27,7 @@ import numpy as np
 from penstock.engine.errors import CheckpointError, ConfigError, shown
 from penstock.engine.formats.bits import as_bytes, unpack_rows
 from penstock.engine.formats.fields import CONFIG, flag, integer, unsupported
-from penstock.engine.formats.leaf import Header, Leaf, block_scales, order, required, scale_type
+from penstock.engine.formats.leaf import Header, Leaf, block_scales, fp8_bytes, order, required, scale_type
 from penstock.engine.formats.named import is_named, names
 from penstock.engine.formats.packing import GROUPS, Packing
 
@@ -149,8 +149,10 @@ class CompressedTensors:
             bits = 4 if packing.code == "int4" else 8
             shape = (num_out, -(-num_in * bits // 32))
             leaves["codes"] = Leaf(".weight_packed", shape, ("I32",), (1, 4), (1, 1), CONVERT[bits])
+        elif packing.code == "fp8":
+            leaves["codes"] = Leaf(".weight", (num_out, num_in), ("F8_E4M3",), convert=fp8_bytes)
         else:
-            leaves["codes"] = Leaf(".weight", (num_out, num_in), ("F8_E4M3" if packing.code == "fp8" else "I8",))
+            leaves["codes"] = Leaf(".weight", (num_out, num_in), ("I8",))
         if packing.offset == "zeros":
             leaves["zeros"] = (
                 _packed_zeros(packing, groups) if is_packed else Leaf(".weight_zero_point", groups, ("I8",))

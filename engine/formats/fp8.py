@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from penstock.engine.formats.fields import integer, unsupported
-from penstock.engine.formats.leaf import Header, Leaf, block_scales, required, scale_type
+from penstock.engine.formats.leaf import Header, Leaf, block_scales, fp8_bytes, required, scale_type
 from penstock.engine.formats.named import HEAD, is_left, names
 from penstock.engine.formats.packing import Packing
 
@@ -55,7 +55,7 @@ class Fp8:
         self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
         return {
-            "codes": Leaf(".weight", (num_out, num_in), (KIND,)),
+            "codes": Leaf(".weight", (num_out, num_in), (KIND,), convert=fp8_bytes),
             "scales": block_scales(".weight_scale_inv", self.rows, packing, num_out, num_in),
         }
 

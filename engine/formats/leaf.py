@@ -157,6 +157,19 @@ def finite(values: np.ndarray) -> np.ndarray:
     return values
 
 
+def fp8_bytes(codes: np.ndarray) -> np.ndarray:
+    """float8_e4m3fn as u8.
+
+    Raises:
+        CheckpointError: one of them is not a number.
+    """
+    held = codes.view(np.uint8)
+    wrong = (held & 0x7F) == 0x7F
+    if wrong.any():
+        raise CheckpointError(f"has {int(wrong.sum())} of {wrong.size} weights that are not numbers")
+    return held
+
+
 def required(name: str, stored: Mapping[str, Header]) -> Header:
     """Raises CheckpointError if it is missing."""
     if name not in stored:

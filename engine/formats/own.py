@@ -151,7 +151,7 @@ def _fp8_scales_by_row(weights: np.ndarray) -> np.ndarray:
 def _fp8_codes(weights: np.ndarray) -> np.ndarray:
     scales = np.repeat(np.repeat(_fp8_scales(weights), 128, axis=0), 128, axis=1)
     scaled = _divided(weights, scales[: weights.shape[0], : weights.shape[1]])
-    return np.asarray(scaled.clip(-448, 448).astype(ml_dtypes.float8_e4m3fn))
+    return np.asarray(scaled.clip(-448, 448).astype(ml_dtypes.float8_e4m3fn)).view(np.uint8)
 
 
 _MADE: Mapping[str, Mapping[str, Callable[[np.ndarray], np.ndarray]]] = MappingProxyType(

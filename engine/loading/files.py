@@ -72,8 +72,9 @@ def samples(path: Path, first: int = 0) -> Iterator[bytes]:
 
 def _read(path: Path) -> str:
     with open(path, "rb", opener=_open_at_once) as file:
-        _check(path, os.fstat(file.fileno()))
-        return file.read(MAX_BYTES).decode()
+        status = os.fstat(file.fileno())
+        _check(path, status)
+        return file.read(status.st_size).decode()  # asked for more, it would take memory for that
 
 
 def _open_at_once(path: str, flags: int) -> int:

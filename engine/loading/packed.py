@@ -66,6 +66,17 @@ class PackedSource:
         lead = self._lead
         return shape[: len(lead)] == lead and self.leaf.accepts(shape[len(lead) :])
 
+    @property
+    def cut(self) -> tuple[int, int]:
+        """The axis, of one tensor's share, whose pieces are least scattered in a file; and what pieces are whole of."""
+        num_dims = len(self.shape) - self.num_spread
+        if not self.leaf.block:
+            return 0, self.shape[self.num_spread]
+        if num_dims > len(self.leaf.block):  # experts in one tensor
+            return 0, 1
+        axis = num_dims - 1 if self.leaf.is_transposed else 0
+        return axis, self.leaf.block[axis]
+
     def num_bytes(self, stored: object) -> int:
         """As it is held: several of these may be parts of one tensor."""
         del stored
@@ -73,10 +84,6 @@ class PackedSource:
 
     def read(self, tensor: Callable[[Index], np.ndarray], index: Index) -> np.ndarray:
         """What `index`, without the axes that are spread, selects; `tensor` gives some of the one that is stored."""
-        shape = self.shape[self.num_spread :]
-        sizes = [len(range(*part.indices(size))) for part, size in zip(index, shape, strict=True)]
-        if 0 in sizes:  # the share of a device that has padding alone
-            return np.empty(sizes, self.dtype)
         index, cut = self._before_copying(index)
         index = self._in_fused(index)
         array = self.leaf.read(tensor, self.whole, index)
@@ -85,7 +92,7 @@ class PackedSource:
         if self.copies > 1:
             heads = array.reshape(-1, self.head_dim, array.shape[-1])
             array = np.repeat(heads, self.copies, axis=0).reshape(-1, array.shape[-1])[cut]
-        return array.astype(self.dtype, copy=False)
+        return array
 
     @property
     def _lead(self) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from penstock.engine.errors import CheckpointError
 from penstock.engine.formats.leaf import Index, Leaf
+from penstock.engine.loading.buffers import PIECE_BYTES, device_buffer, pieces
 from penstock.engine.loading.files import check_file
 from penstock.engine.loading.packed import PackedSource
 from penstock.engine.loading.rows import before_copying
@@ -89,6 +90,11 @@ class Source:
     def accepts(self, shape: tuple[int, ...]) -> bool:
         return shape == self.stored_shape
 
+    @property
+    def cut(self) -> tuple[int, int]:
+        """The axis, of one tensor's share, whose pieces are least scattered in a file; and what pieces are whole of."""
+        return (1 if self.is_transposed and len(self.shape) - self.num_spread == 2 else 0), 1
+
     def num_bytes(self, stored: Mapping[str, Stored]) -> int:
         """Of what its tensors hold for it."""
         num_bytes = sum(stored[name].num_bytes for name in self.names)
@@ -117,6 +123,7 @@ class WeightFiles:
     def __init__(self, stored: Mapping[str, Stored]) -> None:
         self._stored = stored
         self._files: dict[Path, Any] = {}
+        self._bytes: dict[Path, tuple[np.ndarray, Mapping[str, Any]]] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -128,7 +135,8 @@ class WeightFiles:
     def array(self, source: Source | PackedSource, placement: Placement | None) -> jax.Array:
         """The parameter on its devices, each of which is given its share and nothing else."""
         if placement is None:
-            return jnp.asarray(self._share(source, (slice(None),) * len(source.shape)))
+            array: jax.Array = jax.device_put(self._share(source, (slice(None),) * len(source.shape)))
+            return array
         read: dict[str, np.ndarray] = {}
 
         def share(index: Index | None) -> np.ndarray:
@@ -141,13 +149,6 @@ class WeightFiles:
         sharding = placement.sharding(logical_axes(source.path, len(source.shape)), source.padded_shape)
         return jax.make_array_from_callback(source.padded_shape, sharding, share)
 
-    def _share(self, source: Source | PackedSource, index: Index) -> np.ndarray:
-        if not source.padding:
-            return self._read(source, index)
-        stored, padding = _before_padding(source, index)
-        array = self._read(source, stored)
-        return np.pad(array, padding) if any(map(any, padding)) else array
-
     def check(self, name: str, leaf: Leaf) -> None:
         """Reads what must be as `leaf` says.
 
@@ -157,20 +158,31 @@ class WeightFiles:
         with self._named(name):
             leaf.read(self.tensor(name).__getitem__, leaf.stored_shape, ())
 
-    def _read(self, source: Source | PackedSource, index: Index) -> np.ndarray:
-        if not source.num_spread:
-            return self._read_one(source, source.names[0], index)
-        spread, of_each = index[: source.num_spread], index[source.num_spread :]
-        names = np.array(source.names, dtype=object).reshape(source.shape[: source.num_spread])[spread]
-        sizes = [len(range(*part.indices(size))) for part, size in zip(index, source.shape, strict=True)]
-        array = np.empty(sizes, source.dtype)  # filled in place: a list of all tensors would be in memory beside it
-        for place, name in np.ndenumerate(names):
-            array[place] = self._read_one(source, str(name), of_each)
+    def _share(self, source: Source | PackedSource, index: Index) -> np.ndarray:
+        """The one place where it is whole: read in small pieces, into memory that the device may keep."""
+        sizes = [len(range(*part.indices(size))) for part, size in zip(index, source.padded_shape, strict=True)]
+        array = device_buffer(sizes, np.dtype(source.dtype))
+        stored = _before_padding(source, index)
+        self._fill(array[tuple(slice(part.stop - part.start) for part in stored)], source, stored)
         return array
 
-    def _read_one(self, source: Source | PackedSource, name: str, index: Index) -> np.ndarray:
+    def _fill(self, array: np.ndarray, source: Source | PackedSource, index: Index) -> None:
+        spread, of_each = index[: source.num_spread], index[source.num_spread :]
+        names = np.array(source.names, dtype=object).reshape(source.shape[: source.num_spread])[spread]
+        for place, name in np.ndenumerate(names):
+            self._fill_one(array[place], source, str(name), of_each)
+
+    def _fill_one(self, array: np.ndarray, source: Source | PackedSource, name: str, index: Index) -> None:
+        axis, multiple = source.cut
+        size, tensor = source.shape[source.num_spread + axis], self.tensor(name)
+        at_once = PIECE_BYTES * size // max(1, self._stored[name].num_bytes) // multiple * multiple
+        before = (slice(None),) * axis
+        for piece, to in pieces(index[axis], max(at_once, multiple)):
+            of_piece = (*index[:axis], piece, *index[axis + 1 :])
+            array[(*before, to)] = self._read(source, name, tensor, of_piece)
+
+    def _read(self, source: Source | PackedSource, name: str, tensor: Any, index: Index) -> np.ndarray:
         array: np.ndarray
-        tensor = self.tensor(name)
         if isinstance(source, PackedSource):
             with self._named(name):
                 return source.read(tensor.__getitem__, index)
@@ -187,7 +199,7 @@ class WeightFiles:
         if source.copies > 1:
             heads = array.reshape(*array.shape[:-1], -1, source.head_dim)
             array = np.repeat(heads, source.copies, axis=-2).reshape(*array.shape[:-1], -1)[..., cut]
-        return array.astype(source.dtype, copy=False)
+        return array
 
     @contextmanager
     def _named(self, name: str) -> Iterator[None]:
@@ -200,7 +212,15 @@ class WeightFiles:
     def tensor(self, name: str) -> Any:
         """What can be indexed to read some of it."""
         stored = self._stored[name]
-        return _mapped(stored, name) if stored.kind == "F8_E4M3" else self._opened(stored.file).get_slice(name)
+        return self._mapped(stored, name) if stored.kind == "F8_E4M3" else self._opened(stored.file).get_slice(name)
+
+    def _mapped(self, stored: Stored, name: str) -> np.ndarray:
+        """Of a type that safetensors cannot give to numpy; the file has been opened, and so checked, before."""
+        if stored.file not in self._bytes:
+            self._bytes[stored.file] = _tensor_bytes(stored.file)
+        data, places = self._bytes[stored.file]
+        array: np.ndarray = data[slice(*places[name]["data_offsets"])].view(jnp.float8_e4m3fn).reshape(stored.shape)
+        return array
 
     def _opened(self, file: Path) -> Any:
         if file not in self._files:
@@ -221,12 +241,11 @@ def open_weights(file: Path) -> Any:
         raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
 
 
-def _mapped(stored: Stored, name: str) -> np.ndarray:
-    """A tensor of a type that safetensors cannot give to numpy; the file has been opened, and so checked, before."""
-    with stored.file.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        start, _ = json.loads(file.read(size))[name]["data_offsets"]
-    return np.memmap(stored.file, jnp.float8_e4m3fn, "r", 8 + size + start, stored.shape)
+def _tensor_bytes(file: Path) -> tuple[np.ndarray, Mapping[str, Any]]:
+    """All that stands behind the header, mapped, and the header, by tensor name."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        return np.memmap(file, np.uint8, "r", 8 + size), json.loads(opened.read(size))
 
 
 def _transposed(tensor: Any, index: Index) -> np.ndarray:
@@ -245,12 +264,10 @@ def _alternating(tensor: Any, index: Index, dtype: jnp.dtype) -> np.ndarray:
     return array
 
 
-def _before_padding(source: Source | PackedSource, index: Index) -> tuple[Index, list[tuple[int, int]]]:
-    """What to read for `index` of a padded parameter, and how many zeros go before and behind it along each axis."""
-    stored, zeros = [], []
-    for part, size, padding in zip(index, source.shape, source.padding, strict=True):
-        start, stop, _ = part.indices(size + padding)
-        num_stored = max(0, min(stop, size) - start)
-        stored.append(slice(start, start + num_stored) if num_stored else slice(0, 0))  # files have no place behind
-        zeros.append((0, stop - start - num_stored))
-    return tuple(stored), zeros
+def _before_padding(source: Source | PackedSource, index: Index) -> Index:
+    """What `index` of a parameter, which may be padded, has of what is stored."""
+    stored = []
+    for part, size, padded in zip(index, source.shape, source.padded_shape, strict=True):
+        start, stop, _ = part.indices(padded)
+        stored.append(slice(min(start, size), min(stop, size)))
+    return tuple(stored)

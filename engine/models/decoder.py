@@ -119,11 +119,12 @@ class Decoder(nnx.Module):
         return self.embedding[...][token_ids]
 
     def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab_rows]
-        if self.head is None:
-            table = self.embedding.weight() if isinstance(self.embedding, QuantizedEmbedding) else self.embedding[...]
-            logits = jnp.einsum("rh,vh->rv", hidden, table, preferred_element_type=jnp.float32)
-        else:
+        if self.head is not None:
             logits = self.head.wide(hidden)
+        elif isinstance(self.embedding, QuantizedEmbedding):
+            logits = self.embedding.wide(hidden)
+        else:
+            logits = jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
         return soft_capped(scaled(logits, self.config.logit_scale), self.config.logit_soft_cap)
 
 

@@ -30,7 +30,7 @@ class Experts(nnx.Module):
         layer: jax.Array | None = None,  # i32 []: whose experts, of those that are held; None: there is one layer's
     ) -> jax.Array:
         correction = None if self.correction is None else self.correction[...]
-        chosen, weights = route(self.router.wide(x), correction, self.config)
+        chosen, weights = self.experts.route(self.router.wide(x), correction, self.config)
         if is_real is not None:
             chosen = jnp.where(is_real[:, None], chosen, self.experts.num_experts)
         y = self.experts.mix(x, chosen, weights, layer).astype(x.dtype)
@@ -97,6 +97,12 @@ class GroupedMLP(nnx.Module):
         """Devices that they are divided over."""
         return 1
 
+    def route(
+        self, logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
+    ) -> tuple[jax.Array, jax.Array]:
+        """As the function `route`."""
+        return route(logits, correction, config)
+
     def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array, layer: jax.Array | None = None) -> jax.Array:
         """As the function `mix`."""
         return mix(self, x, chosen, weights, self.num_experts, layer)
@@ -122,14 +128,18 @@ class GroupedLinear(nnx.Module):
         groups: RowGroups,
     ) -> jax.Array:
         """In f32, as it was summed."""
-        kernels, sizes = self.kernels(rows.dtype), groups.sizes
-        if kernels.ndim == 4:
-            kernels, sizes = kernels.reshape(-1, *kernels.shape[2:]), groups.of_all_layers(kernels.shape[0])
-        y = jax.lax.ragged_dot(rows, kernels, sizes, preferred_element_type=jnp.float32)
+        y = self.product(rows, groups)
         if self.bias is None:
             return y
         biases = self.bias[...].astype(jnp.float32)
         return y + jnp.repeat(biases, groups.sizes, axis=0, total_repeat_length=rows.shape[0])
+
+    def product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        """Without biases."""
+        kernels, sizes = self.kernels(rows.dtype), groups.sizes
+        if kernels.ndim == 4:
+            kernels, sizes = kernels.reshape(-1, *kernels.shape[2:]), groups.of_all_layers(kernels.shape[0])
+        return jax.lax.ragged_dot(rows, kernels, sizes, preferred_element_type=jnp.float32)
 
     def kernels(self, dtype: jnp.dtype) -> jax.Array:  # [experts, in, out], or of all layers; for rows of `dtype`
         del dtype  # they are held as they are multiplied
@@ -146,6 +156,22 @@ def route(logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
 
     Of equal scores the expert with the lower number wins; `torch.topk` leaves open which.
     """
+    is_plain = config.scores == "softmax" and correction is None and config.num_groups == 1
+    chosen, weights = _of_softmax(logits, config) if is_plain else _of_scores(logits, correction, config)
+    return chosen, weights if config.scale == 1.0 else weights * config.scale
+
+
+def _of_softmax(logits: jax.Array, config: ExpertsConfig) -> tuple[jax.Array, jax.Array]:
+    """By logits, which are ordered as their softmax is: the first that is chosen is the largest of all."""
+    best, chosen = jax.lax.top_k(logits, config.num_chosen)
+    if config.normalized:
+        powers = jnp.exp(best - best[:, :1])
+        return chosen, powers / jnp.sum(powers, axis=1, keepdims=True)
+    powers = jnp.exp(logits - best[:, :1])
+    return chosen, jnp.take_along_axis(powers, chosen, axis=1) / jnp.sum(powers, axis=1, keepdims=True)
+
+
+def _of_scores(logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig) -> tuple[jax.Array, jax.Array]:
     scores = jax.nn.sigmoid(logits) if config.scores == "sigmoid" else jax.nn.softmax(logits, axis=-1)
     choice = scores if correction is None else scores + correction
     if config.num_groups > 1:
@@ -154,7 +180,7 @@ def route(logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
     weights = jnp.take_along_axis(scores, chosen, axis=1)
     if config.normalized:
         weights = weights / (jnp.sum(weights, axis=1, keepdims=True) + 1e-20)
-    return chosen, weights if config.scale == 1.0 else weights * config.scale
+    return chosen, weights
 
 
 def _in_best_groups(choice: jax.Array, config: ExpertsConfig) -> jax.Array:
@@ -181,7 +207,7 @@ def mix(
     num_tokens, num_chosen = chosen.shape
     numbers = chosen.reshape(-1)
     order = jnp.argsort(numbers, stable=True)
-    group_sizes = jnp.zeros(num_experts, jnp.int32).at[numbers].add(1, mode="drop")
+    group_sizes = jnp.sum(numbers[:, None] == jnp.arange(num_experts), axis=0, dtype=jnp.int32)
     sorted_rows = experts(x[order // num_chosen], RowGroups(group_sizes, layer))
     rows = sorted_rows[jnp.argsort(order)].reshape(num_tokens, num_chosen, -1)
     is_held = (chosen < num_experts)[:, :, None]

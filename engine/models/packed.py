@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from penstock.engine.models.attention import Attention
 from penstock.engine.models.block import Block
@@ -16,7 +18,7 @@ from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP, RowGroups
 from penstock.engine.models.layers import GatedMLP, Linear
 from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedGroupedLinear, QuantizedLinear
-from penstock.engine.native import GROUPED_MATMUL, MATMUL, panel_width
+from penstock.engine.native import GROUP_ROWS, GROUPED_MATMUL, MATMUL, ROUTE, SUM_ROWS, panel_width
 
 SILU = ("silu", "swish")  # the activation that the kernel has in it
 
@@ -85,7 +87,7 @@ class PackedLinear(Linear):
 
     def _multiply(self, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
         num_columns = self.splits[0] if self.is_gated else sum(self.splits)
-        result = jax.ShapeDtypeStruct((x.shape[0], num_columns), dtype)  # type: ignore[no-untyped-call]
+        result = _result((x.shape[0], num_columns), dtype)
         bias = jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...]
         y: jax.Array = jax.ffi.ffi_call(MATMUL, result)(x, self.weights[...], bias, is_gated=self.is_gated)
         return y
@@ -132,6 +134,34 @@ class PackedExperts(GroupedMLP):
             inner = self.gated(*jnp.split(inner, 2, axis=1))
         return self.down(inner, groups)
 
+    def route(
+        self, logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
+    ) -> tuple[jax.Array, jax.Array]:
+        shape = (logits.shape[0], config.num_chosen)
+        results = _result(shape, jnp.int32), _result(shape, jnp.float32)
+        call = jax.ffi.ffi_call(ROUTE, results)
+        chosen, weights = call(
+            logits,
+            jnp.zeros((0,), jnp.float32) if correction is None else correction,
+            is_sigmoid=config.scores == "sigmoid",
+            is_normalized=config.normalized,
+            scale=np.float32(config.scale),
+            groups=config.num_groups,
+            groups_chosen=config.groups_chosen,
+        )
+        return chosen, weights
+
+    def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array, layer: jax.Array | None = None) -> jax.Array:
+        rows = _result((chosen.size, x.shape[1]), x.dtype)
+        group = jax.ffi.ffi_call(
+            GROUP_ROWS, (rows, _result(chosen.shape, jnp.int32), _result((self.num_experts,), jnp.int32))
+        )
+        grouped, places, group_sizes = group(x, chosen)
+        y: jax.Array = jax.ffi.ffi_call(SUM_ROWS, _result(x.shape, jnp.float32))(
+            self(grouped, RowGroups(group_sizes, layer)), places, weights
+        )
+        return y
+
 
 class PackedGroups(GroupedLinear):
     """A matrix per expert, of one GroupedLinear or of several side by side; `gated` as of PackedLinear."""
@@ -149,11 +179,15 @@ class PackedGroups(GroupedLinear):
         return self.multiply(rows, groups.sizes, jnp.dtype(jnp.float32))
 
     def multiply(self, rows: jax.Array, group_sizes: jax.Array, dtype: jnp.dtype) -> jax.Array:
-        result = jax.ShapeDtypeStruct((rows.shape[0], self.num_columns), dtype)  # type: ignore[no-untyped-call]
+        result = _result((rows.shape[0], self.num_columns), dtype)
         bias = jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...]
         call = jax.ffi.ffi_call(GROUPED_MATMUL, result)
         y: jax.Array = call(rows, self.weights[...], bias, group_sizes, is_gated=self.is_gated)
         return y
+
+
+def _result(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
 def _pack_block(block: Block, width: int) -> None:

@@ -11,10 +11,12 @@ from flax import nnx
 
 from penstock.engine.formats.packing import PLANES, ZERO, Packing, leaf_shapes
 from penstock.engine.models.config import Packed
-from penstock.engine.models.experts import GroupedLinear
+from penstock.engine.models.experts import GroupedLinear, RowGroups
 from penstock.engine.models.layers import Linear
 
 F32 = jnp.float32
+PIECE = 2**20  # weights that are unpacked at once, where they are in pieces
+SMALL = 2**16  # weights that are not cut
 
 
 def quantize_modules(model: nnx.Module, packed: Packed, dtype: jnp.dtype) -> None:
@@ -37,11 +39,23 @@ def _quantized(linear: Linear | GroupedLinear | nnx.Param[jax.Array], packing: P
     return QuantizedLinear(num_in, num_out, packing, bias=linear.bias is not None, dtype=dtype)
 
 
+def unpack_in_pieces(model: nnx.Module) -> None:
+    """For a CPU that has the model whole: some rows of a weight are unpacked at a time, and experts one by one.
+
+    XLA for CPUs begins with what waits for nothing, which is to unpack the weights of all layers.
+    """
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedGroupedLinear):
+            module.is_in_pieces = True
+
+
 class QuantizedLinear(Linear):
     """`x @ weight.T + bias` like Linear; `weight`, `[out, in]`, is held as a Packing says.
 
     A weight is rounded once, to the type of `x`; as in Linear, products are summed in f32.
     """
+
+    is_in_pieces = False
 
     def __init__(self, in_features: int, out_features: int, packing: Packing, *, bias: bool, dtype: jnp.dtype) -> None:
         self.packing, self.shape = packing, (out_features, in_features)
@@ -50,17 +64,18 @@ class QuantizedLinear(Linear):
 
     def wide(self, x: jax.Array) -> jax.Array:
         """In f32, as it was summed."""
-        weight = self.weight().astype(x.dtype)
-        y: jax.Array = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=F32)
+        y = (_in_pieces if self.is_in_pieces else _multiplied)(self.packing, _leaves(self), x)
         return y if self.bias is None else y + self.bias[...].astype(F32)
 
     def weight(self) -> jax.Array:
         """In f32, `[out, in]`."""
-        return _weight(self, self.packing, self.shape)
+        return unpacked(self.packing, _leaves(self))
 
 
 class QuantizedEmbedding(nnx.Module):
     """A table `[tokens, features]` that is held as a Packing says: rows that are asked for are unpacked, or all."""
+
+    is_in_pieces = False
 
     def __init__(self, shape: tuple[int, int], packing: Packing, dtype: jnp.dtype) -> None:
         self.packing, self.shape, self.dtype = packing, shape, dtype
@@ -70,13 +85,15 @@ class QuantizedEmbedding(nnx.Module):
         leaves = {name: getattr(self, name)[...][token_ids] for name in leaf_shapes(self.packing, *self.shape)}
         return unpacked(self.packing, leaves).astype(self.dtype)
 
-    def weight(self) -> jax.Array:
-        """`[tokens, features]`, in the model's type."""
-        return _weight(self, self.packing, self.shape).astype(self.dtype)
+    def wide(self, x: jax.Array) -> jax.Array:  # [num_rows, features] -> f32 [num_rows, tokens]
+        """As the head of a model that has tied the two."""
+        return (_in_pieces if self.is_in_pieces else _multiplied)(self.packing, _leaves(self), x)
 
 
 class QuantizedGroupedLinear(GroupedLinear):
     """As GroupedLinear, of weights `[experts, out, in]` that are held as a Packing says."""
+
+    is_in_pieces = False
 
     def __init__(
         self,
@@ -94,7 +111,25 @@ class QuantizedGroupedLinear(GroupedLinear):
 
     def kernels(self, dtype: jnp.dtype) -> jax.Array:
         """`[experts, in, out]`, unpacked in f32."""
-        return _weight(self, self.packing, self.shape).astype(dtype).swapaxes(1, 2)
+        return unpacked(self.packing, _leaves(self)).astype(dtype).swapaxes(1, 2)
+
+    def product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        if not self.is_in_pieces:
+            return super().product(rows, groups)
+        numbers, ends = jnp.arange(rows.shape[0])[:, None], jnp.cumsum(groups.sizes)
+
+        def of_expert(y: jax.Array, expert: tuple[dict[str, jax.Array], jax.Array, jax.Array]) -> tuple[Any, None]:
+            leaves, start, end = expert
+
+            def with_rows(y: jax.Array) -> jax.Array:
+                is_own = (numbers >= start) & (numbers < end)
+                return jnp.where(is_own, _in_pieces(self.packing, leaves, rows), y)
+
+            return jax.lax.cond(end > start, with_rows, lambda y: y, y), None
+
+        none = jnp.zeros((rows.shape[0], self.shape[0]), F32)
+        y, _ = jax.lax.scan(of_expert, none, (_leaves(self), ends - groups.sizes, ends))
+        return y
 
 
 def _add_leaves(module: nnx.Module, packing: Packing, shape: tuple[int, int], *leading: int) -> None:
@@ -102,8 +137,51 @@ def _add_leaves(module: nnx.Module, packing: Packing, shape: tuple[int, int], *l
         setattr(module, name, nnx.Param(jnp.zeros((*leading, *of_one), kind)))
 
 
-def _weight(module: nnx.Module, packing: Packing, shape: tuple[int, int]) -> jax.Array:
-    return unpacked(packing, {name: getattr(module, name)[...] for name in leaf_shapes(packing, *shape)})
+def _leaves(module: QuantizedLinear | QuantizedEmbedding | QuantizedGroupedLinear) -> dict[str, jax.Array]:
+    return {name: getattr(module, name)[...] for name in leaf_shapes(module.packing, *module.shape)}
+
+
+def _multiplied(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+    """`x @ weight.T` in f32."""
+    weight = unpacked(packing, leaves).astype(x.dtype)
+    y: jax.Array = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=F32)
+    return y
+
+
+def _in_pieces(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+    """As `_multiplied`, in a loop over the rows of the weight; those that are left over come last."""
+    num_out, num_in = leaves["codes"].shape[0], x.shape[1]
+    size = _rows_at_once(packing, num_out, num_in)
+    if num_out * num_in <= SMALL or size >= num_out:
+        return _multiplied(packing, leaves, x)
+    count = num_out // size
+
+    def of_rows(first: Any, num_rows: int) -> jax.Array:
+        return _multiplied(packing, _rows(packing, leaves, first, num_rows), x)
+
+    of_pieces = jax.lax.map(lambda piece: of_rows(piece * size, size), jnp.arange(count))
+    y: jax.Array = of_pieces.swapaxes(0, 1).reshape(x.shape[0], -1)
+    if count * size == num_out:
+        return y
+    return jnp.concatenate([y, of_rows(count * size, num_out - count * size)], axis=1)
+
+
+def _rows_at_once(packing: Packing, num_out: int, num_in: int) -> int:
+    """Whole blocks. What divides the rows is preferred, for what is left over is unpacked early."""
+    block = max(packing.rows, 1)
+    most = max(1, min(PIECE // num_in, num_out // 2) // block)
+    even = next(size for size in range(most, 0, -1) if num_out // block % size == 0)
+    return block * (even if block > 1 or 4 * even >= most else most)
+
+
+def _rows(packing: Packing, leaves: Mapping[str, jax.Array], first: Any, count: int) -> dict[str, jax.Array]:
+    """Of each array, what belongs to these rows of the weight."""
+    cut = {}
+    for name, leaf in leaves.items():
+        block = packing.rows if name == "scales" else 1
+        is_whole = name == "group_of" or block == 0
+        cut[name] = leaf if is_whole else jax.lax.dynamic_slice_in_dim(leaf, first // block, -(-count // block), axis=0)
+    return cut
 
 
 def unpacked(packing: Packing, leaves: Mapping[str, jax.Array]) -> jax.Array:
@@ -120,8 +198,10 @@ def unpacked(packing: Packing, leaves: Mapping[str, jax.Array]) -> jax.Array:
 
 def _codes(packing: Packing, leaves: Mapping[str, jax.Array]) -> jax.Array:
     """f32 `[..., out, in]`. What is constant has been subtracted."""
-    if packing.code in ("int8", "fp8"):
+    if packing.code == "int8":
         return leaves["codes"].astype(F32)
+    if packing.code == "fp8":
+        return jax.lax.bitcast_convert_type(leaves["codes"], jnp.float8_e4m3fn).astype(F32)
     low, *high = (
         _bits(leaves[name], bits) for name, bits in zip(("codes", "high_bits"), PLANES[packing.code], strict=False)
     )

@@ -26,7 +26,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "olmo3": "olmo2",
 }
-PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite")
+PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe")
 ADDS_ONE = ("gemma", "gemma2", "gemma3_text")
 KEYS = {  # of config.json, and as the metadata has them
     "max_position_embeddings": "context_length",
@@ -122,7 +122,14 @@ def _encoded(
 
 def _parts(name: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """What converters write apart, as views. Of experts each one's, in their order."""
-    if ".experts.gate_up_proj" in name:  # gpt-oss, whose kernels are [experts, in, out]
+    if "block_sparse_moe.input_linear" in name:  # of Granite, one half above the other
+        base = name.replace("block_sparse_moe.input_linear", "mlp.experts.{}_proj")
+        half = array.shape[1] // 2
+        yield base.format("gate"), array[:, :half]
+        yield base.format("up"), array[:, half:]
+    elif "block_sparse_moe.output_linear" in name:
+        yield name.replace("block_sparse_moe.output_linear", "mlp.experts.down_proj"), array
+    elif ".experts.gate_up_proj" in name:  # gpt-oss, whose kernels are [experts, in, out]
         base, bias = name.split("gate_up_proj")
         of_all = array if bias else array.swapaxes(1, 2)
         leaf = "bias" if bias else "weight"

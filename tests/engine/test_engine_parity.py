@@ -179,6 +179,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 3, "sliding_window": 9, "sliding_window_pattern": 3},
     ),
     "glm4": ("glm4", {"head_dim": 20, "num_attention_heads": 3, "num_key_value_heads": 1}),
+    "glm": ("glm", {"head_dim": 20, "num_key_value_heads": 4}),
+    "exaone4, a window in two of three layers, positions there": (
+        "exaone4",
+        {"num_hidden_layers": 3, "sliding_window": 9, "sliding_window_pattern": 3, "head_dim": 20},
+    ),
+    "seed_oss": ("seed_oss", {"head_dim": 20, "num_attention_heads": 3, "num_key_value_heads": 1}),
+    "ernie4_5, tied": ("ernie4_5", {"head_dim": 20, "num_attention_heads": 6}),
+    "ministral, a window in one layer": (
+        "ministral",
+        {"head_dim": 16, "sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
     "ministral3, queries scaled within the prompts": (
         "ministral3",
         {"head_dim": 20, "rope_parameters": MINISTRAL_ROPE},
@@ -189,7 +200,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(("family", "config"), MODELS.values(), ids=MODELS)
 def test_greedy_tokens_equal_generate(family: str, config: dict[str, Any], tmp_path: Path) -> None:
     directory = write_model(tmp_path, family, **config)
-    engine = Engine.from_checkpoint(directory, replace(SMALL, max_model_len=112, num_pages=160))
+    # So many pages that none is evicted: the prefixes of all groups are found, in whichever order prompts came.
+    engine = Engine.from_checkpoint(directory, replace(SMALL, max_model_len=112, num_pages=320))
     rng = np.random.default_rng(0)
     prompts = [tuple(map(int, rng.integers(0, VOCAB_SIZE, length))) for length in (1, 15, 16, 17, 45)]
     prompts.append((*prompts[-1][:30], 5, 6, 7))  # shares whole pages with the one before it

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from engines import SMALL, drive, write_model
 from flax import nnx
 
+from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.models import ExpertsConfig
 from penstock.engine.models.experts import Experts, GroupedMLP, RowGroups, route
 
@@ -61,6 +65,22 @@ def test_padding_goes_to_no_expert_and_moves_no_result(monkeypatch: pytest.Monke
     np.testing.assert_array_equal(padded[:4], alone)
     assert not padded[4:].any()
     assert sizes == [4 * mixture.config.num_chosen]
+
+
+def test_padding_of_a_step_goes_to_no_expert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    compute = GroupedMLP.__call__
+
+    def recording(experts: GroupedMLP, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        jax.debug.callback(lambda size: sizes.append(int(size)), groups.sizes.sum())
+        return compute(experts, rows, groups)
+
+    monkeypatch.setattr(GroupedMLP, "__call__", recording)
+    fields = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "num_hidden_layers": 1}
+    engine = Engine.from_checkpoint(write_model(tmp_path, "qwen3_moe", **fields), replace(SMALL, matmul="xla"))
+    drive(engine, [Request("a", (5, 6, 7), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))])
+    jax.effects_barrier()
+    assert sorted(sizes) == [1 * 2, 1 * 2, 3 * 2]  # of steps of 16 tokens
 
 
 def test_a_nan_stays_in_its_token() -> None:

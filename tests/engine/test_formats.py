@@ -185,6 +185,12 @@ def test_a_scale_that_is_not_finite_is_refused(name: str, bad: float) -> None:
         read(SCHEMES[name].fields, _spoiled(SCHEMES[name], scales, bad), (24, 256))
 
 
+@pytest.mark.parametrize("name", ["fp8 blocks", "compressed fp8 channel"])
+def test_a_weight_that_is_no_number_is_refused(name: str) -> None:
+    with pytest.raises(CheckpointError, match="has 1 of 6144 weights that are not numbers"):
+        read(SCHEMES[name].fields, _spoiled(SCHEMES[name], ".weight", np.nan), (24, 256))
+
+
 def test_an_exponent_that_is_no_number_is_refused() -> None:
     tensors, _ = mxfp4(weight()[None])
     tensors["_scales"][0, 0, 0] = 255

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_files
 import jax
 import numpy as np
 import pytest
@@ -26,11 +28,13 @@ from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.loading.checkpoint import check_weights, load_model, read_model_config, resolve
 from penstock.engine.loading.gguf.header import read_header
 from penstock.engine.loading.identity import Identity, identify
+from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.models import Decoder
 from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedLinear
 from penstock.engine.planning.models import planned_model
 from penstock.engine.text.conversation import Conversation
 from penstock.engine.text.tokenizer import Tokenizer
+from penstock.worker.cli.checks.model import check_model
 from penstock.worker.cli.serve import load_model as load_for_worker
 from penstock.worker.service import Model
 
@@ -60,7 +64,8 @@ def test_every_weight_is_that_of_the_gguf_library_bit_for_bit(folder: Path, mode
     values = load_file(folder / "model.safetensors")
     assert isinstance(model.embedding, QuantizedEmbedding)
     model.embedding.dtype = np.dtype(np.float32)
-    np.testing.assert_array_equal(model.embedding.weight(), values["model.embed_tokens.weight"])
+    table = values["model.embed_tokens.weight"]
+    np.testing.assert_array_equal(model.embedding.rows(np.arange(len(table))), table)
     kinds = set()
     for layer, block in enumerate(model.blocks):
         modules = {
@@ -75,6 +80,15 @@ def test_every_weight_is_that_of_the_gguf_library_bit_for_bit(folder: Path, mode
                 expected = values[f"model.layers.{layer}.{part}.{name}_proj.weight"]
                 np.testing.assert_array_equal(linear.weight(), expected)
     assert kinds == {"int4", "int6"}
+
+
+def test_the_largest_weights_are_read_first(file: Path) -> None:
+    """They are in memory twice while they are copied, which little else is then."""
+    read = [0]
+    load_model(file, read_model_config(file), lambda done, total, unit: read.append(done))
+    sizes = [after - before for before, after in pairwise(read)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 2 * sizes[-1]
 
 
 def test_what_is_held_is_little_more_than_the_file_has(file: Path, model: Decoder) -> None:
@@ -106,6 +120,14 @@ def test_a_worker_has_tokenizer_template_and_ends_from_the_file(folder: Path, se
     assert served.defaults == GenerationDefaults(eos_token_ids=(EOS,))
     assert served.identity is not None
     assert served.identity.template == identify(folder, original.templates, original.rules()).template
+
+
+def test_doctor_finds_nothing_wrong_with_the_file(file: Path) -> None:
+    found = {finding.name: finding for finding in check_model(str(file), "auto")}
+    assert {name: finding.status for name, finding in found.items()} == dict.fromkeys(found, "ok")
+    assert found["model"].detail == f"llama, 2 layers, 128 positions, in {file}"
+    assert found["tokenizer"].detail == "267 tokens, with a chat template"
+    assert found["generation"].detail == f"temperature 1, ends at [{EOS}]"
 
 
 ORACLES: dict[str, dict[str, Any]] = {
@@ -154,6 +176,11 @@ def test_types_follow_the_file_or_the_setting(tmp_path: Path, small: Path) -> No
         file = write_gguf(tmp_path / f"{kind}.gguf", small, all_of(kind))
         assert read_model_config(file).dtype == dtype
         assert read_model_config(file, "float32").dtype == "float32"
+        if kind != "Q8_0":  # rows of keys are in order, whatever part of them is read
+            name = "model.layers.1.self_attn.k_proj.weight"
+            expected, found = load_file(small / "model.safetensors")[name], open_checkpoint(file).weights().tensor(name)
+            assert found[:].dtype == dtype
+            np.testing.assert_array_equal(found[3:9, 4:20].astype(np.float32), expected[3:9, 4:20])
 
 
 def test_floats_can_be_quantized_while_they_are_loaded(tmp_path: Path, small: Path) -> None:
@@ -196,6 +223,11 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {  # metadata
         "type = 'odd': expected none, linear",
     ),
     "no factor": ({"rope.scaling.type": "yarn"}, ConfigError, "rope.scaling.factor = None: expected a number above 0"),
+    "log": (
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.yarn_log_multiplier": 1.0},
+        ConfigError,
+        "rope.scaling.yarn_log_multiplier = 1.0: is not supported",
+    ),
     "value": ({"attention.value_length": 4}, ConfigError, "attention.value_length = 4: expected None or"),
     "bidirectional": ({"attention.causal": False}, ConfigError, "attention.causal = False: expected None or True"),
     "layers": ({"block_count": 3}, CheckpointError, "the checkpoint lacks: model.layers.2.self_attn.o_proj"),
@@ -292,6 +324,23 @@ def test_damage_is_named(tmp_path: Path, case: str) -> None:
     damage(file)
     with pytest.raises(kind, match=message):
         load_model(file, read_model_config(file))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["rope_freqs.weight"], r"rope_freqs.weight must be at most 4096 floats in a row, not \[5000\] of F32"),
+        (["rope_factors_long.weight"], "has rope_factors_long.weight without what belongs to them"),
+    ],
+)
+def test_rotary_factors_that_cannot_be_are_refused(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], message: str
+) -> None:
+    factors = {name: np.ones(5000, np.float32) for name in names}
+    monkeypatch.setattr(gguf_files, "_rope_factors", lambda config: factors)
+    file = write_gguf(tmp_path / "model.gguf", small, Q8)
+    with pytest.raises((CheckpointError, ConfigError), match=message):
+        read_model_config(file)
 
 
 def test_a_quantized_norm_is_refused(tmp_path: Path, small: Path) -> None:

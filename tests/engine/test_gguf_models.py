@@ -77,6 +77,25 @@ CASES: dict[str, tuple[str, Kinds, dict[str, Any]]] = {  # family, types of tens
         all_of("F32"),
         {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5},
     ),
+    "granitemoe": ("granitemoe", all_of("Q8_0"), {"hidden_size": 64, "num_local_experts": 3, "num_experts_per_tok": 2}),
+    "olmoe": (
+        "olmoe",
+        all_of("F32"),
+        {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4, "norm_topk_prob": False},
+    ),
+    "dots1": (
+        "dots1",
+        all_of("F32"),
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "sliding_window": None,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "cohere2": ("cohere2", all_of("F32"), {"num_hidden_layers": 4, "sliding_window": 3, "logit_scale": 0.25}),
     "glm4": ("glm4", all_of("F32"), {"head_dim": 16}),
     "glm4_moe": (
@@ -99,6 +118,13 @@ CASES: dict[str, tuple[str, Kinds, dict[str, Any]]] = {  # family, types of tens
         {"hidden_size": 64, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},
     ),
 }
+
+
+def test_layers_of_unequal_types_may_be_stacked(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "folder", "llama", **K, num_hidden_layers=3)
+    file = write_gguf(tmp_path / "model.gguf", folder, q4_k_m)
+    expected, found = reference_logits(folder, PROMPT), our_logits(file, PROMPT, stacked=True, dtype="float32")
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -120,6 +120,7 @@ def bytes_of(part: str, vocab: dict[str, int]) -> list[int]:
 def test_special_and_users_tokens_are_found_whole_and_the_template_comes_along(tmp_path: Path) -> None:
     original = byte_level(chat_template=CHAT_TEMPLATE)
     found = tokenizer_of(header_of(tmp_path / "model.gguf", original, vocab_size=300))
+    assert found.get_vocab() == original.get_vocab()  # without what pads it
     for text in TEXTS:
         assert found(text)["input_ids"] == original(text)["input_ids"], text
     assert found.chat_template == CHAT_TEMPLATE
@@ -179,6 +180,7 @@ def test_recommended_sampling_is_taken_over(tmp_path: Path) -> None:
     assert sampling_fields(described(tmp_path, general__sampling__temp=0.0)) == {"do_sample": False}
 
 
+N = 20_000
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "pre": ({"tokenizer__ggml__pre": "viking"}, ConfigError, "tokenizer.ggml.pre = 'viking' is not supported"),
     "no pre": ({"tokenizer__ggml__pre": None}, ConfigError, "tokenizer.ggml.pre = None is not supported"),
@@ -188,6 +190,21 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "types": ({"tokenizer__ggml__token_type": [1]}, CheckpointError, "8 tokenizer.ggml.tokens and 1 tokenizer.ggml"),
     "eos": ({"tokenizer__ggml__eos_token_id": 8}, CheckpointError, "eos_token_id = 8, and there are 8 tokens"),
     "flag": ({"tokenizer__ggml__add_bos_token": 3}, CheckpointError, "add_bos_token must be true or false, not 3"),
+    "control tokens": (
+        {"tokenizer__ggml__tokens": ["a"] * N, "tokenizer__ggml__token_type": [3] * N, "tokenizer__ggml__merges": []},
+        CheckpointError,
+        "has 20000 special and added tokens, at most 16384 may be",
+    ),
+    "long token": (
+        {"tokenizer__ggml__model": "llama", "tokenizer__ggml__merges": [], "tokenizer__ggml__tokens": ["a" * 999] * 8},
+        CheckpointError,
+        "tokens of up to 999 characters, 7992 in all",
+    ),
+    "scores": (
+        {"tokenizer__ggml__model": "llama", "tokenizer__ggml__merges": [], "tokenizer__ggml__scores": [0.5]},
+        CheckpointError,
+        "has 1 scores of 8 tokens",
+    ),
     "merge": ({"tokenizer__ggml__merges": ["a b", "ab"]}, CheckpointError, "merges has no pair at 1"),
     "merged": ({"tokenizer__ggml__merges": ["b b"]}, CheckpointError, "describes no tokenizer that can be made"),
     "template": ({"tokenizer__chat_template": 5}, CheckpointError, "tokenizer.chat_template must be text, not 5"),

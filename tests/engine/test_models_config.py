@@ -150,6 +150,10 @@ def test_the_architecture_tells_the_family_where_model_type_is_absent() -> None:
         ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "table for full_attention and one for sliding"),
         ("gemma3_text", {"rope_parameters": [1]}, "rope_parameters must be a table"),
         ("gemma3_text", {"rope_scaling": [1]}, "rope_scaling must be a table"),
+        ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8.0}}, "type = 'linear'.* say rope_type"),
+        ("olmo3", {"original_max_position_embeddings": 32}, "original_max_position_embeddings = 32"),
+        ("exaone4", {"sliding_window": None}, "sliding_window.*None"),
+        ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern.*'LLLG'"),
         (
             "gemma3_text",
             {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}},

@@ -505,6 +505,74 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "partial_rotary_factor": 0.36},
         },
     ),
+    "glm": ("glm", {"head_dim": 16, "num_attention_heads": 3, "num_key_value_heads": 1}),
+    "glm-three-shards-linear": (
+        "glm",
+        {
+            "head_dim": 20,
+            "attention_bias": False,
+            "shards": 3,
+            "vocab_size": 1003,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 1e3, "factor": 2.0, "partial_rotary_factor": 0.7},
+        },
+    ),
+    "glm-tied": ("glm", {"head_dim": 28, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "ministral-mixed-layers": (
+        "ministral",
+        {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"], "head_dim": 20, "shards": 3},
+    ),
+    "ministral-window-of-one-tied": (
+        "ministral",
+        {
+            "sliding_window": 1,
+            "head_dim": 12,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "ministral-no-window-yarn": (
+        "ministral",
+        {"sliding_window": None, "head_dim": 12, "rope_parameters": YARN, "vocab_size": 1003},
+    ),
+    "exaone4": ("exaone4", {"num_hidden_layers": 5, "sliding_window": 7, "num_key_value_heads": 1}),
+    "exaone4-no-windows-tied-llama3": (
+        "exaone4",
+        {
+            "sliding_window": None,
+            "layer_types": ["full_attention", "full_attention"],
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": True,
+            "rope_parameters": LLAMA3,
+            "vocab_size": 1003,
+        },
+    ),
+    "exaone4-layer-types-window-of-a-page": (
+        "exaone4",
+        {"sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"], "head_dim": 20, "shards": 3},
+    ),
+    "seed-oss": ("seed_oss", {"head_dim": 20, "num_attention_heads": 3, "num_key_value_heads": 1, "shards": 3}),
+    "seed-oss-all-biases-tied": (
+        "seed_oss",
+        {"head_dim": 12, "attention_out_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "seed-oss-no-bias-dynamic": (
+        "seed_oss",
+        {
+            "attention_bias": False,
+            "head_dim": 16,
+            "vocab_size": 1003,
+            "max_position_embeddings": 16,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 2.5},
+        },
+    ),
+    "ernie4_5": ("ernie4_5", {"head_dim": 20, "num_attention_heads": 3, "num_key_value_heads": 1}),
+    "ernie4_5-biases-untied-shards": (
+        "ernie4_5",
+        {"head_dim": 12, "use_bias": True, "tie_word_embeddings": False, "vocab_size": 1003, "shards": 3},
+    ),
+    "ernie4_5-yarn": ("ernie4_5", {"head_dim": 16, "num_key_value_heads": 4, "rope_parameters": YARN}),
     "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": MINISTRAL}),
     "ministral3-odd-heads-window-tied": (
         "ministral3",
@@ -533,6 +601,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("little_optimised")
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     family, config = CASES[case]
@@ -552,6 +621,7 @@ STACKED = (
 )
 
 
+@pytest.mark.usefixtures("little_optimised")
 @pytest.mark.parametrize("case", STACKED)
 def test_stacked_layers_compute_the_same(case: str, tmp_path: Path) -> None:
     family, config = CASES[case]
@@ -560,6 +630,7 @@ def test_stacked_layers_compute_the_same(case: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(our_logits(tmp_path, TOKENS, stacked=True), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("little_optimised")
 @pytest.mark.parametrize(
     ("family", "rope"),
     [
@@ -591,6 +662,8 @@ def test_stacked_layers_compute_the_same(case: str, tmp_path: Path) -> None:
         ("gemma3_text", {"sliding_window_pattern": 1}),
         ("olmo3", {"rope_theta": 500_000, "rope_scaling": YARN_OF_OLD, "num_hidden_layers": 2, "sliding_window": 3}),
         ("olmo3", {"rope_theta": 900.0, "sliding_window": 3}),
+        ("ernie4_5", {}),
+        ("glm", {"rope_theta": 900.0, "partial_rotary_factor": 0.5}),
         ("gpt_oss", {"rope_theta": 900.0, "rope_scaling": {**YARN, "truncate": False}}),
         ("gpt_oss", {"rope_scaling": None}),
         ("gpt_oss", {"rope_parameters": None}),

@@ -44,6 +44,8 @@ def _random(name: str, shape: tuple[int, ...], kind: str, packing: Packing, rng:
         return rng.permutation(np.arange(IN) // packing.group).astype(np.int32)
     if packing.scale == "e8m0" and name == "scales":
         return rng.integers(120, 134, shape, np.uint8)
+    if packing.code == "fp8" and name == "codes":
+        return rng.normal(0, 1, shape).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
     if kind in ("uint8", "int8"):
         limits = (0, 16) if name == "zeros" and packing.code == "int4" else np.iinfo(kind)
         low, high = limits if isinstance(limits, tuple) else (limits.min, limits.max + 1)
@@ -74,7 +76,9 @@ def by_element(packing: Packing, leaves: dict[str, np.ndarray], out: int, featur
 
 
 def _code(packing: Packing, leaves: dict[str, np.ndarray], out: int, feature: int) -> np.float32:
-    if packing.code in ("int8", "fp8"):
+    if packing.code == "fp8":
+        return np.float32(leaves["codes"][out, feature].view(ml_dtypes.float8_e4m3fn))
+    if packing.code == "int8":
         return np.float32(leaves["codes"][out, feature])
     code = int(leaves["codes"][out, feature // 2]) >> 4 * (feature % 2) & 15
     if packing.code == "int6":

@@ -53,7 +53,7 @@ def test_each_kv_head_is_repeated_side_by_side(tmp_path: Path, copies: int) -> N
         expected = np.repeat(heads, copies, axis=0).reshape(-1, 5).T
         np.testing.assert_array_equal(files.array(source, None), expected)
         for start in range(0, 6 * copies, head_dim):  # what one of several devices reads
-            share = files._read(source, (slice(None), slice(start, start + head_dim)))
+            share = files._share(source, (slice(None), slice(start, start + head_dim)))
             np.testing.assert_array_equal(share, expected[:, start : start + head_dim])
 
 
@@ -92,7 +92,7 @@ def test_parameters_that_alternate_in_one_tensor_are_its_every_other_row(is_stac
     with WeightFiles(stored) as files:
         np.testing.assert_array_equal(files.array(source, None), expected)
         index = (*[slice(None)] * (len(shape) - 3), slice(1, 3), slice(2, 4), slice(1, 4))  # what one device reads
-        np.testing.assert_array_equal(files._read(source, index), expected[index])
+        np.testing.assert_array_equal(files._share(source, index), expected[index])
 
 
 @pytest.mark.parametrize("leaf", ["kernel", "bias"])
@@ -105,7 +105,7 @@ def test_a_share_of_fused_and_repeated_heads(leaf: str, tmp_path: Path) -> None:
     with WeightFiles(stored) as files:
         for start in range(0, 8, 2):
             index = (slice(None),) * (len(shape) - 1) + (slice(start, start + 2),)
-            np.testing.assert_array_equal(files._read(source, index), expected[index])
+            np.testing.assert_array_equal(files._share(source, index), expected[index])
 
 
 def test_a_share_of_repeated_heads_reads_only_the_stored_heads_in_it() -> None:

@@ -31,6 +31,22 @@ SOFT_CAPS = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 EXPERTS = {"expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size"}
+NUM_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+SIGMOID_EXPERTS = {
+    **EXPERTS,
+    "expert_count": "n_routed_experts",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "nextn_predict_layers": "num_nextn_predict_layers",
+}
+GRANITE = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that are no weights: what rotary frequencies are divided by."""
 
@@ -132,9 +148,14 @@ def _gpt_oss(described: Described) -> Fields:
     return {"rope_scaling": {**_scaling(described), "truncate": False}}
 
 
-def _qwen3_moe(described: Described) -> Fields:
+def _normalized(described: Described) -> Fields:
     del described
     return {"norm_topk_prob": True}
+
+
+def _not_normalized(described: Described) -> Fields:
+    del described
+    return {"norm_topk_prob": False}
 
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
@@ -150,49 +171,27 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             },
         ),
         "qwen3": Architecture("qwen3"),
-        "qwen3moe": Architecture("qwen3_moe", {**EXPERTS, "expert_count": "num_experts"}, _qwen3_moe),
+        "qwen3moe": Architecture("qwen3_moe", {**EXPERTS, "expert_count": "num_experts"}, _normalized),
         "gemma": Architecture("gemma", adds_one=True),
         "gemma2": Architecture("gemma2", SOFT_CAPS, _gemma(46), adds_one=True),
         "gemma3": Architecture("gemma3_text", SOFT_CAPS, _gemma(62), adds_one=True),
         "phi3": Architecture("phi3"),
         "olmo2": Architecture("olmo2", more=_olmo2),
-        "smollm3": Architecture("smollm3", permutes=True),
-        "granite": Architecture(
-            "granite",
-            {
-                "attention.scale": "attention_multiplier",
-                "embedding_scale": "embedding_multiplier",
-                "residual_scale": "residual_multiplier",
-                "logit_scale": "logits_scaling",
-            },
-            permutes=True,
+        "olmoe": Architecture(
+            "olmoe", {"expert_used_count": "num_experts_per_tok", "expert_count": "num_experts"}, _not_normalized
         ),
+        "smollm3": Architecture("smollm3", permutes=True),
+        "granite": Architecture("granite", GRANITE, permutes=True),
+        "granitemoe": Architecture("granitemoe", {**GRANITE, **NUM_EXPERTS}, permutes=True),
         "cohere2": Architecture(
             "cohere2", {"logit_scale": "logit_scale", "attention.layer_norm_epsilon": "layer_norm_eps"}
         ),
         "glm4": Architecture("glm4"),
         "gpt-oss": Architecture(
-            "gpt_oss",
-            {
-                "expert_count": "num_local_experts",
-                "expert_used_count": "num_experts_per_tok",
-                "expert_feed_forward_length": "intermediate_size",
-            },
-            _gpt_oss,
+            "gpt_oss", {**NUM_EXPERTS, "expert_feed_forward_length": "intermediate_size"}, _gpt_oss
         ),
-        "glm4moe": Architecture(
-            "glm4_moe",
-            {
-                **EXPERTS,
-                "expert_count": "n_routed_experts",
-                "expert_shared_count": "n_shared_experts",
-                "expert_weights_scale": "routed_scaling_factor",
-                "expert_weights_norm": "norm_topk_prob",
-                "leading_dense_block_count": "first_k_dense_replace",
-                "nextn_predict_layers": "num_nextn_predict_layers",
-            },
-            _glm4_moe,
-        ),
+        "glm4moe": Architecture("glm4_moe", SIGMOID_EXPERTS, _glm4_moe),
+        "dots1": Architecture("dots1", SIGMOID_EXPERTS),
     }
 )
 
@@ -295,6 +294,9 @@ def _yarn(described: Described, factor: float) -> Fields:
         stated = described.number(key, 1.0)
         if not any(math.isclose(stated, accepted, rel_tol=1e-4) for accepted in (1.0, usual)):
             raise described.wrong(key, stated, f"expected 1 or {usual:.6g} with yarn")
+    for key, accepted in (("yarn_log_multiplier", (None, 0.0)), ("yarn_ext_factor", (None, 1.0, -1.0))):
+        if described.get(f"rope.scaling.{key}") not in accepted:
+            raise described.wrong(f"rope.scaling.{key}", described.get(f"rope.scaling.{key}"), "is not supported")
     return {
         "original_max_position_embeddings": described.get("rope.scaling.original_context_length"),
         "beta_fast": described.get("rope.scaling.yarn_beta_fast"),

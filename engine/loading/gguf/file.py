@@ -22,6 +22,7 @@ from penstock.engine.loading.gguf.names import Array, View, views
 from penstock.engine.loading.gguf.tokenizer import end_token_ids, sampling_fields, tokenizer_of
 from penstock.engine.loading.weights import Stored, WeightFiles
 
+MAX_FACTORS = 2**12  # of rotary frequencies: half of the largest head that there may be, and more
 QUANTIZED_DTYPE = "bfloat16"  # of activations and floats, where no type of the whole model is stated
 
 
@@ -56,7 +57,7 @@ class GgufFile:
     def generation(self) -> Mapping[str, Any]:
         return {**sampling_fields(self._header), "eos_token_id": list(end_token_ids(self._header))}
 
-    @property
+    @cached_property
     def stored(self) -> dict[str, Stored]:
         return {name: Stored(self.path, view.shape, view.tensor.kind) for name, view in self._views.items()}
 
@@ -87,8 +88,11 @@ class GgufFile:
 
     def _floats(self, name: str) -> np.ndarray:
         tensor = self._header.tensors[name]
-        if tensor.kind not in FLOAT_KINDS or len(tensor.shape) != 1:
-            raise CheckpointError(f"{self.path.name}: tensor {name} must be a row of floats, not of {tensor.kind}")
+        if tensor.kind not in FLOAT_KINDS or len(tensor.shape) != 1 or tensor.shape[0] > MAX_FACTORS:
+            raise CheckpointError(
+                f"{self.path.name}: tensor {name} must be at most {MAX_FACTORS} floats in a row, "
+                f"not {list(tensor.shape)} of {tensor.kind}"
+            )
         return View(tensor).array(self._mapped())[:].astype(np.float32)
 
 

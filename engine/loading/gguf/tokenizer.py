@@ -15,6 +15,7 @@ from penstock.engine.errors import CheckpointError, ConfigError, shown
 from penstock.engine.loading.gguf.header import Header
 
 KEY = "tokenizer.ggml."
+MAX_PIECE, MAX_PIECES, MAX_ADDED = 2**9, 2**22, 2**14
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -38,6 +39,7 @@ SPLITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         **dict.fromkeys(("gpt-2", "phi-2", "olmo"), (_GPT2,)),
         **dict.fromkeys(("command-r", "refact", "starcoder", "smollm"), (_DIGIT, _GPT2)),
         **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_CL100K,)),
+        **dict.fromkeys(("falcon3", "pixtral"), (_CL100K,)),
         **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (_QWEN2,)),
         **dict.fromkeys(("gpt-4o", "llama4"), (_O200K,)),
         "tekken": (_TEKKEN,),
@@ -170,7 +172,8 @@ class _Vocabulary:
 def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
     """Byte-level BPE, as of GPT-2."""
     pre = vocabulary.pre
-    vocab = {token: id_ for id_, token in enumerate(vocabulary.tokens)}
+    padding = {id_ for id_, _ in vocabulary.of_type(TokenType.UNUSED)}
+    vocab = {token: id_ for id_, token in enumerate(vocabulary.tokens) if id_ not in padding}
     model = models.BPE(vocab=vocab, merges=vocabulary.merges(), ignore_merges=pre in WHOLE_WORDS_FIRST)
     backend = Tokenizer(model)
     if pre in COMPOSED:
@@ -214,6 +217,12 @@ def _as_pieces(vocabulary: _Vocabulary) -> list[str]:
 def _implied_merges(vocabulary: _Vocabulary, tokens: Sequence[str]) -> list[tuple[str, str]]:
     """Any two pieces that make a third one, the better that one's rank the earlier."""
     merged = (TokenType.NORMAL, TokenType.USER_DEFINED)
+    longest, total = max(map(len, tokens)), sum(map(len, tokens))
+    if longest > MAX_PIECE or total > MAX_PIECES:  # each of them is cut in all ways
+        raise CheckpointError(
+            f"{vocabulary.header.file.name} has no merges and tokens of up to {longest} characters, {total} in all, "
+            f"where {MAX_PIECE} and {MAX_PIECES} may be"
+        )
     apart = {token for token, kind in zip(tokens, vocabulary.types, strict=True) if kind not in merged}
     vocab = {token: id_ for id_, token in enumerate(tokens)}
     merges: list[tuple[str, str]] = generate_merges(vocab, _ranks(vocabulary, tokens), apart)
@@ -238,6 +247,11 @@ def _add_tokens(backend: Tokenizer, vocabulary: _Vocabulary) -> None:
     """What is found in a text as a whole, before anything else."""
     pieces = _as_pieces(vocabulary)
     special = [*vocabulary.of_type(TokenType.CONTROL), *vocabulary.of_type(TokenType.UNKNOWN)]
+    num_added = len(special) + len(vocabulary.of_type(TokenType.USER_DEFINED))
+    if num_added > MAX_ADDED:
+        raise CheckpointError(
+            f"{vocabulary.header.file.name} has {num_added} special and added tokens, at most {MAX_ADDED} may be"
+        )
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for _, token in special])
     users = [(pieces[id_], token) for id_, token in vocabulary.of_type(TokenType.USER_DEFINED)]
     backend.add_tokens([AddedToken(piece, normalized=piece != token) for piece, token in users])

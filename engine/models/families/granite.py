@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm
+from penstock.engine.models.hf_blocks import full_layers, read_attention, read_mlp, read_model, read_norm
 from penstock.engine.models.hf_config import HFConfig
 
 
@@ -25,7 +25,7 @@ def granite_model(config: HFConfig, *, family: str, dtype: str, mlp: MLPConfig |
     attention = read_attention(config, qkv_bias=has_bias, out_bias=has_bias)
     attention = replace(attention, scale=config.number("attention_multiplier"))
     block = BlockConfig(attention, mlp, norm, residual_scale=config.number("residual_multiplier"))
-    blocks = [block for _ in every_layer(config, None)]
+    blocks = full_layers(config, block)
     model = read_model(config, family=family, dtype=dtype, blocks=blocks, norm=norm)
     return replace(
         model,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import QWEN_EXPERTS, Family
-from penstock.engine.models.hf_blocks import every_layer, read_attention, read_model, read_norm
+from penstock.engine.models.hf_blocks import full_layers, read_attention, read_model, read_norm
 from penstock.engine.models.hf_config import HFConfig
 from penstock.engine.models.hf_experts import read_experts
 
@@ -23,7 +23,7 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
         normalized=config.flag("norm_topk_prob"),
     )
     block = BlockConfig(replace(attention, qk_projection_norm=norm), experts, norm)
-    blocks = [block for _ in every_layer(config, None)]
+    blocks = full_layers(config, block)
     return read_model(config, family=OLMOE.model_type, dtype=dtype, blocks=blocks, norm=norm)
 
 
