@@ -205,7 +205,8 @@ class Program:
             return full
         total = 0
         for user in computation.users(name):
-            if user.opcode in _VIEWS:
+            is_passed_on = user.opcode in ("copy", "fusion") and user.result_bytes == full
+            if user.opcode in _VIEWS or is_passed_on:  # inside a fusion, what nothing takes is not computed
                 total += self._taken_inside(computation, user.name, full)
             else:
                 total += sum(self._taken(user, i, full) for i, operand in enumerate(user.operands) if operand == name)

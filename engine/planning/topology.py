@@ -11,7 +11,7 @@ import jax
 from penstock.engine.errors import ConfigError
 from penstock.engine.planning.chips import CHIPS, Chip
 
-EXAMPLES = ("v5e:2x2", "v5e:2x4", "v5e:4x4", "v6e:2x2", "v6e:2x4", "tpu7x:2x2x1")
+EXAMPLES = ("v5e:2x2", "v5e:2x4", "v5e:4x4", "v6e:2x2", "v6e:2x4", "tpu7x:2x2x1", "v5e:1x1")
 
 
 _ENVIRONMENT = {
@@ -49,7 +49,9 @@ def devices_of(topology: str) -> Sequence[jax.Device]:
         os.environ.setdefault(name, value)
     from jax.experimental import topologies  # after the environment is set
 
+    is_one_chip = set(topology.partition(":")[2].split("x")) == {"1"}
+    host = {"chips_per_host_bounds": (1, 1, 1)} if is_one_chip else {}  # else a host has four
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+        return topologies.get_topology_desc(platform="tpu", topology_name=topology, **host).devices
     except Exception as error:  # libtpu's errors have no common type
         raise ConfigError(f"libtpu knows no topology {topology!r}, such as {', '.join(EXAMPLES)}: {error}") from error

@@ -110,6 +110,16 @@ def without_passed(
     return table
 
 
+def random_qkv(
+    rng: np.random.Generator, num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    q, k, v = (
+        rng.normal(size=(num_tokens, heads, head_dim)).astype(dtype)
+        for heads in (num_heads, num_kv_heads, num_kv_heads)
+    )
+    return q, k, v
+
+
 def random_sinks(num_heads: int) -> np.ndarray:
     """Of all sizes: one takes next to nothing of the weights, another nearly all of them."""
     return np.random.default_rng(5).permutation(np.linspace(-8.0, 8.0, num_heads)).astype(np.float32)
@@ -200,10 +210,7 @@ def compare(
         lengths, page_size=page_size, max_seqs=MAX_SEQS, max_len=MAX_LEN, num_tokens=num_tokens, seed=seed
     )
     rng = np.random.default_rng(seed)
-    q, k, v = (
-        rng.normal(size=(num_tokens, heads, head_dim)).astype(dtype)
-        for heads in (num_heads, num_kv_heads, num_kv_heads)
-    )
+    q, k, v = random_qkv(rng, num_tokens, num_heads, num_kv_heads, head_dim, dtype)
     sinks = random_sinks(num_heads).astype(dtype) if has_sinks else None
     before, after = _pages(batch, k, v, rng, is_windowed="sliding_window" in options)
     expected = reference_attention(

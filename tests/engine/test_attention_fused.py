@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
-from ragged_batches import PagedBatch, random_sinks, reference_attention
+from ragged_batches import PagedBatch, random_qkv, random_sinks, reference_attention
 
 from penstock.engine.attention import KVCacheSpec, RaggedBatch
 from penstock.engine.attention.contract import PLAIN
@@ -57,10 +57,7 @@ def run(
         lengths, page_size=page_size, max_seqs=MAX_SEQS, max_len=MAX_LEN, num_tokens=num_tokens, seed=seed
     )
     rng, kv_dtype, num_real = np.random.default_rng(seed), kv_dtype or dtype, batch.num_real
-    q, k, v = (
-        rng.normal(size=(num_tokens, heads, head_dim)).astype(dtype)
-        for heads in (num_heads, num_kv_heads, num_kv_heads)
-    )
+    q, k, v = random_qkv(rng, num_tokens, num_heads, num_kv_heads, head_dim, dtype)
     # Of K and V apart, f32, already of values that kv_dtype has: [num_pages * page_size, 2, num_kv_heads, head_dim]
     before = np.array(
         stored(rng.normal(size=(batch.num_pages * page_size, 2, num_kv_heads, head_dim)), kv_dtype, scales)

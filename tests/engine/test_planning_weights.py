@@ -191,6 +191,7 @@ def test_formats_from_a_config_alone(tmp_path: Path, scheme: str, bits: float) -
         "num_attention_heads": 4, "rms_norm_eps": 1e-5, "quantization_config": SCHEMES[scheme].fields,
     }  # fmt: skip
     model = planned(tmp_path, fields)
+    assert planned_model(str(tmp_path)) == model  # a folder without files of weights
     matmuls = 3 * 7 * 256 * 256 * bits / 8
     others = BF16 * (3 * 2 * 256 + 256 + 2 * 512 * 256)
     assert held_bytes(model, None) == matmuls + others

@@ -16,10 +16,18 @@ from test_models_parity import our_logits
 
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.loading.checkpoint import check_weights, load_model, read_model_config
+from penstock.engine.models import ModelConfig
 from penstock.engine.models.quantized import QuantizedLinear
+from penstock.engine.planning import planned_model
 
 GEOMETRY = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 2, "num_key_value_heads": 1}
 PROMPT = [5, 9, 77, 3, 41, 8, 100]
+
+
+def forms(config: ModelConfig) -> list[Any]:
+    """How each weight is held, but for the type of its scales, which a config does not say."""
+    packed = [config.packed, *(block.packed for block in config.blocks)]
+    return [[(path, p.code, p.group, p.rows, p.offset, p.has_order) for path, p in one] for one in packed]
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -27,6 +35,7 @@ def test_logits_are_those_of_the_same_values_unquantized(tmp_path: Path, name: s
     quantized, plain = write_quantized(tmp_path, SCHEMES[name], "qwen2", **GEOMETRY)
     expected, found = reference_logits(plain, PROMPT), our_logits(quantized, PROMPT)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    assert forms(planned_model(str(quantized / "config.json"))) == forms(read_model_config(quantized))
 
 
 OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {  # scheme, family, geometry
@@ -51,6 +60,7 @@ def test_fused_projections_and_experts_of_quantized_checkpoints(tmp_path: Path, 
     quantized, plain = write_quantized(tmp_path, form, family, **{**GEOMETRY, **geometry})
     expected, found = reference_logits(plain, PROMPT), our_logits(quantized, PROMPT)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    assert forms(planned_model(str(quantized / "config.json"))) == forms(read_model_config(quantized))
 
 
 @pytest.fixture(scope="module")
