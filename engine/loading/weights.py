@@ -134,7 +134,8 @@ class WeightFiles:
     def array(self, source: Source | PackedSource, placement: Placement | None) -> jax.Array:
         """The parameter on its devices, each of which is given its share and nothing else."""
         if placement is None:
-            return jax.device_put(self._share(source, (slice(None),) * len(source.shape)))
+            array: jax.Array = jax.device_put(self._share(source, (slice(None),) * len(source.shape)))
+            return array
         read: dict[str, np.ndarray] = {}
 
         def share(index: Index | None) -> np.ndarray:
@@ -217,7 +218,8 @@ class WeightFiles:
         if stored.file not in self._bytes:
             self._bytes[stored.file] = _tensor_bytes(stored.file)
         data, places = self._bytes[stored.file]
-        return data[slice(*places[name]["data_offsets"])].view(jnp.float8_e4m3fn).reshape(stored.shape)
+        values: np.ndarray = data[slice(*places[name]["data_offsets"])].view(jnp.float8_e4m3fn)
+        return values.reshape(stored.shape)
 
     def _opened(self, file: Path) -> Any:
         if file not in self._files:

@@ -36,7 +36,8 @@ class Decoder(nnx.Module):
         self.config = config
         self.is_stacked = stacked
         init = nnx.initializers.normal(0.02)
-        self.embedding = nnx.Param(init(rngs.params(), (config.vocab_rows, config.hidden_size), dtype))
+        # None where it is the head's, which alone holds it.
+        self.embedding: Any = nnx.Param(init(rngs.params(), (config.vocab_rows, config.hidden_size), dtype))
         blocks = [Block(block, config.hidden_size, dtype=dtype, rngs=rngs) for block in config.blocks]
         if stacked:
             blocks = [_stack([blocks[layer] for layer in layers]) for layers in stacked_layers(config)]
@@ -59,7 +60,7 @@ class Decoder(nnx.Module):
         lengths: jax.Array | None = None,  # i32 [num_tokens]: by the model's rule of lengths; None: up to each token
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Returns the final hidden states `[num_tokens, hidden]` and the caches with this step's keys and values."""
-        x = scaled(self.embedding[...][token_ids], self.config.embedding_scale)
+        x = scaled(self._embedded(token_ids), self.config.embedding_scale)
         ropes = dict.fromkeys(block.attention.rope for block in self.config.blocks)
         rotary = {rope: rotary_tables(positions, rope, lengths) for rope in ropes if rope is not None}
         step = StepInputs(positions, rotary, attend, is_real)
@@ -99,6 +100,12 @@ class Decoder(nnx.Module):
             inputs = stacks, tuple(held.arrays for held in places), tuple(held.groups for held in places)
             (x, pages), _ = jax.lax.scan(layers, (x, pages), inputs)
         return x, pages
+
+    def _embedded(self, token_ids: jax.Array) -> jax.Array:  # i32 [num_tokens] -> [num_tokens, hidden]
+        if self.head is not None and self.embedding is None:
+            return self.head.columns(token_ids)
+        rows: jax.Array = self.embedding[...][token_ids]
+        return rows
 
     def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab_rows]
         if self.head is None:

@@ -94,7 +94,8 @@ class QuantizedGroupedLinear(GroupedLinear):
 
     def product(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
         if not self.is_in_pieces:
-            return super().product(rows, group_sizes)
+            y: jax.Array = super().product(rows, group_sizes)
+            return y
         numbers, ends = jnp.arange(rows.shape[0])[:, None], jnp.cumsum(group_sizes)
 
         def of_expert(y: jax.Array, expert: tuple[dict[str, jax.Array], jax.Array, jax.Array]) -> tuple[Any, None]:
@@ -139,7 +140,7 @@ def _in_pieces(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) 
         return _multiplied(packing, _rows(packing, leaves, first, num_rows), x)
 
     of_pieces = jax.lax.map(lambda piece: of_rows(piece * size, size), jnp.arange(count))
-    y = of_pieces.swapaxes(0, 1).reshape(x.shape[0], -1)
+    y: jax.Array = of_pieces.swapaxes(0, 1).reshape(x.shape[0], -1)
     if count * size == num_out:
         return y
     return jnp.concatenate([y, of_rows(count * size, num_out - count * size)], axis=1)
