@@ -24,7 +24,7 @@ from penstock.engine.limits import Limits
 from penstock.engine.loading.checkpoint import load_model, read_model_config, resolve
 from penstock.engine.logprobs import PromptLogprobs, logprob_at
 from penstock.engine.models import Decoder
-from penstock.engine.models.packed import pack_weights
+from penstock.engine.models.packed import pack_blocks, pack_head
 from penstock.engine.models.quantized import unpack_in_pieces
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
 from penstock.engine.scheduling.pace import Pace
@@ -124,15 +124,17 @@ class Engine:
         deployment = deploy(config, read_model_config(directory, config.dtype, config.weights))
         tokenizer = Tokenizer.from_dir(directory, config.chat_format)
         defaults = read_generation_defaults(directory)
+        library = deployment.matmul_library
         loaded = load_model(
             directory,
             deployment.model,
             progress,
             placement=deployment.placement,
             stacked=deployment.attention.is_stacked,
+            pack_head=None if library is None else partial(pack_head, library=library),
         )
-        if deployment.matmul_library is not None:
-            pack_weights(loaded, deployment.matmul_library)
+        if library is not None:
+            pack_blocks(loaded, library)
         if deployment.unpacks_in_pieces:
             unpack_in_pieces(loaded)
         return cls(loaded, tokenizer, defaults, deployment)

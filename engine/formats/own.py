@@ -32,6 +32,7 @@ KINDS: Mapping[str, Packing] = MappingProxyType(
     }
 )
 LARGEST_F16 = 65504.0
+AT_ONCE = 2**18  # weights that are in f32, several times
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def _by_rows(convert: Callable[[np.ndarray], np.ndarray], rows: int) -> Callable
     """A few rows at a time, so that little is in memory beside what is stored and what comes of it."""
 
     def converted(weights: np.ndarray) -> np.ndarray:
-        at_once = rows * max(1, 2**21 // (rows * max(1, weights.shape[-1])))
+        at_once = rows * max(1, AT_ONCE // (rows * max(1, weights.shape[-1])))
         flat = weights.reshape(-1, *weights.shape[-2:])
         parts = [
             np.concatenate([convert(_finite(one[at : at + at_once])) for at in range(0, len(one), at_once)])

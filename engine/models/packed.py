@@ -22,15 +22,20 @@ from penstock.engine.native import GROUPED_MATMUL, MATMUL, panel_width
 SILU = ("silu", "swish")  # the activation that the kernel has in it
 
 
-def pack_weights(model: Decoder, library: ctypes.CDLL) -> None:
+def pack_blocks(model: Decoder, library: ctypes.CDLL) -> None:
     """Replaces the linear layers of `model`, which is not stacked. One at a time: only one is ever in memory twice.
 
     Queries, keys and values become one matmul; gate and up another, with SiLU in it where that is the activation.
-    Quantized layers stay as they are; beside them, an embedding that is the head too is held as that alone.
+    Quantized layers stay as they are.
     """
     width = panel_width(library)
     for block in model.blocks:
         _pack_block(block, width)
+
+
+def pack_head(model: Decoder, library: ctypes.CDLL) -> None:
+    """Beside quantized layers, an embedding that is the head too is held as that alone."""
+    width = panel_width(library)
     is_tied = model.head is None
     head = PackedLinear.tied(model.embedding[...], width) if model.head is None else _packed(model.head, width)
     model.head = nnx.data(head)  # where it was None, nnx took the attribute for a constant

@@ -67,7 +67,7 @@ def test_quantizing_while_loading_holds_no_unquantized_model(
     monkeypatch.setattr(weights, "PIECE_BYTES", 2**15)
     held, peak, size = _traced(write_model(tmp_path, "llama", dtype="bfloat16", **GEOMETRY), setting, stacked=False)
     assert size <= held
-    assert peak <= 1.15 * size + 2**20  # rows of one block, in f32
+    assert peak <= 1.15 * size + 2**22  # rows of one block, in f32, several times
 
 
 def test_an_embedding_that_is_the_head_too_is_held_once(tmp_path: Path) -> None:
