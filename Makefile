@@ -62,8 +62,9 @@ tpu-ledger: .venv/dev.stamp  ## compile the presets for TPU slices and write ben
 	@$(BIN)/python -m pip install --quiet 'jax[tpu]' || echo "libtpu cannot be installed here"
 	@$(BIN)/python -m benchmarks.tpu_ledger
 
-docs: .venv/dev.stamp  ## write docs/configuration.md from the settings
+docs: .venv/dev.stamp  ## write docs/configuration.md from the settings, and into docs/models.md what is tested
 	@$(BIN)/python -m penstock.worker.settings_page > docs/configuration.md
+	@PYTHONPATH=tests:tests/engine $(BIN)/python -m models_page
 
 clean:  ## remove caches and build outputs
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The C++ kernels for CPU against XLA's own form, in turn: matmuls, and a layer's attention.
+"""The C++ kernels for CPU against XLA's own form, in turn: matmuls, those of experts, and a layer's attention.
 
     python -m benchmarks.cpu_kernels
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,13 +24,15 @@ from benchmarks.tables import table_of
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, attention_for
 from penstock.engine.deployment import DEFAULT_BUILD_DIR
 from penstock.engine.models import QKV
+from penstock.engine.models.experts import GroupedLinear, RowGroups
 from penstock.engine.models.layers import Linear
-from penstock.engine.models.packed import PackedLinear
+from penstock.engine.models.packed import PackedGroups, PackedLinear
 from penstock.engine.native import NativeLibrary, load_library, panel_width
 from penstock.worker.bench.report import append_result
 
 SHAPES = ((384, 2304), (2304, 384), (1024, 3072), (3072, 1024))  # features in and out, of `tiny` and `qwen06`
 GEOMETRIES = {"16 query, 8 KV heads, head_dim 128": (16, 8, 128), "6 query, 2 KV heads, head_dim 64": (6, 2, 64)}
+EXPERTS = ((64, 8, 512, 256), (32, 4, 1024, 768))  # how many, those of a token, features in and out
 NUM_SEQS, LENGTH = 64, 256
 _BUILD_DIR = DEFAULT_BUILD_DIR / "native"
 
@@ -37,7 +40,11 @@ _BUILD_DIR = DEFAULT_BUILD_DIR / "native"
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     console = Console()
-    for title, rows in (("matmuls, us", matmuls()), ("attention of one layer, ms", attention())):
+    for title, rows in (
+        ("matmuls, us", matmuls()),
+        ("grouped matmuls, us", grouped_matmuls()),
+        ("attention of one layer, ms", attention()),
+    ):
         console.print(table_of(title, rows))
         append_result(RESULTS / "cpu_kernels.jsonl", {"title": title, "rows": rows})
 
@@ -59,6 +66,52 @@ def matmuls() -> list[dict[str, Any]]:
                     "times": round(seconds["XLA"] / seconds["C++"], 2),
                 })  # fmt: skip
     return rows
+
+
+def grouped_matmuls() -> list[dict[str, Any]]:
+    """A matrix of each expert; and beside it one matrix that has as many bytes as those that were read."""
+    width, rows = panel_width(load_library(_BUILD_DIR)), []
+    for dtype in ("float32", "bfloat16"):
+        for num_experts, num_chosen, features_in, features_out in EXPERTS:
+            layer = GroupedLinear(
+                num_experts, features_in, features_out, bias=False, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0)
+            )
+            forms = {"XLA": _with_weights(layer), "C++": _with_weights(PackedGroups([layer], width))}
+            for num_tokens in (1, 16, 64):
+                sizes = _group_sizes(num_tokens, num_experts, num_chosen)
+                x = jax.random.normal(jax.random.key(1), (num_tokens * num_chosen, features_in), dtype)
+                seconds = {
+                    name: fastest_s(partial(form, x, RowGroups(sizes)), repeats=4) for name, form in forms.items()
+                }
+                num_read = int((sizes > 0).sum())
+                dense_s = _dense_s(x[:num_tokens], features_out * num_read, width)
+                rows.append({
+                    "dtype": dtype, "weights": f"{num_experts} x {features_in} x {features_out}", "tokens": num_tokens,
+                    "rows": x.shape[0], "experts read": num_read,
+                    **{name: round(s * 1e6, 1) for name, s in seconds.items()},
+                    "C++, one matrix": round(dense_s * 1e6, 1),
+                    "times": round(seconds["XLA"] / seconds["C++"], 2),
+                    "of one matrix": round(dense_s / seconds["C++"], 2),
+                })  # fmt: skip
+    return rows
+
+
+def _group_sizes(num_tokens: int, num_experts: int, num_chosen: int) -> jax.Array:
+    """Of tokens that choose at random."""
+    rng = np.random.default_rng(0)
+    chosen = [rng.choice(num_experts, num_chosen, replace=False) for _ in range(num_tokens)]
+    return jnp.asarray(np.bincount(np.concatenate(chosen), minlength=num_experts), jnp.int32)
+
+
+def _with_weights(layer: nnx.Module) -> Callable[..., jax.Array]:
+    """Compiled, with the weights as an argument: the compiler folds what it can of constants."""
+    graph, state = nnx.split(layer)
+    return partial(jax.jit(lambda state, *inputs: nnx.merge(graph, state)(*inputs)), state)
+
+
+def _dense_s(x: jax.Array, features_out: int, width: int) -> float:
+    layer = Linear(x.shape[1], features_out, bias=False, dtype=x.dtype, rngs=nnx.Rngs(0))
+    return fastest_s(partial(_with_weights(PackedLinear.of(width, layer)), x), repeats=4)
 
 
 def attention() -> list[dict[str, Any]]:

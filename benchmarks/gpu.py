@@ -40,7 +40,8 @@ from penstock.engine.execution.runner import InFlight, Runner
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import FAMILIES, ModelConfig
 from penstock.engine.planning import preset
-from penstock.engine.planning.roofline import kv_token_bytes, step_flops, step_weight_bytes
+from penstock.engine.planning.roofline import kv_token_bytes, step_flops
+from penstock.engine.planning.weights import step_weight_bytes
 from penstock.worker.bench.report import append_result
 
 RESULTS = Path(__file__).parent / "results" / "gpu.jsonl"
@@ -187,7 +188,7 @@ def measure_steps(
         step = packed(geometry, [(1, context)] * batch)
         seconds = step_s(runner, step, steps, repeats)
         live = batch * context * kv_token_bytes(model, deployment.kv_dtype)
-        rate = (step_weight_bytes(model, batch, 1) + live) / seconds
+        rate = (step_weight_bytes(model, batch, None) + live) / seconds
         share = rate / card.copy_bytes_per_s
         figures.append(Figure("decode", batch, batch, context, 1e3 * seconds, rate, share, DECODE_BAR))
     for prompt in prompts:

@@ -111,7 +111,7 @@ class Engine:
     def from_checkpoint(
         cls, model: str | Path, config: EngineConfig | None = None, progress: ReportProgress | None = None
     ) -> Engine:
-        """Loads a local directory, or a hub id, in Hugging Face format. Nothing is compiled yet.
+        """Loads a local directory or hub id in Hugging Face format, or a GGUF file. Nothing is compiled yet.
 
         Raises:
             CheckpointError: files are missing or do not hold what they should.
@@ -120,13 +120,13 @@ class Engine:
         config = config or EngineConfig()
         if config.compile_cache_dir is not None:
             keep_compilations(config.compile_cache_dir)
-        directory = resolve(model)
-        deployment = deploy(config, read_model_config(directory, config.dtype, config.weights))
-        tokenizer = Tokenizer.from_dir(directory, config.chat_format)
-        defaults = read_generation_defaults(directory)
+        path = resolve(model)
+        deployment = deploy(config, read_model_config(path, config.dtype, config.weights))
+        tokenizer = Tokenizer.from_dir(path, config.chat_format)
+        defaults = read_generation_defaults(path)
         library = deployment.matmul_library
         loaded = load_model(
-            directory,
+            path,
             deployment.model,
             progress,
             placement=deployment.placement,

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.engine.errors import CheckpointError, InvalidRequest, shown
-from penstock.engine.loading.files import CONFIG_FILE, read_json
+from penstock.engine.loading.files import GENERATION_FILE
+from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.request import MAX_STOP_TOKENS, SamplingParams
 
 T = TypeVar("T", bool, int, float)
-
-GENERATION_FILE = "generation_config.json"
 
 # Fields that change which tokens are chosen and that have no counterpart here, with the value that means "off".
 NOT_HONOURED: Mapping[str, Any] = {
@@ -58,8 +57,8 @@ class GenerationDefaults:
         return replace(self, eos_token_ids=tuple(id_ for id_ in self.eos_token_ids if id_ < vocab_size))
 
 
-def read_generation_defaults(directory: Path) -> GenerationDefaults:
-    """Reads generation_config.json, with config.json's `eos_token_id` where it states none.
+def read_generation_defaults(path: Path) -> GenerationDefaults:
+    """Reads generation_config.json, with config.json's `eos_token_id` where it states none, or a GGUF file's metadata.
 
     Without the file the defaults are plain sampling at temperature 1. With it, `do_sample` means what it means in
     transformers: unless it is true, decoding is greedy (temperature 0). A field that is absent or null filters nothing;
@@ -68,11 +67,11 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
     Raises:
         CheckpointError: a file is malformed, or a value in it is out of range.
     """
-    has_file = (directory / GENERATION_FILE).exists()
-    fields = read_json(directory / GENERATION_FILE) if has_file else {"do_sample": True}
+    checkpoint = open_checkpoint(path)
+    fields = checkpoint.generation
     eos = fields.get("eos_token_id")
     if eos is None:
-        eos = _of_config(read_json(directory / CONFIG_FILE), "eos_token_id")
+        eos = _of_config(checkpoint.fields, "eos_token_id")
     defaults = GenerationDefaults(
         eos_token_ids=_token_ids(eos),
         temperature=_field(fields, "temperature", float, 1.0) if _field(fields, "do_sample", bool, False) else 0.0,

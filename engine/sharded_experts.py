@@ -38,7 +38,11 @@ class ShardedExperts(GroupedMLP):
         self.num_experts, self.activation, self.clamped = experts.num_experts, experts.activation, experts.clamped
         self.placement = placement
 
-    def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array) -> jax.Array:
+    @property
+    def num_shares(self) -> int:
+        return self.placement.num_shares
+
+    def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array, layer: jax.Array | None = None) -> jax.Array:
         graph, state = nnx.split(self)
         flat: Any = nnx.to_flat_state(state)
         params = {path: param[...] for path, param in flat}
@@ -46,17 +50,19 @@ class ShardedExperts(GroupedMLP):
         run = jax.shard_map(
             partial(self._of_device, graph),
             mesh=self.placement.mesh,
-            in_specs=(specs, _WHOLE, _WHOLE, _WHOLE),
+            in_specs=(specs, _WHOLE, _WHOLE, _WHOLE, _WHOLE),
             out_specs=_WHOLE,
             check_vma=False,
         )
-        y: jax.Array = run(params, x, chosen, weights)
+        y: jax.Array = run(params, x, chosen, weights, layer)
         return y
 
     def _spec(self, path: Any, array: jax.Array) -> PartitionSpec:
         return self.placement.spec(logical_axes(("blocks", 0, "mlp", "experts", *path), array.ndim))
 
-    def _of_device(self, graph: Any, params: Any, x: jax.Array, chosen: jax.Array, weights: jax.Array) -> jax.Array:
+    def _of_device(
+        self, graph: Any, params: Any, x: jax.Array, chosen: jax.Array, weights: jax.Array, layer: jax.Array | None
+    ) -> jax.Array:
         """The sum of what all devices add, of which this one has its share of the parameters."""
         experts: GroupedMLP = nnx.merge(graph, nnx.from_flat_state({path: nnx.Param(a) for path, a in params.items()}))
         mesh = self.placement.mesh
@@ -67,5 +73,5 @@ class ShardedExperts(GroupedMLP):
         if experts.down.bias is not None:  # is added once, not by each device that holds some of an expert's features
             bias = experts.down.bias[...]
             experts.down.bias[...] = jnp.where(jax.lax.axis_index(TENSOR) == 0, bias, jnp.zeros_like(bias))
-        y = mix(experts, x, chosen, weights, num_held)
+        y = mix(experts, x, chosen, weights, num_held, layer)
         return jax.lax.psum(y, self.placement.replica)  # type: ignore[no-any-return, no-untyped-call]

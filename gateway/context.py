@@ -9,7 +9,6 @@ from starlette.requests import HTTPConnection
 
 from penstock.gateway.abandonment.watch import Watch
 from penstock.gateway.directory import Directory
-from penstock.gateway.errors import ApiError
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.settings import GatewaySettings
@@ -17,7 +16,6 @@ from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
 from penstock.gateway.store.records import Records
 from penstock.producer import AsyncClient
-from penstock.producer.redis.connection import RedisClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +34,6 @@ class Gateway:
     records: Records
     watch: Watch
     has_batch_news: asyncio.Event
-
-    @property
-    def redis(self) -> RedisClient:
-        return self.store.redis
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +62,3 @@ def caller_of(connection: HTTPConnection) -> Caller:
     caller = getattr(connection.state, "caller", None) or Caller()
     assert isinstance(caller, Caller)  # noqa: S101  who checks keys has set it
     return caller
-
-
-def check_owner(caller: Caller, owner: str, what: str) -> None:
-    """What another key has stored does not exist for this one.
-
-    Args:
-        caller: who asks for it.
-        owner: whose it is, `Caller.owner` of who stored it.
-        what: its kind and id, for the message.
-
-    Raises:
-        ApiError: 404, as where there is none.
-    """
-    if caller.owner != owner:
-        raise not_found(what)
-
-
-def not_found(what: str) -> ApiError:
-    return ApiError(404, f"{what[:200]} does not exist", code="not_found")

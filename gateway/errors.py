@@ -95,18 +95,15 @@ def _field_of(message: str) -> str | None:
     return name if colon and _FIELD.fullmatch(name) else None
 
 
-def _unavailable(error: PenstockError) -> ApiError:
-    return _try_again(str(error))
-
-
-def _try_again(message: str) -> ApiError:
+def unavailable(message: str) -> ApiError:
+    """Something that is away or busy for a while."""
     return ApiError(503, message, type="server_error", code="unavailable", retry_after_s=RETRY_AFTER_S)
 
 
 def _lost(error: ConnectionLost) -> ApiError:
     """Where Redis is, and what it says, is for the operator."""
     _log.warning("redis_unreachable", error=str(error))
-    return _try_again("the gateway has no connection to its queue now; try again")
+    return unavailable("the gateway has no connection to its queue now; try again")
 
 
 def _redis_refused(error: ServerRefused) -> ApiError:
@@ -130,9 +127,9 @@ _TABLE: Mapping[type[PenstockError], Callable[[Any], ApiError]] = {
     UnknownRequest: lambda error: ApiError(404, str(error), code="not_found"),
     ReplyGone: lambda error: ApiError(409, str(error), type="conflict_error", code="reply_expired"),
     ReplyTimeout: lambda error: ApiError(408, str(error), type="timeout_error", code="timeout"),
-    CallTimedOut: _unavailable,
+    CallTimedOut: lambda error: unavailable(str(error)),
     ConnectionLost: _lost,
-    NotDurable: _unavailable,
+    NotDurable: lambda error: unavailable(str(error)),
     ServerRefused: _redis_refused,
     RequestFailed: _internal,
     CallFailed: _internal,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import structlog
 from patience import TEST_S
 from redis import Redis as BlockingRedis
 from servers import SERVERS, cluster_arguments, form_cluster
@@ -34,15 +35,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def leave_out_servers(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of tests that any server will do for, those on the first kind are kept."""
-    others = set(list(SERVERS)[1:])
-    left_out = [item for item in items if item.get_closest_marker("any_server") and others & set(parameters(item))]
-    items[:] = [item for item in items if item not in left_out]
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        (left_out if item.get_closest_marker("any_server") and runs_on_another(item) else kept).append(item)
+    items[:] = kept
     config.hook.pytest_deselected(items=left_out)
 
 
-def parameters(item: pytest.Item) -> list[object]:
-    callspec = getattr(item, "callspec", None)
-    return [] if callspec is None else [value for value in callspec.params.values() if isinstance(value, str)]
+def runs_on_another(item: pytest.Item) -> bool:
+    """Whether it runs on another kind of server than the first."""
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    servers = [params[name] for name in ("redis_server", "redis_cluster") if name in params]
+    return any(server in list(SERVERS)[1:] for server in servers)
 
 
 def trace_once(items: list[pytest.Item]) -> None:
@@ -113,6 +118,13 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("cache") / "penstock" / "compile"
     directory.mkdir(parents=True)
     return directory
+
+
+@pytest.fixture
+def own_logs() -> Iterator[None]:
+    """What a command that a test runs by itself sets up for its logs ends with the test."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -115,6 +115,19 @@ async def echo(reply: ScriptedReply) -> None:
     await reply.end()
 
 
+async def one_word(reply: ScriptedReply) -> None:
+    await reply.own()
+    await reply.chunk("word")
+    await reply.end("stop")
+
+
+async def until_cancelled(reply: ScriptedReply) -> None:
+    await reply.own()
+    await reply.chunk("begun")
+    await reply.cancelled()
+    await reply.end("cancelled")
+
+
 async def name_queue_until_cancelled(reply: ScriptedReply) -> None:
     """Answers with the queue's name, and ends when told to."""
     await reply.own()

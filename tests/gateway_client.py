@@ -1,15 +1,21 @@
-"""A bare HTTP client of a gateway: what goes over the wire, and connections that end when a test says so."""
+"""Clients of a gateway: OpenAI's, and a bare one, for what goes over the wire and connections that a test ends."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import httpx2
-from gateway_harness import Running
+import openai
+from fakes import ScriptedWorker
+from gateway_harness import Running, running_gateway
 from patience import WAIT_S
+
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.wire import GenerateRequest
 
 CHAT = "/v1/chat/completions"
 
@@ -40,6 +46,38 @@ def text_of(events: Iterable[Received]) -> str:
     documents = [event.document for event in events if event.data != "[DONE]"]
     choices = [choice for document in documents for choice in document["choices"] if choice["index"] == 0]
     return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+def openai_client(url: str, key: str = "none", *, max_retries: int = 0, **options: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=max_retries, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A gateway's clients, and what came to the worker behind it."""
+
+    openai: openai.AsyncOpenAI
+    http: httpx2.AsyncClient
+    worker: ScriptedWorker | None
+    redis: RedisClient
+
+    @property
+    def requests(self) -> list[GenerateRequest]:
+        assert self.worker is not None
+        return self.worker.taken
+
+    @classmethod
+    @asynccontextmanager
+    async def beside(
+        cls, worker: ScriptedWorker | None, redis: RedisClient, redis_url: str, key: str = "none", **settings: Any
+    ) -> AsyncIterator[Self]:
+        """A gateway in front of a worker that is there already, or will be."""
+        async with (
+            running_gateway(redis_url, **settings) as gateway,
+            openai_client(gateway.url, key) as client,
+            bare_client(gateway) as http,
+        ):
+            yield cls(client, http, worker, redis)
 
 
 @asynccontextmanager

@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 from patience import WAIT_S
 
+from penstock.engine.loading.identity import Identity
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, ensure_group
 from penstock.producer.redis.streams import stream_entries
 from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
 from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
+from penstock.worker.chaos.fake_words import word
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.preparation import TextEncoder
 from penstock.worker.protocol import scripts
@@ -86,11 +88,16 @@ class Reply:
 
 @asynccontextmanager
 async def running_worker(
-    url: str, engine: FakeEngine | None = None, text: TextEncoder | None = None, **options: Any
+    url: str,
+    engine: FakeEngine | None = None,
+    text: TextEncoder | None = None,
+    identity: Identity | None = None,
+    **options: Any,
 ) -> AsyncIterator[Running]:
     """A worker that has joined its queue; drained or aborted at the end, whatever happened to it."""
     engine = engine or FakeEngine()
-    model = fake_model(engine) if text is None else replace(fake_model(engine), text=text)
+    model = replace(fake_model(engine), identity=identity)
+    model = model if text is None else replace(model, text=text)
     config = WorkerConfig(**{**QUICK, "name": f"w{next(_names)}", **options})
     service = WorkerService(config, url, lambda _: model)
     running = Running(service, engine, asyncio.create_task(service.run()))
@@ -154,14 +161,32 @@ async def is_queue_empty(redis: RedisClient) -> bool:
     return int((await redis.xpending(keys.requests("q"), keys.GROUP))["pending"]) == 0
 
 
-async def take_and_claim(redis: RedisClient, worker: str, request_id: str) -> Claim:
+async def take_and_claim(redis: RedisClient, worker: str, request_id: str, *, digest: str = "") -> Claim:
     """Reads the next entry and claims it, as a worker would that then dies."""
     await ensure_group(redis, "q")
     answer = await redis.xreadgroup(keys.GROUP, worker, {keys.requests("q"): ">"}, count=1)
     entry_id = answer[0][1][0][0]
-    command = scripts.claim("q", request_id, entry_id=entry_id, worker=worker, instance="i", ttl_ms=10**6)
+    command = scripts.claim(
+        "q", request_id, entry_id=entry_id, worker=worker, instance="i", ttl_ms=10**6, digest=digest
+    )
     _, epoch, *_ = await redis.execute_command(*command)
     return Claim(int(epoch), "i", False, False, 0, 0, 1, 0, 0, 0)
+
+
+async def add_chunk(
+    redis: RedisClient, request_id: str, number: int, offset: int, tokens: list[int], **more: str | int
+) -> None:
+    """Writes what the owner of a request would."""
+    fields = {
+        "type": "chunk",
+        "index": 0,
+        "offset": offset,
+        "text": "".join(map(word, tokens)),
+        "tokens": ",".join(map(str, tokens)),
+        **more,
+    }
+    epoch = await redis.hget(keys.state("q", request_id), "epoch")
+    await redis.xadd(keys.reply("q", request_id), fields, id=f"{epoch}-{number}")
 
 
 async def end_as(

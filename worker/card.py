@@ -26,7 +26,8 @@ def make_card(
         identity: of the checkpoint; None if there is none.
         chat_format: how answers in chats are read; None: as plain text.
     """
-    of_checkpoint = {} if identity is None else dataclasses.asdict(identity)
+    digest = None if identity is None else identity.digest(chat_format)
+    of_checkpoint = {} if identity is None else {**dataclasses.asdict(identity), "digest": digest}
     of_engine = {} if info is None else {name: getattr(info, name) for name in _OF_ENGINE}
     limits = {name: getattr(config, name) for name in _LIMITS}
     fields = {**of_checkpoint, **of_engine, **limits}

@@ -39,7 +39,8 @@ class WorkerConfig:
     max_flush_interval_ms: int = 200  # what that is stretched to while the engine is short of processors
     cancel_poll_ms: int = 200
     drain_timeout_s: float = 30.0
-    allow_other_fleet: bool = False  # whether to join workers that have another tokenizer, template or vocabulary
+    allow_other_fleet: bool = False  # whether to join workers that have another model, tokenizer or template
+    model_wait_s: float = 300.0  # half-written replies wait for a worker with the model that began them
     max_attempts: int = 3  # workers that a request may take down in a row without getting any further
 
     reply_ttl_s: float = 86_400.0  # of a reply that is being written, from its last refresh
@@ -71,6 +72,7 @@ class WorkerConfig:
         ):  # fmt: skip
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         for name in (
+            "model_wait_s",
             "flush_interval_ms",
             "max_flush_interval_ms",
             "drain_timeout_s",

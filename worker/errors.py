@@ -7,7 +7,7 @@ WorkerError            base; `exit_status` is what `penstock worker` exits with
 ├── RedisRefused                          5  Redis answers, but refuses what a worker must do (no permission)
 ├── DrainIncomplete                       6  the grace period ended and requests could not be handed back
 ├── TaskFailed                            7  a part of the service ended with an unexpected error
-├── OtherFleet                            8  the queue's workers have another tokenizer, chat template or vocabulary
+├── OtherFleet                            8  the queue's workers have another model, tokenizer or chat template
 └── Aborted                             130  told to stop twice
 
 After a drain `WorkerService.run` returns, and the exit status is 0. Whatever the status, no request is lost: what was
@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 _CARD_WORDS = {
+    "weights": "the weights",
     "tokenizer": "the tokenizer",
     "template": "the chat template",
     "chat_format": "the chat format",
@@ -77,9 +78,9 @@ class TaskFailed(WorkerError):
 
 
 class OtherFleet(WorkerError):
-    """The workers of the queue turn the same text into other tokens: this one does not join them.
+    """The workers of the queue have another model, or turn text into other tokens: this one does not join them.
 
-    A reply that is taken over goes on from its token ids, so they must mean the same to whoever takes it over.
+    A reply that is taken over goes on from its token ids, so it must be the same model that goes on.
     """
 
     exit_status = 8

@@ -63,6 +63,7 @@ class Session:
         instance = secrets.token_hex(8)
         self._redis = redis
         self._config = config
+        self._digest = card.digest
         self._driver = driver
         self._metrics = metrics
         self._readiness = readiness
@@ -74,10 +75,11 @@ class Session:
         self._publisher = Publisher(redis, self._outbox, coalescing, metrics, readiness)
         self._heartbeat = Heartbeat(redis, config, instance, readiness, card)
         self._threads = Threads()
-        self._claimer = Claimer(redis, config, instance, self._threads, self._outbox, metrics)
+        digest = card.digest or ""
+        self._claimer = Claimer(redis, config, instance, self._threads, self._outbox, metrics, digest)
         restorer = Restorer(redis, config, self._threads, preparer, defaults, self._outbox)
         self._intake = Intake(
-            EntryReader(redis, blocking, config),
+            EntryReader(redis, blocking, config, digest),
             self._claimer,
             restorer,
             driver,
@@ -120,7 +122,7 @@ class Session:
                 self._start(work, name)
             self._heartbeat.set_serving(True)
             self._readiness.ready(_PART)
-            _log.info("joined", queue=self._config.queue, worker=self._config.name)
+            _log.info("joined", queue=self._config.queue, worker=self._config.name, digest=self._digest)
             await self._while_working(self._until_told(stop))
             await self._drain(intake)
             if self._heartbeat.must_end is not None:

@@ -75,7 +75,9 @@ class Settings(BaseSettings):
     queue: str = _worker("queue", "The queue that requests are sent to and taken from.", "Redis")
 
     model: str | None = _setting(
-        "Engine", "A Hugging Face checkpoint: its folder or hub id; `demo` is the model that ships with Penstock.", None
+        "Engine",
+        "A Hugging Face checkpoint (folder or hub id) or a GGUF file; `demo` is the model that ships with Penstock.",
+        None,
     )
     dtype: str = _engine("dtype", "Type of weights and activations: auto (as on disk), float32, bfloat16 or float16.")
     weights: str = _engine(
@@ -163,8 +165,13 @@ class Settings(BaseSettings):
     cancel_poll_ms: int = _worker("cancel_poll_ms", "Time between two looks for cancelled requests.")
     allow_other_fleet: bool = _worker(
         "allow_other_fleet",
-        "Join a queue whose workers have another tokenizer, chat template or vocabulary. Replies that are taken over "
-        "from them, or by them, then go on with other tokens.",
+        "Join a queue whose workers have other weights, another tokenizer or chat template, as in a rolling upgrade. "
+        "Half-written replies are left to workers with the model that began them.",
+    )
+    model_wait_s: float = _worker(
+        "model_wait_s",
+        "How long a half-written reply waits for a worker with the model that began it once none serves the queue; "
+        "then it ends with an error.",
     )
     max_attempts: int = _worker(
         "max_attempts", "Workers that a request may take down in a row before it goes to the dead-letter stream."

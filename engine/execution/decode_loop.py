@@ -5,14 +5,16 @@ For models so small that a step takes the device little longer than the host nee
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.attention import AttentionBackend, attend_in_groups
+from penstock.engine.attention import AttentionBackend, GroupedBatch, attend_in_groups
 from penstock.engine.execution.extended import sample_extended
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.logprobs import Logprobs, no_logprobs
@@ -49,38 +51,51 @@ def decode_loop(
     is_active = is_real & (ends["limits"] > 0)
     sampling = unpack_sampling(inputs.sampling)
     extended = unpack_extended(geometry.extended_layout(num_rows), options)
-    update = jax.lax.dynamic_update_index_in_dim
-
-    def is_going_on(carry: tuple[Any, ...]) -> jax.Array:
-        step: jax.Array = carry[0]
-        return (step < num_steps) & jnp.any(carry[1])
 
     def advance(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         step, is_active, token_ids, tokens, logprobs, cache, state = carry
         positions = jnp.where(is_active, inputs.positions + step, 0)
-        tables = inputs.ragged.page_indices
-        ragged = replace(
-            inputs.ragged,
-            slots=tuple(jnp.where(is_active, _slots(table, positions, geometry.page_size), 0) for table in tables),
-            kv_lens=jnp.where(is_real, positions + 1, 0),
-        )
+        ragged = _batch_at(positions, inputs.ragged, is_real, is_active, geometry.page_size)
         attend, lengths = attend_in_groups(attention, ragged), lengths_at(positions, inputs.rope_lengths)
         held = _unpacked_after(token_ids, model)
         hidden, cache = held(token_ids, positions, cache, attend, is_active, lengths)
         logits = gathered(held.logits(hidden), placement, geometry.vocab_size)
         rows = replace(sampling, output_index=sampling.output_index + step)
         sampled, of_step, state = sample_extended(logits, rows, extended, state)
-        logprobs = jax.tree.map(lambda all_, one: update(all_, one, step, axis=0), logprobs, of_step)
-        has_ended = jnp.any(sampled[:, None] == ends["stop_ids"], axis=-1) | (sampled < 0)
-        has_ended |= step + 1 >= ends["limits"]
+        logprobs = jax.tree.map(partial(_put, step=step), logprobs, of_step)
+        has_ended = _has_ended(sampled, step, ends)
         tokens = tokens.at[step, :num_rows].set(sampled)
         return step + 1, is_active & ~has_ended, sampled, tokens, logprobs, cache, state
 
     tokens = jnp.zeros((num_steps, geometry.max_rows), jnp.int32)
     logprobs = no_logprobs(num_steps, num_rows, geometry.vocab_size)
     carry = (jnp.int32(0), is_active, first, tokens, logprobs, cache, state)
-    _, _, last, tokens, logprobs, cache, state = jax.lax.while_loop(is_going_on, advance, carry)
+    _, _, last, tokens, logprobs, cache, state = jax.lax.while_loop(partial(_is_going_on, num_steps), advance, carry)
     return tokens, logprobs, jnp.pad(last, (0, geometry.max_rows - num_rows)), cache, state
+
+
+def _is_going_on(num_steps: int, carry: tuple[Any, ...]) -> jax.Array:
+    step: jax.Array = carry[0]
+    return (step < num_steps) & jnp.any(carry[1])
+
+
+def _batch_at(
+    positions: jax.Array, first: GroupedBatch, is_real: jax.Array, is_active: jax.Array, page_size: int
+) -> GroupedBatch:
+    """The batch whose sequences have a token each at `positions`, made of that of the first step."""
+    slots = tuple(jnp.where(is_active, _slots(table, positions, page_size), 0) for table in first.page_indices)
+    return replace(first, slots=slots, kv_lens=jnp.where(is_real, positions + 1, 0))
+
+
+def _put(all_: jax.Array, one: jax.Array, step: jax.Array) -> jax.Array:
+    updated: jax.Array = jax.lax.dynamic_update_index_in_dim(all_, one, step, axis=0)
+    return updated
+
+
+def _has_ended(sampled: jax.Array, step: jax.Array, ends: Mapping[str, jax.Array]) -> jax.Array:
+    """Of each row: by a token that ends it, one that is none, or the last that it may have."""
+    has_ended = jnp.any(sampled[:, None] == ends["stop_ids"], axis=-1) | (sampled < 0)
+    return has_ended | (step + 1 >= ends["limits"])
 
 
 def _unpacked_after(token_ids: jax.Array, model: Decoder) -> Decoder:

@@ -17,6 +17,7 @@ from penstock.engine.errors import ConfigError
 from penstock.engine.formats.bits import pack, unpack_rows
 from penstock.engine.formats.fields import flag, integer, unsupported
 from penstock.engine.formats.leaf import Header, Leaf, float_scales, required, scale_type
+from penstock.engine.formats.named import HEAD, is_left, names
 from penstock.engine.formats.packing import GROUPS, Packing
 
 PER_WORD = 8
@@ -26,6 +27,7 @@ ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place in a word of each of its
 @dataclass(frozen=True, slots=True)
 class Awq:
     group: int  # input features; 0: all
+    left: tuple[str, ...] = ()  # modules that are not quantized
     passed_over: tuple[str, ...] = ()
 
     @classmethod
@@ -37,13 +39,18 @@ class Awq:
             raise unsupported("version", version, "expected gemm")
         if not flag(fields, "zero_point", True):
             raise unsupported("zero_point", False)
-        return cls(max(0, integer(fields, "group_size", (-1, *GROUPS[1:]), 128)))
+        left = (*names(fields, "modules_to_not_convert"), HEAD)
+        return cls(max(0, integer(fields, "group_size", (-1, *GROUPS[1:]), 128)), left)
 
     def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
         if f"{module}.qweight" not in stored:
             return None
         scales = required(f"{module}.scales", stored)
         return Packing("int4", self.group, scale=scale_type(f"{module}.scales", scales), offset="zeros")
+
+    def expected(self, module: str, num_in: int, dtype: str) -> Packing | None:
+        is_whole = is_left(module, self.left)
+        return None if is_whole else Packing("int4", self.group, scale="float16", offset="zeros")
 
     def leaves(
         self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int

@@ -28,6 +28,7 @@ from penstock.engine.errors import CheckpointError, ConfigError, shown
 from penstock.engine.formats.bits import as_bytes, unpack_rows
 from penstock.engine.formats.fields import CONFIG, flag, integer, unsupported
 from penstock.engine.formats.leaf import Header, Leaf, block_scales, fp8_bytes, order, required, scale_type
+from penstock.engine.formats.named import is_named, names
 from penstock.engine.formats.packing import GROUPS, Packing
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
@@ -93,6 +94,8 @@ class CompressedTensors:
     """Schemes are told apart by what they make of a weight: several of the same kind are refused."""
 
     schemes: tuple[Scheme, ...]
+    targets: tuple[tuple[tuple[str, ...], Scheme], ...] = ()  # the schemes by the modules that they are for
+    ignored: tuple[str, ...] = ()
     passed_over: tuple[str, ...] = (".input_scale", ".input_zero_point", ".input_global_scale")
 
     @classmethod
@@ -108,10 +111,11 @@ class CompressedTensors:
             form = group.get("format") or fields.get("format")
             if form not in FORMATS:
                 raise unsupported("format", form, f"expected one of {', '.join(FORMATS)}")
-        schemes = tuple(dict.fromkeys(Scheme.read(group.get("weights")) for group in groups.values()))
+        targets = tuple((names(group, "targets"), Scheme.read(group.get("weights"))) for group in groups.values())
+        schemes = tuple(dict.fromkeys(scheme for _, scheme in targets))
         if len({(scheme.kind, scheme.bits) for scheme in schemes}) != len(schemes):
             raise ConfigError(f"config.json: {CONFIG}.config_groups has different groups of one type: {shown(schemes)}")
-        return cls(schemes)
+        return cls(schemes, targets, names(fields, "ignore"))
 
     def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
         name = next((name for name in (f"{module}.weight_packed", f"{module}.weight") if name in stored), None)
@@ -127,6 +131,12 @@ class CompressedTensors:
         if len(found) > 1:
             raise CheckpointError(f"tensor {name} may be of any of the groups in {CONFIG}")
         return found[0].packed(scale_type(scale, scales))
+
+    def expected(self, module: str, num_in: int, dtype: str) -> Packing | None:
+        if is_named(module, self.ignored):
+            return None
+        found = (scheme for targets, scheme in self.targets if is_named(module, targets))
+        return next((scheme.packed(dtype) for scheme in found), None)
 
     def leaves(
         self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from penstock.engine.formats.fields import integer, unsupported
 from penstock.engine.formats.leaf import Header, Leaf, block_scales, fp8_bytes, required, scale_type
+from penstock.engine.formats.named import HEAD, is_left, names
 from penstock.engine.formats.packing import Packing
 
 KIND = "F8_E4M3"
@@ -23,6 +24,7 @@ BLOCKS = (16, 32, 64, 128, 256, 512)
 class Fp8:
     rows: int  # of a block; 0: one scale for the whole weight
     columns: int
+    left: tuple[str, ...] = ()  # modules that are not quantized
     passed_over: tuple[str, ...] = (".input_scale", ".activation_scale")
 
     @classmethod
@@ -30,13 +32,14 @@ class Fp8:
         """Raises ConfigError for what is not implemented."""
         if fields.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
             raise unsupported("fmt", fields["fmt"], "expected e4m3")
+        left = (*names(fields, "modules_to_not_convert"), HEAD)
         size = fields.get("weight_block_size", (128, 128))
         if size is None:
-            return cls(0, 0)
+            return cls(0, 0, left)
         if not isinstance(size, list | tuple) or len(size) != 2:
             raise unsupported("weight_block_size", size, "expected two sizes")
         rows, columns = (integer({"weight_block_size": n}, "weight_block_size", BLOCKS) for n in size)
-        return cls(rows, columns)
+        return cls(rows, columns, left)
 
     def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
         weight, scale = f"{module}.weight", f"{module}.weight_scale_inv"
@@ -44,6 +47,9 @@ class Fp8:
             return None
         kind = scale_type(scale, required(scale, stored))
         return Packing("fp8", self.columns, rows=self.rows, scale=kind)
+
+    def expected(self, module: str, num_in: int, dtype: str) -> Packing | None:
+        return None if is_left(module, self.left) else Packing("fp8", self.columns, rows=self.rows)
 
     def leaves(
         self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int

@@ -14,8 +14,10 @@ import numpy as np
 
 from penstock.engine.formats.bits import pack
 from penstock.engine.formats.leaf import Leaf, finite
+from penstock.engine.formats.mxfp4 import exponents
 from penstock.engine.formats.packing import Packing, leaf_shapes
 
+AT_ONCE_BYTES = 2**20
 Blocks = np.ndarray  # u8 [out, blocks, bytes]
 
 
@@ -34,7 +36,7 @@ class BlockType:
         shapes = leaf_shapes(self.packing, num_out, num_in)
         return {
             leaf: Leaf(
-                "",
+                ".weight",
                 (num_out, num_blocks * self.num_bytes),
                 (name,),
                 (1, shape[-1] // num_blocks),
@@ -47,9 +49,19 @@ class BlockType:
     def _reader(self, leaf: str) -> Callable[[np.ndarray], np.ndarray]:
         part = self.parts[leaf]
 
-        def read(rows: np.ndarray) -> np.ndarray:
+        def converted(rows: np.ndarray) -> np.ndarray:
             blocks = np.ascontiguousarray(rows).reshape(rows.shape[0], -1, self.num_bytes)
             return part(blocks).reshape(rows.shape[0], -1)
+
+        def read(rows: np.ndarray) -> np.ndarray:
+            """A few rows at a time: `rows` may be mapped, and on the way codes take a byte each."""
+            at_once = max(1, AT_ONCE_BYTES // max(1, rows.shape[1]))
+            first = converted(rows[:at_once])
+            array = np.empty((rows.shape[0], first.shape[1]), first.dtype)
+            array[:at_once] = first
+            for at in range(at_once, rows.shape[0], at_once):
+                array[at : at + at_once] = converted(rows[at : at + at_once])
+            return array
 
         return read
 
@@ -118,6 +130,10 @@ def _minimums_k(blocks: Blocks) -> np.ndarray:
     return np.concatenate([low & np.uint8(63), (mixed >> np.uint8(4)) | (low >> np.uint8(2) & np.uint8(48))], axis=-1)
 
 
+def _exponents(blocks: Blocks) -> np.ndarray:
+    return exponents(blocks[..., :1])
+
+
 _SCALES_K = {
     "scales": _scales_k,
     "minimums": _minimums_k,
@@ -153,6 +169,9 @@ BLOCK_TYPES: Mapping[str, BlockType] = MappingProxyType(
                 "scales": _half(0),
                 "minimums": _negated_half(2),
             },
+        ),
+        "MXFP4": BlockType(
+            32, 17, Packing("fp4", 32, scale="e8m0"), {"codes": _nibbles(1, 16, 16), "scales": _exponents}
         ),
         "Q4_K": BlockType(
             256,

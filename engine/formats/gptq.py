@@ -19,6 +19,7 @@ from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.bits import as_bytes, unpack_rows
 from penstock.engine.formats.fields import flag, integer, unsupported
 from penstock.engine.formats.leaf import Header, Leaf, float_scales, order, required, scale_type
+from penstock.engine.formats.named import HEAD, names
 from penstock.engine.formats.packing import GROUPS, Packing
 
 
@@ -28,6 +29,8 @@ class Gptq:
     group: int  # input features; 0: all
     has_order: bool
     added: int  # to a stored zero
+    only: tuple[str, ...] = ()  # what the names of a layer's quantized modules end with; (): all are
+    has_head: bool = False  # quantized too
     passed_over: tuple[str, ...] = ()
 
     @classmethod
@@ -44,14 +47,22 @@ class Gptq:
             max(0, integer(fields, "group_size", (-1, *GROUPS[1:]), 128)),
             flag(fields, "desc_act", False),
             1 if form == "gptq" else 0,
+            _only(fields),
+            flag(fields, "lm_head", False),
         )
 
     def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
         if f"{module}.qweight" not in stored:
             return None
         scales = required(f"{module}.scales", stored)
+        return self._packed(scale_type(f"{module}.scales", scales))
+
+    def expected(self, module: str, num_in: int, dtype: str) -> Packing | None:
+        is_quantized = self.has_head if module.endswith(HEAD) else not self.only or module.endswith(self.only)
+        return self._packed("float16") if is_quantized else None
+
+    def _packed(self, scale: str) -> Packing:
         has_order = self.has_order and self.group > 0
-        scale = scale_type(f"{module}.scales", scales)
         return Packing(f"int{self.bits}", self.group, scale=scale, offset="zeros", has_order=has_order)
 
     def leaves(
@@ -79,6 +90,15 @@ class Gptq:
             return ()
         expected = np.arange(num_in, dtype=np.int32) // (packing.group or num_in)
         return (Leaf(".g_idx", (num_in,), ("I32",), (), (), partial(_check_order, expected=expected)),)
+
+
+def _only(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """The modules of a layer, listed in the groups in which they were quantized."""
+    groups = fields.get("modules_in_block_to_quantize") or ()
+    if not isinstance(groups, list | tuple):
+        raise unsupported("modules_in_block_to_quantize", groups, "expected a list of names")
+    listed = [one for group in groups for one in (group if isinstance(group, list) else [group])]
+    return tuple(f".{name}" for name in names({"modules_in_block_to_quantize": listed}, "modules_in_block_to_quantize"))
 
 
 def _signed_bytes(words: np.ndarray) -> np.ndarray:

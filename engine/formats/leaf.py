@@ -116,6 +116,15 @@ class Format(Protocol):
         """Tensors that hold nothing new, which reading them proves; some may be missing."""
 
 
+class Declared(Format, Protocol):
+    """A format that a config.json describes, or a setting."""
+
+    def expected(self, module: str, num_in: int, dtype: str) -> Packing | None:
+        """As `packing`, without a file: how the weight of `module`, with so many input features and of a model of
+        `dtype`, is most likely held. Types of scales are those that the format's programs write.
+        """
+
+
 def float_scales(tensor: str, shape: tuple[int, ...], scale: str, *, is_transposed: bool = False) -> Leaf:
     """Scales that are stored as they are held, in the type `scale`; of no shape, one for the whole weight."""
     block = (1, 1) if shape else ()

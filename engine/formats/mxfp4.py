@@ -14,26 +14,32 @@ import numpy as np
 
 from penstock.engine.errors import CheckpointError
 from penstock.engine.formats.leaf import Header, Leaf, required
+from penstock.engine.formats.named import is_left, names
 from penstock.engine.formats.packing import Packing
 
 GROUP = 32
+PACKING = Packing("fp4", GROUP, scale="e8m0")
 NAN = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
+    left: tuple[str, ...] = ()  # modules that are not quantized
     passed_over: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
-        del fields  # which modules are quantized, the files say themselves
-        return cls()
+        """Raises ConfigError for a list that is malformed."""
+        return cls(names(fields, "modules_to_not_convert"))
 
     def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
         if f"{module}_blocks" not in stored:
             return None
         required(f"{module}_scales", stored)
-        return Packing("fp4", GROUP, scale="e8m0")
+        return PACKING
+
+    def expected(self, module: str, num_in: int, dtype: str) -> Packing | None:
+        return PACKING if ".experts." in module and not is_left(module, self.left) else None
 
     def leaves(
         self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int

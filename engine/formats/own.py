@@ -44,11 +44,16 @@ class Own:
 
     def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
         header = stored.get(_tensor(module, stored))
-        if self.kind is None or header is None or header.kind not in FLOAT_KINDS:
+        if header is None or header.kind not in FLOAT_KINDS:
+            return None
+        return self.expected(module, header.shape[-1], "")
+
+    def expected(self, module: str, num_in: int, dtype: str) -> Packing | None:
+        if self.kind is None:
             return None
         packing = KINDS[self.kind]
         size = packing.group if packing.code == "int4" else 1
-        return None if header.shape[-1] % size else packing
+        return None if num_in % size else packing
 
     def leaves(
         self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int

@@ -12,12 +12,12 @@ from penstock.engine.formats.compressed_tensors import CompressedTensors
 from penstock.engine.formats.fields import unsupported
 from penstock.engine.formats.fp8 import Fp8
 from penstock.engine.formats.gptq import Gptq
-from penstock.engine.formats.leaf import Format
+from penstock.engine.formats.leaf import Declared
 from penstock.engine.formats.mxfp4 import Mxfp4
 
 
 class _Read(Protocol):
-    def __call__(self, fields: Mapping[str, Any]) -> Format: ...
+    def __call__(self, fields: Mapping[str, Any]) -> Declared: ...
 
 
 FORMATS: Mapping[str, _Read] = MappingProxyType(
@@ -31,7 +31,7 @@ FORMATS: Mapping[str, _Read] = MappingProxyType(
 )
 
 
-def read_format(fields: Mapping[str, Any]) -> Format | None:
+def read_format(fields: Mapping[str, Any]) -> Declared | None:
     """What the `quantization_config` of a config.json describes; None: it has none.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Checkpoints in Hugging Face format: where they are, what they declare, and how their weights become a Decoder."""
+"""Checkpoints: where they are, what they declare, and how their weights become a Decoder."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from huggingface_hub import snapshot_download
 
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.leaf import Leaf
-from penstock.engine.formats.reading import read_format
-from penstock.engine.loading.files import CONFIG_FILE, read_json
-from penstock.engine.loading.headers import INDEX_FILE, WEIGHTS_FILE, refuse_names, stored_tensors
-from penstock.engine.loading.packed import PackedSource, PackedWeights, is_packed, packed_weights
-from penstock.engine.loading.weights import FLOAT_TYPES, Rows, Source, Stored, WeightFiles, open_weights
+from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE
+from penstock.engine.loading.headers import INDEX_FILE, WEIGHTS_FILE, refuse_names
+from penstock.engine.loading.packed import PackedSource, is_packed, packed_weights
+from penstock.engine.loading.source import GGUF_SUFFIX, Checkpoint, open_checkpoint
+from penstock.engine.loading.weights import FLOAT_TYPES, Rows, Source, Stored
 from penstock.engine.models import (
     FAMILIES,
     Decoder,
@@ -42,7 +42,7 @@ from penstock.engine.stats import ReportProgress
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = [
     CONFIG_FILE,
-    "generation_config.json",
+    GENERATION_FILE,
     WEIGHTS_FILE,
     INDEX_FILE,
     "model-*-of-*.safetensors",
@@ -57,21 +57,21 @@ HARMLESS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # derived from config.jso
 
 
 def resolve(model: str | Path, revision: str | None = None) -> Path:
-    """The directory of `model`: a local one as it is, or a Hugging Face Hub id such as `owner/name`, fetched if needed.
+    """Where `model` is: a local directory or GGUF file as it is, or a hub id such as `owner/name`, fetched if needed.
 
     Raises:
-        CheckpointError: there is no such directory, or the hub could not deliver it.
-        ConfigError: a revision is given for a local directory.
+        CheckpointError: there is no such directory or file, or the hub could not deliver it.
+        ConfigError: a revision is given for what is here.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = local(model)
+    if path is not None:
         if revision is not None:
-            raise ConfigError(f"revision {revision!r} is for models of the hub, and {model} is a local directory")
+            raise ConfigError(f"revision {revision!r} is for models of the hub, and {model} is a local one")
         return path
     if isinstance(model, Path) or not HUB_ID.fullmatch(model):
         raise CheckpointError(
             f"there is no directory {model}, and it is no hub id either; give a directory that holds {CONFIG_FILE}, "
-            f"tokenizer.json and {WEIGHTS_FILE}, or an id such as owner/name"
+            f"tokenizer.json and {WEIGHTS_FILE}, a file whose name ends in {GGUF_SUFFIX}, or an id such as owner/name"
         )
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=HUB_FILES))
@@ -83,30 +83,35 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
         ) from error
 
 
-def read_model_config(directory: Path, dtype: str = "auto", weights: str = "auto") -> ModelConfig:
-    """What `config.json` declares, as a ModelConfig whose weights and activations are of `dtype`.
+def local(model: str | Path) -> Path | None:
+    """The directory or GGUF file that `model` is, if it is one that is here."""
+    path = Path(model).expanduser()
+    return path if path.is_dir() or (path.suffix == GGUF_SUFFIX and path.exists()) else None
+
+
+def read_model_config(path: Path, dtype: str = "auto", weights: str = "auto") -> ModelConfig:
+    """What `config.json`, or the metadata of a GGUF file, declares, with weights and activations of `dtype`.
 
     `auto` keeps the checkpoint's own type, float16 included: the one that config.json states, or else that of the
-    embedding on disk. Norms, softmax and logits are computed in f32 whatever it is. `weights` other than `auto` says
-    how those of an unquantized checkpoint are quantized while they are loaded.
+    embedding on disk; of a GGUF file with quantized weights it is bfloat16. Norms, softmax and logits are computed in
+    f32 whatever it is. `weights` other than `auto` says how those of an unquantized checkpoint are quantized while they
+    are loaded.
 
     Raises:
         ConfigError: the model, or something it asks for, is not supported.
         CheckpointError: config.json is missing or malformed.
     """
-    fields = read_json(directory / CONFIG_FILE)
-    family = family_of(fields)
-    if dtype == "auto":
-        declared = fields.get("dtype") or fields.get("torch_dtype") or _embedding_dtype(directory, family)
-        dtype = str(declared).removeprefix("torch.")
-    config = family.config(fields, checked_dtype(dtype))
-    if weights == "auto" and read_format(fields) is None:
+    checkpoint = open_checkpoint(path)
+    family = family_of(checkpoint.fields)
+    config = _declared(checkpoint, family, dtype)
+    form = checkpoint.format
+    if weights == "auto" and form is None:
         return config
-    return packed_weights(fields, family, stored_tensors(directory), weights).of(config)
+    return packed_weights(form, family, checkpoint.stored, weights).of(config)
 
 
 def load_model(
-    directory: Path,
+    path: Path,
     config: ModelConfig,
     progress: ReportProgress | None = None,
     *,
@@ -127,17 +132,20 @@ def load_model(
     Raises:
         CheckpointError: a file or tensor is missing, unexpected, misshapen or of a type that is not a float.
     """
-    checked = _checked(directory, config, stacked=stacked)
+    checkpoint = open_checkpoint(path)
+    checked = _checked(checkpoint, config, stacked=stacked)
     stored = checked.stored
     num_bytes = {source.path: source.num_bytes(stored) for source in checked.sources}
     num_bytes_read = 0
     model: Decoder = nnx.merge(checked.graph, nnx.from_flat_state(checked.params))
     around = [source for source in checked.sources if source.path[0] != "blocks"]
     blocks = [source for source in checked.sources if source.path[0] == "blocks"]
-    with WeightFiles(stored) as files:
+    # A file at a time. Of one, the largest first: what making an array takes is taken before the others are there.
+    blocks.sort(key=lambda one: (stored[one.names[0]].file, -num_bytes[one.path]))
+    with checkpoint.weights() as files:
         for name, leaf in checked.known.items():
             files.check(name, leaf)
-        for source in (*around, *sorted(blocks, key=lambda source: stored[source.names[0]].file)):  # a file at a time
+        for source in (*around, *blocks):
             _put(model, source.path, files.array(source, placement))
             num_bytes_read += num_bytes[source.path]
             if progress is not None:
@@ -154,13 +162,13 @@ def _put(model: Decoder, path: ParamPath, array: jax.Array) -> None:
     setattr(holder, str(path[-1]), nnx.Param(array))
 
 
-def check_weights(directory: Path, config: ModelConfig) -> int:
+def check_weights(path: Path, config: ModelConfig) -> int:
     """Checks what `load_model` checks before it reads the first weight; returns the size of the weights in bytes.
 
     Raises:
         CheckpointError: as `load_model`.
     """
-    checked = _checked(directory, config)
+    checked = _checked(open_checkpoint(path), config)
     return sum(source.num_bytes(checked.stored) for source in checked.sources)
 
 
@@ -200,12 +208,12 @@ class _Checked:
     known: Mapping[str, Leaf]  # tensors that must hold what is known without them
 
 
-def _checked(directory: Path, config: ModelConfig, *, stacked: bool = False) -> _Checked:
-    stored = stored_tensors(directory)
+def _checked(checkpoint: Checkpoint, config: ModelConfig, *, stacked: bool = False) -> _Checked:
+    stored = checkpoint.stored
     family = FAMILIES[config.family].as_stored(stored.keys())
-    _check_layers(stored, family, config)
+    _check_layers(checkpoint, family, config)
     graph, abstract = _abstract(config, stacked=stacked)
-    packed = _packed_weights(directory, stored) if config.is_packed else None
+    packed = packed_weights(checkpoint.format, family, stored, "auto") if config.is_packed else None
     sources: list[Source | PackedSource] = []
     for path in abstract:
         layers = _layers(path, config, stacked=stacked)
@@ -216,7 +224,7 @@ def _checked(directory: Path, config: ModelConfig, *, stacked: bool = False) -> 
     codes = [source for source in sources if isinstance(source, PackedSource) and source.path[-1] == "codes"]
     known = {} if packed is None else {name: leaf for source in codes for name, leaf in packed.known(source)}
     passed_over = set() if packed is None else {name for source in codes for name in packed.passed_over(source)}
-    _check(stored, sources, known.keys() | passed_over, family, config)
+    _check(checkpoint, sources, known.keys() | passed_over, family, config)
     return _Checked(graph, abstract, stored, sources, known)
 
 
@@ -302,41 +310,50 @@ def _initial(
     return values
 
 
-def _embedding_dtype(directory: Path, family: Family) -> str:
-    stored = stored_tensors(directory)
+def _declared(checkpoint: Checkpoint, family: Family, dtype: str) -> ModelConfig:
+    fields = checkpoint.fields
+    if dtype == "auto":
+        declared = fields.get("dtype") or fields.get("torch_dtype") or _embedding_dtype(checkpoint, family)
+        dtype = str(declared).removeprefix("torch.")
+    try:
+        return family.config(fields, checked_dtype(dtype))
+    except ConfigError as error:  # families call the fields what most checkpoints do
+        raise ConfigError(str(error).replace(CONFIG_FILE, checkpoint.config_name)) from None
+
+
+def _embedding_dtype(checkpoint: Checkpoint, family: Family) -> str:
+    stored = checkpoint.stored
     name = family.as_stored(stored.keys()).tensor_name(("embedding",))
     if name not in stored:
-        raise CheckpointError(f"{CONFIG_FILE} states no dtype, and the weights in {directory} hold no {name}")
+        raise CheckpointError(
+            f"{checkpoint.config_name} states no dtype, and the weights in {checkpoint.path} hold no {name}"
+        )
     return FLOAT_TYPES.get(stored[name].kind, stored[name].kind)
 
 
-def _packed_weights(directory: Path, stored: Mapping[str, Stored]) -> PackedWeights:
-    fields = read_json(directory / CONFIG_FILE)
-    return packed_weights(fields, family_of(fields), stored, "auto")
-
-
-def _check_layers(stored: Mapping[str, Stored], family: Family, config: ModelConfig) -> None:
+def _check_layers(checkpoint: Checkpoint, family: Family, config: ModelConfig) -> None:
     """By one tensor each, and first of all: to build the structure of a thousand layers takes half a minute."""
     names = {family.tensor_name(("blocks", layer, "attention", "out", "kernel")) for layer in range(config.num_layers)}
-    modules = {name.rpartition(".")[0] for name in stored}  # quantized, they have no `weight`
+    modules = {name.rpartition(".")[0] for name in checkpoint.stored}  # quantized, they have no `weight`
     lacking = {name for name in names if name.removesuffix(".weight") not in modules}
-    refuse_names(lacking, f"{CONFIG_FILE} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
+    refuse_names(lacking, f"{checkpoint.config_name} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
 
 
 def _check(
-    stored: Mapping[str, Stored],
+    checkpoint: Checkpoint,
     sources: Sequence[Source | PackedSource],
     others: set[str],
     family: Family,
     config: ModelConfig,
 ) -> None:
+    stored = checkpoint.stored
     expected = {name for source in sources for name in source.names}
     refuse_names(expected - stored.keys(), "the checkpoint lacks tensors of the model")
     extra = {name for name in stored.keys() - expected - others if not HARMLESS.fullmatch(name)}
     extra -= {name for name in extra if name.startswith((*family.passed_over, *_draft_layers(family, config)))}
     head, embedding = (family.tensor_name(path) for path in (("head", "kernel"), ("embedding",)))
     if config.tie_word_embeddings and head in extra:
-        _check_tied_head(stored, head, embedding)
+        _check_tied_head(checkpoint, head, embedding)
         extra.remove(head)
     refuse_names(extra, "the checkpoint holds tensors that the model has no place for", stored)
     for source in sources:
@@ -361,11 +378,11 @@ def _draft_layers(family: Family, config: ModelConfig) -> tuple[str, ...]:
     return tuple(f"{family.places[0].body}.layers.{layer}." for layer in layers)
 
 
-def _check_tied_head(stored: Mapping[str, Stored], head: str, embedding: str) -> None:
-    with open_weights(stored[head].file) as heads, open_weights(stored[embedding].file) as embeddings:
-        same = np.array_equal(heads.get_tensor(head), embeddings.get_tensor(embedding))
+def _check_tied_head(checkpoint: Checkpoint, head: str, embedding: str) -> None:
+    with checkpoint.weights() as files:
+        same = np.array_equal(files.tensor(head)[:], files.tensor(embedding)[:])
     if not same:
         raise CheckpointError(
-            f"{head} in {stored[head].file.name} differs from {embedding}, but config.json ties the two; "
+            f"{head} in {checkpoint.stored[head].file.name} differs from {embedding}, but config.json ties the two; "
             "set tie_word_embeddings to false if the head is its own"
         )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from penstock.engine.errors import CheckpointError
 
-CONFIG_FILE = "config.json"
+CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 MAX_BYTES = 2**27  # of a text file; the largest that are in use, indices and tokenizers, have some 40 MB
 TEXT_SUFFIXES = {".json", ".jinja", ".txt", ".model"}
 TEMPLATE_DIR = "additional_chat_templates"
+SAMPLES, SAMPLE_BYTES = 32, 4096
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -57,6 +59,15 @@ def check_file(path: Path) -> None:
         _check(path, path.stat())
     except OSError as error:
         raise CheckpointError(f"{path} is not readable: {error}") from error
+
+
+def samples(path: Path, first: int = 0) -> Iterator[bytes]:
+    """A few bytes from its `first` one on, and from places spread over all that follows."""
+    size = path.stat().st_size - first
+    with path.open("rb") as file:
+        for place in range(SAMPLES):
+            file.seek(first + place * max(0, size - SAMPLE_BYTES) // (SAMPLES - 1))
+            yield file.read(SAMPLE_BYTES)
 
 
 def _read(path: Path) -> str:

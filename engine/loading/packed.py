@@ -5,25 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from operator import add, sub
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from penstock.engine.errors import ConfigError
-from penstock.engine.formats.leaf import Format, Index, Leaf
+from penstock.engine.formats.leaf import Declared, Format, Index, Leaf
 from penstock.engine.formats.own import Own
 from penstock.engine.formats.packing import LEAVES, PLANES, Packing, leaf_shapes
-from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.rows import before_copying
-from penstock.engine.models import BlockConfig, Family, ModelConfig, ParamPath
-from penstock.engine.models.block import Block
+from penstock.engine.models import Family, ModelConfig, ParamPath, layer_shapes
 from penstock.engine.models.config import ExpertsConfig, Packed
 
-UNQUANTIZED = frozenset({"router", "shared_gate", "head"})  # small, or what rounding costs most: by setting, never
+ROUTERS = frozenset({"router", "shared_gate"})
+# Matmuls that are small, or that rounding costs most: by setting, never.
+UNQUANTIZED = ROUTERS | {"head", "embedding"}
+AROUND = ("embedding", "head")  # the blocks: these have a row for each token
+
+_Kernels = tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +138,11 @@ class PackedWeights:
             CheckpointError: a weight is stored in a way that its format does not have.
             ConfigError: a weight cannot be divided into groups.
         """
-        blocks = tuple(
-            replace(block, packed=self._packed(("blocks", layer), _kernels_of(block, config.hidden_size)))
-            for layer, block in enumerate(config.blocks)
-        )
-        head = () if config.tie_word_embeddings else ((("head",), (config.hidden_size, config.vocab_size)),)
-        return replace(config, blocks=blocks, packed=self._packed((), head))
+        return _with_packings(config, self.family, lambda module, _: self.form.packing(module, self.stored), self.left)
 
     def module(self, path: ParamPath) -> str:
         """The checkpoint's name of the module at `path`."""
-        return self.family.tensor_name((*path, "kernel")).removesuffix(".weight")
+        return _module(self.family, path)
 
     def source(
         self, path: ParamPath, layers: Sequence[ParamPath], params: Mapping[ParamPath, Any], config: ModelConfig
@@ -207,31 +203,66 @@ class PackedWeights:
     def passed_over(self, source: PackedSource) -> set[str]:
         return {f"{module}{suffix}" for module in source.modules for suffix in self.form.passed_over}
 
-    def _packed(self, at: ParamPath, kernels: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]) -> Packed:
+
+def packed_weights(form: Format | None, family: Family, stored: Mapping[str, Any], weights: str) -> PackedWeights:
+    """In the format of the weights `stored`, or, where they have none, as the setting `weights` says.
+
+    Raises:
+        ConfigError: both say something.
+    """
+    _refuse_both(form, weights)
+    family = family.as_stored(stored.keys())
+    if form is None:
+        return PackedWeights(Own(None if weights == "auto" else weights), family, stored, UNQUANTIZED)
+    return PackedWeights(form, family, stored)
+
+
+def expected_packings(form: Declared | None, family: Family, config: ModelConfig, weights: str) -> ModelConfig:
+    """`config` with the packings that its matmuls most likely have, from config.json alone; routers have none.
+
+    Raises:
+        ConfigError: `form` and the setting `weights` both say something, or a weight cannot be divided into groups.
+    """
+    _refuse_both(form, weights)
+    if form is None and weights == "auto":
+        return config
+    chosen: Declared = Own(weights) if form is None else form
+    left = UNQUANTIZED if form is None else ROUTERS | {"embedding"}
+    return _with_packings(config, family, lambda module, num_in: chosen.expected(module, num_in, config.dtype), left)
+
+
+def _refuse_both(form: Format | None, weights: str) -> None:
+    if form is not None and weights != "auto":
+        raise ConfigError(f"weights = {weights} is for checkpoints that are not quantized, and this one is: set auto")
+
+
+def _module(family: Family, path: ParamPath) -> str:
+    at = path if path == ("embedding",) else (*path, "kernel")
+    return family.tensor_name(at).removesuffix(".weight")
+
+
+def _with_packings(
+    config: ModelConfig, family: Family, packing_of: Callable[[str, int], Packing | None], left: frozenset[str]
+) -> ModelConfig:
+    """`config` with what `packing_of` says of each matmul, by its module and input features, but of those in `left`."""
+
+    def packed(at: ParamPath, kernels: _Kernels) -> Packed:
         found = []
         for path, shape in kernels:
-            if path[-1] in self.left:
-                continue
-            module = self.module((*at, *path)).format(0)
-            packing = self.form.packing(module, self.stored)
+            module = _module(family, (*at, *path)).format(0)
+            packing = None if path[-1] in left else packing_of(module, shape[-2])
             if packing is not None:
                 _check_fits(module, packing, shape)
                 found.append((path, packing))
         return tuple(found)
 
-
-def packed_weights(fields: Mapping[str, Any], family: Family, stored: Mapping[str, Any], weights: str) -> PackedWeights:
-    """What `config.json` says of the quantization of the weights `stored`, or the setting `weights` where it says none.
-
-    Raises:
-        ConfigError: it is not supported, or both say something.
-    """
-    form, family = read_format(fields), family.as_stored(stored.keys())
-    if form is None:
-        return PackedWeights(Own(None if weights == "auto" else weights), family, stored, UNQUANTIZED)
-    if weights != "auto":
-        raise ConfigError(f"weights = {weights} is for checkpoints that are not quantized, and this one is: set auto")
-    return PackedWeights(form, family, stored)
+    blocks = tuple(
+        replace(block, packed=packed(("blocks", layer), _kernels_of(layer_shapes(block, config))))
+        for layer, block in enumerate(config.blocks)
+    )
+    names = ("embedding",) if config.tie_word_embeddings else AROUND
+    around = tuple(((name,), (config.hidden_size, config.vocab_size)) for name in names)
+    return replace(config, blocks=blocks, packed=packed((), around))
 
 
 def is_packed(path: ParamPath) -> bool:
@@ -246,13 +277,13 @@ def _packing_of(path: ParamPath, config: ModelConfig) -> Packing:
 
 def _num_out(codes: tuple[int, ...], path: ParamPath, config: ModelConfig) -> int:
     """As it is stored."""
-    return config.vocab_size if path == ("head", "codes") else codes[-2] // _copies(path, config)
+    return config.vocab_size if path[0] in AROUND else codes[-2] // _copies(path, config)
 
 
 def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...]:
     """Along each axis, of an array of the layer that `path` names."""
     zeros = [0] * len(param.shape)
-    if path[0] == "head" and path[-1] != "group_of":
+    if path[0] in AROUND and path[-1] != "group_of":
         packing = _packing_of(path, config)
         stored = packing.num_row_groups(config.vocab_size) if path[-1] == "scales" else config.vocab_size
         zeros[-2] = param.shape[-2] - stored
@@ -274,10 +305,6 @@ def _check_fits(module: str, packing: Packing, shape: tuple[int, ...]) -> None:
         raise ConfigError(f"{module}: {error}") from None
 
 
-@cache
-def _kernels_of(block: BlockConfig, hidden_size: int) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]:
-    """The matmuls of a layer, by where they are, and their shapes: `[in, out]`, of experts with an axis before that."""
-    dtype = jnp.dtype(jnp.bfloat16)
-    state = nnx.state(nnx.eval_shape(lambda: Block(block, hidden_size, dtype=dtype, rngs=nnx.Rngs(0))))
-    flat: Any = nnx.to_flat_state(state)
-    return tuple((path[:-1], tuple(leaf.shape)) for path, leaf in flat if path[-1] == "kernel")
+def _kernels_of(shapes: Mapping[ParamPath, Any]) -> _Kernels:
+    """The matmuls among parameters, by where they are, and their shapes: `[in, out]`, or `[experts, in, out]`."""
+    return tuple((tuple(map(str, path[:-1])), leaf.shape) for path, leaf in shapes.items() if path[-1] == "kernel")

@@ -28,6 +28,7 @@ from penstock.engine.models.axes import logical_axes
 from penstock.engine.sharding import Placement
 
 FLOAT_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors names them
+_BITS = re.compile(r"(?:BF|F|I|U)(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Stored:
 
     @property
     def num_bytes(self) -> int:
-        bits = re.search(r"\d+", self.kind)
-        return math.prod(self.shape) * int(bits[0] if bits else 8) // 8
+        bits = _BITS.match(self.kind)  # of blocks, the shape is in bytes
+        return math.prod(self.shape) * int(bits[1] if bits else 8) // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class WeightFiles:
             CheckpointError: it is not.
         """
         with self._named(name):
-            leaf.read(self._tensor(name).__getitem__, leaf.stored_shape, ())
+            leaf.read(self.tensor(name).__getitem__, leaf.stored_shape, ())
 
     def _share(self, source: Source | PackedSource, index: Index) -> np.ndarray:
         """The one place where it is whole: read in small pieces, into memory that the device may keep."""
@@ -173,7 +174,7 @@ class WeightFiles:
 
     def _fill_one(self, array: np.ndarray, source: Source | PackedSource, name: str, index: Index) -> None:
         axis, multiple = source.cut
-        size, tensor = source.shape[source.num_spread + axis], self._tensor(name)
+        size, tensor = source.shape[source.num_spread + axis], self.tensor(name)
         at_once = PIECE_BYTES * size // max(1, self._stored[name].num_bytes) // multiple * multiple
         before = (slice(None),) * axis
         for piece, to in pieces(index[axis], max(at_once, multiple)):
@@ -208,7 +209,7 @@ class WeightFiles:
         except CheckpointError as error:
             raise CheckpointError(f"tensor {name} {error}, in {self._stored[name].file.name}") from None
 
-    def _tensor(self, name: str) -> Any:
+    def tensor(self, name: str) -> Any:
         """What can be indexed to read some of it."""
         stored = self._stored[name]
         return self._mapped(stored, name) if stored.kind == "F8_E4M3" else self._opened(stored.file).get_slice(name)
@@ -218,8 +219,8 @@ class WeightFiles:
         if stored.file not in self._bytes:
             self._bytes[stored.file] = _tensor_bytes(stored.file)
         data, places = self._bytes[stored.file]
-        values: np.ndarray = data[slice(*places[name]["data_offsets"])].view(jnp.float8_e4m3fn)
-        return values.reshape(stored.shape)
+        array: np.ndarray = data[slice(*places[name]["data_offsets"])].view(jnp.float8_e4m3fn).reshape(stored.shape)
+        return array
 
     def _opened(self, file: Path) -> Any:
         if file not in self._files:

@@ -14,7 +14,14 @@ from penstock.engine.models.config import (
     NormConfig,
     RopeConfig,
 )
-from penstock.engine.models.decoder import Decoder, active_parameters, matmul_parameters, num_parameters
+from penstock.engine.models.decoder import (
+    Decoder,
+    active_parameters,
+    layer_shapes,
+    matmul_parameters,
+    num_parameters,
+    outer_shapes,
+)
 from penstock.engine.models.families import FAMILIES, family_of
 from penstock.engine.models.families.family import Family
 from penstock.engine.models.layer_groups import LayerGroups, layer_groups
@@ -45,7 +52,9 @@ __all__ = [
     "family_of",
     "layer_groups",
     "layer_runs",
+    "layer_shapes",
     "matmul_parameters",
     "num_parameters",
+    "outer_shapes",
     "stacked_layers",
 ]

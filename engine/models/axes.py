@@ -43,6 +43,7 @@ _KERNELS: Mapping[ParamPath, Axes] = MappingProxyType(
         ("mlp", "shared", "down"): ("mlp", "embed"),
         ("mlp", "shared_gate"): ("embed", None),
         ("head",): ("embed", "vocab"),
+        ("embedding",): ("embed", "vocab"),
     }
 )
 _NORMS: Mapping[ParamPath, Axes] = MappingProxyType(

@@ -44,7 +44,7 @@ class Block(nnx.Module):
         return x + scaled(_normed(self.mlp_out_norm, self._feed_forward(normed, step)), self.residual_scale), cache
 
     def _feed_forward(self, x: jax.Array, step: StepInputs) -> jax.Array:
-        return self.mlp(x, step.is_real) if isinstance(self.mlp, Experts) else self.mlp(x)
+        return self.mlp(x, step.is_real, step.layer) if isinstance(self.mlp, Experts) else self.mlp(x)
 
 
 def _normed(norm: RMSNorm | LayerNorm | None, x: jax.Array) -> jax.Array:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -14,13 +16,18 @@ from flax import nnx
 
 from penstock.engine.models.attend import Attend, GroupCache, LayerCache, StackedCache
 from penstock.engine.models.attention import StepInputs
+from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
+from penstock.engine.models.experts import Experts
 from penstock.engine.models.layer_groups import LayerPlace, layer_groups
 from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
-from penstock.engine.models.quantized import quantize_modules
+from penstock.engine.models.quantized import QuantizedEmbedding, quantize_modules
 from penstock.engine.models.rope import rotary_tables
 from penstock.engine.models.runs import layer_runs, stacked_layers
+
+Shapes = Mapping[ParamPath, Any]
+"""An array's shape and type, by its path."""
 
 
 class Decoder(nnx.Module):
@@ -79,40 +86,60 @@ class Decoder(nnx.Module):
         pages_per_array = pages.shape[0] // groups.size
         blocks = iter(self.blocks)
         for run in layer_runs(self.config):
-            graphs, stacks = zip(*(nnx.split(next(blocks)) for _ in run.pattern), strict=True)
+            graphs, wholes, stacks = zip(*(_split(next(blocks)) for _ in run.pattern), strict=True)
             places = [_places([groups.places[layer] for layer in run.layers(i)]) for i in range(len(run.pattern))]
 
             def layers(
                 carry: tuple[jax.Array, jax.Array],
-                inputs: tuple[Any, Any, Any],
+                inputs: tuple[Any, Any, Any, Any],
                 graphs: Sequence[nnx.GraphDef[Block]] = graphs,
+                wholes: Sequence[Any] = wholes,
                 places: Sequence[_Places] = places,
             ) -> tuple[tuple[jax.Array, jax.Array], None]:
                 x, pages = carry
-                for graph, held, params, array, group in zip(graphs, places, *inputs, strict=True):
+                for (graph, whole, held), params, layer, array, group in zip(
+                    zip(graphs, wholes, places, strict=True), *inputs, strict=True
+                ):
                     cache = GroupCache(
                         StackedCache(pages, array * pages_per_array), held.group if group is None else group
                     )
-                    x, cache = nnx.merge(graph, params)(x, step, cache)
+                    x, cache = nnx.merge(graph, whole, params)(x, step._replace(layer=layer), cache)
                     pages = cache.pages.pages
                 return (x, pages), None
 
-            inputs = stacks, tuple(held.arrays for held in places), tuple(held.groups for held in places)
+            numbers = tuple(jnp.arange(run.repeats) if jax.tree.leaves(whole) else None for whole in wholes)
+            inputs = stacks, numbers, tuple(held.arrays for held in places), tuple(held.groups for held in places)
             (x, pages), _ = jax.lax.scan(layers, (x, pages), inputs)
         return x, pages
 
     def _embedded(self, token_ids: jax.Array) -> jax.Array:  # i32 [num_tokens] -> [num_tokens, hidden]
-        if self.head is not None and self.embedding is None:
+        table: Any = self.embedding
+        if isinstance(table, QuantizedEmbedding):
+            return table.rows(token_ids)
+        if self.head is not None and table is None:
             return self.head.columns(token_ids)
-        rows: jax.Array = self.embedding[...][token_ids]
+        rows: jax.Array = table[...][token_ids]
         return rows
 
     def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab_rows]
-        if self.head is None:
-            logits = jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
-        else:
+        if self.head is not None:
             logits = self.head.wide(hidden)
+        elif isinstance(self.embedding, QuantizedEmbedding):
+            logits = self.embedding.wide(hidden)
+        else:
+            logits = jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
         return soft_capped(scaled(logits, self.config.logit_scale), self.config.logit_soft_cap)
+
+
+def _split(block: Block) -> tuple[nnx.GraphDef[Block], Any, Any]:
+    """A stack of layers' structure, the parameters that each layer is given whole, and those that it has a slice of."""
+    reads_stack = isinstance(block.mlp, Experts) and block.mlp.experts.is_read_in_stack
+
+    def is_whole(path: Any, _: Any) -> bool:
+        return reads_stack and path[:2] == ("mlp", "experts") and path[-1] == "kernel"
+
+    graph, *states = nnx.split(block, is_whole, ...)
+    return graph, states[0], states[1]
 
 
 class _Places(NamedTuple):
@@ -126,16 +153,21 @@ class _Places(NamedTuple):
 def _places(places: Sequence[LayerPlace]) -> _Places:
     groups, arrays = zip(*places, strict=True)
     differ = len(set(groups)) > 1
-    return _Places(jnp.asarray(arrays, jnp.int32), jnp.asarray(groups, jnp.int32) if differ else None, groups[0])
+    return _Places(_numbers(arrays), _numbers(groups) if differ else None, groups[0])
+
+
+def _numbers(numbers: Sequence[int]) -> jax.Array:
+    """In most models they count up, which a loop does without reading them from memory."""
+    first, end = numbers[0], numbers[0] + len(numbers)
+    is_counting = tuple(numbers) == tuple(range(first, end))
+    return jnp.arange(first, end) if is_counting else jnp.asarray(numbers, jnp.int32)
 
 
 def num_parameters(config: ModelConfig) -> int:
     """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it, padding never."""
-    one = replace(config, blocks=(replace(config.blocks[0], packed=()),), packed=(), vocab_padding=0)
-    shapes: Any = nnx.state(nnx.eval_shape(lambda: Decoder(one, rngs=nnx.Rngs(0))))
-    around = _num_elements(shapes) - _num_elements(shapes["blocks"])
+    around = _num_elements(outer_shapes(replace(config, packed=(), vocab_padding=0)))
     blocks = Counter(replace(_as_stored(block), packed=()) for block in config.blocks)
-    return around + sum(count * _num_elements(_shapes(block, config)) for block, count in blocks.items())
+    return around + sum(count * _num_elements(layer_shapes(block, config)) for block, count in blocks.items())
 
 
 def active_parameters(config: ModelConfig) -> int:
@@ -155,21 +187,37 @@ def matmul_parameters(config: ModelConfig, num_experts: Callable[[ExpertsConfig]
     return sum(count * _num_in_kernels(block, config, num_experts) for block, count in counts.items())
 
 
-def _shapes(block: BlockConfig, config: ModelConfig) -> Any:
-    """Of the parameters of one layer."""
-    dtype = jnp.dtype(config.dtype)
-    return nnx.state(nnx.eval_shape(lambda: Block(block, config.hidden_size, dtype=dtype, rngs=nnx.Rngs(0))))
+def layer_shapes(block: BlockConfig, config: ModelConfig) -> Shapes:
+    """Of the parameters of one layer, by where they are in it."""
+    return _block_shapes(block, config.hidden_size, config.dtype)
 
 
-def _num_elements(shapes: Any) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+@lru_cache(maxsize=64)
+def _block_shapes(config: BlockConfig, hidden_size: int, dtype: str) -> Shapes:
+    made = nnx.eval_shape(lambda: Block(config, hidden_size, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0)))
+    flat: Any = nnx.to_flat_state(nnx.state(made))
+    return MappingProxyType(dict(flat))
+
+
+@lru_cache(maxsize=64)
+def outer_shapes(config: ModelConfig) -> Shapes:
+    """Of the parameters around the layers."""
+    one = replace(config, blocks=(replace(config.blocks[0], packed=()),))
+    flat: Any = nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: Decoder(one, rngs=nnx.Rngs(0)))))
+    return MappingProxyType({path: leaf for path, leaf in flat if path[0] != "blocks"})
+
+
+def _num_elements(shapes: Shapes) -> int:
+    return sum(math.prod(leaf.shape) for leaf in shapes.values())
 
 
 def _num_in_kernels(
     block: BlockConfig, config: ModelConfig, num_experts: Callable[[ExpertsConfig], float] | None
 ) -> float:
-    flat: Any = nnx.to_flat_state(_shapes(block, config))
-    kernels: dict[Any, int] = {path: math.prod(leaf.shape) for path, leaf in flat if path[-1] == "kernel"}
+    shapes = layer_shapes(block, config)
+    kernels: dict[ParamPath, int] = {
+        path: math.prod(leaf.shape) for path, leaf in shapes.items() if path[-1] == "kernel"
+    }
     if num_experts is None or not isinstance(block.mlp, ExpertsConfig):
         return sum(kernels.values())
     held = block.mlp.num_experts + block.mlp.num_padding

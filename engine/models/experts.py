@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -25,12 +27,13 @@ class Experts(nnx.Module):
         self,
         x: jax.Array,  # [num_tokens, hidden]
         is_real: jax.Array | None = None,  # bool [num_tokens]: padding costs no expert time; None: there is none
+        layer: jax.Array | None = None,  # i32 []: whose experts, of those that are held; None: there is one layer's
     ) -> jax.Array:
         correction = None if self.correction is None else self.correction[...]
-        chosen, weights = route(self.router.wide(x), correction, self.config)
+        chosen, weights = self.experts.route(self.router.wide(x), correction, self.config)
         if is_real is not None:
             chosen = jnp.where(is_real[:, None], chosen, self.experts.num_experts)
-        y = self.experts.mix(x, chosen, weights).astype(x.dtype)
+        y = self.experts.mix(x, chosen, weights, layer).astype(x.dtype)
         return y if self.shared is None else y + self._of_shared(self.shared, x)
 
     def _of_shared(self, shared: GatedMLP, x: jax.Array) -> jax.Array:
@@ -38,6 +41,28 @@ class Experts(nnx.Module):
             return shared(x)
         gate = jax.nn.sigmoid(self.shared_gate.wide(x))
         return gate.astype(x.dtype) * shared(x)
+
+
+MOST_FETCHED_AHEAD = 32 * 2**20
+"""Bytes of a layer's experts, of one of their matrices and on one device, that are cut out of the stack of all layers.
+
+As compiled, XLA fetches 50 MB into VMEM ahead of their use for v5e, and copies some of as many within HBM for v6e, and
+100 MB for both. Beyond this a grouped matmul is given the stack as it is, of which it reads the experts that have rows.
+That is not for all, because what it does before it begins takes time for each group of the stack, empty ones too.
+"""
+
+
+class RowGroups(NamedTuple):
+    """Rows that are in the order of their experts."""
+
+    sizes: jax.Array  # i32 [num_experts]: rows of each; those behind them all hold anything
+    layer: jax.Array | None = None  # i32 []: whose experts, where those of all layers are held
+
+    def of_all_layers(self, num_layers: int) -> jax.Array:
+        """The sizes of the groups of all layers' experts: the others have no rows."""
+        sizes = jnp.zeros((num_layers, *self.sizes.shape), jnp.int32)
+        placed: jax.Array = jax.lax.dynamic_update_index_in_dim(sizes, self.sizes, self.layer, 0)
+        return placed.reshape(-1)
 
 
 class GroupedMLP(nnx.Module):
@@ -51,22 +76,44 @@ class GroupedMLP(nnx.Module):
         self.num_experts = num_experts
         self.activation, self.clamped = config.activation, config.clamped
 
-    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:  # as GroupedLinear; f32
-        gate, up = (linear(rows, group_sizes).astype(rows.dtype) for linear in (self.gate, self.up))
-        return self.down(self.gated(gate, up), group_sizes)
+    def __call__(self, rows: jax.Array, groups: RowGroups) -> jax.Array:  # as GroupedLinear; f32
+        gate, up = (linear(rows, groups).astype(rows.dtype) for linear in (self.gate, self.up))
+        return self.down(self.gated(gate, up), groups)
 
     def gated(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         if self.clamped is not None:
             return clamped_swiglu(gate, up, self.clamped)
         return ACTIVATIONS[self.activation](gate) * up
 
-    def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array) -> jax.Array:
+    @property
+    def is_read_in_stack(self) -> bool:
+        """Whether a layer, of a stack of them, is given the matrices of all; quantized ones are unpacked by layer."""
+        kernels = [linear.kernel for linear in (self.gate, self.up, self.down) if type(linear) is GroupedLinear]
+        sizes = [kernel.size // kernel.shape[0] * kernel.dtype.itemsize for kernel in kernels]
+        return max(sizes, default=0) // self.num_shares > MOST_FETCHED_AHEAD
+
+    @property
+    def num_shares(self) -> int:
+        """Devices that they are divided over."""
+        return 1
+
+    def route(
+        self, logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
+    ) -> tuple[jax.Array, jax.Array]:
+        """As the function `route`."""
+        return route(logits, correction, config)
+
+    def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array, layer: jax.Array | None = None) -> jax.Array:
         """As the function `mix`."""
-        return mix(self, x, chosen, weights, self.num_experts)
+        return mix(self, x, chosen, weights, self.num_experts, layer)
 
 
 class GroupedLinear(nnx.Module):
-    """A matrix per expert; each row is multiplied by its expert's."""
+    """A matrix per expert; each row is multiplied by its expert's.
+
+    A stacked decoder may give it the matrices of all layers, `[layers, experts, in, out]`. A grouped matmul reads those
+    that have rows from where they are; what is cut out of the stack for it is copied first, used or not.
+    """
 
     def __init__(
         self, num_experts: int, in_features: int, out_features: int, *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs
@@ -78,20 +125,23 @@ class GroupedLinear(nnx.Module):
     def __call__(
         self,
         rows: jax.Array,  # [num_rows, in], in the order of their experts
-        group_sizes: jax.Array,  # i32 [num_experts]: rows of each; those behind them all hold anything
+        groups: RowGroups,
     ) -> jax.Array:
         """In f32, as it was summed."""
-        y = self.product(rows, group_sizes)
+        y = self.product(rows, groups)
         if self.bias is None:
             return y
         biases = self.bias[...].astype(jnp.float32)
-        return y + jnp.repeat(biases, group_sizes, axis=0, total_repeat_length=rows.shape[0])
+        return y + jnp.repeat(biases, groups.sizes, axis=0, total_repeat_length=rows.shape[0])
 
-    def product(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
+    def product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
         """Without biases."""
-        return jax.lax.ragged_dot(rows, self.kernels(rows.dtype), group_sizes, preferred_element_type=jnp.float32)
+        kernels, sizes = self.kernels(rows.dtype), groups.sizes
+        if kernels.ndim == 4:
+            kernels, sizes = kernels.reshape(-1, *kernels.shape[2:]), groups.of_all_layers(kernels.shape[0])
+        return jax.lax.ragged_dot(rows, kernels, sizes, preferred_element_type=jnp.float32)
 
-    def kernels(self, dtype: jnp.dtype) -> jax.Array:  # [experts, in, out]; for rows of `dtype`
+    def kernels(self, dtype: jnp.dtype) -> jax.Array:  # [experts, in, out], or of all layers; for rows of `dtype`
         del dtype  # they are held as they are multiplied
         return self.kernel[...]
 
@@ -106,6 +156,22 @@ def route(logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
 
     Of equal scores the expert with the lower number wins; `torch.topk` leaves open which.
     """
+    is_plain = config.scores == "softmax" and correction is None and config.num_groups == 1
+    chosen, weights = _of_softmax(logits, config) if is_plain else _of_scores(logits, correction, config)
+    return chosen, weights if config.scale == 1.0 else weights * config.scale
+
+
+def _of_softmax(logits: jax.Array, config: ExpertsConfig) -> tuple[jax.Array, jax.Array]:
+    """By logits, which are ordered as their softmax is: the first that is chosen is the largest of all."""
+    best, chosen = jax.lax.top_k(logits, config.num_chosen)
+    if config.normalized:
+        powers = jnp.exp(best - best[:, :1])
+        return chosen, powers / jnp.sum(powers, axis=1, keepdims=True)
+    powers = jnp.exp(logits - best[:, :1])
+    return chosen, jnp.take_along_axis(powers, chosen, axis=1) / jnp.sum(powers, axis=1, keepdims=True)
+
+
+def _of_scores(logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig) -> tuple[jax.Array, jax.Array]:
     scores = jax.nn.sigmoid(logits) if config.scores == "sigmoid" else jax.nn.softmax(logits, axis=-1)
     choice = scores if correction is None else scores + correction
     if config.num_groups > 1:
@@ -114,7 +180,7 @@ def route(logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
     weights = jnp.take_along_axis(scores, chosen, axis=1)
     if config.normalized:
         weights = weights / (jnp.sum(weights, axis=1, keepdims=True) + 1e-20)
-    return chosen, weights if config.scale == 1.0 else weights * config.scale
+    return chosen, weights
 
 
 def _in_best_groups(choice: jax.Array, config: ExpertsConfig) -> jax.Array:
@@ -132,6 +198,7 @@ def mix(
     chosen: jax.Array,  # i32 [num_tokens, num_chosen]; a number that no expert has adds nothing
     weights: jax.Array,  # f32 [num_tokens, num_chosen]
     num_experts: int,
+    layer: jax.Array | None = None,  # i32 []: as in Experts
 ) -> jax.Array:
     """Sorts the tokens by expert, so that each expert's weights are read once, and sums what comes back, in f32.
 
@@ -140,8 +207,8 @@ def mix(
     num_tokens, num_chosen = chosen.shape
     numbers = chosen.reshape(-1)
     order = jnp.argsort(numbers, stable=True)
-    group_sizes = jnp.zeros(num_experts, jnp.int32).at[numbers].add(1, mode="drop")
-    sorted_rows = experts(x[order // num_chosen], group_sizes)
+    group_sizes = jnp.sum(numbers[:, None] == jnp.arange(num_experts), axis=0, dtype=jnp.int32)
+    sorted_rows = experts(x[order // num_chosen], RowGroups(group_sizes, layer))
     rows = sorted_rows[jnp.argsort(order)].reshape(num_tokens, num_chosen, -1)
     is_held = (chosen < num_experts)[:, :, None]
     return jnp.sum(jnp.where(is_held, rows * weights[:, :, None], 0.0), axis=1)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.config import AttentionConfig, BlockConfig, MLPConfig, ModelConfig, NormConfig, RopeConfig
 from penstock.engine.models.hf_config import HFConfig, checked_dtype
 from penstock.engine.models.hf_rope import read_rope
 from penstock.engine.models.layers import ACTIVATIONS
+
+# What transformers reads for every family, though none has it as a field, and what of it changes nothing.
+CHANGES_ANY_FAMILY: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "per_layer_config": (None, {}),
+        "is_causal": (None, True),
+        "attention_chunk_size": (None,),
+        "kv_sharing_modes": (None,),
+    }
+)
 
 
 def read_model(
@@ -20,7 +31,8 @@ def read_model(
     Raises:
         ConfigError: a field is missing, or asks for a computation that is not implemented.
     """
-    config.refuse_unless("per_layer_config", None, {})
+    for name, harmless in CHANGES_ANY_FAMILY.items():
+        config.refuse_unless(name, *harmless)
     return ModelConfig(
         family=family,
         vocab_size=config.integer("vocab_size"),
@@ -76,6 +88,18 @@ def read_mlp(config: HFConfig, *, bias: bool = False, activation: str = "hidden_
 def sliding(block: BlockConfig, windows: Iterable[int | None]) -> list[BlockConfig]:
     """One such block for each window."""
     return [replace(block, attention=replace(block.attention, sliding_window=window)) for window in windows]
+
+
+def without_positions(block: BlockConfig) -> BlockConfig:
+    """The same block, whose queries and keys do not rotate."""
+    return replace(block, attention=replace(block.attention, rope=None))
+
+
+def full_layers(config: HFConfig, block: BlockConfig) -> list[BlockConfig]:
+    """One such block for each layer, in a family that knows no windows; fields that ask for one are refused."""
+    windows = every_layer(config, None)
+    config.refuse_unless("sliding_window", None)  # the cache of transformers follows it in any family
+    return sliding(block, windows)
 
 
 def every_layer(config: HFConfig, window: int | None) -> tuple[int | None, ...]:

@@ -31,12 +31,49 @@ def read_experts(config: HFConfig, *counts: str, intermediate_size: str, normali
     )
 
 
-def grouped_sigmoid(config: HFConfig, experts: ExpertsConfig) -> ExpertsConfig:
-    """DeepSeek-V3's router (arXiv 2412.19437): sigmoid scores, corrected for choosing, from the best groups alone.
+def read_sigmoid_experts(config: HFConfig) -> ExpertsConfig:
+    """DeepSeek-V3's experts (arXiv 2412.19437): scores are sigmoids, corrected for choosing, from the best groups
+    alone, and shared experts stand beside them.
 
     Raises:
-        ConfigError: groups that cannot be made of these experts, or that hold too few of them.
+        ConfigError: as `read_experts`; or groups that cannot be made of these experts, or hold too few of them.
     """
+    experts = read_experts(
+        config,
+        "n_routed_experts",
+        "num_local_experts",
+        intermediate_size="moe_intermediate_size",
+        normalized=config.flag("norm_topk_prob"),
+    )
+    num_groups, groups_chosen = _groups(config, experts)
+    return replace(
+        experts,
+        scores="sigmoid",
+        has_correction=True,
+        scale=config.number("routed_scaling_factor"),
+        num_groups=num_groups,
+        groups_chosen=groups_chosen,
+        shared=MLPConfig(experts.intermediate_size * config.integer("n_shared_experts"), experts.activation),
+    )
+
+
+def dense_first(config: HFConfig, dense: MLPConfig, experts: ExpertsConfig) -> list[MLPConfig | ExpertsConfig]:
+    """A feed-forward per layer: the first `first_k_dense_replace` have no experts."""
+    num_dense = config.whole("first_k_dense_replace")
+    return [dense if layer < num_dense else experts for layer in range(config.integer("num_hidden_layers"))]
+
+
+def sparse_layers(config: HFConfig, dense: MLPConfig, experts: ExpertsConfig) -> list[MLPConfig | ExpertsConfig]:
+    """Qwen's rule, a feed-forward per layer: every `decoder_sparse_step`th layer has experts, if not named as dense."""
+    num_layers, step = config.integer("num_hidden_layers"), config.integer("decoder_sparse_step")
+    named = config.get("mlp_only_layers") or []
+    if not isinstance(named, list) or not all(isinstance(layer, int) for layer in named):
+        raise ConfigError(f"config.json: mlp_only_layers must list numbers of layers, not {shown(named)}")
+    return [dense if layer in named or (layer + 1) % step else experts for layer in range(num_layers)]
+
+
+def _groups(config: HFConfig, experts: ExpertsConfig) -> tuple[int, int]:
+    """How many there are, and how many of them may be chosen from."""
     num_groups, groups_chosen = config.integer("n_group"), config.integer("topk_group")
     per_group, rest = divmod(experts.num_experts, num_groups)
     if rest or (num_groups > 1 and per_group < 2):
@@ -48,23 +85,7 @@ def grouped_sigmoid(config: HFConfig, experts: ExpertsConfig) -> ExpertsConfig:
             f"config.json: {experts.num_chosen} experts cannot be chosen from topk_group = {groups_chosen} "
             f"of {num_groups} groups of {per_group}"
         )
-    return replace(
-        experts,
-        scores="sigmoid",
-        has_correction=True,
-        scale=config.number("routed_scaling_factor"),
-        num_groups=num_groups,
-        groups_chosen=groups_chosen,
-    )
-
-
-def sparse_layers(config: HFConfig, dense: MLPConfig, experts: ExpertsConfig) -> list[MLPConfig | ExpertsConfig]:
-    """Qwen's rule, a feed-forward per layer: every `decoder_sparse_step`th layer has experts, if not named as dense."""
-    num_layers, step = config.integer("num_hidden_layers"), config.integer("decoder_sparse_step")
-    named = config.get("mlp_only_layers") or []
-    if not isinstance(named, list) or not all(isinstance(layer, int) for layer in named):
-        raise ConfigError(f"config.json: mlp_only_layers must list numbers of layers, not {shown(named)}")
-    return [dense if layer in named or (layer + 1) % step else experts for layer in range(num_layers)]
+    return num_groups, groups_chosen
 
 
 def _count(config: HFConfig, names: tuple[str, ...]) -> int:

@@ -29,6 +29,11 @@ def read_rope(config: HFConfig, head_dim: int) -> RopeConfig:
     return rope_from(config, table, head_dim)
 
 
+def read_neighbours_rope(config: HFConfig, head_dim: int) -> RopeConfig:
+    """As `read_rope`, for a family in which each feature rotates with its neighbour."""
+    return replace(read_rope(config, head_dim), interleaved=True)
+
+
 def read_partial_rope(config: HFConfig, head_dim: int) -> RopeConfig:
     """The one of all layers, which rotates the `partial_rotary_factor` of each head that comes first.
 
@@ -59,12 +64,23 @@ def read_rope_of(layer_type: str, config: HFConfig, head_dim: int) -> RopeConfig
     Raises:
         ConfigError: a field makes no sense, or asks for what is not implemented.
     """
-    config.refuse_unless("partial_rotary_factor", None, 1)
+    for name, harmless in (("partial_rotary_factor", 1), ("original_max_position_embeddings", None)):
+        config.refuse_unless(name, None, harmless)  # the latter only counts inside a table
     theta = config.number("rope_theta" if layer_type == FULL else "rope_local_base_freq")
-    scaling = _table(config, "rope_scaling") if layer_type == FULL else {}
+    scaling = _scaling_by_its_name(config) if layer_type == FULL else {}
     table = {"rope_theta": theta, **_table_of(layer_type, config), **scaling}
     HFConfig(table, {}).refuse_unless("partial_rotary_factor", None, 1)
     return rope_from(config, table, head_dim)
+
+
+def _scaling_by_its_name(config: HFConfig) -> Mapping[str, Any]:
+    scaling = _table(config, "rope_scaling")
+    if "rope_type" not in scaling and scaling.get("type") not in (None, "default"):
+        raise ConfigError(
+            f"config.json: rope_scaling has type = {shown(scaling['type'])}, which transformers passes over here; "
+            "say rope_type"
+        )
+    return scaling
 
 
 def _table_of(layer_type: str, config: HFConfig) -> Mapping[str, Any]:

@@ -8,16 +8,18 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from penstock.engine.models.attention import Attention
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
-from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP
+from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP, RowGroups
 from penstock.engine.models.layers import GatedMLP, Linear
-from penstock.engine.models.quantized import QuantizedGroupedLinear, QuantizedLinear
-from penstock.engine.native import GROUPED_MATMUL, MATMUL, panel_width
+from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedGroupedLinear, QuantizedLinear
+from penstock.engine.native import GROUP_ROWS, GROUPED_MATMUL, MATMUL, ROUTE, SUM_ROWS, panel_width
 
 SILU = ("silu", "swish")  # the activation that the kernel has in it
 
@@ -36,11 +38,12 @@ def pack_blocks(model: Decoder, library: ctypes.CDLL) -> None:
 def pack_head(model: Decoder, library: ctypes.CDLL) -> None:
     """Beside quantized layers, an embedding that is the head too is held as that alone."""
     width = panel_width(library)
-    is_tied = model.head is None
-    head = PackedLinear.tied(model.embedding[...], width) if model.head is None else _packed(model.head, width)
-    model.head = nnx.data(head)  # where it was None, nnx took the attribute for a constant
-    if is_tied and model.config.is_packed:
-        model.embedding = None
+    if model.head is not None:
+        model.head = _packed(model.head, width)
+    elif not isinstance(model.embedding, QuantizedEmbedding):
+        model.head = nnx.data(PackedLinear.tied(model.embedding[...], width))  # nnx took None for a constant
+        if model.config.is_packed:
+            model.embedding = None
 
 
 def can_pack(config: ModelConfig) -> bool:
@@ -102,7 +105,7 @@ class PackedLinear(Linear):
 
     def _multiply(self, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
         num_columns = self.splits[0] if self.is_gated else sum(self.splits)
-        result = jax.ShapeDtypeStruct((x.shape[0], num_columns), dtype)  # type: ignore[no-untyped-call]
+        result = _result((x.shape[0], num_columns), dtype)
         bias = jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...]
         y: jax.Array = jax.ffi.ffi_call(MATMUL, result)(x, self.weights[...], bias, is_gated=self.is_gated)
         return y
@@ -143,11 +146,39 @@ class PackedExperts(GroupedMLP):
         self.gate_up = PackedGroups([experts.gate, experts.up], width, gated=self.is_gated)
         self.down = PackedGroups([experts.down], width)
 
-    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        inner = self.gate_up.multiply(rows, group_sizes, rows.dtype)
+    def __call__(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        inner = self.gate_up.multiply(rows, groups.sizes, rows.dtype)
         if not self.is_gated:
             inner = self.gated(*jnp.split(inner, 2, axis=1))
-        return self.down(inner, group_sizes)
+        return self.down(inner, groups)
+
+    def route(
+        self, logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
+    ) -> tuple[jax.Array, jax.Array]:
+        shape = (logits.shape[0], config.num_chosen)
+        results = _result(shape, jnp.int32), _result(shape, jnp.float32)
+        call = jax.ffi.ffi_call(ROUTE, results)
+        chosen, weights = call(
+            logits,
+            jnp.zeros((0,), jnp.float32) if correction is None else correction,
+            is_sigmoid=config.scores == "sigmoid",
+            is_normalized=config.normalized,
+            scale=np.float32(config.scale),
+            groups=config.num_groups,
+            groups_chosen=config.groups_chosen,
+        )
+        return chosen, weights
+
+    def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array, layer: jax.Array | None = None) -> jax.Array:
+        rows = _result((chosen.size, x.shape[1]), x.dtype)
+        group = jax.ffi.ffi_call(
+            GROUP_ROWS, (rows, _result(chosen.shape, jnp.int32), _result((self.num_experts,), jnp.int32))
+        )
+        grouped, places, group_sizes = group(x, chosen)
+        y: jax.Array = jax.ffi.ffi_call(SUM_ROWS, _result(x.shape, jnp.float32))(
+            self(grouped, RowGroups(group_sizes, layer)), places, weights
+        )
+        return y
 
 
 class PackedGroups(GroupedLinear):
@@ -162,15 +193,19 @@ class PackedGroups(GroupedLinear):
         biases = [linear.bias[...].astype(jnp.float32) for linear in linears if linear.bias is not None]
         self.bias = nnx.Param(_columns(biases, width, gated=gated)) if biases else None
 
-    def __call__(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        return self.multiply(rows, group_sizes, jnp.dtype(jnp.float32))
+    def __call__(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        return self.multiply(rows, groups.sizes, jnp.dtype(jnp.float32))
 
     def multiply(self, rows: jax.Array, group_sizes: jax.Array, dtype: jnp.dtype) -> jax.Array:
-        result = jax.ShapeDtypeStruct((rows.shape[0], self.num_columns), dtype)  # type: ignore[no-untyped-call]
+        result = _result((rows.shape[0], self.num_columns), dtype)
         bias = jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...]
         call = jax.ffi.ffi_call(GROUPED_MATMUL, result)
         y: jax.Array = call(rows, self.weights[...], bias, group_sizes, is_gated=self.is_gated)
         return y
+
+
+def _result(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
 def _pack_block(block: Block, width: int) -> None:

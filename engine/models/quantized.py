@@ -11,7 +11,7 @@ from flax import nnx
 
 from penstock.engine.formats.packing import PLANES, ZERO, Packing, leaf_shapes
 from penstock.engine.models.config import Packed
-from penstock.engine.models.experts import GroupedLinear
+from penstock.engine.models.experts import GroupedLinear, RowGroups
 from penstock.engine.models.layers import Linear
 
 F32 = jnp.float32
@@ -28,7 +28,10 @@ def quantize_modules(model: nnx.Module, packed: Packed, dtype: jnp.dtype) -> Non
         setattr(holder, path[-1], _quantized(getattr(holder, path[-1]), packing, dtype))
 
 
-def _quantized(linear: Linear | GroupedLinear, packing: Packing, dtype: jnp.dtype) -> Linear | GroupedLinear:
+def _quantized(linear: Linear | GroupedLinear | nnx.Param[jax.Array], packing: Packing, dtype: jnp.dtype) -> nnx.Module:
+    if isinstance(linear, nnx.Param):
+        num_tokens, size = linear.shape
+        return QuantizedEmbedding((num_tokens, size), packing, dtype)
     if isinstance(linear, GroupedLinear):
         num_experts, num_in, num_out = linear.kernel.shape
         return QuantizedGroupedLinear(num_experts, num_in, num_out, packing, bias=linear.bias is not None, dtype=dtype)
@@ -42,7 +45,7 @@ def unpack_in_pieces(model: nnx.Module) -> None:
     XLA for CPUs begins with what waits for nothing, which is to unpack the weights of all layers.
     """
     for _, module in nnx.iter_modules(model):
-        if isinstance(module, QuantizedLinear | QuantizedGroupedLinear):
+        if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedGroupedLinear):
             module.is_in_pieces = True
 
 
@@ -69,6 +72,24 @@ class QuantizedLinear(Linear):
         return unpacked(self.packing, _leaves(self))
 
 
+class QuantizedEmbedding(nnx.Module):
+    """A table `[tokens, features]` that is held as a Packing says: rows that are asked for are unpacked, or all."""
+
+    is_in_pieces = False
+
+    def __init__(self, shape: tuple[int, int], packing: Packing, dtype: jnp.dtype) -> None:
+        self.packing, self.shape, self.dtype = packing, shape, dtype
+        _add_leaves(self, packing, shape)
+
+    def rows(self, token_ids: jax.Array) -> jax.Array:  # i32 [num_tokens] -> [num_tokens, features]
+        leaves = {name: getattr(self, name)[...][token_ids] for name in leaf_shapes(self.packing, *self.shape)}
+        return unpacked(self.packing, leaves).astype(self.dtype)
+
+    def wide(self, x: jax.Array) -> jax.Array:  # [num_rows, features] -> f32 [num_rows, tokens]
+        """As the head of a model that has tied the two."""
+        return (_in_pieces if self.is_in_pieces else _multiplied)(self.packing, _leaves(self), x)
+
+
 class QuantizedGroupedLinear(GroupedLinear):
     """As GroupedLinear, of weights `[experts, out, in]` that are held as a Packing says."""
 
@@ -92,11 +113,11 @@ class QuantizedGroupedLinear(GroupedLinear):
         """`[experts, in, out]`, unpacked in f32."""
         return unpacked(self.packing, _leaves(self)).astype(dtype).swapaxes(1, 2)
 
-    def product(self, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
+    def product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
         if not self.is_in_pieces:
-            y: jax.Array = super().product(rows, group_sizes)
+            y: jax.Array = super().product(rows, groups)
             return y
-        numbers, ends = jnp.arange(rows.shape[0])[:, None], jnp.cumsum(group_sizes)
+        numbers, ends = jnp.arange(rows.shape[0])[:, None], jnp.cumsum(groups.sizes)
 
         def of_expert(y: jax.Array, expert: tuple[dict[str, jax.Array], jax.Array, jax.Array]) -> tuple[Any, None]:
             leaves, start, end = expert
@@ -108,7 +129,7 @@ class QuantizedGroupedLinear(GroupedLinear):
             return jax.lax.cond(end > start, with_rows, lambda y: y, y), None
 
         none = jnp.zeros((rows.shape[0], self.shape[0]), F32)
-        y, _ = jax.lax.scan(of_expert, none, (_leaves(self), ends - group_sizes, ends))
+        y, _ = jax.lax.scan(of_expert, none, (_leaves(self), ends - groups.sizes, ends))
         return y
 
 
@@ -117,7 +138,7 @@ def _add_leaves(module: nnx.Module, packing: Packing, shape: tuple[int, int], *l
         setattr(module, name, nnx.Param(jnp.zeros((*leading, *of_one), kind)))
 
 
-def _leaves(module: QuantizedLinear | QuantizedGroupedLinear) -> dict[str, jax.Array]:
+def _leaves(module: QuantizedLinear | QuantizedEmbedding | QuantizedGroupedLinear) -> dict[str, jax.Array]:
     return {name: getattr(module, name)[...] for name in leaf_shapes(module.packing, *module.shape)}
 
 

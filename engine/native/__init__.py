@@ -5,8 +5,11 @@ Nothing needs a compiler to install or to run: where there is none, XLA does the
 
 from penstock.engine.native.library import (
     ATTENTION,
+    GROUP_ROWS,
     GROUPED_MATMUL,
     MATMUL,
+    ROUTE,
+    SUM_ROWS,
     NativeLibrary,
     NativeUnavailableError,
     load_library,
@@ -16,7 +19,10 @@ from penstock.engine.native.library import (
 __all__ = [
     "ATTENTION",
     "GROUPED_MATMUL",
+    "GROUP_ROWS",
     "MATMUL",
+    "ROUTE",
+    "SUM_ROWS",
     "NativeLibrary",
     "NativeUnavailableError",
     "load_library",

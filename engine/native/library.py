@@ -18,9 +18,10 @@ from penstock.engine.errors import ConfigError
 
 ATTENTION, MATMUL = "penstock_ragged_attention", "penstock_packed_matmul"
 GROUPED_MATMUL = "penstock_grouped_matmul"
+ROUTE, GROUP_ROWS, SUM_ROWS = "penstock_route", "penstock_group_rows", "penstock_sum_rows"
 """What the kernels are called in `jax.ffi.ffi_call`, once `load_library` has been called."""
 
-_SOURCES = tuple(Path(__file__).parent / name for name in ("attention.cc", "matmul.cc"))
+_SOURCES = tuple(Path(__file__).parent / name for name in ("attention.cc", "matmul.cc", "experts.cc"))
 _HEADERS = (Path(__file__).parent / "kernels.h",)
 _FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-w",
@@ -79,6 +80,9 @@ def _register(library: ctypes.CDLL) -> ctypes.CDLL:
         ATTENTION: library.PenstockRaggedAttention,
         MATMUL: library.PenstockPackedMatmul,
         GROUPED_MATMUL: library.PenstockGroupedMatmul,
+        ROUTE: library.PenstockRoute,
+        GROUP_ROWS: library.PenstockGroupRows,
+        SUM_ROWS: library.PenstockSumRows,
     }
     for target, handler in handlers.items():
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")  # type: ignore[no-untyped-call]

@@ -10,6 +10,8 @@ every instruction is counted as often as it runs, with those of its operands and
   the greedy one.
 - The KV cache as the operand of a kernel counts nothing: the planner knows how much of it each kernel
   moves, and adds that.
+- Nor do the experts that a grouped matmul is given: it reads those that have rows, as its own program says, so that the
+  planner adds as many as are to be expected.
 """
 
 from __future__ import annotations
@@ -62,6 +64,11 @@ class Instruction:
         return dict(_CALLED.findall(self.attributes))
 
     @property
+    def is_grouped_matmul(self) -> bool:
+        """Whether it is what libtpu makes of `ragged_dot`: its last operand are the matrices of all groups."""
+        return self.opcode == "custom-call" and "ragged_dot_tiling=" in self.attributes
+
+    @property
     def result_bytes(self) -> int:
         return sum(array.num_bytes for array in self.results)
 
@@ -101,6 +108,7 @@ class Traffic:
     collective_bytes: int = 0  # of their results
     host_transfers: int = 0
     cache_copies: int = 0  # instructions that write as many bytes as the cache has, not in place
+    grouped_matmuls: int = 0  # those whose experts are in HBM
 
     def add(self, other: Traffic, times: int = 1) -> None:
         self.read_bytes += times * other.read_bytes
@@ -108,6 +116,7 @@ class Traffic:
         self.collective_bytes += times * other.collective_bytes
         self.host_transfers += times * other.host_transfers
         self.cache_copies += times * other.cache_copies
+        self.grouped_matmuls += times * other.grouped_matmuls
         for kind, count in other.collectives.items():
             self.collectives[kind] = self.collectives.get(kind, 0) + times * count
 
@@ -152,10 +161,13 @@ class Program:
         return total
 
     def _of_one(self, instruction: Instruction, computation: Computation, cache_bytes: int) -> Traffic:
-        reads = 0
+        reads, grouped_matmuls = 0, 0
         for place, name in enumerate(instruction.operands):
             source = computation.instructions.get(name)
             if source is None or not source.hbm_bytes:
+                continue
+            if instruction.is_grouped_matmul and place == len(instruction.operands) - 1:
+                grouped_matmuls += 1
                 continue
             if instruction.opcode == "custom-call" and source.hbm_bytes >= cache_bytes:
                 continue
@@ -172,6 +184,7 @@ class Program:
             collective_bytes=instruction.results[-1].num_bytes if is_collective else 0,
             host_transfers=int(instruction.opcode in _HOST or "S(5)" in instruction.attributes),
             cache_copies=int(writes >= cache_bytes > 0),
+            grouped_matmuls=grouped_matmuls,
         )
 
     def _taken(self, instruction: Instruction, place: int, full: int) -> int:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from penstock.engine.attention import KVCacheSpec, ShardedAttention
 from penstock.engine.config import EngineConfig
@@ -21,8 +19,9 @@ from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig, layer_runs
 from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.hlo import Program, Traffic
-from penstock.engine.planning.roofline import Step, decode_step, prefill_step, vocab_padding_bytes
+from penstock.engine.planning.roofline import Step, decode_step, prefill_step
 from penstock.engine.planning.topology import chip_of, devices_of
+from penstock.engine.planning.weights import held_bytes, vocab_padding_bytes
 from penstock.engine.scheduling.page_needs import PageNeeds
 from penstock.engine.stats import ReportProgress
 
@@ -130,12 +129,7 @@ def plan(
         raise ConfigError(f"{config.parallelism} does not divide the {len(devices)} devices of {topology}")
     deployment = deploy(config, model, devices)
     layout = _lay_out(deployment, config, chip)
-    kinds = _kinds(layout.geometry, layout.decode_steps, only)
-    buckets = []
-    for done, (kind, size) in enumerate(kinds):
-        if progress is not None:
-            progress(done, len(kinds), f"{kind} of {size}")
-        buckets.append(layout.bucket(kind, size))
+    buckets = layout.buckets(only, progress)
     return Plan(
         topology=topology,
         tensor=config.tensor_parallel,
@@ -154,10 +148,10 @@ def plan(
         max_model_len=layout.geometry.max_model_len,
         cache_bytes=layout.cache_bytes,
         weight_bytes=layout.weight_bytes,
-        vocab_padding_bytes=vocab_padding_bytes(deployment.model, config.num_devices),
+        vocab_padding_bytes=vocab_padding_bytes(deployment.model, deployment.placement),
         sampling_bytes=deployment.sampling_bytes,
-        buckets=tuple(buckets),
-        decode=_decode_steps(deployment, tuple(buckets), chip, context, config),
+        buckets=buckets,
+        decode=_decode_steps(deployment, buckets, chip, context, config),
         prefill=prefill_step(deployment, chip, max(layout.geometry.token_buckets)),
     )
 
@@ -176,6 +170,15 @@ class _Layout:
     weight_bytes: int  # likewise
     decode_steps: int
     pattern_length: int  # layers in an iteration of the largest loop over them
+
+    def buckets(self, only: frozenset[int] | None, progress: ReportProgress | None) -> tuple[Bucket, ...]:
+        """What a worker compiles when it starts; `only` buckets of these sizes."""
+        kinds, made = _kinds(self.geometry, self.decode_steps, only), []
+        for done, (kind, size) in enumerate(kinds):
+            if progress is not None:
+                progress(done, len(kinds), f"{kind} of {size}")
+            made.append(self.bucket(kind, size))
+        return tuple(made)
 
     def bucket(self, kind: str, size: int) -> Bucket:
         """Compiles one function, and looks at what it became."""
@@ -224,8 +227,7 @@ def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layou
     placement, attention = deployment.placement, deployment.attention
     if placement is None or not isinstance(attention, ShardedAttention):
         raise TypeError("a deployment on given devices has a placement")  # deploy promises it
-    abstract = abstract_model(deployment.model, placement, stacked=attention.is_stacked)
-    weight_bytes = sum(_share(leaf) for leaf in jax.tree.leaves(abstract))
+    weight_bytes = held_bytes(deployment.model, placement)
     free = int((chip.hbm_bytes - weight_bytes - deployment.sampling_bytes) * SHARE_OF_FREE_MEMORY)
     if free < 2 * deployment.page_bytes:
         raise ConfigError(
@@ -239,7 +241,9 @@ def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layou
         device=placement.mesh.devices.flat[0],
         spec=spec,
         geometry=geometry,
-        steps=Steps(abstract, attention, geometry, placement),
+        steps=Steps(
+            abstract_model(deployment.model, placement, stacked=attention.is_stacked), attention, geometry, placement
+        ),
         cache=attention.abstract_cache(spec),
         cache_bytes=spec.num_pages * deployment.page_bytes,
         weight_bytes=weight_bytes,
@@ -276,10 +280,3 @@ def _decode_steps(
         if backbone.traffic.hbm_bytes and head.traffic.hbm_bytes:
             steps.append(decode_step(deployment, chip, batch, context, backbone.traffic, head.traffic))
     return tuple(steps)
-
-
-def _share(leaf: jax.ShapeDtypeStruct) -> int:
-    """Bytes of an abstract array on each device."""
-    assert leaf.sharding is not None  # noqa: S101 -- abstract_model places everything
-    shape: tuple[int, ...] = leaf.sharding.shard_shape(leaf.shape)
-    return math.prod(shape) * int(jnp.dtype(leaf.dtype).itemsize)

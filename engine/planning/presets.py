@@ -1,4 +1,10 @@
-"""Geometries of well-known models, for planning without a checkpoint. From the config.json of each, as published."""
+"""Geometries of well-known models, for planning without a checkpoint.
+
+From the config.json of each as its authors published it: of Qwen3, Qwen3-30B-A3B (Qwen), Llama-3.1-8B and
+Llama-3.3-70B-Instruct (meta-llama), Mixtral-8x7B-v0.1 (mistralai), gemma-3-27b-it (google; its `text_config`, what it
+leaves out being what `transformers` has for it), gpt-oss-20b and gpt-oss-120b (openai, with experts in mxfp4). A test
+holds the numbers of parameters that follow from them to those published.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from penstock.engine.formats.reading import read_format
+from penstock.engine.loading.packed import expected_packings
 from penstock.engine.models import FAMILIES, ModelConfig
 
 _LLAMA_3_ROPE = {
@@ -38,6 +46,12 @@ def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
         "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": layers,
         "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088,
         "max_position_embeddings": 131072, "num_local_experts": experts, "num_experts_per_tok": 4,
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+            ],
+        },
     }  # fmt: skip
 
 
@@ -69,6 +83,19 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
         },
+        "Gemma-3-27B": {
+            "model_type": "gemma3_text",
+            "hidden_size": 5376,
+            "intermediate_size": 21504,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 16,
+            "head_dim": 128,
+            "query_pre_attn_scalar": 168,
+            "sliding_window": 1024,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "vocab_size": 262208,
+        },
         "Llama-3.3-70B": _llama3(8192, 28672, 80, 64, _LLAMA_3_ROPE),
         "gpt-oss-20b": _gpt_oss(24, 32),
         "gpt-oss-120b": _gpt_oss(36, 128),
@@ -77,9 +104,15 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """Fields of config.json by the model's name."""
 
 
-def preset(name: str, dtype: str = "bfloat16") -> ModelConfig | None:
-    """The geometry of that name, whatever its case; None if there is no such preset."""
+def preset(name: str, dtype: str = "bfloat16", weights: str = "auto") -> ModelConfig | None:
+    """The geometry of that name, whatever its case, with weights as published, or quantized as the setting `weights`
+    says; None if there is no such preset.
+
+    Raises:
+        ConfigError: `weights` is for a model that is published quantized.
+    """
     for known, fields in PRESETS.items():
         if known.lower() == name.lower():
-            return FAMILIES[fields["model_type"]].config(fields, dtype)
+            family = FAMILIES[fields["model_type"]]
+            return expected_packings(read_format(fields), family, family.config(fields, dtype), weights)
     return None

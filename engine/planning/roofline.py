@@ -2,10 +2,11 @@
 
 Formulas, so that they can be checked by hand, per device, with n devices of one replica:
 
-- Weights that a step reads: all of them once, but of an embedding that is not tied to the head only a row per token.
-  The head has as many rows as tokens, and where n does not divide those, as many as make each share a multiple of 128.
-  Of E experts, of which a token chooses k, a step of t tokens reads E (1 - (1 - k / E)^t): as many different ones as
-  are to be expected where the router prefers none.
+- Weights that a step reads: all that a device holds once, but of an embedding that is not tied to the head only a row
+  per token. Quantized ones count the bytes of their codes, scales and zeros; what n does not divide, such as a router,
+  counts whole on each device. The head has as many rows as tokens, and where n does not divide those, as many as make
+  each share a multiple of 128. Of E experts, of which a token chooses k, a step of t tokens reads
+  E (1 - (1 - k / E)^t): as many different ones as are to be expected where the router prefers none.
 - KV of a token: layers x KV heads x head_dim x 2 x bytes of an element / n. A layer with a window reads no more tokens
   of a sequence than it has.
 - FLOPs of matmuls: 2 x (parameters of the layers, of experts k) x tokens + 2 x (parameters of the head) x sampled
@@ -26,9 +27,10 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from penstock.engine.deployment import Deployment
-from penstock.engine.models import ExpertsConfig, ModelConfig, matmul_parameters
+from penstock.engine.models import ModelConfig, matmul_parameters
 from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.hlo import Traffic
+from penstock.engine.planning.weights import grouped_matmul_bytes, step_weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Step:
     num_tokens: int
     context: int
     ideal_bytes: int  # weights once, live KV once, new KV once
-    counted_bytes: int  # from the compiled HLO, and the pages that the attention kernel moves
+    counted_bytes: int  # from the compiled HLO, with the pages and experts that kernels move
     flops: float
     memory_s: float
     compute_s: float
@@ -61,9 +63,10 @@ class Step:
 def decode_step(deployment: Deployment, chip: Chip, batch: int, context: int, backbone: Traffic, head: Traffic) -> Step:
     """`batch` sequences of `context` tokens each make one token more."""
     model, devices = deployment.model, _devices(deployment)
-    weights = step_weight_bytes(model, batch, devices)
+    weights = step_weight_bytes(model, batch, deployment.placement)
     ideal = weights + batch * kv_sequence_bytes(model, deployment.kv_dtype, context + 1) // devices
     counted = backbone.hbm_bytes + head.hbm_bytes + batch * _kv_bytes_moved(deployment, context)
+    counted += grouped_matmul_bytes(model, batch, deployment.placement, backbone.grouped_matmuls)
     flops = step_flops(model, batch, batch, batch * _mean(min(context, seen) for seen in _windows(model))) / devices
     return Step(
         num_tokens=batch,
@@ -80,7 +83,7 @@ def decode_step(deployment: Deployment, chip: Chip, batch: int, context: int, ba
 def prefill_step(deployment: Deployment, chip: Chip, num_tokens: int) -> Step:
     """One prompt of `num_tokens` in one step: at best the time to its first token, with nothing else to do."""
     model, devices = deployment.model, _devices(deployment)
-    weights = step_weight_bytes(model, num_tokens, devices)
+    weights = step_weight_bytes(model, num_tokens, deployment.placement)
     kv_bytes = num_tokens * kv_token_bytes(model, deployment.kv_dtype) // devices
     flops = step_flops(model, num_tokens, 1, _mean(_pairs(num_tokens, seen) for seen in _windows(model))) / devices
     return Step(
@@ -132,26 +135,6 @@ def _pairs(num_tokens: int, window: int) -> int:
 def _mean(counts: Iterable[int]) -> int:
     """Over layers, which have the same heads."""
     return round(statistics.fmean(counts))
-
-
-def step_weight_bytes(model: ModelConfig, num_tokens: int, devices: int) -> int:
-    """What one step reads of the weights on each device; small vectors are left out."""
-    itemsize = int(jnp.dtype(model.dtype).itemsize)
-    head = model.vocab_rows * model.hidden_size
-    layers = matmul_parameters(model, lambda mixture: distinct_experts(mixture, num_tokens))
-    return int(layers + head) * itemsize // devices + (num_tokens * model.hidden_size * itemsize)
-
-
-def distinct_experts(mixture: ExpertsConfig, num_tokens: int) -> float:
-    """That at least one of `num_tokens` tokens chooses."""
-    share = mixture.num_chosen / mixture.num_experts
-    return mixture.num_experts * (1 - (1 - share) ** num_tokens)
-
-
-def vocab_padding_bytes(model: ModelConfig, devices: int) -> int:
-    """In embedding and head, on each device."""
-    num_tables = 1 if model.tie_word_embeddings else 2
-    return num_tables * model.vocab_padding * model.hidden_size * int(jnp.dtype(model.dtype).itemsize) // devices
 
 
 def step_flops(model: ModelConfig, num_tokens: int, num_rows: int, num_keys_seen: int) -> float:

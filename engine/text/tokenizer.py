@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest, shown
-from penstock.engine.loading.files import check_files
+from penstock.engine.errors import ConfigError, InvalidRequest, shown
+from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.text.conversation import Conversation, ConversationTemplate, EncodedChat
 from penstock.engine.text.decoders import decoder_kind
 from penstock.engine.text.detokenizer import Detokenizer
@@ -65,23 +65,14 @@ class Tokenizer:
         self._full_spelling = Spelling(self._backend, kind, tokens, token_bytes, skip_special=False)
 
     @classmethod
-    def from_dir(cls, directory: Path, chat_format: str = AUTO) -> Tokenizer:
-        """Loads the tokenizer files of a checkpoint; code in the checkpoint is never run.
+    def from_dir(cls, path: Path, chat_format: str = AUTO) -> Tokenizer:
+        """That of a checkpoint: a folder, or a GGUF file. Code in the checkpoint is never run.
 
         Raises:
-            CheckpointError: there are no tokenizer files, or they are malformed.
-            ConfigError: the tokenizer is not a fast one, or as when one is made.
+            CheckpointError: there is none, or it is malformed.
+            ConfigError: the tokenizer is not a fast one or of a kind that is not supported, or as when one is made.
         """
-        check_files(directory)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # the parsers beneath raise all kinds, plain Exception included
-            raise CheckpointError(f"no tokenizer could be loaded from {directory}: {error}") from error
-        if not isinstance(tokenizer, PreTrainedTokenizerFast):
-            raise ConfigError(
-                f"{type(tokenizer).__name__} in {directory} is not a fast tokenizer; save one with a tokenizer.json"
-            )
-        return cls(tokenizer, chat_format)
+        return cls(open_checkpoint(path).tokenizer(), chat_format)
 
     @property
     def chat_format(self) -> str | None:

@@ -6,6 +6,7 @@ A turn of the user with results of tools is several messages there, and turns of
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -23,16 +24,16 @@ MAX_BLOCKS = 8192
 _Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class Block(Body):
+class Block(Body, ABC):
     """A part of a message's content."""
 
+    @abstractmethod
     def add_to(self, messages: list[Document], role: str, place: str) -> None:
         """Puts it behind what was said before. `place` is its own, for what is wrong in it.
 
         Raises:
             ApiError: naming that.
         """
-        raise NotImplementedError
 
 
 class TextBlock(Block):

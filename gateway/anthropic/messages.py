@@ -12,8 +12,7 @@ from penstock.gateway.context import gateway_of
 from penstock.gateway.generation.jobs import start
 from penstock.gateway.http.answers import request_id_of
 from penstock.gateway.http.body import read_json
-from penstock.gateway.http.disconnect import while_wanted
-from penstock.gateway.http.interruptions import interruption_of
+from penstock.gateway.http.disconnect import while_asked
 
 
 async def create_message(asked: Request) -> Response:
@@ -34,4 +33,4 @@ async def count_tokens(asked: Request) -> Response:
     body = read_count(await read_json(asked, gateway.settings.max_body_bytes))
     queue = await gateway.directory.queue_of(body.model)
     counting = gateway.client.on(queue).count_tokens(body.request())
-    return JSONResponse({"input_tokens": await while_wanted(asked.receive, counting, interruption_of(asked))})
+    return JSONResponse({"input_tokens": await while_asked(asked, counting)})

@@ -50,19 +50,16 @@ class PromptBody(Body):
     system: Any = None
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: Thinking = Thinking(type="disabled")
     output_config: OutputConfig = Field(default_factory=OutputConfig)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def to_wire(self) -> Document:
-        messages, is_thinking = (
-            to_messages(self.system, self.messages),
-            self.thinking is not None and self.thinking.is_on,
-        )
+        messages = to_messages(self.system, self.messages)
         values: Document = {
             "messages": messages,
             "continue_final_message": bool(messages) and messages[-1]["role"] == "assistant",
-            "chat_template_kwargs": {**dict.fromkeys(_THINKING, is_thinking), **self.chat_template_kwargs},
+            "chat_template_kwargs": {**dict.fromkeys(_THINKING, self.thinking.is_on), **self.chat_template_kwargs},
         }
         if self.tools:
             values["tools"] = to_tools(self.tools)
@@ -106,7 +103,7 @@ class MessageBody(PromptBody):
     @property
     def shows_thinking(self) -> bool:
         """Who has not asked for thinking gets none: such clients take the first block for the text."""
-        return self.thinking is not None and self.thinking.is_on and self.thinking.display != "omitted"
+        return self.thinking.is_on and self.thinking.display != "omitted"
 
 
 _THINKING = ("enable_thinking", "thinking")

@@ -17,6 +17,7 @@ from penstock.gateway.batches.work import Place, Work, work_of
 from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
 from penstock.gateway.generation.idempotency import hashed_id
+from penstock.gateway.generation.jobs import read_whole
 from penstock.gateway.http.unexpected import internal_error, log_unexpected
 from penstock.gateway.keys.records import ApiKey
 from penstock.gateway.openai.documents import check_ended
@@ -131,12 +132,7 @@ class Answering:
             charge = charge_for(self._key.id, self._key.limits, request, place.card.max_model_len, request.id)
         if charge is not None:
             await limiter.reserve(charge)
-        async with place.client.stream(request) as stream:
-            async for chunk in stream:
-                if each is not None:
-                    each(chunk)
-        reply = stream.reply
-        assert reply is not None  # noqa: S101  the chunks end with the reply or raise
+        reply = await read_whole(place.client.stream(request), each)
         if charge is not None:
             await limiter.settle(charge, reply.usage.prompt_tokens + reply.usage.completion_tokens)
         return reply
@@ -161,11 +157,7 @@ class Answering:
             return None
         if state != "finished":
             await handle.cancel()
-        async with handle.stream(timeout=CANCEL_WAIT_S) as stream:
-            async for chunk in stream:
-                if each is not None:
-                    each(chunk)
-        return stream.reply
+        return await read_whole(handle.stream(timeout=CANCEL_WAIT_S), each)
 
     async def _place(self, line: Line) -> Place:
         queue = self._queues[line.model]

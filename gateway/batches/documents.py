@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from penstock.gateway.batches.stored import Progress, StoredBatch
 from penstock.gateway.errors import ApiError
+from penstock.gateway.openai.documents import Document
 from penstock.producer import Usage
-
-Document = dict[str, Any]
 
 _TIMES = (
     "in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at",

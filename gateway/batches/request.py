@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from penstock.gateway.files.handlers import check_ttl
+from penstock.gateway.files.form import check_ttl
 from penstock.gateway.openai.fields import Body, Policy, read_fields
 from penstock.gateway.responses.request import described
 

@@ -20,7 +20,6 @@ from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.records import Record, Records
 from penstock.producer.redis import lua
-from penstock.producer.wire import ID_PATTERN
 
 KIND = "batch"
 PREFIX = "batch_"
@@ -126,10 +125,9 @@ class BatchStore:
 
     async def read(self, batch_id: str, caller: Caller) -> StoredBatch:
         """Raises ApiError (404): there is none of the caller's with this id, or it has expired."""
-        if batch_id.startswith(PREFIX) and ID_PATTERN.fullmatch(batch_id):
-            batch = await self.find(batch_id)
-            if batch is not None and batch.owner == caller.owner:
-                return batch
+        record = await self._records.read_owned(KIND, batch_id, caller.owner)
+        if record is not None:
+            return restored(record)
         message = f"batch {batch_id[:200]!r} is not there: it never was, or has expired"
         raise ApiError(404, message, code="not_found")
 

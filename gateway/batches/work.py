@@ -12,16 +12,15 @@ from penstock.gateway.openai.chat import chat_completion
 from penstock.gateway.openai.chat_request import read_chat
 from penstock.gateway.openai.completion_request import read_completion
 from penstock.gateway.openai.completions import check_number, completion, parts_of
+from penstock.gateway.openai.documents import Document
 from penstock.gateway.openai.options import Options
 from penstock.gateway.openai.tokens import tokens_of
 from penstock.gateway.responses.create import items_of, unstored
-from penstock.gateway.responses.events import ResponseEvents, drain
+from penstock.gateway.responses.events import ResponseEvents
 from penstock.gateway.responses.items import to_messages
 from penstock.gateway.responses.request import LOWEST_PRIORITY, read_response
 from penstock.producer import AsyncClient, Chunk, GenerateRequest, ModelCard, Reply
 from penstock.producer.wire import MAX_KEEP_S
-
-Document = dict[str, Any]
 
 KEEP_S = 86_400
 """For how long the reply to a line is there for a takeover, as far as workers allow; a kept result ends that."""
@@ -110,14 +109,8 @@ async def _response(body: Mapping[str, Any], place: Place, id_of: Callable[[int]
             raise _refused(name, "a batch is in the background, and its lines do not follow each other")
     items = items_of(asked)
     writer = ResponseEvents(unstored(asked, id_of(0), place.queue, place.owner, items))
-
-    def document(replies: Sequence[Reply]) -> Document:
-        drain(writer.end(replies[0]))
-        assert writer.document is not None  # noqa: S101  the last event has it
-        return writer.document
-
     request = asked.request(to_messages(items), place.card)
-    return Work([request], document, lambda chunk: drain(writer.chunk(chunk)))
+    return Work([request], lambda replies: writer.body(replies[0]), writer.take)
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], Place, Callable[[int], str]], Awaitable[Work]]] = {

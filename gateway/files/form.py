@@ -10,6 +10,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from penstock.gateway.errors import ApiError
+from penstock.gateway.settings import MAX_FILE_S, MIN_FILE_S
 
 MAX_PARTS = 16
 MAX_FIELD_BYTES = 1024
@@ -147,7 +148,7 @@ def seconds_of(fields: Mapping[str, str]) -> int | None:
     """`expires_after`; None: it was left out.
 
     Raises:
-        ApiError: it is no such thing.
+        ApiError: it is no such thing, or no file may be kept for so long.
     """
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
@@ -158,4 +159,12 @@ def seconds_of(fields: Mapping[str, str]) -> int | None:
     if seconds is None or not (seconds.isascii() and seconds.isdigit() and len(seconds) < 12):
         message = f"expires_after.seconds: is a number, not {(seconds or '')[:80]!r}"
         raise ApiError(400, message, param="expires_after.seconds", code="invalid_value")
+    check_ttl(int(seconds), "expires_after.seconds")
     return int(seconds)
+
+
+def check_ttl(ttl_s: int, param: str) -> None:
+    """Raises ApiError where no file may be kept for so long."""
+    if not MIN_FILE_S <= ttl_s <= MAX_FILE_S:
+        message = f"{param}: is a number from {MIN_FILE_S} to {MAX_FILE_S}, not {ttl_s}"
+        raise ApiError(400, message, param=param, code="invalid_value")

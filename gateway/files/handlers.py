@@ -15,7 +15,6 @@ from penstock.gateway.files.form import Form, read_form, seconds_of
 from penstock.gateway.files.stored import GRACE_S, KIND, PREFIX, FileStore, StoredFile, restored
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.http.paging import is_ascending, limit_of, page, start_of
-from penstock.gateway.settings import MAX_FILE_S, MIN_FILE_S
 from penstock.gateway.store.records import name_of
 
 MAX_LISTED = 10_000
@@ -102,18 +101,7 @@ def _checked(form: Form, default_s: int) -> int:
     if purpose not in _PURPOSES:
         message = f"purpose: {purpose[:80]!r} is of no use here, files are for {', '.join(_PURPOSES)}"
         raise ApiError(400, message, param="purpose", code="unsupported_value")
-    ttl_s = seconds_of(form.fields)
-    if ttl_s is None:
-        return default_s
-    check_ttl(ttl_s, "expires_after.seconds")
-    return ttl_s
-
-
-def check_ttl(ttl_s: int, param: str) -> None:
-    """Raises ApiError where no file may be kept for so long."""
-    if not MIN_FILE_S <= ttl_s <= MAX_FILE_S:
-        message = f"{param}: is a number from {MIN_FILE_S} to {MAX_FILE_S}, not {ttl_s}"
-        raise ApiError(400, message, param=param, code="invalid_value")
+    return seconds_of(form.fields) or default_s
 
 
 def _described(asked: Request, file_id: str, form: Form, num_bytes: int, ttl_s: int) -> StoredFile:

@@ -14,7 +14,6 @@ from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.records import Record, Records
 from penstock.producer.redis import lua
-from penstock.producer.wire import ID_PATTERN
 
 KIND = "file"
 PREFIX = "file-"
@@ -100,10 +99,9 @@ class FileStore:
 
     async def read(self, file_id: str, caller: Caller, *, param: str | None = None) -> StoredFile:
         """Raises ApiError (404): there is none of the caller's with this id, or it has expired."""
-        if file_id.startswith(PREFIX) and ID_PATTERN.fullmatch(file_id):
-            file = await self.find(file_id)
-            if file is not None and file.owner == caller.owner:
-                return file
+        record = await self._records.read_owned(KIND, file_id, caller.owner)
+        if record is not None:
+            return restored(record)
         message = f"file {file_id[:200]!r} is not there: it never was, was deleted, or has expired"
         raise ApiError(404, message, param=param, code="not_found")
 

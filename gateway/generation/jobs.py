@@ -16,7 +16,7 @@ from penstock.gateway.context import Gateway, gateway_of
 from penstock.gateway.errors import overdue
 from penstock.gateway.generation.idempotency import check_same, key_of, place_asked_for, request_id_of
 from penstock.gateway.generation.resuming import check_can_go_on
-from penstock.gateway.http.disconnect import while_wanted
+from penstock.gateway.http.disconnect import while_asked
 from penstock.gateway.http.events import BEFORE_ALL, Event, EventWriter, Place
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.http.streaming import EventStream
@@ -50,7 +50,7 @@ class Job:
             Whatever `ReplyStream` raises.
         """
         with self._attended(asked):
-            reply = await while_wanted(asked.receive, _read(self.reply, each), interruption_of(asked))
+            reply = await while_asked(asked, read_whole(self.reply, each))
         self.meter.ended(reply)
         return reply
 
@@ -144,7 +144,8 @@ def _traced(asked: Request, request: GenerateRequest) -> GenerateRequest:
     return request.model_copy(update={"traceparent": header}) if is_traceparent(header) else request
 
 
-async def _read(reply: ReplyStream, each: Callable[[Chunk], object] | None) -> Reply:
+async def read_whole(reply: ReplyStream, each: Callable[[Chunk], object] | None = None) -> Reply:
+    """The reply, once it has ended. `each` gets its chunks as they come."""
     if each is not None:
         async with aclosing(reply):
             async for chunk in reply:

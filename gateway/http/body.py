@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import from_json
 from starlette.requests import HTTPConnection, Request
 
-from penstock.gateway.errors import RETRY_AFTER_S, ApiError
+from penstock.gateway.errors import ApiError, unavailable
 from penstock.producer.wire.values import check_json, json_kind
 
 SMALL_BYTES = 256 << 10
@@ -37,8 +37,7 @@ class BodyBudget:
     def take(self, num_bytes: int) -> None:
         """Raises ApiError (503) where there are not as many."""
         if self._num_held + num_bytes > self._max_bytes:
-            message = f"too many large bodies come at once: together they are over {self._max_bytes} bytes"
-            raise ApiError(503, message, type="server_error", code="unavailable", retry_after_s=RETRY_AFTER_S)
+            raise unavailable(f"too many large bodies come at once: together they are over {self._max_bytes} bytes")
         self._num_held += num_bytes
 
 

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
 
+from starlette.requests import Request
 from starlette.types import Receive
 
-from penstock.gateway.http.interruptions import Interruption
+from penstock.gateway.http.interruptions import Interruption, interruption_of
 from penstock.producer.tasks import end_tasks
 
 T = TypeVar("T")
@@ -16,6 +17,11 @@ T = TypeVar("T")
 
 class ClientGone(Exception):
     """Whoever asked has closed the connection: there is nobody to answer."""
+
+
+async def while_asked(asked: Request, work: Coroutine[Any, Any, T]) -> T:
+    """`while_wanted`, for an answer that comes from `work` as a whole."""
+    return await while_wanted(asked.receive, work, interruption_of(asked))
 
 
 async def while_wanted(receive: Receive, work: Coroutine[Any, Any, T], interruption: Interruption | None = None) -> T:

@@ -14,8 +14,7 @@ from penstock.gateway.context import gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.generation.jobs import Job, start
 from penstock.gateway.http.body import read_json
-from penstock.gateway.http.disconnect import while_wanted
-from penstock.gateway.http.interruptions import interruption_of
+from penstock.gateway.http.disconnect import while_asked
 from penstock.gateway.openai.completion_request import CompletionBody, read_completion
 from penstock.gateway.openai.documents import Document, check_ended, created_at, prompt_logprobs, usage
 from penstock.gateway.openai.events import ChoiceEvents
@@ -49,8 +48,7 @@ async def _parts(
 ) -> Sequence[PartShown]:
     if not (body.return_token_ids or body.is_echo_scored):
         return [(body.shown, "") for _ in requests]
-    parts = parts_of(gateway_of(asked).client.on(queue), body, requests)
-    return await while_wanted(asked.receive, parts, interruption_of(asked))
+    return await while_asked(asked, parts_of(gateway_of(asked).client.on(queue), body, requests))
 
 
 async def parts_of(

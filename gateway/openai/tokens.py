@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.requests import Request
@@ -12,14 +11,11 @@ from starlette.responses import JSONResponse, Response
 from penstock.gateway.context import gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.body import read_json
-from penstock.gateway.http.disconnect import while_wanted
-from penstock.gateway.http.interruptions import interruption_of
+from penstock.gateway.http.disconnect import while_asked
 from penstock.gateway.openai.fields import Body, Policy, Refusal, read_fields
 from penstock.gateway.openai.messages import clean
 from penstock.gateway.openai.options import TokenIds, to_request
 from penstock.producer import AsyncClient, GenerateRequest
-
-T = TypeVar("T")
 
 
 class PromptBody(Body):
@@ -72,7 +68,7 @@ async def count_tokens(asked: Request) -> Response:
     body = await _prompt_body(asked)
     queue = await gateway_of(asked).directory.queue_of(body.model)
     client = gateway_of(asked).client.on(queue)
-    return JSONResponse({"model": body.model, "count": await _ask(asked, client.count_tokens(body.request))})
+    return JSONResponse({"model": body.model, "count": await while_asked(asked, client.count_tokens(body.request))})
 
 
 async def tokenize(asked: Request) -> Response:
@@ -87,12 +83,13 @@ async def tokenize(asked: Request) -> Response:
 async def detokenize(asked: Request) -> Response:
     body = read_fields(_TOKENS_POLICY, TokensBody, await _json(asked))
     queue = await gateway_of(asked).directory.queue_of(body.model)
-    return JSONResponse({"prompt": await text_of(asked, queue, body.tokens)})
+    client = gateway_of(asked).client.on(queue)
+    return JSONResponse({"prompt": await while_asked(asked, client.detokenize(body.tokens))})
 
 
 async def prompt_tokens(asked: Request, queue: str, request: GenerateRequest) -> tuple[int, ...]:
     """Those of a request's prompt."""
-    return await _ask(asked, tokens_of(gateway_of(asked).client.on(queue), request))
+    return await while_asked(asked, tokens_of(gateway_of(asked).client.on(queue), request))
 
 
 async def tokens_of(client: AsyncClient, request: GenerateRequest) -> tuple[int, ...]:
@@ -107,17 +104,9 @@ async def prompt_of(client: AsyncClient, request: GenerateRequest) -> str:
     return await client.detokenize(request.prompt_token_ids)
 
 
-async def text_of(asked: Request, queue: str, token_ids: list[int] | tuple[int, ...]) -> str:
-    return await _ask(asked, gateway_of(asked).client.on(queue).detokenize(token_ids))
-
-
 async def _json(asked: Request) -> dict[str, Any]:
     return await read_json(asked, gateway_of(asked).settings.max_body_bytes)
 
 
 async def _prompt_body(asked: Request) -> PromptBody:
     return read_fields(_PROMPT_POLICY, PromptBody, await _json(asked))
-
-
-async def _ask(asked: Request, call: Coroutine[Any, Any, T]) -> T:
-    return await while_wanted(asked.receive, call, interruption_of(asked))

@@ -19,7 +19,7 @@ from penstock.gateway.http.events import BEFORE_ALL
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.documents import pending
-from penstock.gateway.responses.events import ResponseEvents, drain
+from penstock.gateway.responses.events import ResponseEvents
 from penstock.gateway.responses.items import Item, read_items, shown_items, to_messages
 from penstock.gateway.responses.reading import Attended, followed, history_behind, snapshot
 from penstock.gateway.responses.request import ResponseBody, read_response
@@ -136,11 +136,10 @@ def _streamed(asked: Request, response: StoredResponse, job: Job) -> Response:
 async def _whole(asked: Request, response: StoredResponse, job: Job) -> Response:
     writer = ResponseEvents(response)
     try:
-        reply = await job.whole(asked, each=lambda chunk: drain(writer.chunk(chunk)))
-        drain(writer.end(reply))
+        body = writer.body(await job.whole(asked, each=writer.take))
     finally:
         await _leave(asked, job, response, is_known=writer.document is not None)
-    return JSONResponse(writer.document)
+    return JSONResponse(body)
 
 
 async def _leave(asked: Request, job: Job, response: StoredResponse, *, is_known: bool) -> None:

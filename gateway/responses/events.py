@@ -86,6 +86,23 @@ class ResponseEvents:
         fields = {name: body["error"][name] for name in ("code", "message", "param")}
         yield Event(spell({"type": "error", "sequence_number": number, **fields, **body}), "error")
 
+    def take(self, chunk: Chunk) -> None:
+        """A chunk whose events nobody reads."""
+        deque(self.chunk(chunk), maxlen=0)
+
+    def body(self, end: Reply | ApiError) -> Document:
+        """The response as a whole, once all chunks were taken.
+
+        Args:
+            end: how its reply ended; an error is one that everybody finds there.
+
+        Raises:
+            ApiError: the request expired (408).
+        """
+        deque(self.end(end) if isinstance(end, Reply) else self.error(end), maxlen=0)
+        assert self.document is not None  # noqa: S101  the last event has it
+        return self.document
+
     def _way_on(self, number: int) -> str:
         return f"GET /v1/responses/{self._response.id}?stream=true&starting_after={number} goes on with this answer"
 
@@ -118,8 +135,3 @@ class ResponseEvents:
             return None
         kind, fields = each
         return Event(f'{{"type":"{kind}","sequence_number":{number},{fields}}}', kind)
-
-
-def drain(events: Iterable[Event | None]) -> None:
-    """For what the writer has learned by them."""
-    deque(events, maxlen=0)

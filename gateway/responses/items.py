@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
@@ -51,20 +52,20 @@ def _text(part: object) -> object:
 Texts = Annotated[list[str], BeforeValidator(_texts)]
 
 
-class Item(Body):
+class Item(Body, ABC):
     """One of a list. `id` is what it had in an earlier answer, if it comes from one."""
 
     id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
     prefix: ClassVar[str]  # of ids that items get here
 
+    @abstractmethod
     def shown(self) -> Document:
         """But for its id: as GET .../input_items has it, and as it can be given again."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_to(self, messages: list[Document]) -> None:
         """Puts it behind the messages of the items before."""
-        raise NotImplementedError
 
 
 class MessageItem(Item):

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError, api_error
+from penstock.gateway.generation.jobs import read_whole
 from penstock.gateway.generation.resuming import newest_entry
 from penstock.gateway.http.events import BEFORE_ALL, Place
 from penstock.gateway.http.interruptions import interruption_of
@@ -20,7 +21,7 @@ from penstock.gateway.http.resuming import AFTER_ALL, Entry, SoughtNumber, check
 from penstock.gateway.http.streaming import EventStream
 from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.documents import pending
-from penstock.gateway.responses.events import ResponseEvents, drain
+from penstock.gateway.responses.events import ResponseEvents
 from penstock.gateway.responses.items import read_items, to_messages
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse, not_found
 from penstock.producer import Handle, PenstockError, Reply, ReplyGone, ReplyStream, RequestFailed, RequestRefused, State
@@ -99,17 +100,13 @@ async def snapshot(asked: Request, response: StoredResponse) -> Document:
     writer = ResponseEvents(response)
     reply = handle_of(asked, response).stream()
     try:
-        async with reply:
-            async for chunk in reply:
-                drain(writer.chunk(chunk))
-        drain(writer.end(_whole(reply)))
+        body = writer.body(await read_whole(reply, writer.take))
     except (RequestFailed, RequestRefused) as error:
-        drain(writer.error(api_error(error)))
+        body = writer.body(api_error(error))
     except ApiError as error:  # it expired, which a body can say
-        drain(writer.error(error))
+        body = writer.body(error)
     await _count(asked, response, reply)
-    assert writer.document is not None  # noqa: S101  the last event has it
-    return writer.document
+    return body
 
 
 async def state_of(asked: Request, response: StoredResponse, *, param: str | None = None) -> State:
@@ -161,11 +158,6 @@ def _is_whole(arguments: str) -> bool:
         return isinstance(json.loads(arguments or "{}"), dict)
     except ValueError:
         return False
-
-
-def _whole(reply: ReplyStream) -> Reply:
-    assert reply.reply is not None  # noqa: S101  the chunks end with the reply or raise
-    return reply.reply
 
 
 async def _count(asked: Request, response: StoredResponse, reply: ReplyStream) -> None:

@@ -12,7 +12,6 @@ from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.request import ResponseBody
 from penstock.gateway.store.records import Record, Records
 from penstock.producer import GenerateRequest, Reply
-from penstock.producer.wire import ID_PATTERN
 
 KIND = "response"
 PREFIX = "resp_"
@@ -87,10 +86,9 @@ class ResponseStore:
 
     async def read(self, response_id: str, caller: Caller, *, param: str | None = None) -> StoredResponse:
         """Raises ApiError (404): there is none of the caller's with this id, or it has expired."""
-        request_id = response_id.removeprefix(PREFIX)
-        if response_id.startswith(PREFIX) and ID_PATTERN.fullmatch(request_id):
-            record = await self._records.read(KIND, request_id)
-            if record is not None and record.document["owner"] == caller.owner:
+        if response_id.startswith(PREFIX):
+            record = await self._records.read_owned(KIND, response_id.removeprefix(PREFIX), caller.owner)
+            if record is not None:
                 return _restored(record)
         raise not_found(response_id, param=param)
 

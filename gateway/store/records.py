@@ -10,6 +10,7 @@ from typing import Any
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
+from penstock.producer.wire import ID_PATTERN
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,15 @@ class Records:
         """
         value = await self._store.execute("GET", names.record(kind, record_id))
         return None if value is None else Record(kind, record_id, json.loads(value), len(value))
+
+    async def read_owned(self, kind: str, record_id: str, owner: str) -> Record | None:
+        """The record, for who asks for it by an id that may be anything; None: there is none, or another's.
+
+        Raises:
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        record = await self.read(kind, record_id) if ID_PATTERN.fullmatch(record_id) else None
+        return record if record is not None and record.document["owner"] == owner else None
 
     async def correct(self, record: Record, more_bytes: int) -> None:
         """What is kept elsewhere because of `record` turned out to be `more_bytes`."""

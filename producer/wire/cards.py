@@ -26,6 +26,7 @@ class ModelCard(BaseModel):
     tokenizer: str | None = None  # digest of its files
     template: str | None = None  # digest of the chat template; None: the model takes no messages
     chat_format: str | None = None  # how replies to messages are read; None: as plain text
+    digest: str | None = None  # of weights, tokenizer, template and chat format together: `own` entries name it
     vocab_size: int | None = None  # token ids are below it
     max_model_len: int | None = None  # prompt and generated tokens of one sequence
     dtype: str | None = None

@@ -39,6 +39,7 @@ class OwnEntry(BaseModel):
     worker: str
     epoch: int
     turn: int | None = None
+    digest: str | None = None  # of the worker's model, as `ModelCard.digest`
 
 
 class _Stopped(BaseModel):

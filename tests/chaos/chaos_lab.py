@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.worker.chaos.checker import Problem, Verdict, check
-from penstock.worker.chaos.history import History
+from penstock.worker.chaos.history import EventKind, History
 from penstock.worker.chaos.plan import ChaosOptions, Plan, RequestPlan
 from penstock.worker.chaos.run import Tempo, fake_truths, run_plan, worker_setup
 from penstock.worker.chaos.site import Site
@@ -26,6 +26,12 @@ class Result:
         """Of the last of its name: where a busy machine left a fault no moment, the request ran again for it."""
         request_id = [name for name in self.history.records if name.startswith(request_id)][-1]
         return [entry.fields["worker"] for entry in self.history.records[request_id].seen if is_own(entry.fields)]
+
+    def heirs(self, kind: EventKind) -> list[str]:
+        """Who had the victim after the last worker that this happened to; nobody, where that one never had it."""
+        worker = [event.worker for event in self.history.events if event.kind == kind][-1]
+        owners = self.owners("victim")
+        return owners[owners.index(worker) + 1 :] if worker in owners else []
 
     @property
     def problems(self) -> list[Problem]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from chaos_lab import run_requests
+from patience import WAIT_S
 
 from penstock.worker.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, LOSSES, Fault, Kind, RequestPlan, Side, Stage
 from penstock.worker.local.embedded import EmbeddedServer
@@ -26,16 +27,18 @@ async def test_kill(lasting_server: EmbeddedServer, tmp_path: Path, stage: Stage
     assert result.count("kill") == 1
     had_claimed = (stage, side) not in (("read", "after"), ("claim", "before"))
     had_ended = stage == "ack" or (stage, side) == ("finish", "after")
-    assert len(result.owners("victim")) == (2 if had_claimed and not had_ended else 1)
+    assert bool(result.heirs("kill")) == (had_claimed and not had_ended)
 
 
 @pytest.mark.parametrize(("stage", "side"), FREEZE_MOMENTS)
 async def test_zombie(lasting_server: EmbeddedServer, tmp_path: Path, stage: Stage, side: Side) -> None:
-    fault = Fault("freeze", stage, side, at_chunk=2, length_s=1.2)
+    was_ended = stage == "ack"  # nobody takes it: who is frozen for longer than its heartbeat lasts wakes by itself
+    length_s = 1.2 if was_ended else WAIT_S
+    fault = Fault("freeze", stage, side, at_chunk=2, length_s=length_s, until_taken=not was_ended)
     result = await run_requests(lasting_server, tmp_path, victim(fault), BYSTANDER)
     assert result.problems == []
     assert result.count("freeze") == result.count("wake") == 1
-    assert len(result.owners("victim")) == (1 if stage == "ack" else 2)
+    assert bool(result.heirs("freeze")) == (not was_ended)
     assert num_fenced(tmp_path) >= (stage in ("chunk", "finish"))
 
 
@@ -49,8 +52,8 @@ def num_fenced(logs: Path) -> int:
 
 async def test_two_zombies_of_one_request(lasting_server: EmbeddedServer, tmp_path: Path) -> None:
     """Both wake up with a write in hand while a third worker has the request."""
-    fault = Fault("freeze", "chunk", "before", at_chunk=2, times=2, length_s=2.0)
-    result = await run_requests(lasting_server, tmp_path, victim(fault, 1200), workers=3)
+    fault = Fault("freeze", "chunk", "before", at_chunk=2, times=2, length_s=WAIT_S, until_taken=True)
+    result = await run_requests(lasting_server, tmp_path, victim(fault, 400), workers=3)
     assert result.problems == []
     assert len(set(result.owners("victim"))) == 3
     assert num_fenced(tmp_path) >= 2
@@ -61,8 +64,9 @@ async def test_ten_kills_in_one_long_generation(lasting_server: EmbeddedServer, 
     result = await run_requests(lasting_server, tmp_path, victim(fault, 500), workers=3)
     assert result.problems == []
     assert result.count("kill") == 10
-    assert len(result.owners("victim")) == 11
-    assert result.verdict.resumed == 10
+    killed = {event.worker for event in result.history.events if event.kind == "kill"}
+    assert len(killed & set(result.owners("victim")[:-1])) == 10
+    assert result.verdict.resumed >= 10
 
 
 @pytest.mark.parametrize(("kind", "stage", "side"), LOSSES)

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from patience import WAIT_S
 
+from penstock.worker.chaos.fleet import WorkerSetup
+
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -46,6 +48,11 @@ def test_a_harness_that_is_killed_leaves_no_process_behind(tmp_path: Path, is_fr
         harness.kill()
     for pid in (worker, server):
         wait_for(lambda pid=pid: stat_of(pid)[0] in ("", "Z"))  # gone, or nobody has asked yet how it ended
+
+
+def test_a_worker_that_was_ended_before_it_began_has_not_joined(tmp_path: Path) -> None:
+    """A run may end right after a kill: the next worker is told to drain before it has opened its log."""
+    assert not WorkerSetup("q", tmp_path, None, {}).has_joined("w0-2")
 
 
 def stat_of(pid: int) -> list[str]:

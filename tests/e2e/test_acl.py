@@ -17,6 +17,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from gateway_client import openai_client
 from gateway_harness import Running as RunningGateway
 from gateway_harness import running_gateway
 from redis import Redis as BlockingRedis
@@ -229,7 +230,7 @@ async def test_a_gateway_does_its_whole_job(acl_server: EmbeddedServer, admin: R
 
 async def use(gateway: RunningGateway) -> None:
     """All that leads it to other commands of Redis."""
-    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+    async with openai_client(gateway.url) as client:
         chat = partial(
             client.chat.completions.create, model="q", messages=[{"role": "user", "content": "hi"}], max_tokens=20
         )
@@ -292,7 +293,7 @@ async def test_an_operator_makes_keys_that_a_gateway_holds_callers_to(
     async with (
         running_worker(url_of(acl_server, "worker"), FakeEngine()),
         running_gateway(url_of(acl_server, "gateway")) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=secret, max_retries=0) as client,
+        openai_client(gateway.url, secret) as client,
     ):
         chat = partial(
             client.chat.completions.create, model="q", messages=[{"role": "user", "content": "hi"}], max_tokens=5

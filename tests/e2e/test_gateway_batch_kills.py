@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 from fakes import eventually
+from gateway_client import openai_client
 from gateway_process import GatewayProcess
 from patience import TEST_S
 from worker_process import WorkerProcess
@@ -47,8 +48,7 @@ class Fleet:
             await eventually(lambda worker=worker: any(event["event"] == STARTED for event in worker.events()))
         for gateway in self.gateways:
             await stack.enter_async_context(gateway)
-            client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
-            self.clients.append(await stack.enter_async_context(client))
+            self.clients.append(await stack.enter_async_context(openai_client(gateway.url)))
 
     def holder(self) -> int:
         """The place of the gateway that has said it runs the batch."""

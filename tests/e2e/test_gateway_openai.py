@@ -13,6 +13,7 @@ import httpx2
 import openai
 import pytest
 import pytest_asyncio
+from gateway_client import openai_client
 from gateway_model import QUEUE, serving_model
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -43,7 +44,7 @@ class Served:
 async def served(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> AsyncIterator[Served]:
     async with (
         serving_model(tmp_path_factory.mktemp("model"), compile_cache) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        openai_client(gateway.url) as client,
         httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
     ):
         yield Served(gateway.url, client, http)

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import openai
 from fakes import eventually
+from gateway_client import openai_client
 from gateway_process import GatewayProcess
 from patience import WAIT_S
 from worker_process import WorkerProcess
@@ -81,12 +82,7 @@ async def test_responses_outlive_gateways_and_workers(redis: RedisClient, redis_
             await has_started(worker)
         for gateway in gateways:
             await stack.enter_async_context(gateway)
-        clients = [
-            await stack.enter_async_context(
-                openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
-            )
-            for gateway in gateways
-        ]
+        clients = [await stack.enter_async_context(openai_client(gateway.url, timeout=WAIT_S)) for gateway in gateways]
         followers = [Follower(number, clients) for number in range(NUM_RESPONSES)]
         async with asyncio.TaskGroup() as group:
             for follower in followers:

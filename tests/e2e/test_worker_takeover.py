@@ -11,6 +11,7 @@ from fakes import ranked
 from patience import WAIT_S
 from worker_harness import (
     Reply,
+    add_chunk,
     end_as,
     eventually,
     is_queue_empty,
@@ -26,28 +27,13 @@ from penstock.engine.request import Output
 from penstock.producer import AsyncClient, keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_speech, expected_text, expected_tokens
-from penstock.worker.chaos.fake_words import CALL, speech_of, word
+from penstock.worker.chaos.fake_words import CALL, speech_of
 from penstock.worker.delivery.choices import ChoiceBuffer
 from penstock.worker.delivery.chunks import chunk_fields
 
 
 def is_chunk(entry: object) -> bool:
     return getattr(entry, "type", None) == "chunk"
-
-
-async def add_chunk(
-    redis: RedisClient, request_id: str, number: int, offset: int, tokens: list[int], **more: str
-) -> None:
-    fields = {
-        "type": "chunk",
-        "index": 0,
-        "offset": offset,
-        "text": "".join(map(word, tokens)),
-        "tokens": ",".join(map(str, tokens)),
-        **more,
-    }
-    epoch = await redis.hget(keys.state("q", request_id), "epoch")
-    await redis.xadd(keys.reply("q", request_id), fields, id=f"{epoch}-{number}")
 
 
 async def is_absolved(redis: RedisClient, request_id: str) -> bool:

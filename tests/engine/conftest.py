@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,20 @@ import pytest
 from engines import SMALL, write_model
 
 from penstock.engine import Engine
+from penstock.engine.execution.compilation import keep_compilations
+
+
+@pytest.fixture(scope="session")
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all processes of a test run."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(run_directory: Path) -> None:
+    """Programs that are alike, as the sampling of all tiny models is, are compiled by the first test that needs one."""
+    keep_compilations(run_directory / "compiled")
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +54,7 @@ def engine(shared_engine: Engine) -> Engine:
 
 @pytest.fixture
 def little_optimised() -> Iterator[None]:
-    """For kernels that are interpreted: the compiler would take most of the time, for a program that runs once."""
+    """Where the compiler would take most of the time, for a program that runs once."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield

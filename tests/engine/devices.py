@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 from patience import WAIT_S
+
+Runs = dict[str, dict[str, dict[str, Any]]]
+"""What tensor_parallel_process.py says, by model and layout."""
 
 
 def run_on_devices(model: Path, layouts: str) -> dict[str, dict[str, Any]]:
-    """What tensor_parallel_process.py says of `model` on each of the comma-separated layouts, by layout."""
+    """What is said of one model on each of the comma-separated layouts."""
+    return run_models({"model": (model, layouts)})["model"]
+
+
+def run_models(models: Mapping[str, tuple[Path, str]]) -> Runs:
+    """Of several models, in one process: to start it takes longer than to run one."""
     here = Path(__file__).parent
     environment = {
         **os.environ,
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": f"{here.parent.parent}{os.pathsep}{here}",
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    command = [sys.executable, str(here / "tensor_parallel_process.py"), str(model), *layouts.split(",")]
-    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    plan = json.dumps({name: [str(directory), layouts] for name, (directory, layouts) in models.items()})
+    command = [sys.executable, str(here / "tensor_parallel_process.py"), plan]
+    wait_s = WAIT_S * len(models)
+    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=wait_s, check=False)
     assert outcome.returncode == 0, outcome.stderr[-3000:]
-    found: dict[str, dict[str, Any]] = json.loads(outcome.stdout)
+    found: Runs = json.loads(outcome.stdout)
+    return found
+
+
+def once(file: Path, compute: Callable[[], Runs]) -> Runs:
+    """What `compute` gives, kept in `file`: the processes of a test run that share it wait for the first of them."""
+    with file.open("a+") as shared:
+        fcntl.flock(shared, fcntl.LOCK_EX)
+        shared.seek(0)
+        kept = shared.read()
+        found: Runs = json.loads(kept) if kept else compute()
+        if not kept:
+            json.dump(found, shared)
     return found

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -99,7 +101,7 @@ def reference_attention(
 
 
 def without_passed(
-    page_indices: np.ndarray, lengths: list[tuple[int, int]], sliding_window: int, page_size: int
+    page_indices: np.ndarray, lengths: Sequence[tuple[int, int]], sliding_window: int, page_size: int
 ) -> np.ndarray:
     """The table as it is once the pages that the window of each sequence's first query has passed are given back."""
     table = page_indices.copy()
@@ -113,6 +115,71 @@ def random_sinks(num_heads: int) -> np.ndarray:
     return np.random.default_rng(5).permutation(np.linspace(-8.0, 8.0, num_heads)).astype(np.float32)
 
 
+@dataclass(frozen=True)
+class PagedBatch:
+    """Sequences whose pages are anywhere: what a step is given of each token and sequence."""
+
+    lengths: Sequence[tuple[int, int]]
+    page_size: int
+    slots: np.ndarray  # i32 [num_tokens]
+    kv_lens: np.ndarray  # i32 [max_seqs]
+    page_indices: np.ndarray  # i32 [max_seqs, pages_per_seq]
+    cu_q_lens: np.ndarray  # i32 [max_seqs + 1]
+
+    @classmethod
+    def random(
+        cls,
+        lengths: Sequence[tuple[int, int]],
+        *,
+        page_size: int,
+        max_seqs: int,
+        max_len: int,
+        num_tokens: int,
+        seed: int,
+    ) -> Self:
+        """Of `num_tokens` tokens, of which those behind all sequences' are padding."""
+        pages_per_seq = -(-max_len // page_size)
+        free = np.random.default_rng(seed).permutation(np.arange(1, max_seqs * pages_per_seq + 1))
+        page_indices, kv_lens = np.zeros((max_seqs, pages_per_seq), np.int32), np.zeros(max_seqs, np.int32)
+        for i, (_, kv_len) in enumerate(lengths):
+            used = -(-kv_len // page_size)
+            page_indices[i, :used], free = free[:used], free[used:]
+            kv_lens[i] = kv_len
+        ends = np.cumsum([0, *(q_len for q_len, _ in lengths)])
+        cu_q_lens = np.full(max_seqs + 1, ends[-1], np.int32)
+        cu_q_lens[: len(ends)] = ends
+        slots = np.arange(num_tokens, dtype=np.int32) % page_size
+        made = cls(lengths, page_size, slots, kv_lens, page_indices, cu_q_lens)
+        for i, (q_len, kv_len) in enumerate(lengths):
+            slots[ends[i] : ends[i + 1]] = made.slots_of(i)[kv_len - q_len :]
+        return made
+
+    @property
+    def num_pages(self) -> int:
+        return self.page_indices.size + 1
+
+    @property
+    def num_real(self) -> int:
+        return int(self.cu_q_lens[-1])
+
+    def slots_of(self, i: int) -> np.ndarray:
+        """Of all tokens of a sequence."""
+        place = np.arange(self.kv_lens[i])
+        return self.page_indices[i, place // self.page_size] * self.page_size + place % self.page_size
+
+    def held(self) -> np.ndarray:
+        """The slots of all tokens that are there after the step."""
+        return np.concatenate([self.slots_of(i) for i in range(len(self.lengths))])
+
+    def seen_through(self, sliding_window: int | None) -> RaggedBatch:
+        """For a step; without the pages that a window has passed."""
+        table = self.page_indices
+        if sliding_window is not None:
+            table = without_passed(table, self.lengths, sliding_window, self.page_size)
+        count = np.array([len(self.lengths)], np.int32)
+        return RaggedBatch(*map(jnp.asarray, (self.slots, self.kv_lens, table, self.cu_q_lens, count)))
+
+
 def compare(
     lengths: list[tuple[int, int]],
     *,
@@ -120,69 +187,64 @@ def compare(
     num_kv_heads: int = 2,
     head_dim: int = 16,
     page_size: int = 8,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
     has_sinks: bool = False,
     dtype: str = "float32",
     seed: int = 0,
     atol: float = 2e-5,
     names: Sequence[str] = IMPLEMENTATIONS,
+    **options: Any,
 ) -> None:
     """Holds implementations to the reference on one random batch: what is attended, and what is in the pages."""
+    num_tokens = 128 if sum(q_len for q_len, _ in lengths) > 32 else 32
+    batch = PagedBatch.random(
+        lengths, page_size=page_size, max_seqs=MAX_SEQS, max_len=MAX_LEN, num_tokens=num_tokens, seed=seed
+    )
     rng = np.random.default_rng(seed)
-    pages_per_seq = -(-MAX_LEN // page_size)
-    num_pages = MAX_SEQS * pages_per_seq + 1
-    free = rng.permutation(np.arange(1, num_pages))
-    num_real = sum(q_len for q_len, _ in lengths)
-    num_tokens = 128 if num_real > 32 else 32
-
-    pages = np.full((num_pages, page_size, 2 * num_kv_heads, head_dim), 9.0, np.float32)  # stale
-    page_indices = np.zeros((MAX_SEQS, pages_per_seq), np.int32)
-    slots = np.arange(num_tokens, dtype=np.int32) % page_size
-    q = rng.normal(size=(num_tokens, num_heads, head_dim)).astype(dtype)
-    k = rng.normal(size=(num_tokens, num_kv_heads, head_dim)).astype(dtype)
-    v = rng.normal(size=(num_tokens, num_kv_heads, head_dim)).astype(dtype)
+    q, k, v = (
+        rng.normal(size=(num_tokens, heads, head_dim)).astype(dtype)
+        for heads in (num_heads, num_kv_heads, num_kv_heads)
+    )
     sinks = random_sinks(num_heads).astype(dtype) if has_sinks else None
-    start = 0
-    with_new = pages.copy()
-    for i, (q_len, kv_len) in enumerate(lengths):
-        used = -(-kv_len // page_size)
-        page_indices[i, :used], free = free[:used], free[used:]
-        slot = page_indices[i, np.arange(kv_len) // page_size] * page_size + np.arange(kv_len) % page_size
-        old = kv_len - q_len
-        before = rng.normal(size=(old, 2 * num_kv_heads, head_dim)).astype(dtype)
-        slots[start : start + q_len] = slot[old:]
-        for flat in (pages, with_new):
-            flat.reshape(-1, 2 * num_kv_heads, head_dim)[slot[:old]] = before
-        new = with_new.reshape(-1, 2 * num_kv_heads, head_dim)
-        new[slot[old:], 0::2], new[slot[old:], 1::2] = k[start : start + q_len], v[start : start + q_len]
-        start += q_len
-    cu_q_lens = np.full(MAX_SEQS + 1, num_real, np.int32)
-    cu_q_lens[: len(lengths) + 1] = np.cumsum([0, *(q_len for q_len, _ in lengths)])
-    kv_lens = np.zeros(MAX_SEQS, np.int32)
-    kv_lens[: len(lengths)] = [kv_len for _, kv_len in lengths]
-    count = np.array([len(lengths)], np.int32)
-
-    table = page_indices
-    if sliding_window is not None:
-        table = without_passed(page_indices, lengths, sliding_window, page_size)
-        pages[0, :, 0::2] = np.nan  # of keys alone: no page holds a NaN among its values
-    batch = RaggedBatch(*map(jnp.asarray, (slots, kv_lens, table, cu_q_lens, count)))
+    before, after = _pages(batch, k, v, rng, is_windowed="sliding_window" in options)
     expected = reference_attention(
         q,
-        with_new,
-        *(kv_lens, page_indices, cu_q_lens),
+        after,
+        *(batch.kv_lens, batch.page_indices, batch.cu_q_lens),
         len(lengths),
         scale=head_dim**-0.5,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
         sinks=None if sinks is None else sinks.astype(np.float32),
+        **options,
     )
-    options = AttentionOptions(sliding_window, soft_cap=soft_cap)
     for name in names:
-        halves = (pages[:, :, 0::2], pages[:, :, 1::2])
-        cache = tuple(jnp.asarray(half.transpose(axes), dtype) for half, axes in zip(halves, AXES[name], strict=True))
-        out, new = run_attention(name, QKV(*map(jnp.asarray, (q, k, v))), cache, batch, options, sinks)
-        np.testing.assert_allclose(np.asarray(out, np.float32)[:num_real], expected, atol=atol, err_msg=name)
-        for part, half, axes in zip(new, (with_new[:, :, 0::2], with_new[:, :, 1::2]), AXES[name], strict=True):
-            np.testing.assert_array_equal(np.asarray(part, np.float32)[1:], half.transpose(axes)[1:], err_msg=name)
+        step = batch.seen_through(options.get("sliding_window"))
+        qkv = QKV(*map(jnp.asarray, (q, k, v)))
+        out, new = run_attention(name, qkv, _halves(before, name, dtype), step, AttentionOptions(**options), sinks)
+        np.testing.assert_allclose(np.asarray(out, np.float32)[: batch.num_real], expected, atol=atol, err_msg=name)
+        for part, half in zip(new, _halves(after, name, dtype), strict=True):
+            np.testing.assert_array_equal(
+                np.asarray(part, np.float32)[1:], np.asarray(half, np.float32)[1:], err_msg=name
+            )
+
+
+def _pages(
+    batch: PagedBatch, k: np.ndarray, v: np.ndarray, rng: np.random.Generator, *, is_windowed: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Before and after the step: f32 [num_pages, page_size, 2 * num_kv_heads, head_dim], K and V interleaved."""
+    num_kv_heads, head_dim = k.shape[1:]
+    pages = np.full((batch.num_pages, batch.page_size, 2 * num_kv_heads, head_dim), 9.0, np.float32)  # stale
+    held = batch.held()
+    pages.reshape(-1, 2 * num_kv_heads, head_dim)[held] = rng.normal(
+        size=(len(held), 2 * num_kv_heads, head_dim)
+    ).astype(k.dtype)
+    after, written = pages.copy(), batch.slots[: batch.num_real]
+    new = after.reshape(-1, 2 * num_kv_heads, head_dim)
+    new[written, 0::2], new[written, 1::2] = k[: batch.num_real], v[: batch.num_real]
+    if is_windowed:
+        pages[0, :, 0::2] = np.nan  # of keys alone: no page holds a NaN among its values
+    return pages, after
+
+
+def _halves(pages: np.ndarray, name: str, dtype: str) -> LayerCache:
+    """Keys and values as an implementation has them."""
+    halves = (pages[:, :, 0::2], pages[:, :, 1::2])
+    return tuple(jnp.asarray(half.transpose(axes), dtype) for half, axes in zip(halves, AXES[name], strict=True))

@@ -1,6 +1,8 @@
 """Run by devices.py in a process with eight host devices; prints one JSON object.
 
-python tensor_parallel_process.py CHECKPOINT LAYOUT ..., where a LAYOUT is TENSOR or TENSORxEXPERT.
+python tensor_parallel_process.py '{"NAME": ["CHECKPOINT", "LAYOUT,..."], ...}'
+
+A LAYOUT is TENSOR or TENSORxEXPERT.
 """
 
 from __future__ import annotations
@@ -19,12 +21,17 @@ from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 
 def main() -> None:
     assert len(jax.devices()) == 8
-    directory, *layouts = sys.argv[1:]
-    found = {}
-    for layout in layouts:
-        tensor, _, expert = layout.partition("x")
-        found[layout] = run(Path(directory), int(tensor), int(expert or 1))
+    models = json.loads(sys.argv[1])
+    found = {
+        name: {layout: run(Path(directory), *sizes(layout)) for layout in layouts.split(",")}
+        for name, (directory, layouts) in models.items()
+    }
     json.dump(found, sys.stdout)
+
+
+def sizes(layout: str) -> tuple[int, int]:
+    tensor, _, expert = layout.partition("x")
+    return int(tensor), int(expert or 1)
 
 
 def run(directory: Path, tensor: int, expert: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
-from ragged_batches import random_sinks, reference_attention, without_passed
+from ragged_batches import PagedBatch, random_sinks, reference_attention
 
 from penstock.engine.attention import KVCacheSpec, RaggedBatch
 from penstock.engine.attention.contract import PLAIN
@@ -53,80 +53,66 @@ def run(
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ours and the reference's values for the real tokens of one random batch, each f32; pages are compared here."""
-    rng = np.random.default_rng(seed)
-    kv_dtype = kv_dtype or dtype
-    pages_per_seq = -(-MAX_LEN // page_size)
-    num_pages = MAX_SEQS * pages_per_seq + 1
-    free = rng.permutation(np.arange(1, num_pages))
+    batch = PagedBatch.random(
+        lengths, page_size=page_size, max_seqs=MAX_SEQS, max_len=MAX_LEN, num_tokens=num_tokens, seed=seed
+    )
+    rng, kv_dtype, num_real = np.random.default_rng(seed), kv_dtype or dtype, batch.num_real
     q, k, v = (
         rng.normal(size=(num_tokens, heads, head_dim)).astype(dtype)
         for heads in (num_heads, num_kv_heads, num_kv_heads)
     )
     # Of K and V apart, f32, already of values that kv_dtype has: [num_pages * page_size, 2, num_kv_heads, head_dim]
-    before = np.array(stored(rng.normal(size=(num_pages * page_size, 2, num_kv_heads, head_dim)), kv_dtype, scales))
-    after = before.copy()
-    page_indices = np.zeros((MAX_SEQS, pages_per_seq), np.int32)
-    kv_lens = np.zeros(MAX_SEQS, np.int32)
-    num_real = sum(q_len for q_len, _ in lengths)
-    cu_q_lens = np.full(MAX_SEQS + 1, num_real, np.int32)
-    cu_q_lens[: len(lengths) + 1] = np.cumsum([0, *(q_len for q_len, _ in lengths)])
-    slots = np.zeros(num_tokens, np.int32)
-    for i, (q_len, kv_len) in enumerate(lengths):
-        used, start = -(-kv_len // page_size), cu_q_lens[i]
-        page_indices[i, :used], free = free[:used], free[used:]
-        kv_lens[i] = kv_len
-        slot = page_indices[i, np.arange(kv_len) // page_size] * page_size + np.arange(kv_len) % page_size
-        slots[start : start + q_len] = slot[kv_len - q_len :]
-        new = np.stack([k[start : start + q_len], v[start : start + q_len]], axis=1).astype(np.float32)
-        after[slot[kv_len - q_len :]] = stored(new, kv_dtype, scales)
-    count = np.array([len(lengths)], np.int32)
-    table = page_indices
+    before = np.array(
+        stored(rng.normal(size=(batch.num_pages * page_size, 2, num_kv_heads, head_dim)), kv_dtype, scales)
+    )
+    after, new = before.copy(), np.stack([k[:num_real], v[:num_real]], axis=1).astype(np.float32)
+    after[batch.slots[:num_real]] = stored(new, kv_dtype, scales)
     if "sliding_window" in options:
-        table = without_passed(page_indices, lengths, options["sliding_window"], page_size)
         before[:page_size, 0] = np.nan  # of keys alone: no page holds a NaN among its values
-    batch = RaggedBatch(*map(jnp.asarray, (slots, kv_lens, table, cu_q_lens, count)))
 
     values = {"max_keys": max_keys, "kv_dtype": kv_dtype, "k_scale": scales[0], "v_scale": scales[1]}
     attend = fused(INTERPRETED, AttentionOptions(**options), max_queries=16, **values)
-    spec = KVCacheSpec(LAYERS, num_pages, page_size, num_kv_heads, head_dim, kv_dtype)
-    shape = FusedAttention().cache_arrays(spec)[0].shape
-    pages = np.full(shape, 3.0, np.float32)  # of another layer
-    pages[LAYER * num_pages :] = as_pages(before, shape, head_dim)
-    cache = StackedCache(jnp.asarray(pages, kv_dtype), jnp.int32(LAYER * num_pages))
+    cache = cache_of(before, KVCacheSpec(LAYERS, batch.num_pages, page_size, num_kv_heads, head_dim, kv_dtype))
     sinks = random_sinks(num_heads) if has_sinks else None
-    ours, new_cache = attend(QKV(*map(jnp.asarray, (q, k, v))), cache, batch, sinks=sinks)
+    step = batch.seen_through(options.get("sliding_window"))
+    ours, new_cache = attend(QKV(*map(jnp.asarray, (q, k, v))), cache, step, sinks=sinks)
+    check_pages(np.asarray(new_cache.pages, np.float32), before, after, batch)
 
-    held = np.concatenate([page_indices[i, : -(-kv_len // page_size)] for i, (_, kv_len) in enumerate(lengths)])
-    written = np.asarray(new_cache.pages, np.float32)
-    expected = as_pages(after, shape, head_dim)
-    lanes = lanes_of(head_dim)
-    for i, (_, kv_len) in enumerate(lengths):
-        for position in range(kv_len):
-            page, place = page_indices[i, position // page_size], position % page_size
-            np.testing.assert_allclose(
-                written[LAYER * num_pages + page, :, place][:, lanes], expected[page, :, place][:, lanes], rtol=1e-6
-            )
-    others = np.setdiff1d(np.arange(num_pages), held)
-    np.testing.assert_array_equal(
-        written[LAYER * num_pages + others][..., lanes], as_pages(before, shape, head_dim)[others][..., lanes]
-    )
-    np.testing.assert_array_equal(written[: LAYER * num_pages], 3.0)
-
-    combined = after.transpose(0, 2, 1, 3).reshape(num_pages, page_size, 2 * num_kv_heads, head_dim)
     is_quantised = jnp.dtype(kv_dtype).itemsize == 1
     reference = reference_attention(
         q,
-        combined,
-        *(kv_lens, page_indices, cu_q_lens),
+        after.transpose(0, 2, 1, 3).reshape(batch.num_pages, page_size, -1, head_dim),
+        *(batch.kv_lens, batch.page_indices, batch.cu_q_lens),
         len(lengths),
-        scale=options.get("scale") or head_dim**-0.5,
-        sliding_window=options.get("sliding_window"),
-        soft_cap=options.get("soft_cap"),
+        **{"scale": head_dim**-0.5, **options},
         sinks=sinks,
-        k_scale=scales[0] if is_quantised else 1.0,
-        v_scale=scales[1] if is_quantised else 1.0,
+        **dict(zip(("k_scale", "v_scale"), scales, strict=True)) if is_quantised else {},
     )
     return np.asarray(ours, np.float32)[:num_real], reference
+
+
+def cache_of(values: np.ndarray, spec: KVCacheSpec) -> StackedCache:
+    """Pages of LAYER that hold `values`, behind those of another layer."""
+    shape = FusedAttention().cache_arrays(spec)[0].shape
+    pages = np.full(shape, 3.0, np.float32)
+    pages[LAYER * spec.num_pages :] = as_pages(values, shape, spec.head_dim)
+    return StackedCache(jnp.asarray(pages, spec.dtype), jnp.int32(LAYER * spec.num_pages))
+
+
+def check_pages(written: np.ndarray, before: np.ndarray, after: np.ndarray, batch: PagedBatch) -> None:
+    """What the tokens' pages hold is as in `after`, and all else, the other layer too, as it was."""
+    head_dim, first = before.shape[-1], LAYER * batch.num_pages
+    expected, lanes = as_pages(after, written.shape, head_dim), lanes_of(head_dim)
+    slots = batch.held()
+    pages, places = slots // batch.page_size, slots % batch.page_size
+    np.testing.assert_allclose(
+        written[first + pages, :, places][..., lanes], expected[pages, :, places][..., lanes], rtol=1e-6
+    )
+    others = np.setdiff1d(np.arange(batch.num_pages), pages)
+    np.testing.assert_array_equal(
+        written[first + others][..., lanes], as_pages(before, written.shape, head_dim)[others][..., lanes]
+    )
+    np.testing.assert_array_equal(written[:first], 3.0)
 
 
 def stored(values: np.ndarray, kv_dtype: str, scales: tuple[float, float]) -> np.ndarray:

@@ -13,7 +13,8 @@ import pytest
 from benchmarks import gpu
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.unpacking import unpack_step
-from penstock.engine.planning.roofline import kv_token_bytes, step_weight_bytes
+from penstock.engine.planning.roofline import kv_token_bytes
+from penstock.engine.planning.weights import step_weight_bytes
 
 
 def test_every_kind_of_step_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +32,7 @@ def test_every_kind_of_step_is_measured(tmp_path: Path, monkeypatch: pytest.Monk
     assert found["device"]["kind"] == jax.devices()[0].device_kind
     model = gpu.model_of("nano", None)
     decode = found["rows"][1]
-    num_bytes = step_weight_bytes(model, 3, 1) + 3 * 20 * kv_token_bytes(model, "bfloat16")
+    num_bytes = step_weight_bytes(model, 3, None) + 3 * 20 * kv_token_bytes(model, "bfloat16")
     assert decode["rate"] * decode["step_ms"] / 1e3 == pytest.approx(num_bytes, rel=0.5)  # KV is f32 in the XLA form
     assert decode["share"] == pytest.approx(decode["rate"] / found["card"]["copy_bytes_per_s"])
 

@@ -136,17 +136,38 @@ def test_what_is_no_part_of_a_vision_tower_is_not_passed_over(name: str, tmp_pat
     ("family", "tensor"),
     [
         ("gemma2", "model.layers.1.pre_feedforward_layernorm.weight"),
+        ("gemma3_text", "model.layers.1.self_attn.q_norm.weight"),
         ("olmo2", "model.layers.1.self_attn.k_norm.weight"),
         ("olmo3", "model.layers.1.post_feedforward_layernorm.weight"),
+        ("exaone4", "model.layers.1.post_attention_layernorm.weight"),
+        ("cohere2", "model.layers.1.input_layernorm.weight"),
+        ("phi3", "model.layers.1.self_attn.qkv_proj.weight"),
+        ("phi3", "model.layers.1.mlp.gate_up_proj.weight"),
+        ("glm", "model.layers.1.mlp.gate_up_proj.weight"),
+        ("glm4", "model.layers.1.post_mlp_layernorm.weight"),
+        ("seed_oss", "model.layers.1.self_attn.k_proj.bias"),
+        ("mistral3", "language_model.model.layers.1.mlp.up_proj.weight"),
     ],
 )
-def test_norms_of_their_own_must_be_there_with_their_shape(family: str, tensor: str, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, family, head_dim=12)
-    change(tmp_path / "model.safetensors", lambda tensors: tensors.update({tensor: tensors[tensor][:-1]}))
+def test_tensors_of_a_familys_own_must_be_there_with_their_shape(family: str, tensor: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, family, **({} if family == "phi3" else {"head_dim": 12}))
+    file = tmp_path / "model.safetensors"
+    surplus = tensor.replace("layers.1", "layers.7")
+    change(file, lambda tensors: tensors.update({surplus: tensors[tensor]}))
+    with pytest.raises(CheckpointError, match=rf"no place for: {surplus} \(model"):
+        load(tmp_path)
+    change(file, lambda tensors: tensors.update({tensor: tensors.pop(surplus)[:-1]}))
     with pytest.raises(CheckpointError, match=rf"{tensor} has shape"):
         load(tmp_path)
-    change(tmp_path / "model.safetensors", lambda tensors: tensors.pop(tensor))
-    with pytest.raises(CheckpointError, match=tensor):
+    change(file, lambda tensors: tensors.pop(tensor))
+    with pytest.raises(CheckpointError, match=rf"lacks tensors of the model: {tensor}"):
+        load(tmp_path)
+
+
+def test_parts_beside_the_tensor_that_holds_them_all_have_no_place(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "phi3")
+    change(tmp_path / "model.safetensors", lambda tensors: tensors.update({Q_PROJ: np.ones((48, 48), np.float32)}))
+    with pytest.raises(CheckpointError, match=rf"no place for: {Q_PROJ}"):
         load(tmp_path)
 
 

@@ -128,6 +128,33 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "use_qk_norm": True,
         },
     ),
+    "dots1, a dense layer, then a window of a page": (
+        "dots1",
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "sliding_window": 4,
+            "max_window_layers": 1,
+        },
+    ),
+    "olmoe, odd heads": (
+        "olmoe",
+        {"num_experts": 7, "num_experts_per_tok": 3, "num_attention_heads": 3, "num_key_value_heads": 3},
+    ),
+    "granitemoe, tied": (
+        "granitemoe",
+        {
+            "num_local_experts": 5,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 3.7,
+            "tie_word_embeddings": True,
+        },
+    ),
     "phi3, a share of each head rotates": (
         "phi3",
         {
@@ -152,6 +179,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 3, "sliding_window": 9, "sliding_window_pattern": 3},
     ),
     "glm4": ("glm4", {"head_dim": 20, "num_attention_heads": 3, "num_key_value_heads": 1}),
+    "glm": ("glm", {"head_dim": 20, "num_key_value_heads": 4}),
+    "exaone4, a window in two of three layers, positions there": (
+        "exaone4",
+        {"num_hidden_layers": 3, "sliding_window": 9, "sliding_window_pattern": 3, "head_dim": 20},
+    ),
+    "seed_oss": ("seed_oss", {"head_dim": 20, "num_attention_heads": 3, "num_key_value_heads": 1}),
+    "ernie4_5, tied": ("ernie4_5", {"head_dim": 20, "num_attention_heads": 6}),
+    "ministral, a window in one layer": (
+        "ministral",
+        {"head_dim": 16, "sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
     "ministral3, queries scaled within the prompts": (
         "ministral3",
         {"head_dim": 20, "rope_parameters": MINISTRAL_ROPE},
@@ -162,7 +200,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(("family", "config"), MODELS.values(), ids=MODELS)
 def test_greedy_tokens_equal_generate(family: str, config: dict[str, Any], tmp_path: Path) -> None:
     directory = write_model(tmp_path, family, **config)
-    engine = Engine.from_checkpoint(directory, replace(SMALL, max_model_len=112, num_pages=160))
+    # So many pages that none is evicted: the prefixes of all groups are found, in whichever order prompts came.
+    engine = Engine.from_checkpoint(directory, replace(SMALL, max_model_len=112, num_pages=320))
     rng = np.random.default_rng(0)
     prompts = [tuple(map(int, rng.integers(0, VOCAB_SIZE, length))) for length in (1, 15, 16, 17, 45)]
     prompts.append((*prompts[-1][:30], 5, 6, 7))  # shares whole pages with the one before it

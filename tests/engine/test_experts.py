@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from engines import SMALL, drive, write_model
 from flax import nnx
 
+from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.models import ExpertsConfig
-from penstock.engine.models.experts import Experts, GroupedMLP, route
+from penstock.engine.models.experts import Experts, GroupedMLP, RowGroups, route
 
 HIDDEN = 16
 
@@ -52,15 +56,31 @@ def test_padding_goes_to_no_expert_and_moves_no_result(monkeypatch: pytest.Monke
     alone = mixture(x[:4])
     sizes, compute = [], GroupedMLP.__call__
 
-    def recording(experts: GroupedMLP, rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        sizes.append(int(group_sizes.sum()))
-        return compute(experts, rows, group_sizes)
+    def recording(experts: GroupedMLP, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        sizes.append(int(groups.sizes.sum()))
+        return compute(experts, rows, groups)
 
     monkeypatch.setattr(GroupedMLP, "__call__", recording)
     padded = mixture(x.at[6].set(jnp.nan), jnp.arange(9) < 4)
     np.testing.assert_array_equal(padded[:4], alone)
     assert not padded[4:].any()
     assert sizes == [4 * mixture.config.num_chosen]
+
+
+def test_padding_of_a_step_goes_to_no_expert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    compute = GroupedMLP.__call__
+
+    def recording(experts: GroupedMLP, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        jax.debug.callback(lambda size: sizes.append(int(size)), groups.sizes.sum())
+        return compute(experts, rows, groups)
+
+    monkeypatch.setattr(GroupedMLP, "__call__", recording)
+    fields = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "num_hidden_layers": 1}
+    engine = Engine.from_checkpoint(write_model(tmp_path, "qwen3_moe", **fields), replace(SMALL, matmul="xla"))
+    drive(engine, [Request("a", (5, 6, 7), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))])
+    jax.effects_barrier()
+    assert sorted(sizes) == [1 * 2, 1 * 2, 3 * 2]  # of steps of 16 tokens
 
 
 def test_a_nan_stays_in_its_token() -> None:

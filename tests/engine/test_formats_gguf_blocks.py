@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.formats.gguf_blocks import BLOCK_TYPES, BlockType
+from penstock.engine.formats.gguf_blocks import AT_ONCE_BYTES, BLOCK_TYPES, BlockType
 from penstock.engine.formats.packing import leaf_shapes
 from penstock.engine.models.quantized import unpacked
 
@@ -20,10 +22,12 @@ def random_rows(name: str, rng: np.random.Generator) -> np.ndarray:
     """Bytes of rows, of which only the floats are no random ones."""
     form = BLOCK_TYPES[name]
     rows = rng.integers(0, 256, (NUM_OUT, NUM_BLOCKS, form.num_bytes), np.uint8)
-    floats = {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,)}.get(name, (0, 2))
+    floats = {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "MXFP4": ()}.get(name, (0, 2))
     for place in floats:
         scales = rng.normal(0, 0.1, (NUM_OUT, NUM_BLOCKS, 1)).astype(np.float16)
         rows[..., place : place + 2] = scales.view(np.uint8)
+    if name == "MXFP4":
+        rows[..., 0] = rng.integers(64, 192, rows.shape[:-1], np.uint8)  # exponents of two: 255 is not a number
     return rows.reshape(NUM_OUT, -1)
 
 
@@ -65,9 +69,21 @@ def test_a_part_is_read_as_the_whole_is(name: str) -> None:
 def test_a_scale_that_is_not_finite_is_refused(name: str) -> None:
     rows = random_rows(name, np.random.default_rng(2))
     place = 208 if name == "Q6_K" else 0
-    rows[1, place : place + 2] = np.array([np.inf], np.float16).view(np.uint8)
+    rows[1, place : place + 2] = 255 if name == "MXFP4" else np.array([np.inf], np.float16).view(np.uint8)
     with pytest.raises(CheckpointError, match="1 of 12 scales that are not finite"):
         read(name, rows, (slice(None), slice(None)))
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+def test_little_is_in_memory_beside_what_is_read(name: str) -> None:
+    form, num_out = BLOCK_TYPES[name], 40_000
+    rows = np.zeros((num_out, form.num_bytes), np.uint8)
+    leaf = form.leaves(name, num_out, form.features)["codes"]
+    tracemalloc.start()
+    read = leaf.read(lambda at: rows[at], (num_out, form.features // 2), (slice(None), slice(None)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < read.nbytes + 8 * AT_ONCE_BYTES < 4 * read.nbytes
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)

@@ -16,7 +16,7 @@ from flax import nnx
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import ClampedSwiGLU, ExpertsConfig, MLPConfig
-from penstock.engine.models.experts import GroupedMLP
+from penstock.engine.models.experts import GroupedMLP, RowGroups, route
 from penstock.engine.models.layers import GatedMLP, Linear
 from penstock.engine.models.packed import PackedExperts, PackedLinear, PackedMLP
 from penstock.engine.native import load_library, panel_width
@@ -123,12 +123,65 @@ def test_each_row_goes_through_its_own_expert(dtype: str, options: dict[str, Any
         linear.kernel[...] = linear.kernel[...] * 20
         if linear.bias is not None:
             linear.bias[...] = jax.random.normal(jax.random.key(3), linear.bias.shape, dtype)
-    group_sizes = jnp.asarray([3, 0, 100, 1, 0], jnp.int32)  # more than a task's rows, and none
+    groups = RowGroups(jnp.asarray([3, 0, 100, 1, 0], jnp.int32))  # more than a task's rows, and none
     x, packed = tokens(110, 48, dtype), jax.jit(PackedExperts(experts, width()))
-    got = packed(x, group_sizes)[:104]
-    assert_close(got, experts(x, group_sizes)[:104], dtype)
-    alone = packed(x[3:40], jnp.asarray([0, 0, 37, 0, 0], jnp.int32))
+    got = packed(x, groups)[:104]
+    assert_close(got, experts(x, groups)[:104], dtype)
+    alone = packed(x[3:40], RowGroups(jnp.asarray([0, 0, 37, 0, 0], jnp.int32)))
     np.testing.assert_array_equal(alone, got[3:40])
+
+
+ROUTERS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "softmax, normalized": {"normalized": True},
+    "softmax of groups": {"num_groups": 3, "groups_chosen": 2, "scale": 2.5},
+    "sigmoid": {"scores": "sigmoid", "scale": 0.5},
+    "corrected": {"scores": "sigmoid", "normalized": True, "has_correction": True, "num_groups": 3, "groups_chosen": 2},
+    "all": {"num_chosen": 6, "normalized": True},
+    "one": {"num_chosen": 1},
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("options", ROUTERS.values(), ids=ROUTERS)
+def test_tokens_go_to_the_experts_that_the_reference_says(options: dict[str, Any]) -> None:
+    config = ExpertsConfig(**{"num_experts": 6, "num_chosen": 2, "intermediate_size": 8, **options})
+    packed = PackedExperts(GroupedMLP(config, 16, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0)), width())
+    logits = jax.random.normal(jax.random.key(1), (40, 6)) * 3
+    logits = logits.at[0].set(0.0).at[1, 2:5].set(7.0).at[2].set(-500.0).at[3].set(jnp.arange(6) * 40.0)  # ties, ends
+    correction = jnp.linspace(0.5, -0.5, 6) if config.has_correction else None
+    chosen, weights = packed.route(logits, correction, config)
+    expected_chosen, expected_weights = route(logits, correction, config)
+    np.testing.assert_array_equal(chosen, expected_chosen)
+    np.testing.assert_allclose(weights, expected_weights, rtol=1e-5, atol=1e-7)
+    spoilt, spoilt_weights = packed.route(logits.at[5].set(jnp.nan), correction, config)
+    assert jnp.isnan(spoilt_weights[5]).all()
+    assert bool(((spoilt >= 0) & (spoilt < 6)).all())
+    np.testing.assert_array_equal(spoilt_weights[6:], weights[6:])
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_each_token_is_the_sum_of_what_its_experts_make_of_it(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ExpertsConfig(num_experts=5, num_chosen=3, intermediate_size=14)
+    experts = GroupedMLP(config, 48, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(2))
+    for linear in (experts.gate, experts.up, experts.down):
+        linear.kernel[...] = linear.kernel[...] * 20
+    x, packed = tokens(70, 48, dtype), PackedExperts(experts, width())
+    chosen = jax.random.randint(jax.random.key(4), (70, 3), 0, 6).at[60:].set(5)  # 5: an expert that is not here
+    weights = jax.random.uniform(jax.random.key(5), (70, 3))
+    sizes, compute = [], PackedExperts.__call__
+
+    def recording(experts: PackedExperts, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        sizes.append(groups.sizes)
+        return compute(experts, rows, groups)
+
+    monkeypatch.setattr(PackedExperts, "__call__", recording)
+    got = packed.mix(x.at[65].set(jnp.nan), chosen, weights)
+    np.testing.assert_array_equal(sizes[0], [(chosen == expert).sum() for expert in range(5)])
+    assert_close(got[:60], experts.mix(x, chosen, weights)[:60], dtype)
+    assert not got[60:].any()
+    np.testing.assert_array_equal(packed.mix(x[7:19], chosen[7:19], weights[7:19]), got[7:19])
 
 
 @needs_compiler

@@ -183,6 +183,86 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": DEFAULT_ROPE,
         },
     ),
+    "dots1": (
+        "dots1",
+        {
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "sliding_window": 4,
+            "max_window_layers": 1,
+            "routed_scaling_factor": 1.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "dots1-groups-odd-heads-window-of-one": (
+        "dots1",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 9,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 3,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "sliding_window": 1,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "vocab_size": 1003,
+            "shards": 3,
+        },
+    ),
+    "dots1-all-chosen-no-window": (
+        "dots1",
+        {
+            "n_routed_experts": 3,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 7,
+            "n_shared_experts": 1,
+            "sliding_window": None,
+            "head_dim": 20,
+            "rope_parameters": YARN,
+        },
+    ),
+    "olmoe": ("olmoe", {"num_experts": 7, "num_experts_per_tok": 3, "num_key_value_heads": 4}),
+    "olmoe-one-chosen-odd-heads-biases": (
+        "olmoe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 1,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "vocab_size": 1003,
+            "shards": 3,
+        },
+    ),
+    "olmoe-all-chosen-tied-llama3": (
+        "olmoe",
+        {"num_experts": 3, "num_experts_per_tok": 3, "tie_word_embeddings": True, "rope_parameters": LLAMA3},
+    ),
+    "granitemoe": ("granitemoe", {**GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    "granitemoe-one-chosen-odd-heads-tied": (
+        "granitemoe",
+        {
+            **GRANITE,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 1,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "vocab_size": 1003,
+        },
+    ),
+    "granitemoe-all-chosen-biases-three-shards": (
+        "granitemoe",
+        {**GRANITE, "num_local_experts": 3, "num_experts_per_tok": 3, "attention_bias": True, "shards": 3},
+    ),
     "qwen3-moe": ("qwen3_moe", {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20}),
     "qwen3-moe-normalized-dense-layers": (
         "qwen3_moe",
@@ -425,6 +505,74 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "partial_rotary_factor": 0.36},
         },
     ),
+    "glm": ("glm", {"head_dim": 16, "num_attention_heads": 3, "num_key_value_heads": 1}),
+    "glm-three-shards-linear": (
+        "glm",
+        {
+            "head_dim": 20,
+            "attention_bias": False,
+            "shards": 3,
+            "vocab_size": 1003,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 1e3, "factor": 2.0, "partial_rotary_factor": 0.7},
+        },
+    ),
+    "glm-tied": ("glm", {"head_dim": 28, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "ministral-mixed-layers": (
+        "ministral",
+        {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"], "head_dim": 20, "shards": 3},
+    ),
+    "ministral-window-of-one-tied": (
+        "ministral",
+        {
+            "sliding_window": 1,
+            "head_dim": 12,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "ministral-no-window-yarn": (
+        "ministral",
+        {"sliding_window": None, "head_dim": 12, "rope_parameters": YARN, "vocab_size": 1003},
+    ),
+    "exaone4": ("exaone4", {"num_hidden_layers": 5, "sliding_window": 7, "num_key_value_heads": 1}),
+    "exaone4-no-windows-tied-llama3": (
+        "exaone4",
+        {
+            "sliding_window": None,
+            "layer_types": ["full_attention", "full_attention"],
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": True,
+            "rope_parameters": LLAMA3,
+            "vocab_size": 1003,
+        },
+    ),
+    "exaone4-layer-types-window-of-a-page": (
+        "exaone4",
+        {"sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"], "head_dim": 20, "shards": 3},
+    ),
+    "seed-oss": ("seed_oss", {"head_dim": 20, "num_attention_heads": 3, "num_key_value_heads": 1, "shards": 3}),
+    "seed-oss-all-biases-tied": (
+        "seed_oss",
+        {"head_dim": 12, "attention_out_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "seed-oss-no-bias-dynamic": (
+        "seed_oss",
+        {
+            "attention_bias": False,
+            "head_dim": 16,
+            "vocab_size": 1003,
+            "max_position_embeddings": 16,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 2.5},
+        },
+    ),
+    "ernie4_5": ("ernie4_5", {"head_dim": 20, "num_attention_heads": 3, "num_key_value_heads": 1}),
+    "ernie4_5-biases-untied-shards": (
+        "ernie4_5",
+        {"head_dim": 12, "use_bias": True, "tie_word_embeddings": False, "vocab_size": 1003, "shards": 3},
+    ),
+    "ernie4_5-yarn": ("ernie4_5", {"head_dim": 16, "num_key_value_heads": 4, "rope_parameters": YARN}),
     "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": MINISTRAL}),
     "ministral3-odd-heads-window-tied": (
         "ministral3",
@@ -453,6 +601,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("little_optimised")
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     family, config = CASES[case]
@@ -472,6 +621,7 @@ STACKED = (
 )
 
 
+@pytest.mark.usefixtures("little_optimised")
 @pytest.mark.parametrize("case", STACKED)
 def test_stacked_layers_compute_the_same(case: str, tmp_path: Path) -> None:
     family, config = CASES[case]
@@ -480,6 +630,7 @@ def test_stacked_layers_compute_the_same(case: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(our_logits(tmp_path, TOKENS, stacked=True), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("little_optimised")
 @pytest.mark.parametrize(
     ("family", "rope"),
     [
@@ -511,6 +662,8 @@ def test_stacked_layers_compute_the_same(case: str, tmp_path: Path) -> None:
         ("gemma3_text", {"sliding_window_pattern": 1}),
         ("olmo3", {"rope_theta": 500_000, "rope_scaling": YARN_OF_OLD, "num_hidden_layers": 2, "sliding_window": 3}),
         ("olmo3", {"rope_theta": 900.0, "sliding_window": 3}),
+        ("ernie4_5", {}),
+        ("glm", {"rope_theta": 900.0, "partial_rotary_factor": 0.5}),
         ("gpt_oss", {"rope_theta": 900.0, "rope_scaling": {**YARN, "truncate": False}}),
         ("gpt_oss", {"rope_scaling": None}),
         ("gpt_oss", {"rope_parameters": None}),
@@ -522,9 +675,11 @@ def test_logits_with_the_older_dialect_of_config_json(family: str, rope: dict[st
     np.testing.assert_allclose(our_logits(tmp_path, TOKENS), reference_logits(tmp_path, TOKENS), atol=1e-4, rtol=1e-4)
 
 
-def our_logits(directory: Path, token_ids: list[int], *, stacked: bool = False) -> np.ndarray:  # f32 [tokens, vocab]
-    config = read_model_config(directory)
-    model = load_model(directory, config, stacked=stacked)
+def our_logits(
+    path: Path, token_ids: list[int], *, stacked: bool = False, dtype: str = "auto"
+) -> np.ndarray:  # f32 [tokens, vocab]
+    config = read_model_config(path, dtype)
+    model = load_model(path, config, stacked=stacked)
     caches: tuple[Any, ...] = (jnp.zeros(config.num_layers),) if stacked else (None,) * config.num_layers
 
     @nnx.jit

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from devices import run_on_devices
-from engines import EOS, VOCAB_SIZE
+from engines import EOS, VOCAB_SIZE, write_model
+from gguf_files import all_of, write_gguf
 from quantized_checkpoints import MXFP4_EXPERTS, write_quantized
 from quantized_weights import SCHEMES, Scheme
 from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
@@ -45,6 +46,16 @@ def test_several_devices_give_the_tokens_of_one(tmp_path: Path, model: str) -> N
     if model != "gptq":  # whose scales are gathered where a feature is of a group that another device has
         assert together["other_collectives"] == alone["other_collectives"] == 0
     assert max(together["weight_shares"]) == devices
+
+
+@pytest.mark.slow
+def test_a_gguf_file_is_divided_by_rows_as_they_should_be(tmp_path: Path) -> None:
+    """Its rows of queries and keys are put in order, and its quantized embedding is padded to 274 tokens."""
+    geometry = {"hidden_size": 64, "intermediate_size": 128, "tie_word_embeddings": True, **HEADS}
+    folder = write_model(tmp_path / "folder", "llama", **{**geometry, "vocab_size": 273})
+    runs = run_on_devices(write_gguf(tmp_path / "model.gguf", folder, all_of("Q8_0")), "1,2")
+    assert runs["2"]["tokens"] == runs["1"]["tokens"]
+    assert max(runs["2"]["weight_shares"]) == 2
 
 
 def test_devices_that_would_cut_the_groups_of_experts_are_refused() -> None:

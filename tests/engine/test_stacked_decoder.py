@@ -21,9 +21,12 @@ from penstock.engine.models import (
     QKV,
     AttentionOptions,
     Decoder,
-    LayerCache,
+    ExpertsConfig,
+    GroupCache,
     LayerRun,
     ModelConfig,
+    experts,
+    layer_groups,
     layer_runs,
     stacked_layers,
 )
@@ -76,36 +79,62 @@ def assert_stacked_as_single(directory: Path, num_blocks: int) -> None:
 def test_layers_that_alternate_are_traced_once_per_place_in_their_pattern_and_compute_the_same() -> None:
     windows = [4, None, 4, None, 4, None, 4]
     config = replace(TINY, blocks=tuple(sliding(TINY.blocks[0], windows)))
-    pages = jax.random.normal(jax.random.key(1), (len(windows), 3, config.num_kv_heads, config.head_dim))
-    expected, written, traced = run(config, tuple(pages), stacked=False)
+    expected, written, traced = run(config, stacked=False)
     assert traced == windows
-    hidden, (together,), traced = run(config, (pages,), stacked=True)
+    hidden, together, traced = run(config, stacked=True)
     assert traced == [4, None, 4]  # the pattern, and what is left of it at the end
     np.testing.assert_allclose(hidden, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(together, np.stack(written), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(together, written, rtol=1e-5, atol=1e-5)
 
 
-def run(config: ModelConfig, caches: tuple[LayerCache, ...], *, stacked: bool) -> tuple[Any, Any, list[int | None]]:
-    """Hidden states of three tokens, the new caches, and the window of each layer that was traced.
+@pytest.mark.parametrize(("most", "groups"), [(0, 18), (64 * 2**20, 6)])
+def test_experts_are_read_in_the_stack_where_they_would_be_copied_out_of_it(
+    monkeypatch: pytest.MonkeyPatch, most: int, groups: int
+) -> None:
+    """By number: those of the layers before and behind have no rows."""
+    mixture = ExpertsConfig(num_experts=6, num_chosen=2, intermediate_size=20, bias=True)
+    dense = TINY.blocks[0]
+    config = replace(TINY, blocks=(dense, *[replace(dense, mlp=mixture)] * 3))
+    expected, _, _ = run(config, stacked=False)
+    held, multiply = set(), jax.lax.ragged_dot
 
-    Attention is a stand-in that depends on the layer's window and on the one page it has, and puts its keys there.
+    def recording(rows: jax.Array, kernels: jax.Array, sizes: jax.Array, **options: Any) -> jax.Array:
+        held.add((kernels.shape[0], sizes.shape[0]))
+        return multiply(rows, kernels, sizes, **options)
+
+    monkeypatch.setattr(experts, "MOST_FETCHED_AHEAD", most)
+    monkeypatch.setattr(jax.lax, "ragged_dot", recording)
+    hidden, _, _ = run(config, stacked=True)
+    assert held == {(groups, groups)}
+    np.testing.assert_allclose(hidden, expected, rtol=1e-5, atol=1e-5)
+
+
+def run(config: ModelConfig, *, stacked: bool) -> tuple[Any, np.ndarray, list[int | None]]:
+    """Hidden states of three tokens, the new pages, and the window of each layer that was traced.
+
+    Attention is a stand-in that depends on the layer's window and on its share of its group's one page, and puts its
+    keys there.
     """
-    traced = []
+    traced, groups = [], layer_groups(config)
 
     def attend(
-        qkv: QKV, cache: LayerCache, *, options: AttentionOptions, sinks: jax.Array | None = None
-    ) -> tuple[jax.Array, LayerCache]:
+        qkv: QKV, cache: GroupCache, *, options: AttentionOptions, sinks: jax.Array | None = None
+    ) -> tuple[jax.Array, GroupCache]:
         assert sinks is None
         traced.append(options.sliding_window)
-        page = cache.pages[cache.first_page] if stacked else cache
-        values = jnp.repeat(page + qkv.v, qkv.q.shape[1] // qkv.v.shape[1], axis=1)
-        attended = qkv.q * (options.sliding_window or 1) + values
-        return attended, replace(cache, pages=cache.pages.at[cache.first_page].set(qkv.k)) if stacked else qkv.k
+        held: Any = cache.pages
+        pages, place = (held.pages, held.first_page + cache.group) if stacked else (held, cache.group)
+        values = jnp.repeat(pages[place] + qkv.v, qkv.q.shape[1] // qkv.v.shape[1], axis=1)
+        attended, pages = qkv.q * (options.sliding_window or 1) + values, pages.at[place].set(qkv.k)
+        return attended, cache._replace(pages=replace(held, pages=pages) if stacked else pages)
 
+    shape = (groups.size, len(groups.windows), 3, config.num_kv_heads, config.head_dim)
+    pages = jax.random.normal(jax.random.key(1), shape)
     graph, params = nnx.split(Decoder(config, rngs=nnx.Rngs(0), stacked=stacked))
     step = jax.jit(lambda params, *inputs: nnx.merge(graph, params)(*inputs, attend))
+    caches = (pages.reshape(-1, *shape[2:]),) if stacked else tuple(pages)
     hidden, caches = step(params, jnp.array([5, 6, 7]), jnp.arange(3), caches)
-    return hidden, caches, traced
+    return hidden, np.stack(caches).reshape(shape), traced
 
 
 @pytest.mark.parametrize("model", ["mixed", "alternating"])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
-from devices import run_on_devices
+from devices import Runs, once, run_models
 from engines import write_model
 
 from penstock.engine.errors import ConfigError
@@ -18,7 +17,7 @@ from penstock.engine.sharding import split_model
 LAYERS = 2
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "whole": ("1,2,8", {"num_attention_heads": 8}),
+    "whole": ("1,8", {"num_attention_heads": 8}),
     "padded": ("1,2,4", {"num_attention_heads": 8, "vocab_size": 1003, "tie_word_embeddings": True}),
     "normed": ("1,4", {"family": "olmo2"}),
     "fused": (
@@ -42,20 +41,18 @@ devices divides the vocabulary of one; the norms of another go over the queries 
 third hold queries, keys and values, and its rotary positions follow from how long a sequence is.
 """
 
-Runs = Callable[[str], dict[str, dict[str, Any]]]
-
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Of a model, by the number of devices."""
+def runs(run_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Of each model, by the number of devices."""
 
-    @cache
-    def run(model: str) -> dict[str, dict[str, Any]]:
-        tensors, config = MODELS[model]
-        directory = write_model(tmp_path_factory.mktemp(model), num_hidden_layers=LAYERS, **config)
-        return run_on_devices(directory, tensors)
+    def run() -> Runs:
+        return run_models({name: (write(name), tensors) for name, (tensors, _) in MODELS.items()})
 
-    return run
+    def write(name: str) -> Path:
+        return write_model(tmp_path_factory.mktemp(name), num_hidden_layers=LAYERS, **MODELS[name][1])
+
+    return once(run_directory / "tensor_parallel", run)
 
 
 SPLIT = [(model, tensor) for model, (tensors, _) in MODELS.items() for tensor in tensors.split(",")[1:]]
@@ -65,7 +62,7 @@ split = pytest.mark.parametrize(("model", "tensor"), SPLIT)
 @split
 def test_several_devices_give_the_tokens_of_one(runs: Runs, model: str, tensor: str) -> None:
     """Padding of the vocabulary is never drawn, moves no draw and is in no sum of probabilities."""
-    alone, together = runs(model)["1"], runs(model)[tensor]
+    alone, together = runs[model]["1"], runs[model][tensor]
     assert together["tokens"] == alone["tokens"]
     assert all(len(tokens) == 12 for tokens in alone["tokens"])
     assert together["logprobs"] == pytest.approx(alone["logprobs"], abs=1e-4)
@@ -74,19 +71,19 @@ def test_several_devices_give_the_tokens_of_one(runs: Runs, model: str, tensor: 
 @pytest.mark.parametrize(("model", "tensor"), [(model, tensor) for model, tensor in SPLIT if model != "normed"])
 def test_a_layer_talks_twice_and_the_embedding_once(runs: Runs, model: str, tensor: str) -> None:
     talks = 1 if model == "parallel" else 2  # XLA joins the two of a layer that does both at once
-    assert runs(model)[tensor]["all_reduces"] == talks * LAYERS + 1
+    assert runs[model][tensor]["all_reduces"] == talks * LAYERS + 1
 
 
 @split
 def test_nothing_is_gathered(runs: Runs, model: str, tensor: str) -> None:
     """Not even queries and keys for norms over those of all heads: their sums of squares are added up."""
-    assert runs(model)[tensor]["other_collectives"] == 0
+    assert runs[model][tensor]["other_collectives"] == 0
 
 
 @split
 def test_every_matrix_and_the_cache_are_split(runs: Runs, model: str, tensor: str) -> None:
-    assert runs(model)[tensor]["weight_shares"] == [int(tensor)]
-    assert runs(model)[tensor]["cache_shares"] == [int(tensor)]
+    assert runs[model][tensor]["weight_shares"] == [int(tensor)]
+    assert runs[model][tensor]["cache_shares"] == [int(tensor)]
 
 
 def llama_8b() -> ModelConfig:

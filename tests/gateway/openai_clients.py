@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import httpx2
 import openai
 from fakes import Behaviour, ScriptedReply, ScriptedWorker
+from gateway_client import openai_client
 from gateway_harness import CARD, announce, running_gateway
 from patience import WAIT_S
 from pydantic import BaseModel
@@ -82,7 +83,7 @@ async def asking(
     async with (
         ScriptedWorker(redis_url, behave) as worker,
         running_gateway(redis_url, **settings) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        openai_client(gateway.url) as client,
         httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
     ):
         yield Asked(client, http, gateway.url, worker)

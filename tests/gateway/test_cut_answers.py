@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import openai
 import pytest
 from fakes import ScriptedReply, ScriptedWorker
+from gateway_client import openai_client
 from gateway_harness import Listening, announce, running_gateway
 
 from penstock.producer.redis.connection import RedisClient
@@ -104,7 +104,7 @@ async def test_calls_whose_answers_are_cut_generate_once(
         proxy = CuttingProxy(gateway, seed=3)
         async with (
             proxy.listening() as cutting,
-            openai.AsyncOpenAI(base_url=f"{cutting.url}/v1", api_key="none", max_retries=MAX_RETRIES) as client,
+            openai_client(cutting.url, max_retries=MAX_RETRIES) as client,
         ):
 
             async def ask(number: int) -> str | None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from fakes import ScriptedReply, ScriptedWorker, eventually
+from fakes import ScriptedReply, ScriptedWorker, eventually, until_cancelled
 from gateway_client import CHAT, bare_client, chat, read_events
 from gateway_harness import announce, running_gateway
 
@@ -24,13 +24,6 @@ async def nothing_yet(reply: ScriptedReply) -> None:
     await reply.end("cancelled")
 
 
-async def one_word(reply: ScriptedReply) -> None:
-    await reply.own()
-    await reply.chunk("word")
-    await reply.cancelled()
-    await reply.end("cancelled")
-
-
 async def never_taken(reply: ScriptedReply) -> None:
     """As one that waits in the queue."""
 
@@ -38,7 +31,7 @@ async def never_taken(reply: ScriptedReply) -> None:
 @pytest.fixture
 async def worker(redis: RedisClient, redis_url: str) -> AsyncIterator[ScriptedWorker]:
     await announce(redis)
-    async with ScriptedWorker(redis_url, one_word) as worker:
+    async with ScriptedWorker(redis_url, until_cancelled) as worker:
         yield worker
 
 
@@ -60,7 +53,7 @@ async def deadline_passes(redis: RedisClient) -> None:
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-@pytest.mark.parametrize("behave", [never_taken, nothing_yet, one_word])
+@pytest.mark.parametrize("behave", [never_taken, nothing_yet, until_cancelled])
 async def test_a_request_without_a_key_is_cancelled_when_its_client_goes(
     redis: RedisClient,
     redis_url: str,

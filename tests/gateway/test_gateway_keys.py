@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
 import openai
 import pytest
-from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually
+from fakes import Behaviour, LossyProxy, ScriptedWorker, eventually, one_word, until_cancelled
+from gateway_client import openai_client
 from gateway_harness import CARD, Running, announce, new_key, revoke, running_gateway
 from patience import WAIT_S
 from starlette.routing import Route
 
 from penstock.gateway.admission.guard import OPEN_PATHS
 from penstock.gateway.app import create_app
-from penstock.gateway.context import Caller, check_owner
-from penstock.gateway.errors import ApiError
 from penstock.gateway.keys.secrets import new_secret
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store import names
@@ -32,34 +31,17 @@ MESSAGES: Any = [{"role": "user", "content": "hello"}]
 BODY = {"model": "tiny", "messages": MESSAGES}
 
 
-async def one_word(reply: ScriptedReply) -> None:
-    await reply.own()
-    await reply.chunk("word")
-    await reply.end("stop")
-
-
-async def until_cancelled(reply: ScriptedReply) -> None:
-    await reply.own()
-    await reply.chunk("word")
-    await reply.cancelled()
-    await reply.end("cancelled")
-
-
 @asynccontextmanager
 async def served(
-    redis: RedisClient, redis_url: str, behave: Callable[[ScriptedReply], Awaitable[None]] = one_word, **settings: Any
+    redis: RedisClient, redis_url: str, behave: Behaviour = one_word, **settings: Any
 ) -> AsyncIterator[tuple[Running, ScriptedWorker]]:
     await announce(redis)
     async with ScriptedWorker(redis_url, behave) as worker, running_gateway(redis_url, **settings) as gateway:
         yield gateway, worker
 
 
-def client_of(gateway: Running, key: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0)
-
-
 async def ask(gateway: Running, key: str, model: str = "tiny") -> str | None:
-    async with client_of(gateway, key) as client:
+    async with openai_client(gateway.url, key) as client:
         completion = await client.chat.completions.create(model=model, messages=MESSAGES)
         return completion.choices[0].message.content
 
@@ -182,7 +164,10 @@ async def test_nobody_is_let_in_unseen_while_redis_is_away(redis_server: Embedde
 async def test_a_key_revoked_in_mid_stream_ends_its_streams_alone(redis: RedisClient, redis_url: str) -> None:
     async with served(redis, redis_url, until_cancelled) as (gateway, worker):
         secret, other = await new_key(redis_url), await new_key(redis_url)
-        async with client_of(gateway, secret.text) as client, client_of(gateway, other.text) as neighbour:
+        async with (
+            openai_client(gateway.url, secret.text) as client,
+            openai_client(gateway.url, other.text) as neighbour,
+        ):
             stream = await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
             theirs = await neighbour.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
             await anext(stream)
@@ -207,7 +192,7 @@ async def test_a_key_revoked_while_a_whole_answer_is_waited_for(redis: RedisClie
 async def test_a_key_that_expires_in_mid_stream_ends_the_stream(redis: RedisClient, redis_url: str) -> None:
     async with served(redis, redis_url, until_cancelled) as (gateway, _):
         secret = await new_key(redis_url, expires_in_s=2)
-        async with client_of(gateway, secret.text) as client:
+        async with openai_client(gateway.url, secret.text) as client:
             with pytest.raises(openai.APIError, match=f"{secret.key_id} has expired"):
                 async for _ in await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True):
                     pass
@@ -216,7 +201,7 @@ async def test_a_key_that_expires_in_mid_stream_ends_the_stream(redis: RedisClie
 async def test_a_revocation_is_heard_of_over_a_new_connection(redis: RedisClient, redis_url: str) -> None:
     async with served(redis, redis_url, until_cancelled) as (gateway, _):
         secret = await new_key(redis_url)
-        async with client_of(gateway, secret.text) as client:
+        async with openai_client(gateway.url, secret.text) as client:
             stream = await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
             await anext(stream)
             for listed in await redis.client_list():
@@ -284,7 +269,7 @@ async def test_requests_are_for_the_tenant_of_the_key(redis: RedisClient, redis_
 async def test_two_keys_have_their_own_idempotency_keys(redis: RedisClient, redis_url: str) -> None:
     async with served(redis, redis_url) as (gateway, worker):
         for secret in (await new_key(redis_url), await new_key(redis_url)):
-            async with client_of(gateway, secret.text) as client:
+            async with openai_client(gateway.url, secret.text) as client:
                 for _ in range(2):
                     await client.chat.completions.create(
                         model="tiny", messages=MESSAGES, extra_headers={"Idempotency-Key": "one"}
@@ -292,21 +277,12 @@ async def test_two_keys_have_their_own_idempotency_keys(redis: RedisClient, redi
         assert len(worker.taken) == 2
 
 
-def test_what_another_key_has_stored_does_not_exist() -> None:
-    check_owner(Caller(key_id="a"), "a", "response r")
-    check_owner(Caller(), "", "response r")
-    for caller, owner in ((Caller(key_id="a"), "b"), (Caller(key_id="a"), ""), (Caller(), "a")):
-        with pytest.raises(ApiError, match="response r does not exist") as refused:
-            check_owner(caller, owner, "response r")
-        assert refused.value.status == 404
-
-
 async def test_nobody_reads_cancels_or_goes_on_from_what_another_key_stored(redis: RedisClient, redis_url: str) -> None:
     owner, other = await new_key(redis_url), await new_key(redis_url)
     async with (
         served(redis, redis_url, until_cancelled) as (gateway, worker),
-        client_of(gateway, owner.text) as client,
-        client_of(gateway, other.text) as stranger,
+        openai_client(gateway.url, owner.text) as client,
+        openai_client(gateway.url, other.text) as stranger,
     ):
         stored = await client.responses.create(model="tiny", input="x", background=True)
         for attempt in (
@@ -334,7 +310,7 @@ async def test_a_revoked_key_s_followers_end_and_its_background_request_goes_on(
 ) -> None:
     async with served(redis, redis_url, until_cancelled) as (gateway, worker):
         secret = await new_key(redis_url)
-        async with client_of(gateway, secret.text) as client:
+        async with openai_client(gateway.url, secret.text) as client:
             stored = await client.responses.create(model="tiny", input="x", background=True)
             events = await client.responses.retrieve(stored.id, stream=True)
             await anext(events)

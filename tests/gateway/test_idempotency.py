@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from fakes import ScriptedReply, ScriptedWorker, eventually
+from fakes import ScriptedReply, ScriptedWorker, eventually, until_cancelled
 from gateway_client import CHAT, bare_client, chat, events_of, read_events, text_of
 from gateway_harness import CARD, announce, running_gateway
 
@@ -175,13 +175,7 @@ async def test_who_goes_on_starts_nothing(
 async def test_who_goes_on_behind_what_was_not_written_so_far_is_refused(
     redis: RedisClient, redis_url: str, worker: ScriptedWorker
 ) -> None:
-    async def one_word(reply: ScriptedReply) -> None:
-        await reply.own()
-        await reply.chunk("one")
-        await reply.cancelled()
-        await reply.end("cancelled")
-
-    worker.behave = one_word
+    worker.behave = until_cancelled
     async with (
         running_gateway(redis_url) as gateway,
         bare_client(gateway) as client,

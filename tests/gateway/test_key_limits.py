@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx2
 import openai
 import pytest
-from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually
+from fakes import Behaviour, LossyProxy, ScriptedReply, ScriptedWorker, eventually, one_word, until_cancelled
+from gateway_client import openai_client
 from gateway_harness import Running, announce, new_key, running_gateway
 
 from penstock.gateway.keys.limits import BackgroundRequest, Limiter, OverLimit, new_charge
@@ -26,30 +27,13 @@ MESSAGES: Any = [{"role": "user", "content": "hello"}]
 ONE_AT_ONCE = Limits(max_concurrent=1)
 
 
-async def one_word(reply: ScriptedReply) -> None:
-    await reply.own()
-    await reply.chunk("word")
-    await reply.end("stop")
-
-
-async def until_cancelled(reply: ScriptedReply) -> None:
-    await reply.own()
-    await reply.chunk("word")
-    await reply.cancelled()
-    await reply.end("cancelled")
-
-
 @asynccontextmanager
 async def served(
-    redis: RedisClient, redis_url: str, behave: Callable[[ScriptedReply], Awaitable[None]] = one_word, replicas: int = 1
+    redis: RedisClient, redis_url: str, behave: Behaviour = one_word, replicas: int = 1
 ) -> AsyncIterator[list[Running]]:
     await announce(redis)
     async with ScriptedWorker(redis_url, behave), AsyncExitStack() as stack:
         yield [await stack.enter_async_context(running_gateway(redis_url)) for _ in range(replicas)]
-
-
-def client_of(gateway: Running, key: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0)
 
 
 async def ask(client: openai.AsyncOpenAI, **options: Any) -> Any:
@@ -64,8 +48,8 @@ async def test_requests_per_minute_hold_over_all_gateways(redis: RedisClient, re
     secret = await new_key(redis_url, limits={"requests_per_minute": 3})
     async with (
         served(redis, redis_url, replicas=2) as (first, second),
-        client_of(first, secret.text) as here,
-        client_of(second, secret.text) as there,
+        openai_client(first.url, secret.text) as here,
+        openai_client(second.url, secret.text) as there,
     ):
         answers = [await ask(client) for client in (here, there, here)]
         assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["2", "1", "0"]
@@ -82,7 +66,7 @@ async def test_requests_per_minute_hold_over_all_gateways(redis: RedisClient, re
 
 async def test_who_has_used_the_minute_up_may_still_look_and_cancel(redis: RedisClient, redis_url: str) -> None:
     secret = await new_key(redis_url, limits={"requests_per_minute": 1})
-    async with served(redis, redis_url) as [gateway], client_of(gateway, secret.text) as client:
+    async with served(redis, redis_url) as [gateway], openai_client(gateway.url, secret.text) as client:
         await ask(client)
         async with httpx2.AsyncClient(base_url=gateway.url, headers={"x-api-key": secret.text}) as http:
             assert (await http.post("/v1/chat/completions", json={})).status_code == 429
@@ -92,7 +76,7 @@ async def test_who_has_used_the_minute_up_may_still_look_and_cancel(redis: Redis
 
 async def test_a_refused_request_does_not_count(redis: RedisClient, redis_url: str) -> None:
     secret = await new_key(redis_url, limits={"requests_per_minute": 1})
-    async with served(redis, redis_url) as [gateway], client_of(gateway, secret.text) as client:
+    async with served(redis, redis_url) as [gateway], openai_client(gateway.url, secret.text) as client:
         await ask(client)
         for _ in range(3):
             with pytest.raises(openai.RateLimitError):
@@ -104,7 +88,7 @@ async def test_one_key_s_limits_are_not_another_s(redis: RedisClient, redis_url:
     first, second = [await new_key(redis_url, limits={"requests_per_minute": 1}) for _ in range(2)]
     async with served(redis, redis_url) as [gateway]:
         for secret in (first, second):
-            async with client_of(gateway, secret.text) as client:
+            async with openai_client(gateway.url, secret.text) as client:
                 await ask(client)
 
 
@@ -112,8 +96,8 @@ async def test_concurrent_requests_hold_over_all_gateways(redis: RedisClient, re
     secret = await new_key(redis_url, limits={"max_concurrent": 1})
     async with (
         served(redis, redis_url, until_cancelled, replicas=2) as (first, second),
-        client_of(first, secret.text) as here,
-        client_of(second, secret.text) as there,
+        openai_client(first.url, secret.text) as here,
+        openai_client(second.url, secret.text) as there,
     ):
         running = await stream(here)
         await anext(running)
@@ -139,7 +123,7 @@ async def test_one_at_once_is_enough_for_one_after_the_other(
 ) -> None:
     """A client that knows its answer has ended may ask again at once."""
     secret = await new_key(redis_url, limits={"max_concurrent": 1})
-    async with served(redis, redis_url) as [gateway], client_of(gateway, secret.text) as client:
+    async with served(redis, redis_url) as [gateway], openai_client(gateway.url, secret.text) as client:
         for _ in range(20):
             if is_streamed:
                 async for _ in await stream(client):
@@ -150,7 +134,7 @@ async def test_one_at_once_is_enough_for_one_after_the_other(
 
 async def test_an_answer_that_is_an_error_gives_its_place_back(redis: RedisClient, redis_url: str) -> None:
     secret = await new_key(redis_url, limits={"max_concurrent": 1})
-    async with served(redis, redis_url) as [gateway], client_of(gateway, secret.text) as client:
+    async with served(redis, redis_url) as [gateway], openai_client(gateway.url, secret.text) as client:
         for _ in range(3):
             with pytest.raises(openai.NotFoundError):
                 await client.chat.completions.create(model="huge", messages=MESSAGES)
@@ -166,7 +150,7 @@ async def test_a_request_in_the_background_counts_until_its_end(redis: RedisClie
         await reply.chunk("word")
         await reply.end("stop")
 
-    async with served(redis, redis_url, when_told) as [gateway], client_of(gateway, secret.text) as client:
+    async with served(redis, redis_url, when_told) as [gateway], openai_client(gateway.url, secret.text) as client:
         _, last = [await client.responses.create(model="tiny", input="x", background=True) for _ in range(2)]
         with pytest.raises(openai.RateLimitError, match="2 requests are running"):
             await client.responses.create(model="tiny", input="x", background=True)
@@ -187,7 +171,7 @@ async def test_a_request_in_the_background_whose_reply_has_expired_counts_no_lon
     redis: RedisClient, redis_url: str
 ) -> None:
     secret = await new_key(redis_url, limits={"max_concurrent": 1})
-    async with served(redis, redis_url) as [gateway], client_of(gateway, secret.text) as client:
+    async with served(redis, redis_url) as [gateway], openai_client(gateway.url, secret.text) as client:
         response = await client.responses.create(model="tiny", input="x", background=True)
 
         async def has_completed() -> bool:
@@ -278,7 +262,7 @@ async def test_a_minute_is_one_that_moves(redis: RedisClient, redis_url: str) ->
 async def test_tokens_per_minute(redis: RedisClient, redis_url: str) -> None:
     """A reply of 4 tokens to a prompt of which the scripted worker counts none."""
     secret = await new_key(redis_url, limits={"tokens_per_minute": 60})
-    async with served(redis, redis_url) as [gateway], client_of(gateway, secret.text) as client:
+    async with served(redis, redis_url) as [gateway], openai_client(gateway.url, secret.text) as client:
         remaining = [int((await ask(client, max_tokens=20)).headers["x-ratelimit-remaining-tokens"]) for _ in range(3)]
         prompt_tokens = 60 - 20 - remaining[0]
         assert 0 < prompt_tokens < 20
@@ -293,7 +277,7 @@ async def test_tokens_per_minute(redis: RedisClient, redis_url: str) -> None:
 
 async def test_tokens_of_a_stream_are_settled_at_its_end(redis: RedisClient, redis_url: str) -> None:
     secret = await new_key(redis_url, limits={"tokens_per_minute": 1000})
-    async with served(redis, redis_url) as [gateway], client_of(gateway, secret.text) as client:
+    async with served(redis, redis_url) as [gateway], openai_client(gateway.url, secret.text) as client:
         async for _ in await stream(client):
             pass
         assert await counted(redis, secret.key_id) == 4
@@ -301,7 +285,10 @@ async def test_tokens_of_a_stream_are_settled_at_its_end(redis: RedisClient, red
 
 async def test_tokens_of_a_stream_that_was_left_are_those_that_came(redis: RedisClient, redis_url: str) -> None:
     secret = await new_key(redis_url, limits={"tokens_per_minute": 1000})
-    async with served(redis, redis_url, until_cancelled) as [gateway], client_of(gateway, secret.text) as client:
+    async with (
+        served(redis, redis_url, until_cancelled) as [gateway],
+        openai_client(gateway.url, secret.text) as client,
+    ):
         running = await stream(client, max_tokens=500)
         await anext(running)
         reserved = await counted(redis, secret.key_id)
@@ -320,7 +307,7 @@ async def counted(redis: RedisClient, key_id: str) -> int:
 
 async def test_a_retried_request_is_charged_once(redis: RedisClient, redis_url: str) -> None:
     secret = await new_key(redis_url, limits={"tokens_per_minute": 1000})
-    async with served(redis, redis_url) as [gateway], client_of(gateway, secret.text) as client:
+    async with served(redis, redis_url) as [gateway], openai_client(gateway.url, secret.text) as client:
         for _ in range(3):
             await ask(client, extra_headers={"Idempotency-Key": "one"})
         assert await counted(redis, secret.key_id) == 4
@@ -384,7 +371,7 @@ async def test_keys_and_limits_work_on_a_cluster(redis_cluster_url: str) -> None
         await limiter.settle(charge, 30)
         async with limiter.running():
             await limiter.release(await limiter.admit(secret.key_id, Limits(max_concurrent=1)))
-    async with running_gateway(redis_cluster_url) as gateway, client_of(gateway, secret.text) as client:
+    async with running_gateway(redis_cluster_url) as gateway, openai_client(gateway.url, secret.text) as client:
         with pytest.raises(openai.InternalServerError, match="no worker serves"):
             await ask(client)
         with pytest.raises(openai.AuthenticationError):

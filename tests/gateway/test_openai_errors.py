@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import openai
 import pytest
 from fakes import LossyProxy, ScriptedReply
-from gateway_client import bare_client
+from gateway_client import bare_client, openai_client
 from gateway_harness import CARD, announce, running_gateway
 from openai_clients import HELLO, Asked, asking, data_of
 from structlog.testing import capture_logs
@@ -139,8 +139,7 @@ async def test_without_redis_a_gateway_is_unavailable(redis: RedisClient, redis_
     async with AsyncExitStack() as stack:
         lossy = await stack.enter_async_context(LossyProxy(port))
         gateway = await stack.enter_async_context(running_gateway(lossy.url))
-        client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
-        await stack.enter_async_context(client)
+        client = await stack.enter_async_context(openai_client(gateway.url))
         assert (await client.models.list()).data
         await lossy.refuse()
         with pytest.raises(openai.InternalServerError) as caught:

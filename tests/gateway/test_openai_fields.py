@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from any_json import mutations, values
 from gateway_harness import CARD
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,11 +72,6 @@ APIS: list[tuple[Policy, Callable[[dict[str, Any]], GenerateRequest], dict[str, 
     (COMPLETION_POLICY, completion, COMPLETION),
 ]
 NAMES = ["chat", "completions"]
-
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=8
-)
 
 
 def names_of(policy: Policy) -> list[str]:
@@ -146,20 +142,6 @@ def test_any_value_inside_a_field_is_taken_or_refused(field: str) -> None:
         answer(chat, {**CHAT, "tools": [tool], "stream": True, field: changed})
 
     check()
-
-
-def mutations(value: Any) -> st.SearchStrategy[Any]:
-    """The value with something else in one place."""
-    if isinstance(value, dict) and value:
-        inside = [mutations(inner).map(lambda new, name=name: {**value, name: new}) for name, inner in value.items()]
-        return st.one_of(values, st.tuples(st.text(), values).map(lambda item: {**value, item[0]: item[1]}), *inside)
-    if isinstance(value, list) and value:
-        inside = [
-            mutations(inner).map(lambda new, at=at: [*value[:at], new, *value[at + 1 :]])
-            for at, inner in enumerate(value)
-        ]
-        return st.one_of(values, *inside)
-    return values
 
 
 @pytest.mark.parametrize(

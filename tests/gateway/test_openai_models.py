@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import openai
 import pytest
+from gateway_client import openai_client
 from gateway_harness import CARD, announce, running_gateway
 from openai.types import Model
 from openai_clients import HELLO, asking
@@ -63,7 +64,7 @@ async def test_a_model_whose_workers_have_gone_is_unavailable(
 async def test_before_a_worker_serves_every_model_is_unavailable(redis_url: str) -> None:
     async with (
         running_gateway(redis_url) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        openai_client(gateway.url) as client,
     ):
         assert (await client.models.list()).data == []
         with pytest.raises(openai.InternalServerError, match="no worker serves model 'tiny' now") as caught:

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2 as httpx
-import openai
 import pytest
 from fakes import ScriptedReply, ScriptedWorker, eventually
+from gateway_client import openai_client
 from gateway_harness import Running, announce, running_gateway
 from patience import WAIT_S
 from structlog.testing import capture_logs
@@ -142,7 +142,7 @@ async def test_no_other_origin_is_let_in_by_default(redis: RedisClient, redis_ur
 async def test_a_drain_lets_answers_end(worker: ScriptedWorker, redis_url: str) -> None:
     async with (
         running_gateway(redis_url, drain_timeout_s=WAIT_S) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        openai_client(gateway.url) as client,
     ):
         stream = await client.chat.completions.create(**CHAT, stream=True)
         gateway.server.stop()

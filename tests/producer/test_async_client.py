@@ -7,7 +7,7 @@ import gc
 import time
 
 import pytest
-from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually, name_queue_until_cancelled
+from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually, name_queue_until_cancelled, until_cancelled
 from patience import WAIT_S
 
 from penstock.producer import (
@@ -30,13 +30,6 @@ from penstock.worker.local.embedded import EmbeddedServer
 
 async def never(reply: ScriptedReply) -> None:
     """Leaves the request alone."""
-
-
-async def until_cancelled(reply: ScriptedReply) -> None:
-    await reply.own()
-    await reply.chunk("begun")
-    await reply.cancelled()
-    await reply.end("cancelled")
 
 
 async def test_generate_returns_the_whole_reply(redis_url: str) -> None:

@@ -17,20 +17,13 @@ from pathlib import Path
 
 import pytest
 import redis as blocking_redis
-from fakes import Behaviour, ScriptedReply, ScriptedWorker, echo, eventually
+from fakes import Behaviour, ScriptedReply, ScriptedWorker, echo, eventually, until_cancelled
 from patience import WAIT_S
 
 from penstock.producer import Client, ConnectionLost, QueueFull, ReplyTimeout, keys
 
 ROOT = Path(__file__).parents[2]
 Workers = Callable[[Behaviour], None]
-
-
-async def until_cancelled(reply: ScriptedReply) -> None:
-    await reply.own()
-    await reply.chunk("begun")
-    await reply.cancelled()
-    await reply.end("cancelled")
 
 
 async def never(reply: ScriptedReply) -> None:

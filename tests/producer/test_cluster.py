@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fakes import ScriptedReply, ScriptedWorker, echo, eventually, name_queue_until_cancelled
+from fakes import ScriptedReply, ScriptedWorker, echo, eventually, name_queue_until_cancelled, until_cancelled
 from redis.crc import key_slot
 
 from penstock.producer import AsyncClient, QueueFull, ReplyGone, ReplyTimeout, keys
@@ -49,11 +49,6 @@ async def test_foreign_ids_of_any_slot_are_read_too(redis_cluster_url: str) -> N
 
 
 async def test_cancel_limits_and_expiry_on_a_cluster(redis_cluster_url: str) -> None:
-    async def until_cancelled(reply: ScriptedReply) -> None:
-        await reply.own()
-        await reply.cancelled()
-        await reply.end("cancelled")
-
     async with AsyncClient(redis_cluster_url, max_queue_length=1) as client:
         handle = await client.submit("x")
         with pytest.raises(QueueFull):

@@ -25,11 +25,13 @@ def test_it_says_what_the_worker_knows() -> None:
     card = make_card("demo", CONFIG, INFO, IDENTITY, "hermes")
     assert card.model_dump() == {
         "model": "demo", "worker": "w", "version": __version__, **dataclasses.asdict(IDENTITY),
-        "chat_format": "hermes", "vocab_size": 512, "max_model_len": 1024, "dtype": "float32",
+        "chat_format": "hermes", "digest": IDENTITY.digest("hermes"),
+        "vocab_size": 512, "max_model_len": 1024, "dtype": "float32",
         "max_body_bytes": 1 << 20, "max_prompt_tokens": 100, "max_n": 3, "max_stop_strings": 16, "max_stop_chars": 256,
         "max_keep_s": 604_800.0,
     }  # fmt: skip
     assert decode_card(encoded(card)) == card
+    assert len({IDENTITY.digest(chat_format) for chat_format in ("hermes", "mistral", None)}) == 3
 
 
 def test_what_is_not_known_is_left_out() -> None:

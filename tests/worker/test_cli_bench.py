@@ -11,6 +11,8 @@ from cli_process import finish, penstock, start
 from patience import WAIT_S
 from worker_harness import running_worker
 
+from penstock.worker.cli import run
+
 SMALL = ("--max-num-seqs", "4", "--max-batch-tokens", "16", "--max-model-len", "64", "--num-pages", "40")
 
 
@@ -74,10 +76,13 @@ async def test_bench_serve_embedded(tmp_path: Path, compile_cache: Path) -> None
         (["serve", "--timeout", "0"], "--timeout must be above 0, not 0"),
     ],
 )
-async def test_impossible_commands_are_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
-    outcome = await penstock("bench", *arguments, XDG_CACHE_HOME=str(tmp_path))
-    assert outcome.status == 2
-    assert message in outcome.err.splitlines()[-1]
+@pytest.mark.usefixtures("own_logs")
+def test_impossible_commands_are_one_line(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PENSTOCK_MODEL", raising=False)
+    assert run(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 WITHOUT_MATPLOTLIB = """

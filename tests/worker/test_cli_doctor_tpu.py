@@ -15,12 +15,12 @@ def test_a_layout_is_told_with_its_numbers_and_what_does_not_fit_fails() -> None
     assert model is not None
     config = EngineConfig(max_num_seqs=64, max_model_len=8192, attention="xla")
     deployment = deploy(config, model)  # of the CPU, whose pages are smaller than a TPU's would be
-    page_size, memory, attention = lie_of(deployment, config, 16 * GIB)
+    page_size, memory, attention = lie_of(deployment, config, 32 * GIB)
     assert "32 tokens: the smallest from 64" in page_size.detail
     assert memory.status == "ok"
-    assert "weights 14.96 GiB per device" in memory.detail
+    assert "weights 29.92 GiB per device" in memory.detail
     assert attention.detail == "xla, 1 devices for one copy of the model"
-    assert lie_of(deployment, config, 14 * GIB)[1].status == "fail"
+    assert lie_of(deployment, config, 29 * GIB)[1].status == "fail"
 
 
 def test_8_bit_pages_hold_four_times_the_tokens_of_full_precision() -> None:
@@ -29,7 +29,7 @@ def test_8_bit_pages_hold_four_times_the_tokens_of_full_precision() -> None:
     tokens = []
     for dtype in ("auto", "float8_e4m3fn"):
         config = EngineConfig(max_num_seqs=64, max_model_len=8192, attention="xla", kv_cache_dtype=dtype)
-        detail = lie_of(deploy(config, model), config, 16 * GIB)[1].detail
+        detail = lie_of(deploy(config, model), config, 32 * GIB)[1].detail
         tokens.append(int(detail.rpartition(": ")[2].split()[0]))
     assert "pages of float8_e4m3fn" in detail
     assert tokens[1] // 32 == pytest.approx(4 * tokens[0] // 32, abs=4)

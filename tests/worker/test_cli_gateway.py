@@ -20,6 +20,7 @@ from cli_process import finish, penstock, start
 from gateway_harness import Certificate
 from patience import WAIT_S
 
+from penstock.worker.cli import run
 from penstock.worker.local.embedded import EmbeddedServer
 
 GATEWAY = ("gateway", "--port", "0", "--log-format", "json")
@@ -161,16 +162,26 @@ async def test_a_port_that_is_taken_is_named(redis_url: str) -> None:
     [
         (["--tls-key", "/no/key", "--tls-certificate", "/no/cert"], 2, "tls_certificate /no/cert and tls_key /no/key"),
         (["--tls-key", "/no/key"], 2, "tls_certificate is not set"),
-        (["--cors-origins", "https://a.example,foo"], 2, "--cors-origins: 'foo' is no origin"),
-        (["--cors-origins", "https://a.example/"], 2, "scheme://host or scheme://host:port, or *"),
-        (["--workers", "0"], 2, "--workers: "),
-        (["--redis-url", "http://x"], 2, "--redis-url: the Redis URL has scheme 'http'"),
         (["--host", "no such host"], 1, "cannot listen on no such host port 0"),
     ],
 )
-async def test_wrong_settings_are_named(arguments: list[str], status: int, message: str) -> None:
+async def test_what_it_cannot_serve_with_is_named(arguments: list[str], status: int, message: str) -> None:
     outcome = await penstock(*GATEWAY, *arguments)
     assert (outcome.status, message in outcome.err, "Traceback" in outcome.err) == (status, True, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cors-origins", "https://a.example,foo"], "--cors-origins: 'foo' is no origin"),
+        (["--cors-origins", "https://a.example/"], "scheme://host or scheme://host:port, or *"),
+        (["--workers", "0"], "--workers: "),
+        (["--redis-url", "http://x"], "--redis-url: the Redis URL has scheme 'http'"),
+    ],
+)
+def test_wrong_settings_are_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*GATEWAY, *arguments]) == 2
+    assert message in capsys.readouterr().err
 
 
 async def test_a_second_signal_cuts_the_drain_short(redis_url: str) -> None:

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from penstock.engine.planning import has_libtpu
 from penstock.worker.cli import run
@@ -18,11 +16,7 @@ TINY = {
 }  # fmt: skip
 SMALL = ["--max-num-seqs", "16", "--max-batch-tokens", "16"]
 
-
-@pytest.fixture(autouse=True)
-def _logs_of_each_test_to_itself() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
+pytestmark = pytest.mark.usefixtures("own_logs")
 
 
 @pytest.fixture

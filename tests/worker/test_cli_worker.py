@@ -15,6 +15,7 @@ from patience import WAIT_S
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.producer import AsyncClient
+from penstock.worker.cli import run
 from penstock.worker.local.embedded import EmbeddedServer
 
 
@@ -122,9 +123,13 @@ def children(pid: int) -> list[int]:
         (["--model", "demo", "--redis-url", "http://x"], "--redis-url: the Redis URL has scheme 'http'"),
     ],
 )
-async def test_wrong_settings_exit_2(arguments: list[str], message: str) -> None:
-    outcome = await penstock("worker", *arguments)
-    assert (outcome.status, message in outcome.err, "Traceback" in outcome.err) == (2, True, False)
+@pytest.mark.usefixtures("own_logs")
+def test_wrong_settings_exit_2(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PENSTOCK_MODEL", raising=False)
+    assert run(["worker", "--log-format", "console", *arguments]) == 2
+    assert message in capsys.readouterr().err
 
 
 async def test_a_model_that_cannot_be_loaded_exits_4(redis_url: str) -> None:

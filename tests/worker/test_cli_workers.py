@@ -24,14 +24,16 @@ async def test_requests_that_nobody_has_are_backlog_and_no_worker(
     for i in range(6):
         await send(redis, prompt="x", id=str(i))
     await redis.xreadgroup(keys.GROUP, "dead", {keys.requests("q"): ">"}, count=1)
-    await redis.xreadgroup(keys.GROUP, keys.UNOWNED, {keys.requests("q"): ">"}, count=2)
+    for consumer in (keys.UNOWNED, keys.set_aside_for("d")):
+        await redis.xreadgroup(keys.GROUP, consumer, {keys.requests("q"): ">"}, count=1)
+    await redis.hset(keys.digests("q"), "dead", "0123456789abcdef" * 2)
     found = await members(raw, "q")
     assert [member.name for member in found] == ["dead"]
     assert await backlog(raw, "q", found) == 5
     assert await penstock(redis_url, "workers") == 0
     heading, row, below = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["worker", "state", "requests", "heartbeat", "expires", "in"]
-    assert row.split() == ["dead", "lost", "1"]
+    assert heading.split() == ["worker", "state", "requests", "heartbeat", "expires", "in", "model"]
+    assert row.split() == ["dead", "lost", "1", "0123456789ab"]
     assert below == "backlog: 5"
 
 

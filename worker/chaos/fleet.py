@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,8 +32,9 @@ class WorkerSetup:
     fake_engine: Mapping[str, Any] = field(default_factory=dict)
 
     def has_joined(self, name: str) -> bool:
-        """Whether the worker got as far as its queue; one that is still loading may be ended by a signal."""
-        return '"joined"' in self._log(name).read_text(errors="replace")
+        """Whether it got as far as its queue: a signal may end one that still loads, before it has opened its log."""
+        log = self._log(name)
+        return log.exists() and '"joined"' in log.read_text(errors="replace")
 
     def spawn(self, name: str, url: str) -> WorkerProcess:
         settings = {**self.settings, "queue": self.queue, "name": name}
@@ -120,15 +121,15 @@ class Fleet:
         self._reap(slot)
         self._keep(asyncio.create_task(self._respawn(slot)))
 
-    def freeze(self, slot: Slot, length_s: float) -> asyncio.Task[None]:
-        """SIGSTOP, and SIGCONT after `length_s`. The task ends when it is awake."""
+    def freeze(self, slot: Slot, wait_over: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """SIGSTOP, and SIGCONT once `wait_over` returns. The task ends when it is awake."""
         if slot.waking is not None:
             return slot.waking
         if slot.process is not None:
             slot.process.send(signal.SIGSTOP)
         slot.is_frozen = True
         self._note("freeze", slot)
-        slot.waking = self._keep(asyncio.create_task(self._wake(slot, length_s)))
+        slot.waking = self._keep(asyncio.create_task(self._wake(slot, wait_over)))
         return slot.waking
 
     async def wait_awake(self) -> None:
@@ -174,10 +175,10 @@ class Fleet:
         if not self._is_closing:
             self._spawn(slot)
 
-    async def _wake(self, slot: Slot, length_s: float) -> None:
+    async def _wake(self, slot: Slot, wait_over: Callable[[], Awaitable[None]]) -> None:
         process = slot.process
         try:
-            await asyncio.sleep(length_s)
+            await wait_over()
         finally:
             if process is not None and slot.process is process:
                 process.send(signal.SIGCONT)

@@ -100,7 +100,8 @@ class Fault:
     """What happens to the worker that has a request, or to its connection, or to the server.
 
     kill      SIGKILL, and the worker's connections are cut
-    freeze    SIGSTOP for `length_s`; before a command: that command reaches the server only after it
+    freeze    SIGSTOP for `length_s`, or until another worker has the request, if that is waited for and comes before;
+              before a command: that command reaches the server only after it
     restart   the server is killed and started again
     drop      the answer is lost, and the connection with it
     cut       the command is lost, and the connection with it
@@ -113,6 +114,7 @@ class Fault:
     at_chunk: int = 1  # stage `chunk`: which one of those seen since the last time
     times: int = 1  # each time at another worker
     length_s: float = 0.0
+    until_taken: bool = False  # of `freeze`: after the last of `times` another worker takes the request, and all wake
 
 
 @dataclass(frozen=True, slots=True)

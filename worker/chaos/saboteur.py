@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -51,6 +51,13 @@ class _Armed:
     times_left: int
     chunks_left: int
     last_worker: str = ""
+    taken: asyncio.Event = field(default_factory=asyncio.Event)  # set only if the fault waits for it
+
+    async def wait_over(self) -> None:
+        """Returns when who is frozen is to wake up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.fault.length_s):
+                await self.taken.wait()
 
 
 class Saboteur:
@@ -68,6 +75,7 @@ class Saboteur:
         self._site = site
         self._armed: dict[str, _Armed] = {}
         self._arm(plan.requests)
+        self._until_taken: dict[str, _Armed] = {}  # by request, those that have struck for the last time
         self._request_of: dict[bytes, str] = {}  # queue entry to request, of armed ones
         self._restarts: list[asyncio.Task[None]] = []
         self.fleet: Fleet | None = None  # set before the first worker starts
@@ -98,6 +106,7 @@ class Saboteur:
         """What is to happen now, if anything."""
         if side == "after":
             self._count(command, answer)
+            self._see_taken(slot, command, answer)
         if not self._armed:
             return None
         for stage, request_id in self._moments(command, side, answer):
@@ -108,7 +117,7 @@ class Saboteur:
                 and armed.fault.side == side
                 and self._is_due(armed, slot)
             ):
-                return partial(self._strike, armed.fault, slot)
+                return partial(self._strike, armed, slot)
         return None
 
     def _moments(self, command: Command, side: Side, answer: Any) -> list[tuple[Stage, str]]:
@@ -154,17 +163,20 @@ class Saboteur:
         armed.last_worker = slot.name
         if not armed.times_left:
             del self._armed[armed.request.id]
+            if armed.fault.until_taken:
+                self._until_taken[armed.request.id] = armed
         return True
 
-    async def _strike(self, fault: Fault, slot: Slot) -> bool:
+    async def _strike(self, armed: _Armed, slot: Slot) -> bool:
         if self.fleet is None:
             return True
+        fault = armed.fault
         match fault.kind:
             case "kill":
                 self.fleet.kill(slot)
                 return False
             case "freeze":
-                awake = self.fleet.freeze(slot, fault.length_s)
+                awake = self.fleet.freeze(slot, armed.wait_over)
                 if fault.side == "before":  # held back, it comes when another worker has the request
                     with suppress(Exception):
                         await asyncio.shield(awake)
@@ -187,6 +199,12 @@ class Saboteur:
     async def _restart(self, away_s: float) -> None:
         await self._site.restart(away_s)
         self._history.events.append(Event("restart", "", time.monotonic()))
+
+    def _see_taken(self, slot: Slot, command: Command, answer: Any) -> None:
+        if self._until_taken and _script(command) == _CLAIM and not isinstance(answer, ReplyError):
+            armed = self._until_taken.get(_request_id(command[3]))
+            if armed is not None and armed.last_worker != slot.name:
+                armed.taken.set()
 
     def _count(self, command: Command, answer: Any) -> None:
         """A refused XADD is followed by a look at what stands in its place; a refused finish says so itself."""

@@ -23,11 +23,8 @@ def gateway(*, settings: GatewaySettings) -> None:
     Exit status: 0 drained; 1 failed; 2 wrong settings; 130 told to stop twice.
     """
     require_gateway_extra()
-    from penstock.gateway.serve import (
-        CannotServe,
-        WrongCertificate,
-        serve,
-    )  # which --help and a light install do without
+    # --help and a light install do without it
+    from penstock.gateway.serve import CannotServe, WrongCertificate, serve
 
     configure_logs(settings.log_level, settings.log_format, sys.stderr)
     try:

@@ -13,8 +13,8 @@ from penstock.worker.settings import Settings
 from penstock.worker.settings_loading import SettingsError, flag
 
 _SETTINGS = (
-    "model", "dtype", "max_model_len", "max_num_seqs", "max_batch_tokens", "page_size", "num_pages", "kv_cache_dtype",
-    "decode_steps", "attention", "expert_parallel",
+    "model", "dtype", "weights", "max_model_len", "max_num_seqs", "max_batch_tokens", "page_size", "num_pages",
+    "kv_cache_dtype", "decode_steps", "attention", "expert_parallel",
 )  # fmt: skip
 
 
@@ -29,9 +29,9 @@ def plan(
 ) -> None:
     """Compile a model for a slice of TPUs, with no TPU and no weights, and say what fits and how fast it could be.
 
-    --model takes a preset (Qwen3-0.6B, Llama-3.1-8B, Qwen3-32B, Qwen3-30B-A3B, Mixtral-8x7B, Llama-3.3-70B,
-    gpt-oss-20b, gpt-oss-120b), a checkpoint's folder, or a config.json. Every function that a worker would compile is
-    compiled, so what does not fit fails here.
+    --model takes a preset (Qwen3-0.6B, Llama-3.1-8B, Qwen3-32B, Qwen3-30B-A3B, Mixtral-8x7B, Gemma-3-27B,
+    Llama-3.3-70B, gpt-oss-20b, gpt-oss-120b), a checkpoint's folder, or a config.json. Every function that a worker
+    would compile is compiled, so what does not fit fails here.
     """
     require_worker_extra()
     if settings.model is None:

@@ -44,8 +44,9 @@ def run(settings: Settings, topology: str, tensor: int | None, context: int, *, 
 
 
 def _plan(settings: Settings, topology: str, tensor: int | None, context: int) -> Plan:
-    model = planned_model(str(MODEL_DIR) if settings.model == DEMO_MODEL else settings.model or "", settings.dtype)
     config = settings.engine_config()
+    name = str(MODEL_DIR) if settings.model == DEMO_MODEL else settings.model or ""
+    model = planned_model(name, config.dtype, config.weights)
     config = replace(config, tensor_parallel=tensor or len(devices_of(topology)) // config.expert_parallel or 1)
     with shown(f"compiling for {topology}", "programs") as report:
         return planned(model, topology, config, context=context, progress=report)

@@ -66,9 +66,9 @@ def _fatal_line(*, is_json: bool) -> Iterator[None]:
 
 def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Model:
     """Loads and warms up, showing how far it is."""
-    directory = resolve(MODEL_DIR if model == DEMO_MODEL else model)
+    path = resolve(MODEL_DIR if model == DEMO_MODEL else model)
     with shown("loading the model", BYTES, say) as report:
-        engine = engine_package.Engine.from_checkpoint(directory, config, report)
+        engine = engine_package.Engine.from_checkpoint(path, config, report)
     with shown("warming up", "shapes", say) as report:
         engine.warm_up(report)
     garbage.settle()
@@ -80,7 +80,7 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
         model,
         engine.describe(),
         engine.grammars,
-        identify(directory, tokenizer.templates, tokenizer.rules(), held_as=config.weights),
+        identify(path, tokenizer.templates, tokenizer.rules(), held_as=config.weights),
         tokenizer.chat_format,
     )
 

@@ -16,6 +16,8 @@ from penstock.worker.cli.redis import connected
 from penstock.worker.protocol.members import Member, backlog, members
 from penstock.worker.settings import Settings
 
+SHOWN_DIGITS = 12  # of a digest
+
 
 @takes_settings(["redis_url", "queue"])
 def workers(
@@ -26,19 +28,20 @@ def workers(
     """List the workers of a queue, and its backlog.
 
     `requests` counts those that a worker has taken and not finished; the backlog, those that no worker has. A worker is
-    lost when its heartbeat has lapsed: the others take its requests over within seconds.
+    lost when its heartbeat has lapsed: the others take its requests over within seconds. `model` begins the digest of
+    the model, its tokenizer and its template: workers that differ in it do not continue each other's replies.
     """
     found, num_waiting = asyncio.run(_look(settings))
     if as_json:
         for member in found:
             typer.echo(json.dumps({**dataclasses.asdict(member), "state": _state(member)}))
         return
-    table = Table("worker", "state", "requests", "heartbeat expires in", box=None, header_style="bold")
+    table = Table("worker", "state", "requests", "heartbeat expires in", "model", box=None, header_style="bold")
     for member in found:
         left_ms = member.heartbeat_left_ms
-        table.add_row(
-            member.name, _state(member), str(member.num_taken), "" if left_ms is None else f"{left_ms / 1000:.1f} s"
-        )
+        left = "" if left_ms is None else f"{left_ms / 1000:.1f} s"
+        model = (member.digest or "")[:SHOWN_DIGITS]
+        table.add_row(member.name, _state(member), str(member.num_taken), left, model)
     screen = console()
     screen.print(table if found else f"queue {settings.queue} has no workers")
     screen.print(f"backlog: {num_waiting}")

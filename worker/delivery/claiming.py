@@ -41,6 +41,7 @@ class Claimer:
         threads: Threads,
         outbox: Outbox,
         metrics: Metrics,
+        digest: str = "",
     ) -> None:
         self._redis = redis
         self._batcher = Batcher(redis, retries=0)  # the entries that one read brings are claimed together
@@ -50,6 +51,7 @@ class Claimer:
         self._outbox = outbox
         self._requests = outbox.requests
         self._metrics = metrics
+        self._digest = digest  # of the model
 
     async def close(self) -> None:
         await self._batcher.close()
@@ -98,8 +100,14 @@ class Claimer:
         tenant = None if isinstance(asked, WireError) else asked.tenant
         try:
             answer = await self._try_claim(request_id, entry.id, tenant)
+            gone_entry = ""
             if isinstance(answer, NotClaimed) and answer.reason == "duplicate" and await self._is_gone(answer):
-                answer = await self._try_claim(request_id, entry.id, tenant, gone_entry=answer.other_entry)
+                gone_entry = answer.other_entry
+                answer = await self._try_claim(request_id, entry.id, tenant, gone_entry)
+            if isinstance(answer, NotClaimed) and answer.reason == "other_model":
+                if await self._set_aside(request_id, entry, asked, answer.digest):
+                    return None
+                answer = await self._try_claim(request_id, entry.id, tenant, gone_entry, any_model=True)
         except faults.REDIS_ERRORS as error:
             faults.raise_if_final(error)
             if faults.is_passing(error):
@@ -130,8 +138,15 @@ class Claimer:
         observe_letter(self._metrics, letter)
         self._outbox.remove(letter)
 
+    async def _set_aside(self, request_id: str, entry: QueueEntry, asked: Asked, digest: str) -> bool:
+        """Leaves a half-written reply to the workers whose model began it. False: none has been there for a while."""
+        command = scripts.set_aside(self._config.queue, worker=self._config.name, entry_id=entry.id, digest=digest)
+        is_left = bool(await self._redis.execute_command(*command))
+        _logger_of(request_id, asked).info("left_to_other_model" if is_left else "model_gone", digest=digest)
+        return is_left
+
     async def _try_claim(
-        self, request_id: str, entry_id: str, tenant: str | None, gone_entry: str = ""
+        self, request_id: str, entry_id: str, tenant: str | None, gone_entry: str = "", *, any_model: bool = False
     ) -> Claim | NotClaimed:
         command = scripts.claim(
             self._config.queue,
@@ -142,6 +157,8 @@ class Claimer:
             ttl_ms=round(self._config.reply_ttl_s * 1000),
             gone_entry=gone_entry,
             tenant=tenant or "",
+            digest=self._digest,
+            any_model=any_model,
         )
         return scripts.parse_claim(await self._batcher.execute(*command), self._instance)
 

@@ -52,12 +52,20 @@ class QueueEntry:
 
 
 class EntryReader:
-    """Takes entries of one queue for one worker, those of dead or draining workers first. No read is sent twice."""
+    """Takes entries of one queue for one worker, those of dead or draining workers first. No read is sent twice.
 
-    def __init__(self, redis: RedisClient, blocking: RedisClient, config: WorkerConfig) -> None:
+    Args:
+        redis: for all reads but those that wait.
+        blocking: for those.
+        config: of the worker.
+        digest: of its model; what was set aside for that comes first.
+    """
+
+    def __init__(self, redis: RedisClient, blocking: RedisClient, config: WorkerConfig, digest: str = "") -> None:
         self._redis = redis
         self._blocking = blocking
         self._config = config
+        self._digest = digest
         self._adopt_at_s = 0.0
 
     async def make_group(self) -> None:
@@ -86,7 +94,7 @@ class EntryReader:
         now_s = time.monotonic()
         if now_s < self._adopt_at_s:
             return []
-        entries = await self._read(scripts.adopt, count)
+        entries = await self._read(scripts.adopt, count, digest=self._digest)
         if not entries:
             self._adopt_at_s = now_s + self._config.block_ms / 1000
         return entries

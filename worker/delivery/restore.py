@@ -89,6 +89,10 @@ class Restorer:
             self._outbox.end(live, "cancelled")
         elif live.is_overdue(time.monotonic()):
             self._outbox.end(live, "expired")
+        elif claim.is_of_other_model and live.outcome is None:
+            wait_s = self._config.model_wait_s
+            message = f"workers with another model began this reply, and none has been there for {wait_s:g} s"
+            self._outbox.fail(live, "model_gone", message)
         return live.has_ended
 
 

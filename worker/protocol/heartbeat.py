@@ -49,6 +49,7 @@ class Heartbeat:
         self._instance = instance
         self._readiness = readiness
         self._ttl_ms = round(config.heartbeat_ttl_s * 1000)
+        self._model_ttl_ms = self._ttl_ms + round(config.model_wait_s * 1000)
         self._interval_s = config.heartbeat_ttl_s / BEATS_PER_TTL
         self._is_serving = False
         self._is_announced = False
@@ -124,6 +125,7 @@ class Heartbeat:
             is_serving=self._is_serving,
             must_match=not self._config.allow_other_fleet,
             card=self._card,
+            model_ttl_ms=self._model_ttl_ms,
         )
 
     def _announce_soon(self) -> None:
@@ -206,4 +208,5 @@ class Reclaimer:
                 break
         if freed and stream == keys.requests(queue):
             self._metrics.reclaimed.inc(freed)
-            _log.warning("worker_lost", lost=consumer, entries=freed)
+            event = "worker_lost" if keys.is_worker(consumer) else "model_lost"
+            _log.warning(event, lost=consumer, entries=freed)

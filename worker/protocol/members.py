@@ -30,6 +30,7 @@ class Member:
     num_taken: int  # requests it has taken and not finished
     heartbeat_left_ms: int | None  # until others take over, unless it beats again; None: it has no heartbeat
     is_draining: bool
+    digest: str | None = None  # of its model
 
     @property
     def is_live(self) -> bool:
@@ -45,19 +46,21 @@ async def members(redis: RedisClient, queue: str) -> list[Member]:
             return []
         raise
     pipeline = redis.pipeline(transaction=False)
-    consumers = [consumer for consumer in consumers if consumer["name"] != keys.UNOWNED.encode()]
+    consumers = [consumer for consumer in consumers if keys.is_worker(consumer["name"].decode())]
     names = [consumer["name"].decode() for consumer in consumers]
+    pipeline.hgetall(keys.digests(queue))
     for name in names:
         pipeline.pttl(keys.heartbeat(queue, name))
         pipeline.get(keys.heartbeat(queue, name))
         pipeline.get(keys.drain(queue, name))
-    answers = await pipeline.execute() if names else []
+    digests, *answers = await pipeline.execute()
     found = [
         Member(
             name,
             num_taken=int(consumer["pending"]),
             heartbeat_left_ms=left_ms if instance is not None else None,
             is_draining=instance is not None and marked == instance,
+            digest=digest.decode() if (digest := digests.get(name.encode())) else None,
         )
         for name, consumer, left_ms, instance, marked in zip(
             names, consumers, answers[::3], answers[1::3], answers[2::3], strict=True

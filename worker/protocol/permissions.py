@@ -31,6 +31,7 @@ _ON_QUEUES = (
 )  # fmt: skip
 _ON_SERVING = (*_ON_QUEUES, "ZSCORE {} m", "EXISTS {}")
 _ON_CARD = ("HMGET {} f", "HSET {} f v", "PTTL {}", "PEXPIRE {} 1", "PEXPIRETIME {}", "DEL {}")
+_ON_DIGESTS = ("HSET {} f v", "HDEL {} f", "PTTL {}", "PEXPIRE {} 1", "DEL {}")
 _ON_CALLS = (
     "XGROUP CREATE {} g 0", "XGROUP DELCONSUMER {} g c", "XREADGROUP GROUP g c STREAMS {} >", "XACK {} g 0-1",
     "XDEL {} 0-1", "XCLAIM {} g c 0 0-1", "XPENDING {} g", "XINFO CONSUMERS {}", "PEXPIRE {} 1",
@@ -73,11 +74,17 @@ async def denied(redis: RedisClient, queue: str) -> list[str]:
 def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
     yield "", ("TIME",)
     yield keys.requests(queue), _ON_REQUESTS
-    for key in (keys.heartbeat(queue, _PROBE), keys.drain(queue, _PROBE), keys.starting(queue, _PROBE)):
+    for key in (
+        keys.heartbeat(queue, _PROBE),
+        keys.heartbeat(queue, keys.set_aside_for(_PROBE)),
+        keys.drain(queue, _PROBE),
+        keys.starting(queue, _PROBE),
+    ):
         yield key, _ON_PRESENCE
     yield keys.serving(queue), _ON_SERVING
     yield keys.queues(), _ON_QUEUES
     yield keys.card(queue), _ON_CARD
+    yield keys.digests(queue), _ON_DIGESTS
     yield keys.calls(queue), _ON_CALLS
     yield keys.answers(queue, _PROBE), _ON_ANSWERS
     for letters in (keys.dead(queue), keys.malformed(queue)):

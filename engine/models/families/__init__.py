@@ -8,26 +8,34 @@ from typing import Any
 
 from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.families.cohere2 import COHERE2
+from penstock.engine.models.families.dots1 import DOTS1
+from penstock.engine.models.families.ernie4_5 import ERNIE4_5
+from penstock.engine.models.families.exaone4 import EXAONE4
 from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.gemma import GEMMA
 from penstock.engine.models.families.gemma2 import GEMMA2
 from penstock.engine.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
+from penstock.engine.models.families.glm import GLM
 from penstock.engine.models.families.glm4 import GLM4
 from penstock.engine.models.families.glm4_moe import GLM4_MOE
 from penstock.engine.models.families.gpt_oss import GPT_OSS
 from penstock.engine.models.families.granite import GRANITE
+from penstock.engine.models.families.granitemoe import GRANITEMOE
 from penstock.engine.models.families.llama import LLAMA
+from penstock.engine.models.families.ministral import MINISTRAL
 from penstock.engine.models.families.ministral3 import MINISTRAL3
 from penstock.engine.models.families.mistral import MISTRAL
 from penstock.engine.models.families.mistral3 import MISTRAL3
 from penstock.engine.models.families.mixtral import MIXTRAL
 from penstock.engine.models.families.olmo2 import OLMO2
 from penstock.engine.models.families.olmo3 import OLMO3
+from penstock.engine.models.families.olmoe import OLMOE
 from penstock.engine.models.families.phi3 import PHI3
 from penstock.engine.models.families.qwen2 import QWEN2
 from penstock.engine.models.families.qwen2_moe import QWEN2_MOE
 from penstock.engine.models.families.qwen3 import QWEN3
 from penstock.engine.models.families.qwen3_moe import QWEN3_MOE
+from penstock.engine.models.families.seed_oss import SEED_OSS
 from penstock.engine.models.families.smollm3 import SMOLLM3
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -42,6 +50,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             QWEN2_MOE,
             QWEN3,
             QWEN3_MOE,
+            MINISTRAL,
             MINISTRAL3,
             MISTRAL3,
             GEMMA,
@@ -50,12 +59,19 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             GEMMA3,
             OLMO2,
             OLMO3,
+            OLMOE,
             SMOLLM3,
             PHI3,
             GRANITE,
+            GRANITEMOE,
             COHERE2,
+            GLM,
             GLM4,
             GLM4_MOE,
+            EXAONE4,
+            SEED_OSS,
+            ERNIE4_5,
+            DOTS1,
         )
     }
 )

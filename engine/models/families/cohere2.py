@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.engine.models.config import BlockConfig, ModelConfig, NormConfig, RopeConfig
+from penstock.engine.models.config import BlockConfig, ModelConfig, NormConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf_blocks import listed_layers, read_attention, read_mlp, read_model, sliding
+from penstock.engine.models.hf_blocks import (
+    listed_layers,
+    read_attention,
+    read_mlp,
+    read_model,
+    sliding,
+    without_positions,
+)
 from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_rope import read_rope
+from penstock.engine.models.hf_rope import read_neighbours_rope
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
@@ -21,20 +28,13 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
         config.refuse_unless(name, None, True)
     has_bias = config.flag("attention_bias")
     norm = NormConfig(config.number("layer_norm_eps"), kind="layer")
-    attention = read_attention(config, rope=_rope, qkv_bias=has_bias, out_bias=has_bias)
+    attention = read_attention(config, rope=read_neighbours_rope, qkv_bias=has_bias, out_bias=has_bias)
     block = BlockConfig(attention, read_mlp(config), norm, parallel=True)
     pattern = config.integer("sliding_window_pattern")
     windows = listed_layers(config, config.integer("sliding_window"), lambda layer: (layer + 1) % pattern != 0)
-    blocks = [
-        slid if slid.attention.sliding_window else replace(slid, attention=replace(slid.attention, rope=None))
-        for slid in sliding(block, windows)
-    ]
+    blocks = [slid if slid.attention.sliding_window else without_positions(slid) for slid in sliding(block, windows)]
     model = read_model(config, family=COHERE2.model_type, dtype=dtype, blocks=blocks, norm=norm)
     return replace(model, logit_scale=config.number("logit_scale"))
-
-
-def _rope(config: HFConfig, head_dim: int) -> RopeConfig:
-    return replace(read_rope(config, head_dim), interleaved=True)
 
 
 COHERE2 = Family(

@@ -35,7 +35,7 @@ QWEN_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
     }
 )
 # As `transformers` holds a mixture in memory, and some write it: the experts of a layer in one tensor, gate above up.
-FUSED_MARK = ".experts.gate_up_proj"
+FUSED_MARK, SPLIT_MARK = ".experts.gate_up_proj", ".experts.0.gate_proj.weight"
 FUSED_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
     {
         ("mlp", "router", "kernel"): "mlp.gate.weight",
@@ -95,9 +95,20 @@ class Family:
     def as_stored(self, names: Collection[str]) -> Family:
         """The family with the names that tensors have in a checkpoint of these."""
         family = replace(self, places=(self._place(names),))
+        if any(name.endswith(SPLIT_MARK) for name in names):
+            return family.split_experts()
         if FUSED_EXPERTS.keys() & self.own_tensors.keys() or not any(name.endswith(FUSED_MARK) for name in names):
             return family
         return replace(family, own_tensors={**self.own_tensors, **FUSED_EXPERTS})
+
+    def split_experts(self) -> Family:
+        """The family with a tensor for each matmul of each expert, where it has one for those of all experts."""
+        fused = {path for path in self.own_tensors if path[:2] == ("mlp", "experts")}
+        if not fused:
+            return self
+        tensors = {path: name for path, name in self.own_tensors.items() if path not in fused}
+        modules = {path: name for path, name in QWEN_EXPERTS.items() if path[:2] == ("mlp", "experts")}
+        return replace(self, own_tensors=tensors, own_modules={**self.own_modules, **modules})
 
     def tensor_name(self, path: ParamPath) -> str:
         """The checkpoint's name of the parameter at `path`; a `kernel` is mostly stored transposed, `[out, in]`."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from penstock.engine.models.config import AttentionConfig, BlockConfig, ModelConfig, NormConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm
+from penstock.engine.models.hf_blocks import full_layers, read_attention, read_mlp, read_model, read_norm
 from penstock.engine.models.hf_config import HFConfig
 
 DEFAULTS = MappingProxyType(
@@ -49,7 +49,7 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     block = BlockConfig(gemma_attention(config), read_mlp(config), gemma_norm(config))
     if config.get("hidden_act") == "gelu":  # in the first releases, which mean its approximation
         block = replace(block, mlp=replace(block.mlp, activation="gelu_pytorch_tanh"))
-    return gemma_model(config, GEMMA.model_type, dtype, [block for _ in every_layer(config, None)])
+    return gemma_model(config, GEMMA.model_type, dtype, full_layers(config, block))
 
 
 GEMMA = Family(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.engine.models.config import BlockConfig, ExpertsConfig, MLPConfig, ModelConfig
+from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import QWEN_EXPERTS, Family
 from penstock.engine.models.families.qwen3 import QWEN3
 from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm
 from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_experts import grouped_sigmoid, read_experts
+from penstock.engine.models.hf_experts import dense_first, read_sigmoid_experts
 from penstock.engine.models.hf_rope import read_partial_rope
 
 
@@ -17,24 +17,11 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     norm = read_norm(config)
     qk_norm = norm if config.flag("use_qk_norm") else None
     attention = read_attention(config, rope=read_partial_rope, qkv_bias=config.flag("attention_bias"), qk_norm=qk_norm)
-    dense, experts = (BlockConfig(attention, mlp, norm) for mlp in (read_mlp(config), _experts(config)))
-    num_dense = config.whole("first_k_dense_replace")
-    blocks = [dense if layer < num_dense else experts for layer, _ in enumerate(every_layer(config, None))]
+    mlps = dense_first(config, read_mlp(config), read_sigmoid_experts(config))
+    blocks = [BlockConfig(attention, mlp, norm) for mlp, _ in zip(mlps, every_layer(config, None), strict=True)]
     model = read_model(config, family=GLM4_MOE.model_type, dtype=dtype, blocks=blocks, norm=norm)
     num_draft_layers = max(config.whole(name) for name in ("num_nextn_predict_layers", "num_mtp_layers"))
     return replace(model, num_draft_layers=num_draft_layers)
-
-
-def _experts(config: HFConfig) -> ExpertsConfig:
-    experts = read_experts(
-        config,
-        "n_routed_experts",
-        "num_local_experts",
-        intermediate_size="moe_intermediate_size",
-        normalized=config.flag("norm_topk_prob"),
-    )
-    shared = MLPConfig(experts.intermediate_size * config.integer("n_shared_experts"), experts.activation)
-    return replace(grouped_sigmoid(config, experts), shared=shared)
 
 
 GLM4_MOE = Family(

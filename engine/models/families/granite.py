@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.engine.models.config import BlockConfig, ModelConfig
+from penstock.engine.models.config import BlockConfig, ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm
+from penstock.engine.models.hf_blocks import full_layers, read_attention, read_mlp, read_model, read_norm
 from penstock.engine.models.hf_config import HFConfig
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
+    mlp = read_mlp(config, bias=config.flag("mlp_bias"))
+    return granite_model(config, family=GRANITE.model_type, dtype=dtype, mlp=mlp)
+
+
+def granite_model(config: HFConfig, *, family: str, dtype: str, mlp: MLPConfig | ExpertsConfig) -> ModelConfig:
+    """With this feed-forward in each layer.
+
+    Raises:
+        ConfigError: a field is missing, or asks for a computation that is not implemented.
+    """
     has_bias, norm = config.flag("attention_bias"), read_norm(config)
     attention = read_attention(config, qkv_bias=has_bias, out_bias=has_bias)
-    block = BlockConfig(
-        replace(attention, scale=config.number("attention_multiplier")),
-        read_mlp(config, bias=config.flag("mlp_bias")),
-        norm,
-        residual_scale=config.number("residual_multiplier"),
-    )
-    blocks = [block for _ in every_layer(config, None)]
-    model = read_model(config, family=GRANITE.model_type, dtype=dtype, blocks=blocks, norm=norm)
+    attention = replace(attention, scale=config.number("attention_multiplier"))
+    block = BlockConfig(attention, mlp, norm, residual_scale=config.number("residual_multiplier"))
+    blocks = full_layers(config, block)
+    model = read_model(config, family=family, dtype=dtype, blocks=blocks, norm=norm)
     return replace(
         model,
         embedding_scale=config.number("embedding_multiplier"),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm
+from penstock.engine.models.hf_blocks import full_layers, read_attention, read_mlp, read_model, read_norm
 from penstock.engine.models.hf_config import HFConfig
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
-    config.refuse_unless("sliding_window", None)
     has_bias = config.flag("attention_bias")
     norm = read_norm(config)
     block = BlockConfig(
@@ -17,7 +16,7 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
         read_mlp(config, bias=config.flag("mlp_bias")),
         norm,
     )
-    blocks = [block for _ in every_layer(config, None)]
+    blocks = full_layers(config, block)
     return read_model(config, family=LLAMA.model_type, dtype=dtype, blocks=blocks, norm=norm)
 
 

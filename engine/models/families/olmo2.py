@@ -9,7 +9,7 @@ from types import MappingProxyType
 from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import BlockConfig, ModelConfig, NormConfig, RopeConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm
+from penstock.engine.models.hf_blocks import full_layers, read_attention, read_mlp, read_model, read_norm
 from penstock.engine.models.hf_config import HFConfig
 from penstock.engine.models.hf_rope import read_rope
 
@@ -48,7 +48,7 @@ def olmo2_block(config: HFConfig, rope: Callable[[HFConfig, int], RopeConfig] = 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     block, norm = olmo2_block(config), olmo2_norm(config)
-    blocks = [block for _ in every_layer(config, None)]
+    blocks = full_layers(config, block)
     return read_model(config, family=OLMO2.model_type, dtype=dtype, blocks=blocks, norm=norm)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import Family
@@ -15,6 +13,7 @@ from penstock.engine.models.hf_blocks import (
     read_model,
     read_norm,
     sliding,
+    without_positions,
 )
 from penstock.engine.models.hf_config import HFConfig
 
@@ -25,10 +24,8 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     block = BlockConfig(attention, read_mlp(config, bias=config.flag("mlp_bias")), norm)
     rotates = _layers_that_rotate(config)
     windows = listed_layers(config, optional_window(config), lambda layer: not rotates[layer])
-    blocks = [
-        slid if has_rope else replace(slid, attention=replace(slid.attention, rope=None))
-        for slid, has_rope in zip(sliding(block, windows), rotates, strict=True)
-    ]
+    pairs = zip(sliding(block, windows), rotates, strict=True)
+    blocks = [slid if has_rope else without_positions(slid) for slid, has_rope in pairs]
     return read_model(config, family=SMOLLM3.model_type, dtype=dtype, blocks=blocks, norm=norm)
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import httpx2
-import openai
+import gateway_client
 from fakes import ScriptedReply, ScriptedWorker, eventually
-from gateway_harness import announce, running_gateway
+from gateway_harness import announce
 from openai.types import Batch, FileObject
-from patience import WAIT_S
 
 from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import ChunkEntry, GenerateRequest
+from penstock.producer.wire import ChunkEntry
 
 CHAT = "/v1/chat/completions"
 ENDED = ("failed", "completed", "expired", "cancelled")
@@ -53,19 +50,8 @@ def jsonl(lines: Iterable[Mapping[str, Any]]) -> bytes:
     return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A gateway's clients, and what came to the worker."""
-
-    openai: openai.AsyncOpenAI
-    http: httpx2.AsyncClient
-    worker: ScriptedWorker | None
-    redis: RedisClient
-
-    @property
-    def requests(self) -> list[GenerateRequest]:
-        assert self.worker is not None
-        return self.worker.taken
+class Asked(gateway_client.Asked):
+    """With calls for batches."""
 
     async def upload(self, content: bytes, **more: Any) -> FileObject:
         made = await self.openai.files.create(file=("in.jsonl", content), purpose="batch", **more)
@@ -108,24 +94,11 @@ def strictly(batch: Batch) -> Batch:
 
 
 @asynccontextmanager
-async def beside(
-    worker: ScriptedWorker | None, redis: RedisClient, redis_url: str, api_key: str = "none", **settings: Any
-) -> AsyncIterator[Asked]:
-    """A gateway in front of a worker that is there already."""
-    async with (
-        running_gateway(redis_url, **settings) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=api_key, max_retries=0) as client,
-        httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S, trust_env=False) as http,
-    ):
-        yield Asked(client, http, worker, redis)
-
-
-@asynccontextmanager
 async def asking(redis: RedisClient, redis_url: str, behave: Any = answer, **settings: Any) -> AsyncIterator[Asked]:
     """A gateway and a worker for the time of the block."""
     await announce(redis)
     async with (
         ScriptedWorker(redis_url, behave) as worker,
-        beside(worker, redis, redis_url, **{"batch_lease_s": 0.6, **settings}) as asked,
+        Asked.beside(worker, redis, redis_url, **{"batch_lease_s": 0.6, **settings}) as asked,
     ):
         yield asked

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from batches_harness import Asked, asking, beside, jsonl, line
+from batches_harness import Asked, asking, jsonl, line
 from fakes import eventually
 from openai.types import FileObject
 
@@ -169,7 +169,7 @@ async def _is_empty(asked: Asked) -> bool:
 
 async def test_any_gateway_has_a_file(asked: Asked, redis: RedisClient, redis_url: str) -> None:
     file = await asked.upload(b"there")
-    async with beside(None, redis, redis_url) as other:
+    async with Asked.beside(None, redis, redis_url) as other:
         found: Any = await other.openai.files.retrieve(file.id)
         assert FileObject.model_validate(found) == file
         assert (await other.openai.files.content(file.id)).text == "there"

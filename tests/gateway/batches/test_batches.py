@@ -8,14 +8,14 @@ from typing import Any
 
 import openai
 import pytest
-from batches_harness import Asked, answer, asking, beside, jsonl, line
+from batches_harness import Asked, answer, asking, jsonl, line
 from fakes import ScriptedWorker, eventually
 from gateway_harness import announce
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
-from penstock.gateway.batches import work
+from penstock.gateway.batches import results, work
 from penstock.gateway.store import names
 from penstock.producer import Reply
 from penstock.producer import keys as producer_keys
@@ -229,8 +229,11 @@ async def test_the_files_of_a_batch_expire_when_it_is_asked_for(asked: Asked) ->
     assert len(content.content) == file.bytes
 
 
-async def test_answers_wait_for_the_capacity_to_keep_them(redis: RedisClient, redis_url: str) -> None:
-    """They are there as soon as something is deleted."""
+async def test_answers_wait_for_the_capacity_to_keep_them(
+    redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are there soon after something is deleted."""
+    monkeypatch.setattr(results, "FULL_WAIT_S", 0.05)
     async with asking(redis, redis_url, max_store_bytes=200_000) as asked:
         other = await asked.upload(b"x" * 190_000)
         batch = await asked.create(jsonl([line("a")]))
@@ -259,10 +262,10 @@ async def test_another_gateway_goes_on_with_a_batch_whose_gateway_stops(redis: R
     """At once: the lease is handed back."""
     await announce(redis)
     async with ScriptedWorker(redis_url, answer) as worker:
-        async with beside(worker, redis, redis_url) as first:
+        async with Asked.beside(worker, redis, redis_url) as first:
             batch = await first.create(jsonl([line("a", "wait here"), line("b")]))
             await eventually(lambda: len(first.requests) == 2)
-        async with beside(worker, redis, redis_url) as second:
+        async with Asked.beside(worker, redis, redis_url) as second:
             await eventually(lambda: _is_held(redis))
             await second.openai.batches.cancel(batch.id)
             batch = await second.ended(batch)

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from batches_harness import Asked, answer, beside, jsonl, line
+from batches_harness import Asked, answer, jsonl, line
 from fakes import ScriptedWorker, eventually
 from gateway_harness import announce, new_key, revoke
 
@@ -22,7 +22,7 @@ async def two_callers(stack: AsyncExitStack, redis: RedisClient, redis_url: str,
     worker = await stack.enter_async_context(ScriptedWorker(redis_url, answer))
     keys = [await new_key(redis_url, tenant="ours", **limits), await new_key(redis_url)]
     one, other = [
-        await stack.enter_async_context(beside(worker, redis, redis_url, key.text, batch_lease_s=LEASE_S))
+        await stack.enter_async_context(Asked.beside(worker, redis, redis_url, key.text, batch_lease_s=LEASE_S))
         for key in keys
     ]
     return one, other
@@ -66,7 +66,7 @@ async def test_a_revoked_key_ends_its_batches(redis: RedisClient, redis_url: str
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(ScriptedWorker(redis_url, answer))
         key, other = await new_key(redis_url), await new_key(redis_url)
-        asked = await stack.enter_async_context(beside(worker, redis, redis_url, key.text, batch_lease_s=LEASE_S))
+        asked = await stack.enter_async_context(Asked.beside(worker, redis, redis_url, key.text, batch_lease_s=LEASE_S))
         await asked.create(jsonl([line("a", "wait here"), line("b", "wait here")]))
         await eventually(lambda: len(asked.requests) == 2)
         await revoke(redis_url, key)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
+import gateway_client
 import httpx2
-import openai
 from fakes import ScriptedReply, ScriptedWorker
-from gateway_harness import announce, running_gateway
+from gateway_harness import announce
 from openai.types.responses import Response, ResponseStreamEvent
-from patience import WAIT_S
 from pydantic import TypeAdapter
 
 from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import ChunkEntry, GenerateRequest, ToolCallDelta
+from penstock.producer.wire import ChunkEntry, ToolCallDelta
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 EPOCH_S = 1_795_298_400
@@ -107,19 +105,8 @@ async def write(
     await reply.write(entry)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A gateway's clients, and what came to the worker."""
-
-    openai: openai.AsyncOpenAI
-    http: httpx2.AsyncClient
-    worker: ScriptedWorker | None
-    redis: RedisClient
-
-    @property
-    def requests(self) -> list[GenerateRequest]:
-        assert self.worker is not None
-        return self.worker.taken
+class Asked(gateway_client.Asked):
+    """With calls for responses."""
 
     async def create(self, said: str, **options: Any) -> Response:
         """A response, which is of its type to the letter."""
@@ -156,18 +143,5 @@ def events_of(text: str) -> list[Any]:
 async def asking(redis: RedisClient, redis_url: str, **settings: Any) -> AsyncIterator[Asked]:
     """A gateway and a worker for the time of the block."""
     await announce(redis)
-    async with ScriptedWorker(redis_url, answer) as worker, beside(worker, redis, redis_url, **settings) as asked:
+    async with ScriptedWorker(redis_url, answer) as worker, Asked.beside(worker, redis, redis_url, **settings) as asked:
         yield asked
-
-
-@asynccontextmanager
-async def beside(
-    worker: ScriptedWorker | None, redis: RedisClient, redis_url: str, **settings: Any
-) -> AsyncIterator[Asked]:
-    """Another gateway in front of the same worker."""
-    async with (
-        running_gateway(redis_url, **settings) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
-        httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
-    ):
-        yield Asked(client, http, worker, redis)

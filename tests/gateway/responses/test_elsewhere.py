@@ -9,9 +9,10 @@ import httpx2
 import openai
 import pytest
 from fakes import ScriptedWorker, eventually
+from gateway_client import openai_client
 from gateway_harness import announce, new_key, running_gateway
 from patience import WAIT_S
-from responses_harness import answer, asking, beside, events_of, strictly
+from responses_harness import Asked, answer, asking, events_of, strictly
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, connect
@@ -19,7 +20,7 @@ from penstock.producer.redis.connection import RedisClient, connect
 
 async def test_a_stored_response_goes_on_where_its_gateway_has_to_leave_it(redis: RedisClient, redis_url: str) -> None:
     await announce(redis)
-    async with ScriptedWorker(redis_url, answer) as worker, beside(worker, redis, redis_url) as other:
+    async with ScriptedWorker(redis_url, answer) as worker, Asked.beside(worker, redis, redis_url) as other:
         async with (
             running_gateway(redis_url) as gateway,
             httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
@@ -47,7 +48,7 @@ async def test_what_ends_a_stream_from_outside_raises_in_the_client(redis: Redis
     async with (
         ScriptedWorker(redis_url, answer),
         running_gateway(redis_url) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        openai_client(gateway.url) as client,
     ):
         stream = await client.responses.create(model="tiny", input="wait here", stream=True)
         await anext(stream)
@@ -61,10 +62,10 @@ async def test_a_response_in_the_foreground_ends_once_nobody_reads_it(redis: Red
     await announce(redis)
     async with (
         ScriptedWorker(redis_url, answer) as worker,
-        beside(worker, redis, redis_url, abandon_after_s=0.2) as other,
+        Asked.beside(worker, redis, redis_url, abandon_after_s=0.2) as other,
     ):
         async with running_gateway(redis_url, abandon_after_s=0.2) as gateway:
-            client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+            client = openai_client(gateway.url)
             background = await client.responses.create(model="tiny", input="wait for ever", background=True)
             stream = await client.responses.create(model="tiny", input="wait here", stream=True)
             created: Any = await anext(stream)
@@ -86,9 +87,7 @@ async def test_no_key_finds_the_responses_of_another(redis: RedisClient, redis_u
     mine, other = await new_key(redis_url, tenant="us"), await new_key(redis_url)
     await announce(redis)
     async with ScriptedWorker(redis_url, answer) as worker, running_gateway(redis_url) as gateway:
-        clients = [
-            openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key.text, max_retries=0) for key in (mine, other)
-        ]
+        clients = [openai_client(gateway.url, key.text) for key in (mine, other)]
         response = await clients[0].responses.create(model="tiny", input="say it")
         assert worker.taken[0].tenant == "us"
         theirs = clients[1].responses

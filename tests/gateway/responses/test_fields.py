@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from any_json import mutations, values
 from gateway_harness import CARD
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,11 +27,6 @@ pytestmark = pytest.mark.any_server
 
 BODY: dict[str, Any] = {"model": "tiny", "input": "say it"}
 NAMES = sorted({*RESPONSE_POLICY.honoured, *RESPONSE_POLICY.ignored, *RESPONSE_POLICY.refused, "nobody_knows"})
-
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=8
-)
 
 TOOL = {"type": "function", "name": "noon", "parameters": {"type": "object"}, "strict": True, "description": "d"}
 WHOLE: dict[str, Any] = {
@@ -78,20 +74,6 @@ def _check_kept(asked: ResponseBody, items: list[Item]) -> None:
 @given(st.dictionaries(st.sampled_from(NAMES), values, max_size=3))
 def test_any_value_in_any_field_is_taken_or_refused(given: dict[str, Any]) -> None:
     answer({**BODY, **given})
-
-
-def mutations(value: Any) -> st.SearchStrategy[Any]:
-    """The value with something else in one place."""
-    if isinstance(value, dict) and value:
-        inside = [mutations(inner).map(lambda new, name=name: {**value, name: new}) for name, inner in value.items()]
-        return st.one_of(values, st.tuples(st.text(), values).map(lambda item: {**value, item[0]: item[1]}), *inside)
-    if isinstance(value, list) and value:
-        inside = [
-            mutations(inner).map(lambda new, at=at: [*value[:at], new, *value[at + 1 :]])
-            for at, inner in enumerate(value)
-        ]
-        return st.one_of(values, *inside)
-    return values
 
 
 @pytest.mark.parametrize("field", WHOLE)

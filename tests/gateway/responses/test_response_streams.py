@@ -10,7 +10,7 @@ import openai
 import pytest
 from fakes import ScriptedWorker, eventually
 from gateway_harness import CARD, announce
-from responses_harness import Asked, answer, asking, beside, events_of
+from responses_harness import Asked, answer, asking, events_of
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
@@ -78,7 +78,7 @@ async def test_a_stream_can_be_read_again_from_any_event_on_through_any_gateway(
     """Byte for byte."""
     first = (await asked.post(SAID[what], stream=True, background=True)).text
     response_id = events_of(first)[0].response.id
-    async with beside(asked.worker, redis, redis_url) as other:
+    async with Asked.beside(asked.worker, redis, redis_url) as other:
         assert await other.stream_of(response_id) == first
         blocks = first.split("\n\n")[:-1]
         for number, block in enumerate(blocks):
@@ -100,7 +100,7 @@ async def test_a_foreground_stream_is_the_same_when_it_is_read_again(asked: Aske
 
 async def test_one_in_the_background_is_announced_before_a_worker_takes_it(redis: RedisClient, redis_url: str) -> None:
     await announce(redis)
-    async with beside(None, redis, redis_url) as asked:
+    async with Asked.beside(None, redis, redis_url) as asked:
         stream = await asked.openai.responses.create(model="tiny", input="wait here", background=True, stream=True)
         events: list[Any] = [await anext(stream), await anext(stream)]
         assert [event.type for event in events] == ["response.created", "response.queued"]
@@ -112,7 +112,7 @@ async def test_one_in_the_background_is_announced_before_a_worker_takes_it(redis
 async def test_one_in_the_background_waits_for_a_worker_where_there_was_one(redis: RedisClient, redis_url: str) -> None:
     """As after `penstock drain`: the queue's workers have taken its card with them."""
     await announce(redis)
-    async with beside(None, redis, redis_url) as asked:
+    async with Asked.beside(None, redis, redis_url) as asked:
         await asked.http.get("/v1/models")
         await redis.delete(keys.card("default"), keys.queues())
         await eventually(lambda: _serves_nothing(asked))
@@ -130,12 +130,12 @@ async def test_one_in_the_background_waits_for_a_worker_where_there_was_one(redi
 async def test_one_in_the_background_needs_a_model_that_the_gateway_has_seen(
     redis: RedisClient, redis_url: str
 ) -> None:
-    async with beside(None, redis, redis_url) as asked:
+    async with Asked.beside(None, redis, redis_url) as asked:
         refused = await asked.post("say it", background=True)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
     await announce(redis, "other", CARD.model_copy(update={"model": "other"}))
     for queues, expected in (((), (404, "model_not_found")), (("tiny", "other"), (503, "no_worker"))):
-        async with beside(None, redis, redis_url, queues=queues) as asked:
+        async with Asked.beside(None, redis, redis_url, queues=queues) as asked:
             refused = await asked.post("say it", background=True)
             assert (refused.status_code, refused.json()["error"]["code"]) == expected
 
@@ -254,7 +254,7 @@ async def test_behind_what_a_response_has_not_said_so_far_there_is_nothing(asked
 
 async def test_behind_what_a_waiting_response_has_not_said_there_is_nothing(redis: RedisClient, redis_url: str) -> None:
     await announce(redis)
-    async with beside(None, redis, redis_url) as asked:
+    async with Asked.beside(None, redis, redis_url) as asked:
         created = await asked.openai.responses.create(model="tiny", input="wait here", background=True)
         await refuses_to_go_on(asked, created.id, num_events=2)
 

@@ -34,6 +34,19 @@ async def test_a_record_is_there_until_it_expires(records: Records, redis: Redis
     assert await records.read("thing", "b") is None
 
 
+@pytest.mark.parametrize("there", ["ann", ""])
+async def test_a_record_is_its_owner_s(records: Records, there: str) -> None:
+    made = await records.create("thing", "a", {"owner": there}, ttl_s=60)
+    assert await records.read_owned("thing", "a", there) == made
+    assert await records.read_owned("thing", "a", "bob") is None
+
+
+@pytest.mark.parametrize("wrong", ["", "a}", "a" * 129, "a\n", "a b"])
+async def test_what_is_no_id_is_not_looked_for(records: Records, redis: RedisClient, wrong: str) -> None:
+    await redis.set(names.record("thing", wrong), '{"owner":"ann"}')
+    assert await records.read_owned("thing", wrong, "ann") is None
+
+
 async def test_who_comes_second_gets_what_the_first_one_made(records: Records) -> None:
     first = await records.create("thing", "a", {"from": 1}, ttl_s=60)
     assert await records.create("thing", "a", {"from": 2}, ttl_s=60) == first

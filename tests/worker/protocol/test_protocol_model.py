@@ -32,7 +32,7 @@ from penstock.producer.redis.enqueue import Added, enqueue
 from penstock.producer.redis.pipeline import Command
 from penstock.worker.delivery import reconnect
 from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Claim
+from penstock.worker.protocol.scripts import Claim, NotClaimed
 
 QUEUE = "q"
 REQUESTS = ("a", "b", "c")
@@ -67,6 +67,7 @@ class Snapshot:
 @dataclass
 class Worker:
     name: str
+    digest: str  # of its model
     entries: dict[str, str] = field(default_factory=dict)  # entries it was given, to the request's id
     held: dict[str, Held] = field(default_factory=dict)
     may_ack: set[str] = field(default_factory=set)
@@ -97,12 +98,14 @@ class Protocol(RuleBasedStateMachine):
         return self.run(self.redis.execute_command(*command))
 
     def new_worker(self) -> Worker:
-        worker = Worker(f"w{next(self.numbers)}")
+        number = next(self.numbers)
+        worker = Worker(f"w{number}", "AAB"[number % 3])
         self.beat(worker)
         return worker
 
     def beat(self, worker: Worker) -> None:
-        self.run(self.redis.set(keys.heartbeat(QUEUE, worker.name), worker.name))
+        for consumer in (worker.name, keys.set_aside_for(worker.digest)):
+            self.run(self.redis.set(keys.heartbeat(QUEUE, consumer), worker.name))
 
     @initialize(max_tokens=st.integers(0, 3))
     def begin(self, max_tokens: int) -> None:
@@ -156,6 +159,11 @@ class Protocol(RuleBasedStateMachine):
     @rule(at=worker_at)
     def wake(self, at: int) -> None:
         self.beat(self.workers[at])
+
+    @rule(digest=st.sampled_from("AB"))
+    def lose_a_model(self, digest: str) -> None:
+        """None of its workers has been there for a while."""
+        self.run(self.redis.delete(keys.heartbeat(QUEUE, keys.set_aside_for(digest))))
 
     # What befalls the server.
 
@@ -227,7 +235,7 @@ class Protocol(RuleBasedStateMachine):
     @rule(at=worker_at)
     def adopt(self, at: int) -> None:
         worker = self.acting(at)
-        self.give(worker, scripts.adopt(QUEUE, worker=worker.name, count=2, **LIMITS))
+        self.give(worker, scripts.adopt(QUEUE, worker=worker.name, count=2, digest=worker.digest, **LIMITS))
 
     @rule()
     def reclaim(self) -> None:
@@ -259,17 +267,35 @@ class Protocol(RuleBasedStateMachine):
     def claim_entry(self, worker: Worker, entry_id: str) -> None:
         request_id = worker.entries[entry_id]
         before = self.reply(request_id)
-        command = scripts.claim(
-            QUEUE, request_id, entry_id=entry_id, worker=worker.name, instance=worker.name, ttl_ms=TTL_MS
-        )
-        answer = scripts.parse_claim(self.send(command), worker.name)
+        answer = self.try_claim(worker, entry_id)
         has_ended = self.has_ended(request_id)
-        assert isinstance(answer, Claim) != (has_ended or entry_id != self.first_claimed(request_id, entry_id))
+        is_another = has_ended or entry_id != self.first_claimed(request_id, entry_id)
+        if not is_another and begun_with(before) not in (None, worker.digest):
+            assert answer == NotClaimed("other_model", digest=str(begun_with(before)))
+            command = scripts.set_aside(QUEUE, worker=worker.name, entry_id=entry_id, digest=answer.digest)
+            if self.send(command):
+                del worker.entries[entry_id]
+                return
+            answer = self.try_claim(worker, entry_id, any_model=True)
+        assert isinstance(answer, Claim) != is_another
         if isinstance(answer, Claim):
             tokens = sum(len(fields[b"tokens"].split(b",")) for _, fields in before if fields[b"type"] == b"chunk")
             worker.held[request_id] = Held(answer, entry_id, tokens)
         else:
             worker.may_ack.add(entry_id)
+
+    def try_claim(self, worker: Worker, entry_id: str, *, any_model: bool = False) -> Claim | NotClaimed:
+        command = scripts.claim(
+            QUEUE,
+            worker.entries[entry_id],
+            entry_id=entry_id,
+            worker=worker.name,
+            instance=worker.name,
+            ttl_ms=TTL_MS,
+            digest=worker.digest,
+            any_model=any_model,
+        )
+        return scripts.parse_claim(self.send(command), worker.name)
 
     def first_claimed(self, request_id: str, default: str) -> str:
         """The one entry whose claims count."""
@@ -279,7 +305,7 @@ class Protocol(RuleBasedStateMachine):
     @rule(at=worker_at, request_id=request_ids, count=st.integers(1, 2))
     def append(self, at: int, request_id: str, count: int) -> None:
         held = self.acting(at).held.get(request_id)
-        if held is None or held.num_tokens + count >= len(TRUTH):
+        if held is None or held.claim.is_of_other_model or held.num_tokens + count >= len(TRUTH):
             return
         new_id = f"{held.claim.epoch}-{held.next_number}"
         chunk = self.chunk(held.num_tokens, count)
@@ -307,6 +333,8 @@ class Protocol(RuleBasedStateMachine):
         reason, entries = "length", [self.chunk(held.num_tokens, rest)]
         if held.claim.is_cancelled:
             reason, entries = "cancelled", []
+        elif held.claim.is_of_other_model:
+            reason, entries = "error", []
         entries.append(["type", "end", "finish_reason", reason])
         numbered = list(enumerate(entries, start=held.next_number))
         held.last_finish = scripts.finish(
@@ -410,6 +438,7 @@ class Protocol(RuleBasedStateMachine):
                     assert int(fields[b"offset"]) == len(tokens)
                     tokens += map(int, fields[b"tokens"].split(b","))
             assert tuple(tokens) == TRUTH[: len(tokens)]
+            assert len(models(self.reply(request_id))) <= 1, "another model went on with a reply"
             if ended and fields[b"finish_reason"] == b"length":
                 assert len(tokens) == len(TRUTH)
 
@@ -426,7 +455,8 @@ class Protocol(RuleBasedStateMachine):
     def teardown(self) -> None:
         """In the end one worker that lives is enough to bring everything to its end."""
         for worker in self.workers:
-            self.run(self.redis.delete(keys.heartbeat(QUEUE, worker.name)))
+            for consumer in (worker.name, keys.set_aside_for(worker.digest)):
+                self.run(self.redis.delete(keys.heartbeat(QUEUE, consumer)))
         self.workers = [self.new_worker()]
         heir = self.workers[0]
         for _ in range(6):
@@ -488,6 +518,20 @@ class Protocol(RuleBasedStateMachine):
     def chunk(start: int, count: int) -> list[str]:
         tokens = ",".join(map(str, TRUTH[start : start + count]))
         return ["type", "chunk", "index", "0", "offset", str(start), "text", "", "tokens", tokens]
+
+
+def models(reply: list[tuple[bytes, dict[bytes, bytes]]]) -> set[str]:
+    """Of those that wrote chunks."""
+    found, digest = set(), ""
+    for _, fields in reply:
+        digest = fields[b"digest"].decode() if fields[b"type"] == b"own" else digest
+        if fields[b"type"] == b"chunk":
+            found.add(digest)
+    return found
+
+
+def begun_with(reply: list[tuple[bytes, dict[bytes, bytes]]]) -> str | None:
+    return next(iter(models(reply)), None)
 
 
 def test_protocol(redis_url: str) -> None:

@@ -21,12 +21,10 @@ END = ["type", "end", "finish_reason", "stop"]
 
 
 async def try_claim(
-    redis: RedisClient, worker: str = "w", *, entry: str = "1-1", instance: str = "", gone_entry: str = ""
+    redis: RedisClient, worker: str = "w", *, entry: str = "1-1", instance: str = "", **options: Any
 ) -> Claim | NotClaimed:
     instance = instance or f"i-{worker}"
-    command = scripts.claim(
-        "q", "r", entry_id=entry, worker=worker, instance=instance, ttl_ms=10**6, gone_entry=gone_entry
-    )
+    command = scripts.claim("q", "r", entry_id=entry, worker=worker, instance=instance, ttl_ms=10**6, **options)
     return scripts.parse_claim(await run(redis, command), instance)
 
 
@@ -194,3 +192,45 @@ async def test_another_entry_of_the_same_id_is_a_duplicate_until_the_first_is_go
     assert await try_claim(raw, entry="2-2") == NotClaimed("duplicate", "1-1")
     assert isinstance(await try_claim(raw, entry="2-2", gone_entry="1-1"), Claim)
     assert await try_claim(raw, entry="1-1") == NotClaimed("duplicate", "2-2")
+
+
+async def write(redis: RedisClient, claimed: Claim | NotClaimed) -> None:
+    assert isinstance(claimed, Claim)
+    await redis.xadd(keys.reply("q", "r"), {"type": "chunk"}, id=f"{claimed.epoch}-1")
+
+
+async def test_a_reply_that_is_not_begun_is_any_model_s(raw: RedisClient) -> None:
+    await try_claim(raw, "a", digest="A")
+    assert isinstance(await try_claim(raw, "b", digest="B"), Claim)
+    digests = [fields[b"digest"] for _, fields in await raw.xrange(keys.reply("q", "r"))]
+    assert digests == [b"A", b"B"]
+
+
+async def test_a_reply_that_is_begun_is_its_model_s_alone(raw: RedisClient) -> None:
+    await write(raw, await try_claim(raw, "a", digest="A"))
+    for _ in range(2):  # the second time, the last entry is a claim
+        assert await try_claim(raw, "b", digest="B") == NotClaimed("other_model", digest="A")
+        again = await try_claim(raw, "a", digest="A")
+        assert isinstance(again, Claim)
+        assert not again.is_of_other_model
+    assert await raw.xlen(keys.reply("q", "r")) == 4
+
+
+async def test_it_is_taken_by_another_model_to_be_ended(raw: RedisClient) -> None:
+    await write(raw, await try_claim(raw, "a", digest="A"))
+    for _ in range(2):  # that it was taken so makes it nobody else's
+        last = await try_claim(raw, "b", digest="B", any_model=True)
+        assert isinstance(last, Claim)
+        assert last.is_of_other_model
+    assert await try_claim(raw, "b", digest="B") == NotClaimed("other_model", digest="A")
+    assert await finish(raw, last) == b"ok"
+
+
+@pytest.mark.parametrize(("first", "second"), [("", "B"), ("A", "")])
+async def test_a_model_that_nothing_is_known_of_is_compared_with_none(
+    raw: RedisClient, first: str, second: str
+) -> None:
+    await write(raw, await try_claim(raw, "a", digest=first))
+    later = await try_claim(raw, "b", digest=second)
+    assert isinstance(later, Claim)
+    assert not later.is_of_other_model

@@ -20,7 +20,14 @@ async def beat(redis: RedisClient, instance: str, ttl_ms: int = 10**6) -> Rival 
     """The rival, or else the mark to drain."""
     card = {"model": "m", "worker": "w"}
     command = scripts.beat(
-        "q", worker="w", instance=instance, ttl_ms=ttl_ms, is_serving=False, must_match=True, card=card
+        "q",
+        worker="w",
+        instance=instance,
+        ttl_ms=ttl_ms,
+        is_serving=False,
+        must_match=True,
+        card=card,
+        model_ttl_ms=ttl_ms,
     )
     answer = scripts.parse_beat(await run(redis, command))
     return answer.drain_mark if isinstance(answer, Beaten) else answer

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.errors import ConfigError, EngineError, InvalidRequest
-from penstock.engine.generation_defaults import GENERATION_FILE, read_generation_defaults
-from penstock.engine.loading.checkpoint import HUB_ID, check_weights, read_model_config
+from penstock.engine.generation_defaults import read_generation_defaults
+from penstock.engine.loading.checkpoint import HUB_ID, check_weights, local, read_model_config
+from penstock.engine.loading.files import GENERATION_FILE
 from penstock.engine.models import FAMILIES, ModelConfig
 from penstock.engine.text.conversation import Conversation
 from penstock.engine.text.tokenizer import Tokenizer
@@ -22,36 +23,37 @@ _FAST_TOKENIZER = "save a tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).
 
 
 def check_model(model: str, dtype: str) -> list[Finding]:
-    """One finding each for configuration, weights and tokenizer of a checkpoint folder."""
-    directory = MODEL_DIR if model == DEMO_MODEL else Path(model).expanduser()
-    if not directory.is_dir():
+    """One finding each for configuration, weights and tokenizer of a checkpoint."""
+    path = MODEL_DIR if model == DEMO_MODEL else local(model)
+    if path is None:
         if HUB_ID.fullmatch(model):
             detail = f"{model} is no folder here: the worker fetches it from the Hugging Face Hub"
             return [Finding("model", "warn", detail, "fetch it first, and give --model the folder")]
-        return [Finding("model", "fail", f"there is no folder {model}", "give --model the folder of a checkpoint")]
+        remedy = "give --model the folder of a checkpoint, or a GGUF file"
+        return [Finding("model", "fail", f"there is no folder {model}", remedy)]
     config: list[ModelConfig] = []
 
     def read_config() -> str:
-        config.append(read_model_config(directory, dtype))
-        return f"{config[0].family}, {config[0].num_layers} layers, {config[0].max_position} positions, in {directory}"
+        config.append(read_model_config(path, dtype))
+        return f"{config[0].family}, {config[0].num_layers} layers, {config[0].max_position} positions, in {path}"
 
     def read_headers() -> str:
-        return f"{check_weights(directory, config[0]) / 2**20:,.1f} MiB, all tensors there"
+        return f"{check_weights(path, config[0]) / 2**20:,.1f} MiB, all tensors there"
 
     def read_tokenizer() -> str:
-        tokenizer = Tokenizer.from_dir(directory)
+        tokenizer = Tokenizer.from_dir(path)
         return f"{tokenizer.vocab_size} tokens, {_chat(tokenizer)}"
 
     found = [_tried("model", read_config, _OTHER_FAMILY, _AGAIN)]
     if config:
         found.append(_tried("weights", read_headers, _AGAIN, _AGAIN))
-    return [*found, _tried("tokenizer", read_tokenizer, _FAST_TOKENIZER, _TOKENIZER), _check_generation(directory)]
+    return [*found, _tried("tokenizer", read_tokenizer, _FAST_TOKENIZER, _TOKENIZER), _check_generation(path)]
 
 
-def _check_generation(directory: Path) -> Finding:
+def _check_generation(path: Path) -> Finding:
     name = "generation"
     try:
-        defaults = read_generation_defaults(directory)
+        defaults = read_generation_defaults(path)
     except EngineError as error:
         return Finding(name, "fail", str(error), f"correct {GENERATION_FILE}")
     if defaults.ignored:

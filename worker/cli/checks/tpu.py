@@ -10,8 +10,8 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.deployment import Deployment, deploy
 from penstock.engine.errors import EngineError
-from penstock.engine.models import matmul_parameters
 from penstock.engine.planning.models import planned_model
+from penstock.engine.planning.weights import held_bytes
 from penstock.worker.cli.checks import Finding
 from penstock.worker.settings import DEMO_MODEL
 
@@ -27,7 +27,7 @@ def check_tpu(model: str, config: EngineConfig) -> list[Finding]:
     found = [Finding("TPU", "ok", f"{device.device_kind}, {limit / _GIB:.2f} GiB of HBM per device")]
     try:
         path = str(MODEL_DIR) if model == DEMO_MODEL else model
-        deployment = deploy(config, planned_model(path, config.dtype))
+        deployment = deploy(config, planned_model(path, config.dtype, config.weights))
         return [*found, *lie_of(deployment, config, limit)]
     except EngineError as error:
         return [*found, Finding("TPU layout", "fail", str(error), "change the setting that the message names")]
@@ -44,9 +44,7 @@ def lie_of(deployment: Deployment, config: EngineConfig, hbm_bytes: int) -> list
     detail = (
         f"{deployment.page_size} tokens: {why}; the table takes {table} of {SMEM_BYTES - SMEM_RESERVED_BYTES} bytes"
     )
-    model, num_devices = deployment.model, config.num_devices
-    tables = (1 if model.tie_word_embeddings else 2) * model.vocab_rows * model.hidden_size
-    weights = (matmul_parameters(model) + tables) * 2 // num_devices
+    num_devices, weights = config.num_devices, held_bytes(deployment.model, deployment.placement)
     pages = max(0, int((hbm_bytes - weights) * 0.9)) // deployment.page_bytes
     tokens = pages // deployment.needs.num_groups * deployment.page_size
     kept = f"{pages} pages of {deployment.kv_dtype}"

@@ -1,10 +1,10 @@
--- After clock.lua and members.lua. KEYS: heartbeat, drain, serving, card.
+-- After clock.lua and members.lua. KEYS: heartbeat, drain, serving, card, digests, heartbeat of those with this model.
 --
 -- A key that holds another instance is left alone, so of two processes with one name only one keeps running. The key of
 -- those that serve expires with its last member, so it exists as long as one of them lives; so does the card, which is
 -- always that of one that serves, if any does.
-local instance, ttl, worker, is_serving, must_match = unpack(ARGV, 1, 5)
-local serving, card = KEYS[3], KEYS[4]
+local instance, ttl, worker, is_serving, must_match, digest, model_ttl = unpack(ARGV, 1, 7)
+local serving, card, digests = KEYS[3], KEYS[4], KEYS[5]
 local function read(key)
   local value = redis.pcall('GET', key)
   return type(value) == 'string' and value or ''  -- what is no string is none of ours
@@ -13,8 +13,8 @@ local holder = read(KEYS[1])
 if holder ~= '' and holder ~= instance then return {holder, redis.call('PEXPIRETIME', KEYS[1]), clock()} end
 
 local mine = {}
-for i = 6, #ARGV, 2 do mine[ARGV[i]] = ARGV[i + 1] end
-local compared = {'tokenizer', 'template', 'chat_format', 'vocab_size'}
+for i = 8, #ARGV, 2 do mine[ARGV[i]] = ARGV[i + 1] end
+local compared = {'weights', 'tokenizer', 'template', 'chat_format', 'vocab_size'}
 local theirs = redis.pcall('HMGET', card, 'worker', unpack(compared))
 if theirs.err then  -- somebody wrote something else here
   redis.call('DEL', card)
@@ -34,10 +34,18 @@ if is_serving == '1' then
 else
   redis.pcall('ZREM', serving, worker)
 end
+if digest ~= '' then
+  if type(redis.pcall('HSET', digests, worker, digest)) ~= 'number' then  -- somebody wrote something else here
+    redis.call('DEL', digests)
+    redis.call('HSET', digests, worker, digest)
+  end
+  redis.call('PEXPIRE', digests, math.max(redis.call('PTTL', digests), tonumber(ttl)))
+  if is_serving == '1' then redis.call('SET', KEYS[6], worker, 'PX', model_ttl) end
+end
 local left = redis.call('PTTL', card)
 if not author or author == worker or (is_serving == '1' and not redis.call('ZSCORE', serving, author)) then
   redis.call('DEL', card)
-  redis.call('HSET', card, unpack(ARGV, 6))
+  redis.call('HSET', card, unpack(ARGV, 8))
 end
 redis.call('PEXPIRE', card, math.max(left, tonumber(ttl)))
 return {read(KEYS[2]), redis.call('EXISTS', serving)}

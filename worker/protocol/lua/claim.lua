@@ -1,7 +1,7 @@
 local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
-local entry, worker, instance, ttl, gone, leap, max_epoch, tenant = unpack(ARGV)
-local s = redis.call('HMGET', state, 'status', 'entry', 'epoch', 'instance')
-local status, owner_entry, owner_epoch, owner_instance = unpack(s)
+local entry, worker, instance, ttl, gone, leap, max_epoch, tenant, digest, any_model = unpack(ARGV)
+local s = redis.call('HMGET', state, 'status', 'entry', 'epoch', 'instance', 'digest', 'begun')
+local status, owner_entry, owner_epoch, owner_instance, begun_with, begun = unpack(s)
 if status == 'dead' and owner_entry == entry then return {'dead'} end
 if status == 'done' or status == 'dead' then return {'done'} end
 if owner_entry and owner_entry ~= entry and owner_entry ~= gone then return {'duplicate', owner_entry} end
@@ -18,15 +18,20 @@ if last then
   local last_epoch = tonumber(string.match(last[1], '^%d+'))
   if last_epoch > max_epoch then return {'unwritable'} end
   progress = kind == 'chunk' and last_epoch == highest
+  begun = begun or kind == 'chunk'
   highest = math.max(highest, last_epoch)
 end
+local is_of_other = begun and begun_with and digest ~= '' and digest ~= begun_with
+if is_of_other and any_model ~= '1' then return {'other_model', begun_with} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local epoch = time[1] * 1000000 + time[2]
 if epoch <= highest then epoch = math.floor(highest) + 1 + leap end
 epoch = string.format('%d', epoch)
 local attempt = string.format('%d', (tonumber(redis.call('HMGET', state, 'attempts')[1] or 0) or 0) + 1)
-redis.call('XADD', reply, epoch .. '-0', 'type', 'own', 'worker', worker, 'epoch', epoch, 'turn', attempt)
+local own = {'type', 'own', 'worker', worker, 'epoch', epoch, 'turn', attempt}
+if digest ~= '' then own[9], own[10] = 'digest', digest end
+redis.call('XADD', reply, epoch .. '-0', unpack(own))
 if status == 'running' and owner_instance ~= instance then
   redis.call('HINCRBY', state, 'crashes', 1)
   if progress then
@@ -37,6 +42,8 @@ if status == 'running' and owner_instance ~= instance then
 end
 redis.call('HSET', state, 'status', 'running', 'entry', entry, 'epoch', epoch, 'worker', worker,
   'instance', instance, 'attempts', attempt)
+if begun then redis.call('HSET', state, 'begun', 1) end
+if digest ~= '' and not is_of_other then redis.call('HSET', state, 'digest', digest) end
 if tenant ~= '' then redis.call('HSET', state, 'tenant', tenant) end
 redis.call('HSETNX', state, 'claimed_ms', string.format('%d', now))
 redis.call('PEXPIRE', state, ttl)
@@ -44,4 +51,5 @@ redis.call('PEXPIRE', reply, ttl)
 local answer = {'ok', tonumber(epoch), last and 1 or 0, redis.call('EXISTS', cancel), now}
 local counts = redis.call('HMGET', state, 'claimed_ms', 'attempts', 'crashes', 'strikes', 'handbacks')
 for i = 1, #counts do answer[i + 5] = tonumber(counts[i] or 0) end
+answer[#answer + 1] = is_of_other and 1 or 0
 return answer

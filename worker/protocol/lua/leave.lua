@@ -1,8 +1,9 @@
--- KEYS: requests, heartbeat, drain, serving, card, calls.
+-- KEYS: requests, heartbeat, drain, serving, card, calls, digests.
 local group, worker, instance = unpack(ARGV)
 if redis.call('GET', KEYS[2]) ~= instance then return 0 end
 redis.call('DEL', KEYS[2], KEYS[3])
 redis.pcall('ZREM', KEYS[4], worker)
+redis.pcall('HDEL', KEYS[7], worker)
 for _, stream in ipairs({KEYS[1], KEYS[6]}) do
   local pending = redis.pcall('XPENDING', stream, group, '-', '+', 1, worker)
   if not pending.err and #pending == 0 then redis.call('XGROUP', 'DELCONSUMER', stream, group, worker) end

@@ -1,4 +1,4 @@
--- KEYS: requests, the consumer's heartbeat.
+-- KEYS: requests, the consumer's heartbeat, digests.
 local group, consumer, unowned, count = unpack(ARGV)
 if redis.call('EXISTS', KEYS[2]) == 1 then return -1 end
 local pending = redis.call('XPENDING', KEYS[1], group, '-', '+', count, consumer)
@@ -7,5 +7,6 @@ for _, item in ipairs(pending) do
 end
 if #redis.call('XPENDING', KEYS[1], group, '-', '+', 1, consumer) == 0 then
   redis.call('XGROUP', 'DELCONSUMER', KEYS[1], group, consumer)
+  redis.pcall('HDEL', KEYS[3], consumer)
 end
 return #pending

@@ -33,6 +33,7 @@ from penstock.worker.protocol.scripts.entries import (
     disown,
     pending,
     retire,
+    set_aside,
     take,
 )
 from penstock.worker.protocol.scripts.presence import (
@@ -81,6 +82,7 @@ __all__ = [
     "reserve",
     "retire",
     "return_request",
+    "set_aside",
     "take",
     "take_calls",
 ]

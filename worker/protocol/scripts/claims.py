@@ -12,6 +12,8 @@ On the state hash of a request:
     strikes           crashes in a row between which the reply did not grow, counting the first
     handbacks         claims that a draining worker gave back
     tenant            whom the request is for, where it says so
+    digest            of the model of who claimed it last, or of who began the reply, once it is begun
+    begun             the reply has more than claims: only that model continues it
     alive:<epoch>     the owner of that claim was frozen, not dead
 
 An epoch is the server's clock in microseconds. Redis may forget its last writes, by a failover or a power cut; an epoch
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from penstock.producer import keys
@@ -63,16 +65,18 @@ class Claim:
     crashes: int
     strikes: int
     handbacks: int
+    is_of_other_model: bool = False  # which began the reply, so that this one may only end it
 
 
 @dataclass(frozen=True, slots=True)
 class NotClaimed:
-    """Why there is nothing to run: the reply has ended, another entry has the same request id, or the reply holds an
-    entry id that no claim can go above.
+    """Why there is nothing to run: the reply has ended, another entry has the same request id, the reply holds an entry
+    id that no claim can go above, or another model began it.
     """
 
-    reason: Literal["done", "dead", "duplicate", "unwritable"]
+    reason: Literal["done", "dead", "duplicate", "unwritable", "other_model"]
     other_entry: str = ""
+    digest: str = ""  # of the other model
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,8 @@ def claim(
     ttl_ms: int,
     gone_entry: str = "",
     tenant: str = "",
+    digest: str = "",
+    any_model: bool = False,
 ) -> Command:
     """Takes a request under a higher epoch, its fencing token. Read the answer with `parse_claim`.
 
@@ -110,9 +116,11 @@ def claim(
         ttl_ms: the state and the reply stream expire after this.
         gone_entry: an earlier answer's `other_entry`, once it is known that no such entry exists.
         tenant: whom the request is for.
+        digest: of the worker's model; "": not known, and compared with nothing.
+        any_model: that a reply which another model began is taken too, to be ended.
     """
     leap = secrets.randbits(_LEAP_BITS)
-    arguments = (entry_id, worker, instance, ttl_ms, gone_entry, leap, MAX_EPOCH, tenant)
+    arguments = (entry_id, worker, instance, ttl_ms, gone_entry, leap, MAX_EPOCH, tenant, digest, int(any_model))
     return call(_CLAIM, _request_keys(queue, request_id), arguments)
 
 
@@ -120,8 +128,11 @@ def parse_claim(answer: Any, instance: str) -> Claim | NotClaimed:
     """What the claim script answered to the process `instance`."""
     reason = answer[0].decode()
     if reason == "ok":
-        epoch, has_journal, is_cancelled, *counts = answer[1:]
-        return Claim(epoch, instance, bool(has_journal), bool(is_cancelled), *counts)
+        epoch, has_journal, is_cancelled, *counts, is_of_other = answer[1:]
+        claim = Claim(epoch, instance, bool(has_journal), bool(is_cancelled), *counts)
+        return replace(claim, is_of_other_model=bool(is_of_other))
+    if reason == "other_model":
+        return NotClaimed("other_model", digest=answer[1].decode())
     if reason == "duplicate":
         return NotClaimed("duplicate", answer[1].decode())
     return NotClaimed(reason)

@@ -16,6 +16,7 @@ _ACK = load("penstock.worker.protocol", "owned", "ack")
 _BURY = load("penstock.worker.protocol", "owned", "bury")
 _DISOWN = load("penstock.worker.protocol", "owned", "disown")
 _RETIRE = load("penstock.worker.protocol", "retire")
+_SET_ASIDE = load("penstock.worker.protocol", "owned", "set_aside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,10 @@ def take(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes:
     return call(_TAKE, (keys.requests(queue),), (keys.GROUP, worker, count, max_body_bytes, max_bytes))
 
 
-def adopt(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int) -> Command:
-    """As `take`, of the entries that nobody owns."""
-    arguments = (keys.GROUP, worker, count, max_body_bytes, max_bytes, keys.UNOWNED)
+def adopt(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int, digest: str = "") -> Command:
+    """As `take`, of the entries that nobody owns, those that were set aside for the worker's model first."""
+    sources = (keys.set_aside_for(digest), keys.UNOWNED) if digest else (keys.UNOWNED,)
+    arguments = (keys.GROUP, worker, count, max_body_bytes, max_bytes, *sources)
     return call(_ADOPT, (keys.requests(queue),), arguments)
 
 
@@ -81,6 +83,13 @@ def disown(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
     return call(_DISOWN, (keys.requests(queue),), (keys.GROUP, worker, keys.UNOWNED, *entry_ids))
 
 
+def set_aside(queue: str, *, worker: str, entry_id: str, digest: str) -> Command:
+    """Hands an entry to the workers whose model has this digest: 1, or 0 if none has served the queue for a while."""
+    consumer = keys.set_aside_for(digest)
+    key_names = (keys.requests(queue), keys.heartbeat(queue, consumer))
+    return call(_SET_ASIDE, key_names, (keys.GROUP, worker, consumer, entry_id))
+
+
 def retire(queue: str, *, stream: str, consumer: str, count: int) -> Command:
     """Disowns up to `count` entries of a consumer whose heartbeat is gone, and removes it once it has none.
 
@@ -88,4 +97,4 @@ def retire(queue: str, *, stream: str, consumer: str, count: int) -> Command:
     lives.
     """
     arguments = (keys.GROUP, consumer, keys.UNOWNED, count)
-    return call(_RETIRE, (stream, keys.heartbeat(queue, consumer)), arguments)
+    return call(_RETIRE, (stream, keys.heartbeat(queue, consumer), keys.digests(queue)), arguments)

@@ -63,6 +63,7 @@ def beat(
     is_serving: bool,
     must_match: bool,
     card: Mapping[str, str],
+    model_ttl_ms: int,
 ) -> Command:
     """Renews the heartbeat of `instance`, or sets it where there is none. Read the answer with `parse_beat`.
 
@@ -76,10 +77,24 @@ def beat(
         is_serving: whether the worker takes requests.
         must_match: nothing is done where the heartbeat is not there (any more) and the queue's card is of other tokens.
         card: the fields of this worker's.
+        model_ttl_ms: for so long after a worker served the queue, half-written replies wait for another with its model.
     """
-    key_names = (keys.heartbeat(queue, worker), keys.drain(queue, worker), keys.serving(queue), keys.card(queue))
+    digest = card.get("digest", "")
+    of_worker = (keys.heartbeat(queue, worker), keys.drain(queue, worker))
+    of_queue = (keys.serving(queue), keys.card(queue), keys.digests(queue))
+    key_names = (*of_worker, *of_queue, keys.heartbeat(queue, keys.set_aside_for(digest)))
     fields = [part for pair in card.items() for part in pair]
-    return call(_BEAT, key_names, (instance, ttl_ms, worker, int(is_serving), int(must_match), *fields))
+    arguments: tuple[str | int, ...] = (
+        instance,
+        ttl_ms,
+        worker,
+        int(is_serving),
+        int(must_match),
+        digest,
+        model_ttl_ms,
+        *fields,
+    )
+    return call(_BEAT, key_names, arguments)
 
 
 def parse_beat(answer: Any) -> Beaten | Rival:
@@ -117,5 +132,6 @@ def leave(queue: str, *, worker: str, instance: str) -> Command:
     Answers 0 if the name is another process's, 2 if nobody serves the queue now, else 1.
     """
     of_worker = (keys.heartbeat(queue, worker), keys.drain(queue, worker))
-    key_names = (keys.requests(queue), *of_worker, keys.serving(queue), keys.card(queue), keys.calls(queue))
+    of_queue = (keys.serving(queue), keys.card(queue), keys.calls(queue), keys.digests(queue))
+    key_names = (keys.requests(queue), *of_worker, *of_queue)
     return call(_LEAVE, key_names, (keys.GROUP, worker, instance))

@@ -1,0 +1,97 @@
+"""What warming up a mixture of experts takes beside a dense model with as many parameters, in turn.
+
+    python -m benchmarks.warm_up --rounds 3
+
+Medians of several rounds: seconds, and the process's CPU time, which other work on the machine distorts less. The first
+round is not counted: it pays for what a process does once. Appends to `benchmarks/results/warm_up.jsonl`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.engine import RESULTS
+from benchmarks.tables import table_of
+from penstock.engine import EngineConfig
+from penstock.engine.deployment import Deployment, deploy, with_pages
+from penstock.engine.execution.runner import Runner
+from penstock.engine.execution.warm_up import warm_up
+from penstock.engine.loading.checkpoint import random_model
+from penstock.engine.models import FAMILIES, ModelConfig, num_parameters
+from penstock.engine.models.packed import pack_weights
+from penstock.worker.bench.presets import GEOMETRIES
+from penstock.worker.bench.report import append_result
+
+NUM_EXPERTS, NUM_CHOSEN = 16, 4
+FORMS = ("native", "xla")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(GEOMETRIES), default="tiny")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--max-batch-tokens", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    rows = [row for form in FORMS for row in measured(arguments, form)]
+    title = f"warm-up of {arguments.model} {arguments.dtype}, {arguments.rounds} rounds in turn"
+    Console().print(table_of(title, rows))
+    append_result(RESULTS / "warm_up.jsonl", {"title": title, "options": vars(arguments), "rows": rows})
+
+
+def measured(arguments: argparse.Namespace, form: str) -> list[dict[str, Any]]:
+    """A row for the dense model and one for the mixture."""
+    settings = EngineConfig(max_batch_tokens=arguments.max_batch_tokens, max_model_len=1024, matmul=form)
+    deployments = {name: deploy(settings, model) for name, model in models_of(arguments.model, arguments.dtype).items()}
+    rounds = [
+        {name: warm_up_once(deployment) for name, deployment in deployments.items()}
+        for _ in range(1 + arguments.rounds)
+    ][1:]
+    medians = {
+        name: [statistics.median(part) for part in zip(*(found[name] for found in rounds), strict=True)]
+        for name in deployments
+    }
+    of_dense = medians["dense"]
+    return [
+        {
+            "matmul": form, "model": name, "parameters": num_parameters(deployments[name].model),
+            "programs": programs, "s": round(wall_s, 2), "CPU s": round(cpu_s, 2),
+            "times s": round(wall_s / of_dense[0], 2), "times CPU s": round(cpu_s / of_dense[1], 2),
+        }
+        for name, (wall_s, cpu_s, programs) in medians.items()
+    ]  # fmt: skip
+
+
+def models_of(name: str, dtype: str) -> dict[str, ModelConfig]:
+    """A geometry with a feed-forward in each layer, and with experts that together are as large."""
+    vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, tied = GEOMETRIES[name]
+    fields = {
+        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
+        "tie_word_embeddings": tied, "num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_CHOSEN,
+        "moe_intermediate_size": intermediate // NUM_EXPERTS,
+    }  # fmt: skip
+    families = {"dense": "qwen3", f"{NUM_CHOSEN} of {NUM_EXPERTS} experts": "qwen3_moe"}
+    return {title: FAMILIES[family].config(fields, dtype) for title, family in families.items()}
+
+
+def warm_up_once(deployment: Deployment) -> tuple[float, float, int]:
+    """Seconds, seconds of CPU time, and programs that were compiled."""
+    model = random_model(deployment.model, 0)
+    if deployment.matmul_library is not None:
+        pack_weights(model, deployment.matmul_library)
+    spec = with_pages(deployment, deployment.free_bytes())
+    runner = Runner(model, deployment.attention, spec, deployment.geometry(deployment.max_model_len))
+    programs: set[str] = set()
+    start, cpu_start = time.perf_counter(), time.process_time()
+    warm_up(runner, lambda done, total, name: programs.add(name), decode_steps=None, max_slowdown=1.5)
+    return time.perf_counter() - start, time.process_time() - cpu_start, len(programs)
+
+
+if __name__ == "__main__":
+    main()

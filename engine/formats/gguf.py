@@ -1,0 +1,30 @@
+"""Quantized tensors of GGUF files: each says of itself which blocks it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.engine.formats.gguf_blocks import BLOCK_TYPES
+from penstock.engine.formats.leaf import Header, Leaf
+from penstock.engine.formats.packing import Packing
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """Of a quantized tensor, the header's shape is that of its bytes, and its kind the name of the blocks."""
+
+    passed_over: tuple[str, ...] = ()
+
+    def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
+        header = stored.get(f"{module}.weight")
+        return None if header is None or header.kind not in BLOCK_TYPES else BLOCK_TYPES[header.kind].packing
+
+    def leaves(
+        self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
+    ) -> Mapping[str, Leaf]:
+        kind = stored[f"{module}.weight"].kind
+        return BLOCK_TYPES[kind].leaves(kind, num_out, num_in)
+
+    def checks(self, packing: Packing, num_out: int, num_in: int) -> tuple[Leaf, ...]:
+        return ()

@@ -1,0 +1,78 @@
+"""A checkpoint's folder in Hugging Face format."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from penstock.engine.errors import CheckpointError, ConfigError
+from penstock.engine.formats.leaf import Format
+from penstock.engine.formats.reading import read_format
+from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE, check_file, check_files, read_json, samples
+from penstock.engine.loading.headers import stored_tensors
+from penstock.engine.loading.weights import Stored, WeightFiles
+
+_IMMATERIAL = ("_name_or_path", "transformers_version")  # what config.json has that says nothing of the model
+_SNAPSHOT = re.compile(r"[0-9a-f]{40}")
+
+
+class Folder:
+    """Files are read when they are asked for: which are needed depends on what is to be known."""
+
+    config_name = CONFIG_FILE
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def revision(self) -> str | None:
+        named = self.path.resolve().name
+        return named if self.path.parent.name == "snapshots" and _SNAPSHOT.fullmatch(named) else None
+
+    @cached_property
+    def fields(self) -> Mapping[str, Any]:
+        return read_json(self.path / CONFIG_FILE)
+
+    @property
+    def generation(self) -> Mapping[str, Any]:
+        """Without the file, plain sampling."""
+        file = self.path / GENERATION_FILE
+        return read_json(file) if file.exists() else {"do_sample": True}
+
+    @cached_property
+    def stored(self) -> dict[str, Stored]:
+        return stored_tensors(self.path)
+
+    @property
+    def format(self) -> Format | None:
+        return read_format(self.fields)
+
+    def weights(self) -> WeightFiles:
+        return WeightFiles(self.stored)
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Code in the checkpoint is never run."""
+        check_files(self.path)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # the parsers beneath raise all kinds, plain Exception included
+            raise CheckpointError(f"no tokenizer could be loaded from {self.path}: {error}") from error
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+            raise ConfigError(
+                f"{type(tokenizer).__name__} in {self.path} is not a fast tokenizer; save one with a tokenizer.json"
+            )
+        return tokenizer
+
+    def contents(self) -> Iterator[bytes]:
+        fields = {name: value for name, value in self.fields.items() if name not in _IMMATERIAL}
+        yield json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()  # order and spaces mean nothing
+        for path in sorted(self.path.glob("*.safetensors")):
+            check_file(path)
+            yield f"\n{path.name} {path.stat().st_size}\n".encode()
+            yield from samples(path)

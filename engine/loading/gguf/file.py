@@ -1,0 +1,105 @@
+"""A GGUF file as a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from penstock.engine.errors import CheckpointError, ConfigError
+from penstock.engine.formats.gguf import Gguf
+from penstock.engine.formats.gguf_blocks import BLOCK_TYPES
+from penstock.engine.formats.leaf import FLOAT_KINDS, Format
+from penstock.engine.loading.files import samples
+from penstock.engine.loading.gguf.architectures import architecture_of, config_fields
+from penstock.engine.loading.gguf.header import read_header
+from penstock.engine.loading.gguf.names import Array, View, views
+from penstock.engine.loading.gguf.tokenizer import end_token_ids, sampling_fields, tokenizer_of
+from penstock.engine.loading.weights import Stored, WeightFiles
+
+MAX_FACTORS = 2**12  # of rotary frequencies: half of the largest head that there may be, and more
+QUANTIZED_DTYPE = "bfloat16"  # of activations and floats, where no type of the whole model is stated
+
+
+class GgufFile:
+    """One file that holds all of a checkpoint, of which what the rest reads is as a Hugging Face folder has it.
+
+    Raises:
+        CheckpointError: it cannot be read, or describes what cannot be.
+        ConfigError: it holds something that is not supported.
+    """
+
+    revision: str | None = None
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_name = f"metadata of {path.name}"
+        self._header = read_header(path)
+        self._architecture = architecture_of(self._header)
+        for name, tensor in self._header.tensors.items():
+            if tensor.kind not in FLOAT_KINDS and tensor.kind not in BLOCK_TYPES:
+                raise ConfigError(
+                    f"{path.name}: tensor {name} is of type {tensor.kind}, which is not supported; "
+                    f"supported are {', '.join((*FLOAT_KINDS, *BLOCK_TYPES))}"
+                )
+
+    @cached_property
+    def fields(self) -> Mapping[str, Any]:
+        fields = config_fields(self._header, self._floats)
+        return fields if self.format is None else {**fields, "dtype": QUANTIZED_DTYPE}
+
+    @property
+    def generation(self) -> Mapping[str, Any]:
+        return {**sampling_fields(self._header), "eos_token_id": list(end_token_ids(self._header))}
+
+    @cached_property
+    def stored(self) -> dict[str, Stored]:
+        return {name: Stored(self.path, view.shape, view.tensor.kind) for name, view in self._views.items()}
+
+    @property
+    def format(self) -> Format | None:
+        return Gguf() if any(tensor.kind in BLOCK_TYPES for tensor in self._header.tensors.values()) else None
+
+    def weights(self) -> WeightFiles:
+        return _GgufWeights(self.stored, self._mapped(), self._views)
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return tokenizer_of(self._header)
+
+    def contents(self) -> Iterator[bytes]:
+        """Tokenizer and templates are left out: they have digests of their own. So is the name of the file."""
+        yield json.dumps(self.fields, sort_keys=True, separators=(",", ":")).encode()
+        tensors = self._header.tensors.items()
+        for name, tensor in tensors:
+            yield f"\n{name} {tensor.kind} {tensor.shape}".encode()
+        yield from samples(self.path, min((tensor.start for _, tensor in tensors), default=0))
+
+    @cached_property
+    def _views(self) -> Mapping[str, View]:
+        return views(self._header, self._architecture, self.fields)
+
+    def _mapped(self) -> np.ndarray:
+        return np.memmap(self.path, np.uint8, "r")
+
+    def _floats(self, name: str) -> np.ndarray:
+        tensor = self._header.tensors[name]
+        if tensor.kind not in FLOAT_KINDS or len(tensor.shape) != 1 or tensor.shape[0] > MAX_FACTORS:
+            raise CheckpointError(
+                f"{self.path.name}: tensor {name} must be at most {MAX_FACTORS} floats in a row, "
+                f"not {list(tensor.shape)} of {tensor.kind}"
+            )
+        return View(tensor).array(self._mapped())[:].astype(np.float32)
+
+
+class _GgufWeights(WeightFiles):
+    def __init__(self, stored: Mapping[str, Stored], data: np.ndarray, of_names: Mapping[str, View]) -> None:
+        super().__init__(stored)
+        self._data, self._of_names = data, of_names
+
+    def tensor(self, name: str) -> Array:
+        return self._of_names[name].array(self._data)

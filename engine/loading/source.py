@@ -1,0 +1,74 @@
+"""Where a checkpoint comes from: a folder in Hugging Face format, or one GGUF file. All else sees a Checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from transformers import PreTrainedTokenizerFast
+
+from penstock.engine.errors import CheckpointError
+from penstock.engine.formats.leaf import Format
+from penstock.engine.loading.files import CONFIG_FILE
+from penstock.engine.loading.folder import Folder
+from penstock.engine.loading.gguf.file import GgufFile
+from penstock.engine.loading.weights import Stored, WeightFiles
+
+GGUF_SUFFIX = ".gguf"
+
+
+class Checkpoint(Protocol):
+    """What is known of a model before it is loaded, and its weights.
+
+    Everything raises CheckpointError for files that are missing or damaged, and ConfigError for what is not supported.
+    """
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config_name(self) -> str:
+        """What `fields` are called in messages."""
+
+    @property
+    def revision(self) -> str | None:
+        """The commit, of a model from the hub."""
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """Those of config.json."""
+
+    @property
+    def generation(self) -> Mapping[str, Any]:
+        """The fields of generation_config.json."""
+
+    @property
+    def stored(self) -> dict[str, Stored]:
+        """What is said of each tensor, by its name."""
+
+    @property
+    def format(self) -> Format | None:
+        """How weights are quantized; None: they are not."""
+
+    def weights(self) -> WeightFiles: ...
+
+    def tokenizer(self) -> PreTrainedTokenizerFast: ...
+
+    def contents(self) -> Iterator[bytes]:
+        """What tells its weights from others: little of them, whatever their size."""
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Of a folder, or of a GGUF file, which may be the only one of a folder without config.json.
+
+    Raises:
+        CheckpointError: it cannot be read, or the folder holds several GGUF files and no config.json.
+        ConfigError: a GGUF file holds something that is not supported.
+    """
+    if not path.is_dir():
+        return GgufFile(path)
+    files = [] if (path / CONFIG_FILE).exists() else sorted(path.glob(f"*{GGUF_SUFFIX}"))
+    if len(files) > 1:
+        raise CheckpointError(f"{path} holds {len(files)} GGUF files, {files[0].name} among them: name the one to load")
+    return GgufFile(files[0]) if files else Folder(path)

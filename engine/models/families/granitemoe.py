@@ -1,0 +1,30 @@
+"""Granite's mixtures of experts (IBM): its dense blocks, with experts that are one tensor per layer."""
+
+from __future__ import annotations
+
+from penstock.engine.models.config import ModelConfig
+from penstock.engine.models.families.family import Family
+from penstock.engine.models.families.granite import GRANITE, granite_model
+from penstock.engine.models.hf_config import HFConfig
+from penstock.engine.models.hf_experts import read_experts
+
+GATE_UP = "block_sparse_moe.input_linear.weight"
+
+
+def _configure(config: HFConfig, dtype: str) -> ModelConfig:
+    experts = read_experts(config, "num_local_experts", intermediate_size="intermediate_size", normalized=True)
+    return granite_model(config, family=GRANITEMOE.model_type, dtype=dtype, mlp=experts)
+
+
+GRANITEMOE = Family(
+    model_type="granitemoe",
+    architecture="GraniteMoeForCausalLM",
+    defaults={**GRANITE.defaults, "num_local_experts": 8, "num_experts_per_tok": 2},
+    configure=_configure,
+    own_tensors={
+        ("mlp", "router", "kernel"): "block_sparse_moe.router.layer.weight",
+        ("mlp", "experts", "gate", "kernel"): GATE_UP,
+        ("mlp", "experts", "up", "kernel"): GATE_UP,
+        ("mlp", "experts", "down", "kernel"): "block_sparse_moe.output_linear.weight",
+    },
+)

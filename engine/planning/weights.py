@@ -1,0 +1,89 @@
+"""What each device holds of a model's weights, and what a step reads of them, counted array by array.
+
+An array that is quantized counts the bytes of the arrays that hold it, and one that the devices do not divide counts
+whole on each of them, as `Placement` lays it out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+
+from penstock.engine.models import ExpertsConfig, ModelConfig, ParamPath, layer_shapes, outer_shapes
+from penstock.engine.models.axes import logical_axes
+from penstock.engine.sharding import Placement
+
+NumExperts = Callable[[ExpertsConfig], float]
+
+
+def held_bytes(model: ModelConfig, placement: Placement | None) -> int:
+    """Of all weights, on each device. `placement` is that of `model`; None: on one device."""
+    return round(_layer_bytes(model, placement, None) + sum(_outer_bytes(model, placement).values()))
+
+
+def step_weight_bytes(model: ModelConfig, num_tokens: int, placement: Placement | None) -> int:
+    """What one step of `num_tokens` reads of the weights, on the device that reads the most."""
+    outer = _outer_bytes(model, placement)
+    table = 0 if model.tie_word_embeddings else outer["embedding"]  # the head is another one: of it a row per token
+    rows = num_tokens * model.hidden_size * int(jnp.dtype(model.dtype).itemsize)
+    layers = _layer_bytes(model, placement, lambda mixture: distinct_experts(mixture, num_tokens))
+    return round(layers) + sum(outer.values()) - table + rows
+
+
+def grouped_matmul_bytes(model: ModelConfig, num_tokens: int, placement: Placement | None, num_matmuls: int) -> int:
+    """What that many grouped matmuls read of their experts, which are in the model's type there, in a step."""
+    plain = replace(model, blocks=tuple(replace(block, packed=()) for block in model.blocks))
+    num_all, total = 0, 0.0
+    for block, count in Counter(plain.blocks).items():
+        for path, num_bytes in _arrays(layer_shapes(block, plain), ("blocks", 0), placement):
+            if isinstance(block.mlp, ExpertsConfig) and path[2:4] == ("mlp", "experts") and path[-1] == "kernel":
+                share = distinct_experts(block.mlp, num_tokens) / block.mlp.num_experts
+                num_all, total = num_all + count, total + count * num_bytes * share
+    return round(total * num_matmuls / num_all) if num_all else 0
+
+
+def distinct_experts(mixture: ExpertsConfig, num_tokens: int) -> float:
+    """That at least one of `num_tokens` tokens chooses."""
+    share = mixture.num_chosen / mixture.num_experts
+    return mixture.num_experts * (1 - (1 - share) ** num_tokens)
+
+
+def vocab_padding_bytes(model: ModelConfig, placement: Placement | None) -> int:
+    """In embedding and head, on each device."""
+    tables = {name: num for name, num in _outer_bytes(model, placement).items() if name in ("embedding", "head")}
+    return sum(tables.values()) * model.vocab_padding // model.vocab_rows
+
+
+def _layer_bytes(model: ModelConfig, placement: Placement | None, num_read: NumExperts | None) -> float:
+    """Of all layers; of the experts that a device holds, the share that `num_read` is of all. Some devices may hold
+    padding among them, which nothing reads: those read less.
+    """
+    total = 0.0
+    for block, count in Counter(model.blocks).items():
+        share = num_read(block.mlp) / block.mlp.num_experts if num_read and isinstance(block.mlp, ExpertsConfig) else 1
+        for path, num_bytes in _arrays(layer_shapes(block, model), ("blocks", 0), placement):
+            total += count * num_bytes * (share if path[2:4] == ("mlp", "experts") else 1)
+    return total
+
+
+def _outer_bytes(model: ModelConfig, placement: Placement | None) -> Counter[str]:
+    """Of what is around the layers: embedding, norm and head."""
+    found: Counter[str] = Counter()
+    for path, num_bytes in _arrays(outer_shapes(model), (), placement):
+        found[str(path[0])] += num_bytes
+    return found
+
+
+def _arrays(shapes: Any, at: ParamPath, placement: Placement | None) -> Iterator[tuple[ParamPath, int]]:
+    """Each array below `at`, and its bytes on a device."""
+    for path, leaf in shapes.items():
+        whole = (*at, *path)
+        shape = leaf.shape
+        if placement is not None:
+            shape = placement.sharding(logical_axes(whole, len(shape)), shape).shard_shape(shape)
+        yield whole, math.prod(shape) * int(jnp.dtype(leaf.dtype).itemsize)

@@ -1,0 +1,110 @@
+"""Writes what is tested into docs/models.md, out of the cases of the tests themselves: `make docs`."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import test_engine_parity
+import test_expert_parallel
+import test_gguf_models
+import test_models_parity
+import test_quantized_checkpoints
+import test_quantized_parallel
+import test_tensor_parallel
+from quantized_weights import SCHEMES
+
+from penstock.engine.attention.selection import ATTENTION_SETTINGS, attention_for
+from penstock.engine.errors import ConfigError
+from penstock.engine.loading.gguf.architectures import ARCHITECTURES
+from penstock.engine.models import FAMILIES
+from penstock.engine.native import NativeLibrary
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "models.md"
+PLACE = re.compile(r"(<!-- Written by `make docs`[^>]*-->\n).*(<!-- Up to here\. -->)", re.DOTALL)
+
+HOW = {
+    "cpu": "run: everything on this page",
+    "gpu": "kernels are run interpreted and compiled ahead of time; on a card by `make bench-gpu` ([gpu.md](gpu.md))",
+    "tpu": "kernels are run interpreted; they and whole steps are compiled ahead of time by libtpu ([tpu.md](tpu.md))",
+}
+
+
+class _Compiled(NativeLibrary):
+    """Of a machine with a C++ compiler."""
+
+    def load_for(self, name: str, setting: str) -> ctypes.CDLL | None:
+        del name, setting
+        return ctypes.CDLL(None)
+
+
+LIBRARY = _Compiled(Path())
+
+
+def page(text: str) -> str:
+    """`text` of the page with the tables as they must be."""
+    tables = "\n".join(("", *_families(), "", *_formats(), "", *_platforms(), "", ""))
+    written, count = PLACE.subn(lambda found: f"{found[1]}{tables}{found[2]}", text)
+    assert count == 1, f"{DOCS.name} has no place for the tables"
+    return written
+
+
+def _families() -> Iterator[str]:
+    logits, tokens = _counts(test_models_parity.CASES), _counts(test_engine_parity.MODELS)
+    tensor, experts = _counts(test_tensor_parallel.MODELS), _counts(test_expert_parallel.MODELS)
+    quantized = _counts(test_quantized_parallel.MODELS) + _counts(test_quantized_checkpoints.OTHERS)
+    gguf = _counts(test_gguf_models.CASES)
+    yield "| family | geometries whose logits agree | models whose 64 tokens do | over devices | quantized | GGUF |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for name in FAMILIES:
+        devices = [kind for kind, found in (("tensor", tensor), ("expert", experts)) if name in found]
+        counts = [found[name] or "" for found in (logits, tokens, quantized, gguf)]
+        cells = (*counts[:2], ", ".join(devices), *counts[2:])
+        yield f"| `{name}` | {' | '.join(map(str, cells))} |"
+
+
+def _formats() -> Iterator[str]:
+    methods: dict[str, list[str]] = {}
+    for name, scheme in SCHEMES.items():
+        methods.setdefault(str(scheme.fields["quant_method"]), []).append(name)
+    yield "| format | variants that are loaded and held to their values |"
+    yield "| --- | --- |"
+    for method, names in methods.items():
+        yield f"| `{method}` | {', '.join(names)} |"
+    yield f"| GGUF | architectures {', '.join(ARCHITECTURES)} |"
+
+
+def _platforms() -> Iterator[str]:
+    yield "| platform | attention that `auto` takes, and others | tested |"
+    yield "| --- | --- | --- |"
+    for platform, how in HOW.items():
+        auto = type(attention_for("auto", platform, "bfloat16", LIBRARY)).__name__
+        others = [setting for setting in ATTENTION_SETTINGS[1:] if _is_there(setting, platform)]
+        yield f"| {platform} | {auto.removesuffix('Attention').lower()}; {', '.join(others)} | {how} |"
+
+
+def _is_there(setting: str, platform: str) -> bool:
+    with suppress(ConfigError):
+        attention_for(setting, platform, "bfloat16", LIBRARY)
+        return True
+    return False
+
+
+def _counts(cases: Mapping[str, Iterable[Any]]) -> Counter[str]:
+    """How many cases each family has. A case is some values: a family by its name, or fields that may name one."""
+    return Counter(_family(tuple(case)) for case in cases.values())
+
+
+def _family(case: tuple[Any, ...]) -> str:
+    fields = {name: value for part in case if isinstance(part, dict) for name, value in part.items()}
+    named = [part for part in case if isinstance(part, str) and part in FAMILIES]
+    return str(named[0] if named else fields.get("family", "qwen3"))
+
+
+if __name__ == "__main__":
+    DOCS.write_text(page(DOCS.read_text()))
