@@ -140,8 +140,7 @@ def load_model(
     model: Decoder = nnx.merge(checked.graph, nnx.from_flat_state(checked.params))
     around = [source for source in checked.sources if source.path[0] != "blocks"]
     blocks = [source for source in checked.sources if source.path[0] == "blocks"]
-    # A file at a time. Of one, the largest first: what making an array takes is taken before the others are there.
-    blocks.sort(key=lambda one: (stored[one.names[0]].file, -num_bytes[one.path]))
+    blocks.sort(key=lambda source: stored[source.names[0]].file)  # a file at a time
     with checkpoint.weights() as files:
         for name, leaf in checked.known.items():
             files.check(name, leaf)
