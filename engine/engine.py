@@ -25,7 +25,7 @@ from penstock.engine.loading.checkpoint import load_model, read_model_config, re
 from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.logprobs import PromptLogprobs, logprob_at
 from penstock.engine.models import Decoder
-from penstock.engine.models.packed import pack_weights
+from penstock.engine.models.packed import pack_blocks, pack_head
 from penstock.engine.models.quantized import unpack_in_pieces
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
 from penstock.engine.scheduling.pace import Pace
@@ -125,15 +125,17 @@ class Engine:
         deployment = deploy(config, read_model_config(path, config.dtype, config.weights))
         tokenizer = Tokenizer.from_dir(path, config.chat_format)
         defaults = read_generation_defaults(open_checkpoint(path))
+        library = deployment.matmul_library
         loaded = load_model(
             path,
             deployment.model,
             progress,
             placement=deployment.placement,
             stacked=deployment.attention.is_stacked,
+            pack_head=None if library is None else partial(pack_head, library=library),
         )
-        if deployment.matmul_library is not None:
-            pack_weights(loaded, deployment.matmul_library)
+        if library is not None:
+            pack_blocks(loaded, library)
         if deployment.unpacks_in_pieces:
             unpack_in_pieces(loaded)
         return cls(loaded, tokenizer, defaults, deployment)

@@ -25,6 +25,7 @@ from penstock.engine.formats.leaf import FLOAT_KINDS, Header, Leaf
 from penstock.engine.formats.packing import OWN_KINDS, Packing
 
 LARGEST_F16 = 65504.0
+AT_ONCE = 2**18  # weights that are in f32, several times
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def _by_rows(convert: Callable[[np.ndarray], np.ndarray], rows: int) -> Callable
     """A few rows at a time, so that little is in memory beside what is stored and what comes of it."""
 
     def converted(weights: np.ndarray) -> np.ndarray:
-        at_once = rows * max(1, 2**21 // (rows * max(1, weights.shape[-1])))
+        at_once = rows * max(1, AT_ONCE // (rows * max(1, weights.shape[-1])))
         flat = weights.reshape(-1, *weights.shape[-2:])
         parts = [
             np.concatenate([convert(_finite(one[at : at + at_once])) for at in range(0, len(one), at_once)])

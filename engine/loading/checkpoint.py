@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import sub
@@ -117,10 +117,12 @@ def load_model(
     *,
     placement: Placement | None = None,
     stacked: bool = False,
+    pack_head: Callable[[Decoder], None] | None = None,
 ) -> Decoder:
     """Reads the weights, one parameter at a time, into a Decoder.
 
-    They go to the default device; with `placement`, each device of its mesh reads its own share and no more.
+    They go to the default device; with `placement`, each device of its mesh reads its own share and no more. What is
+    around the blocks comes first; `pack_head` may then change it, which takes memory that the blocks need not have yet.
 
     Every tensor that the model has must be there with its shape, and no other one. Names, shapes and types are all
     checked before the first weight is read. Extra tensors of four kinds are passed over: stored rotary frequencies and
@@ -135,16 +137,28 @@ def load_model(
     stored = checked.stored
     num_bytes = {source.path: source.num_bytes(stored) for source in checked.sources}
     num_bytes_read = 0
-    filled = {}
+    model: Decoder = nnx.merge(checked.graph, nnx.from_flat_state(checked.params))
+    around = [source for source in checked.sources if source.path[0] != "blocks"]
+    blocks = [source for source in checked.sources if source.path[0] == "blocks"]
+    blocks.sort(key=lambda source: stored[source.names[0]].file)  # a file at a time
     with checkpoint.weights() as files:
         for name, leaf in checked.known.items():
             files.check(name, leaf)
-        for source in sorted(checked.sources, key=lambda source: stored[source.names[0]].file):  # a file at a time
-            filled[source.path] = nnx.Param(files.array(source, placement))
+        for source in (*around, *blocks):
+            _put(model, source.path, files.array(source, placement))
             num_bytes_read += num_bytes[source.path]
             if progress is not None:
                 progress(num_bytes_read, sum(num_bytes.values()), "weights")
-    return _merged(checked.graph, filled, placement)
+            if source is around[-1] and pack_head is not None:
+                pack_head(model)
+    return model if placement is None else shard_experts(model, placement)
+
+
+def _put(model: Decoder, path: ParamPath, array: jax.Array) -> None:
+    holder: Any = model
+    for name in path[:-1]:
+        holder = holder[name] if isinstance(name, int) else getattr(holder, name)
+    setattr(holder, str(path[-1]), nnx.Param(array))
 
 
 def check_weights(path: Path, config: ModelConfig) -> int:
@@ -187,6 +201,7 @@ class _Checked:
     """A checkpoint whose names, shapes and types are those of the model."""
 
     graph: nnx.GraphDef[Decoder]
+    params: Mapping[Any, Any]  # their shapes and types, by path
     stored: Mapping[str, Stored]
     sources: Sequence[Source | PackedSource]  # of each parameter
     known: Mapping[str, Leaf]  # tensors that must hold what is known without them
@@ -209,7 +224,7 @@ def _checked(checkpoint: Checkpoint, config: ModelConfig, *, stacked: bool = Fal
     known = {} if packed is None else {name: leaf for source in codes for name, leaf in packed.known(source)}
     passed_over = set() if packed is None else {name for source in codes for name in packed.passed_over(source)}
     _check(checkpoint, sources, known.keys() | passed_over, family, config)
-    return _Checked(graph, stored, sources, known)
+    return _Checked(graph, abstract, stored, sources, known)
 
 
 def _layers(path: ParamPath, config: ModelConfig, *, stacked: bool) -> list[ParamPath]:

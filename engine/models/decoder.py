@@ -43,9 +43,8 @@ class Decoder(nnx.Module):
         self.config = config
         self.is_stacked = stacked
         init = nnx.initializers.normal(0.02)
-        self.embedding: nnx.Param[jax.Array] | QuantizedEmbedding = nnx.Param(
-            init(rngs.params(), (config.vocab_rows, config.hidden_size), dtype)
-        )
+        # None where it is the head's, which alone holds it.
+        self.embedding: Any = nnx.Param(init(rngs.params(), (config.vocab_rows, config.hidden_size), dtype))
         blocks = [Block(block, config.hidden_size, dtype=dtype, rngs=rngs) for block in config.blocks]
         if stacked:
             blocks = [_stack([blocks[layer] for layer in layers]) for layers in stacked_layers(config)]
@@ -113,10 +112,14 @@ class Decoder(nnx.Module):
             (x, pages), _ = jax.lax.scan(layers, (x, pages), inputs)
         return x, pages
 
-    def _embedded(self, token_ids: jax.Array) -> jax.Array:
-        if isinstance(self.embedding, QuantizedEmbedding):
-            return self.embedding.rows(token_ids)
-        return self.embedding[...][token_ids]
+    def _embedded(self, token_ids: jax.Array) -> jax.Array:  # i32 [num_tokens] -> [num_tokens, hidden]
+        table: Any = self.embedding
+        if isinstance(table, QuantizedEmbedding):
+            return table.rows(token_ids)
+        if self.head is not None and table is None:
+            return self.head.columns(token_ids)
+        rows: jax.Array = table[...][token_ids]
+        return rows
 
     def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab_rows]
         if self.head is not None:

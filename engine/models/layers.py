@@ -41,6 +41,10 @@ class Linear(nnx.Module):
         y = jnp.dot(x, self.kernel[...], preferred_element_type=jnp.float32)
         return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
 
+    def columns(self, numbers: jax.Array) -> jax.Array:
+        """Of the kernel, `[len(numbers), in]`."""
+        return self.kernel[...][:, numbers].T
+
 
 class RMSNorm(nnx.Module):
     """Root-mean-square norm over the last axis (Zhang and Sennrich, arXiv 1910.07467), computed in f32."""

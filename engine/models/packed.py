@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from penstock.engine.native import GROUP_ROWS, GROUPED_MATMUL, MATMUL, ROUTE, SU
 SILU = ("silu", "swish")  # the activation that the kernel has in it
 
 
-def pack_weights(model: Decoder, library: ctypes.CDLL) -> None:
+def pack_blocks(model: Decoder, library: ctypes.CDLL) -> None:
     """Replaces the linear layers of `model`, which is not stacked. One at a time: only one is ever in memory twice.
 
     Queries, keys and values become one matmul; gate and up another, with SiLU in it where that is the activation.
@@ -32,11 +33,17 @@ def pack_weights(model: Decoder, library: ctypes.CDLL) -> None:
     width = panel_width(library)
     for block in model.blocks:
         _pack_block(block, width)
+
+
+def pack_head(model: Decoder, library: ctypes.CDLL) -> None:
+    """Beside quantized layers, an embedding that is the head too is held as that alone."""
+    width = panel_width(library)
     if model.head is not None:
         model.head = _packed(model.head, width)
     elif not isinstance(model.embedding, QuantizedEmbedding):
-        head = PackedLinear([(model.embedding[...].T, None)], width)
-        model.head = nnx.data(head)  # where it was None, nnx took the attribute for a constant
+        model.head = nnx.data(PackedLinear.tied(model.embedding[...], width))  # nnx took None for a constant
+        if model.config.is_packed:
+            model.embedding = None
 
 
 def can_pack(config: ModelConfig) -> bool:
@@ -64,12 +71,13 @@ class PackedLinear(Linear):
         width: int,
         *,
         gated: bool = False,
+        transposed: bool = False,
     ) -> None:
         kernels = [kernel for kernel, _ in parts]
-        self.splits = tuple(kernel.shape[1] for kernel in kernels)
+        self.splits = tuple(kernel.shape[0 if transposed else 1] for kernel in kernels)
         self.is_gated = gated
-        self.weights = nnx.Param(_pack(_columns(kernels, width, gated=gated), width))
-        biases = [jnp.zeros(kernel.shape[1]) if bias is None else bias for kernel, bias in parts]
+        self.weights = nnx.Param(_panels(kernels, width, gated=gated, transposed=transposed))
+        biases = [jnp.zeros(size) if bias is None else bias for size, (_, bias) in zip(self.splits, parts, strict=True)]
         row = _columns([bias.astype(jnp.float32)[None] for bias in biases], width, gated=gated)[0]
         self.bias = nnx.Param(row) if any(bias is not None for _, bias in parts) else None
 
@@ -77,6 +85,16 @@ class PackedLinear(Linear):
     def of(cls, width: int, *layers: Linear, gated: bool = False) -> PackedLinear:
         parts = [(layer.kernel[...], None if layer.bias is None else layer.bias[...]) for layer in layers]
         return cls(parts, width, gated=gated)
+
+    @classmethod
+    def tied(cls, embedding: jax.Array, width: int) -> PackedLinear:  # [out, in]
+        return cls([(embedding, None)], width, transposed=True)
+
+    def columns(self, numbers: jax.Array) -> jax.Array:
+        """Of the kernel, `[len(numbers), in]`."""
+        width = self.weights.shape[2]
+        found = self.weights[...][numbers // width, :, numbers % width]  # of bf16 with an axis for its pairs
+        return found.reshape(len(numbers), -1)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self._multiply(x, x.dtype)
@@ -230,6 +248,13 @@ def _pack_experts(experts: Experts, width: int) -> None:
         experts.shared = _packed_mlp(experts.shared, width)
     if experts.shared_gate is not None:
         experts.shared_gate = _packed(experts.shared_gate, width)
+
+
+@partial(jax.jit, static_argnames=("width", "gated", "transposed"))
+def _panels(kernels: Sequence[jax.Array], width: int, *, gated: bool, transposed: bool) -> jax.Array:
+    """Compiled, so that nothing is in memory between the kernels and the panels."""
+    parts = [kernel.T for kernel in kernels] if transposed else kernels
+    return _pack(_columns(parts, width, gated=gated), width)
 
 
 def _columns(parts: Sequence[jax.Array], width: int, *, gated: bool) -> jax.Array:

@@ -115,7 +115,8 @@ class QuantizedGroupedLinear(GroupedLinear):
 
     def product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
         if not self.is_in_pieces:
-            return super().product(rows, groups)
+            y: jax.Array = super().product(rows, groups)
+            return y
         numbers, ends = jnp.arange(rows.shape[0])[:, None], jnp.cumsum(groups.sizes)
 
         def of_expert(y: jax.Array, expert: tuple[dict[str, jax.Array], jax.Array, jax.Array]) -> tuple[Any, None]:

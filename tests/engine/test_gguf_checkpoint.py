@@ -90,6 +90,14 @@ def test_a_tied_head_is_unpacked_in_pieces_where_others_are(file: Path, monkeypa
     np.testing.assert_allclose(model.logits(rows), whole, rtol=1e-5, atol=1e-4)
 
 
+def test_what_is_around_the_blocks_is_read_first(file: Path) -> None:
+    """The head may then be packed before the blocks take memory."""
+    seen: list[Any] = []
+    load_model(file, read_model_config(file), pack_head=lambda model: seen.append(nnx.to_flat_state(nnx.state(model))))
+    for path, leaf in seen[0]:
+        assert isinstance(leaf.get_value(), jax.Array) == (path[0] != "blocks")
+
+
 def test_what_is_held_is_little_more_than_the_file_has(file: Path, model: Decoder) -> None:
     stored = sum(tensor.num_bytes for tensor in read_header(file).tensors.values())
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model)))

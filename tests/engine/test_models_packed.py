@@ -52,6 +52,20 @@ def assert_close(got: jax.Array, expected: jax.Array, dtype: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", TOLERANCE)
+def test_columns_come_back_out_of_the_panels(dtype: str) -> None:
+    layer, numbers = linear(6, 130, dtype), jnp.asarray([129, 0, 64, 5])
+    expected = layer.kernel[...].T[numbers]
+    embedding = PackedLinear.tied(layer.kernel[...].T, width())
+    for columns in (
+        layer.columns(numbers),
+        PackedLinear.of(width(), layer).columns(numbers),
+        embedding.columns(numbers),
+    ):
+        np.testing.assert_array_equal(columns, expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("num_tokens", [1, 5, 6, 17, 97, 200])
 def test_a_packed_product_is_the_product(num_tokens: int, dtype: str) -> None:
     layer, x = linear(600, 130, dtype, bias=True), tokens(num_tokens, 600, dtype)

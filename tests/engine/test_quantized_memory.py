@@ -9,13 +9,13 @@ from typing import Any
 
 import jax
 import pytest
-from engines import EOS, SMALL, VOCAB_SIZE, write_model
+from engines import EOS, SMALL, VOCAB_SIZE, drive, write_model
 from flax import nnx
 from quantized_checkpoints import write_quantized
 from quantized_weights import SCHEMES
 from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
 
-from penstock.engine import Engine
+from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.loading import weights
 from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models import Decoder, quantized
@@ -67,7 +67,18 @@ def test_quantizing_while_loading_holds_no_unquantized_model(
     monkeypatch.setattr(weights, "PIECE_BYTES", 2**15)
     held, peak, size = _traced(write_model(tmp_path, "llama", dtype="bfloat16", **GEOMETRY), setting, stacked=False)
     assert size <= held
-    assert peak <= 1.15 * size + 2**20  # rows of one block, in f32
+    assert peak <= 1.15 * size + 2**22  # rows of one block, in f32, several times
+
+
+def test_an_embedding_that_is_the_head_too_is_held_once(tmp_path: Path) -> None:
+    write_model(tmp_path, "qwen3", tie_word_embeddings=True)
+    engines = [Engine.from_checkpoint(tmp_path, replace(SMALL, weights="int8", matmul=of)) for of in ("auto", "xla")]
+    params = [engine._runner._steps.params for engine in engines]
+    wide = [[param for param in of if param.size >= VOCAB_SIZE * 48] for of in params]
+    assert [len(of) for of in wide] == [1, 1]
+    request = Request("a", (5, 6, 7), SamplingParams(max_tokens=8, temperature=0.0))
+    first, second = (drive(engine, [request])["a", 0].token_ids for engine in engines)
+    assert first == second
 
 
 def test_a_step_unpacks_a_little_at_a_time(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
