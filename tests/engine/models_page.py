@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import test_engine_parity
-import test_expert_parallel
 import test_gguf_models
+import test_models_divided
 import test_models_parity
 import test_quantized_checkpoints
 import test_quantized_parallel
-import test_tensor_parallel
 from quantized_weights import SCHEMES
 
 from penstock.engine.attention.selection import ATTENTION_SETTINGS, attention_for
@@ -56,13 +55,15 @@ def page(text: str) -> str:
 
 def _families() -> Iterator[str]:
     logits, tokens = _counts(test_models_parity.CASES), _counts(test_engine_parity.MODELS)
-    tensor, experts = _counts(test_tensor_parallel.MODELS), _counts(test_expert_parallel.MODELS)
+    divided = {name: layouts for name, (layouts, _) in test_models_divided.MODELS.items()}
     quantized = _counts(test_quantized_parallel.MODELS) + _counts(test_quantized_checkpoints.OTHERS)
+    quantized += _counts(test_engine_parity.QUANTIZED)
     gguf = _counts(test_gguf_models.CASES)
     yield "| family | geometries whose logits agree | models whose 64 tokens do | over devices | quantized | GGUF |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for name in FAMILIES:
-        devices = [kind for kind, found in (("tensor", tensor), ("expert", experts)) if name in found]
+        layouts = divided.get(name, "").split(",")
+        devices = [kind for kind, layout in (("tensor", "2"), ("expert", "1x2")) if layout in layouts]
         counts = [found[name] or "" for found in (logits, tokens, quantized, gguf)]
         cells = (*counts[:2], ", ".join(devices), *counts[2:])
         yield f"| `{name}` | {' | '.join(map(str, cells))} |"

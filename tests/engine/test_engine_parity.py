@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import reference_greedy
-from engines import SMALL, VOCAB_SIZE, drive, preempting, write_model
+from engines import EOS, SMALL, VOCAB_SIZE, drive, preempting, write_model
+from quantized_checkpoints import MXFP4_EXPERTS, write_quantized
+from quantized_weights import SCHEMES, Scheme
+from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
 
 from penstock.engine import Engine, Request, SamplingParams
 
@@ -197,18 +200,64 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+QUANTIZED: dict[str, tuple[Scheme, str, dict[str, Any]]] = {
+    "fp8, blocks that are cut": (
+        SCHEMES["fp8 blocks"],
+        "llama",
+        {"hidden_size": 144, "intermediate_size": 200, "num_attention_heads": 3, "num_key_value_heads": 1},
+    ),
+    "int4 in groups of 32": (
+        SCHEMES["compressed int4 g32"],
+        "qwen3",
+        {"hidden_size": 160, "intermediate_size": 224, "num_attention_heads": 5, "num_key_value_heads": 1},
+    ),
+    "gptq with an order, experts": (
+        SCHEMES["gptq g128"],
+        "qwen3_moe",
+        {"hidden_size": 128, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 128, "head_dim": 32},
+    ),
+    "gptq, fused tensors": (SCHEMES["gptq 8 bits channel"], "phi3", {"hidden_size": 64, "sliding_window": 11}),
+    "awq": (SCHEMES["awq g32"], "olmo2", {"hidden_size": 96, "intermediate_size": 160, "num_key_value_heads": 4}),
+    "int8, norms around": (
+        SCHEMES["compressed int8 asymmetric"],
+        "gemma3_text",
+        {"head_dim": 20, "num_hidden_layers": 3, "sliding_window": 7, "hidden_size": 64},
+    ),
+    "mxfp4": (
+        MXFP4_EXPERTS,
+        "gpt_oss",
+        {"hidden_size": 96, "intermediate_size": 160, "num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 20},
+    ),
+}
+
+
 @pytest.mark.parametrize(("family", "config"), MODELS.values(), ids=MODELS)
 def test_greedy_tokens_equal_generate(family: str, config: dict[str, Any], tmp_path: Path) -> None:
     directory = write_model(tmp_path, family, **config)
+    # With a window of 1, the cache of transformers forgets nothing.
+    check_greedy(directory, directory, cached=config.get("sliding_window") != 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "family", "config"), QUANTIZED.values(), ids=QUANTIZED)
+def test_greedy_tokens_of_quantized_weights_equal_generate_with_their_values(
+    scheme: Scheme, family: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    of_all = {"vocab_size": VOCAB_SIZE, "eos_token_id": EOS, "bos_token_id": None}
+    quantized, plain = write_quantized(tmp_path, scheme, family, **of_all, **config)
+    byte_level(chat_template=CHAT_TEMPLATE).save_pretrained(quantized)
+    check_greedy(quantized, plain)
+
+
+def check_greedy(directory: Path, reference: Path, *, cached: bool = True) -> None:
+    """Alone and batched, in chunks, preempted, resumed, and with prefixes of the cache."""
     # So many pages that none is evicted: the prefixes of all groups are found, in whichever order prompts came.
     engine = Engine.from_checkpoint(directory, replace(SMALL, max_model_len=112, num_pages=320))
     rng = np.random.default_rng(0)
     prompts = [tuple(map(int, rng.integers(0, VOCAB_SIZE, length))) for length in (1, 15, 16, 17, 45)]
     prompts.append((*prompts[-1][:30], 5, 6, 7))  # shares whole pages with the one before it
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
-    # With a window of 1, the cache of transformers forgets nothing.
-    cached = config.get("sliding_window") != 1
-    expected = [reference_greedy(directory, list(prompt), 64, cached=cached) for prompt in prompts]
+    expected = [reference_greedy(reference, list(prompt), 64, cached=cached) for prompt in prompts]
 
     # Windows leave so many pages that some of these would preempt nobody.
     requests = [Request(f"a{i}", prompt, params) for i, prompt in enumerate(prompts)]
@@ -218,3 +267,5 @@ def test_greedy_tokens_equal_generate(family: str, config: dict[str, Any], tmp_p
     again = drive(engine, [Request(f"b{i}", prompt, params) for i, prompt in enumerate(prompts)])
     assert [again[f"b{i}", 0].token_ids for i in range(len(prompts))] == expected
     assert sum(result.num_cached for result in again.values()) > 0
+    resumed = Request("resumed", prompts[3], params, generated=(tuple(expected[3][:23]),))
+    assert drive(engine, [resumed])["resumed", 0].token_ids == expected[3][23:]
