@@ -17,20 +17,6 @@ GATEWAY = "gateway"
 """No queue's name: the gateway's own keys are `penstock:gateway:{...}:NAME`, and would be those of requests in it."""
 
 
-def set_aside_for(digest: str) -> str:
-    """The consumer that holds entries whose replies workers with the model of this digest have begun.
-
-    No worker's name is like it: there is no slash in one. Its `heartbeat` exists while such a worker serves the queue,
-    and for a while after.
-    """
-    return f"{UNOWNED}/{digest}"
-
-
-def is_worker(consumer: str) -> bool:
-    """Whether a consumer is one that takes entries, and none that just holds them."""
-    return consumer != UNOWNED and not consumer.startswith(f"{UNOWNED}/")
-
-
 def requests(queue: str) -> str:
     """The stream that requests of `queue` wait in."""
     return f"penstock:{{{queue}}}:requests"

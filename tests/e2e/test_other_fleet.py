@@ -25,6 +25,7 @@ from penstock.producer.wire import OwnEntry
 from penstock.worker.chaos.fake_engine import expected_text, expected_tokens, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import OtherFleet
+from penstock.worker.protocol.consumers import set_aside_for
 from penstock.worker.service import WorkerService
 
 
@@ -94,7 +95,7 @@ async def holder(redis: RedisClient) -> str | None:
 async def test_a_half_written_reply_goes_on_with_its_own_model(redis_url: str, redis: RedisClient) -> None:
     await half_write(redis, "begun", 5, 3)
     await half_write(redis, "untouched")
-    aside = keys.set_aside_for(OLD.digest(None))
+    aside = set_aside_for(OLD.digest(None))
     await redis.set(keys.heartbeat("q", aside), "dead", px=10**6)
     async with running_worker(redis_url, name="new", identity=NEW):
         await eventually(lambda: _is(holder(redis), aside))
@@ -111,7 +112,7 @@ async def test_a_half_written_reply_goes_on_with_its_own_model(redis_url: str, r
 
 async def test_where_no_worker_has_its_model_any_more_it_ends(redis_url: str, redis: RedisClient) -> None:
     await half_write(redis, "begun", 5, 3)
-    aside = keys.set_aside_for(OLD.digest(None))
+    aside = set_aside_for(OLD.digest(None))
     await redis.set(keys.heartbeat("q", aside), "dead", px=10**6)
     async with running_worker(redis_url, name="new", identity=NEW, model_wait_s=77) as new:
         await eventually(lambda: _is(holder(redis), aside))
@@ -127,7 +128,7 @@ async def test_where_no_worker_has_its_model_any_more_it_ends(redis_url: str, re
 async def test_how_long_it_is_waited_for(redis_url: str, redis: RedisClient) -> None:
     config = {"heartbeat_ttl_s": 100.0, "model_wait_s": 800.0}
     async with running_worker(redis_url, name="old", identity=OLD, **config) as old:
-        key = keys.heartbeat("q", keys.set_aside_for(OLD.digest(None)))
+        key = keys.heartbeat("q", set_aside_for(OLD.digest(None)))
         await eventually(lambda: redis.exists(key))
         assert await redis.hgetall(keys.digests("q")) == {"old": OLD.digest(None)}
         await old.drain()

@@ -139,11 +139,21 @@ async def test_a_model_that_cannot_be_loaded_exits_4(redis_url: str) -> None:
     assert "Traceback" not in outcome.err
 
 
+LLAMA = {
+    "model_type": "llama",
+    "dtype": "float32",
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_attention_heads": 2,
+    "vocab_size": 8,
+}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (
-            '{"model_type": "llama", "dtype": "float32", "num_hidden_layers": 1000000000}',
+            json.dumps({**LLAMA, "num_hidden_layers": 10**9}),
             "num_hidden_layers must be at most 1024",
         ),
         ("[" * 10**6, "config.json is not readable as JSON: it is nested too deep"),

@@ -10,6 +10,7 @@ from worker_harness import send
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.cli import run
+from penstock.worker.protocol.consumers import set_aside_for
 from penstock.worker.protocol.members import backlog, members
 
 
@@ -24,7 +25,7 @@ async def test_requests_that_nobody_has_are_backlog_and_no_worker(
     for i in range(6):
         await send(redis, prompt="x", id=str(i))
     await redis.xreadgroup(keys.GROUP, "dead", {keys.requests("q"): ">"}, count=1)
-    for consumer in (keys.UNOWNED, keys.set_aside_for("d")):
+    for consumer in (keys.UNOWNED, set_aside_for("d")):
         await redis.xreadgroup(keys.GROUP, consumer, {keys.requests("q"): ">"}, count=1)
     await redis.hset(keys.digests("q"), "dead", "0123456789abcdef" * 2)
     found = await members(raw, "q")

@@ -17,6 +17,7 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, OtherFleet, WorkerError
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.consumers import is_worker
 from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import pause
 
@@ -208,5 +209,5 @@ class Reclaimer:
                 break
         if freed and stream == keys.requests(queue):
             self._metrics.reclaimed.inc(freed)
-            event = "worker_lost" if keys.is_worker(consumer) else "model_lost"
+            event = "worker_lost" if is_worker(consumer) else "model_lost"
             _log.warning(event, lost=consumer, entries=freed)

@@ -10,6 +10,7 @@ from redis import exceptions
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
+from penstock.worker.protocol.consumers import is_worker
 
 DRAIN_MARK_TTL_S = 86_400
 """Longer than a drain takes. A mark that is left over harms nobody: it names a process, not a worker."""
@@ -46,7 +47,7 @@ async def members(redis: RedisClient, queue: str) -> list[Member]:
             return []
         raise
     pipeline = redis.pipeline(transaction=False)
-    consumers = [consumer for consumer in consumers if keys.is_worker(consumer["name"].decode())]
+    consumers = [consumer for consumer in consumers if is_worker(consumer["name"].decode())]
     names = [consumer["name"].decode() for consumer in consumers]
     pipeline.hgetall(keys.digests(queue))
     for name in names:

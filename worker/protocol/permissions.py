@@ -9,6 +9,7 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.lua import call, load
 from penstock.worker import hints
 from penstock.worker.errors import RedisRefused
+from penstock.worker.protocol.consumers import set_aside_for
 
 _DENIED = load("penstock.worker.protocol", "denied")
 NAMED_AT_MOST = 4
@@ -76,7 +77,7 @@ def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
     yield keys.requests(queue), _ON_REQUESTS
     for key in (
         keys.heartbeat(queue, _PROBE),
-        keys.heartbeat(queue, keys.set_aside_for(_PROBE)),
+        keys.heartbeat(queue, set_aside_for(_PROBE)),
         keys.drain(queue, _PROBE),
         keys.starting(queue, _PROBE),
     ):

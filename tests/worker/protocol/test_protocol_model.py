@@ -32,6 +32,7 @@ from penstock.producer.redis.enqueue import Added, enqueue
 from penstock.producer.redis.pipeline import Command
 from penstock.worker.delivery import reconnect
 from penstock.worker.protocol import scripts
+from penstock.worker.protocol.consumers import set_aside_for
 from penstock.worker.protocol.scripts import Claim, NotClaimed
 
 QUEUE = "q"
@@ -104,7 +105,7 @@ class Protocol(RuleBasedStateMachine):
         return worker
 
     def beat(self, worker: Worker) -> None:
-        for consumer in (worker.name, keys.set_aside_for(worker.digest)):
+        for consumer in (worker.name, set_aside_for(worker.digest)):
             self.run(self.redis.set(keys.heartbeat(QUEUE, consumer), worker.name))
 
     @initialize(max_tokens=st.integers(0, 3))
@@ -163,7 +164,7 @@ class Protocol(RuleBasedStateMachine):
     @rule(digest=st.sampled_from("AB"))
     def lose_a_model(self, digest: str) -> None:
         """None of its workers has been there for a while."""
-        self.run(self.redis.delete(keys.heartbeat(QUEUE, keys.set_aside_for(digest))))
+        self.run(self.redis.delete(keys.heartbeat(QUEUE, set_aside_for(digest))))
 
     # What befalls the server.
 
@@ -455,7 +456,7 @@ class Protocol(RuleBasedStateMachine):
     def teardown(self) -> None:
         """In the end one worker that lives is enough to bring everything to its end."""
         for worker in self.workers:
-            for consumer in (worker.name, keys.set_aside_for(worker.digest)):
+            for consumer in (worker.name, set_aside_for(worker.digest)):
                 self.run(self.redis.delete(keys.heartbeat(QUEUE, consumer)))
         self.workers = [self.new_worker()]
         heir = self.workers[0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from penstock.producer import keys
 from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
+from penstock.worker.protocol.consumers import set_aside_for
 
 _TAKE = load("penstock.worker.protocol", "sized", "take")
 _ADOPT = load("penstock.worker.protocol", "sized", "adopt")
@@ -43,7 +44,7 @@ def take(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes:
 
 def adopt(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int, digest: str = "") -> Command:
     """As `take`, of the entries that nobody owns, those that were set aside for the worker's model first."""
-    sources = (keys.set_aside_for(digest), keys.UNOWNED) if digest else (keys.UNOWNED,)
+    sources = (set_aside_for(digest), keys.UNOWNED) if digest else (keys.UNOWNED,)
     arguments = (keys.GROUP, worker, count, max_body_bytes, max_bytes, *sources)
     return call(_ADOPT, (keys.requests(queue),), arguments)
 
@@ -85,7 +86,7 @@ def disown(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
 
 def set_aside(queue: str, *, worker: str, entry_id: str, digest: str) -> Command:
     """Hands an entry to the workers whose model has this digest: 1, or 0 if none has served the queue for a while."""
-    consumer = keys.set_aside_for(digest)
+    consumer = set_aside_for(digest)
     key_names = (keys.requests(queue), keys.heartbeat(queue, consumer))
     return call(_SET_ASIDE, key_names, (keys.GROUP, worker, consumer, entry_id))
 

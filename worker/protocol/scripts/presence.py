@@ -9,6 +9,7 @@ from typing import Any
 from penstock.producer import keys
 from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
+from penstock.worker.protocol.consumers import set_aside_for
 
 _ANNOUNCE = load("penstock.worker.protocol", "clock", "members", "announce")
 _BEAT = load("penstock.worker.protocol", "clock", "members", "beat")
@@ -82,7 +83,7 @@ def beat(
     digest = card.get("digest", "")
     of_worker = (keys.heartbeat(queue, worker), keys.drain(queue, worker))
     of_queue = (keys.serving(queue), keys.card(queue), keys.digests(queue))
-    key_names = (*of_worker, *of_queue, keys.heartbeat(queue, keys.set_aside_for(digest)))
+    key_names = (*of_worker, *of_queue, keys.heartbeat(queue, set_aside_for(digest)))
     fields = [part for pair in card.items() for part in pair]
     arguments: tuple[str | int, ...] = (
         instance,
