@@ -30,8 +30,8 @@ def plan(
     """Compile a model for a slice of TPUs, with no TPU and no weights, and say what fits and how fast it could be.
 
     --model takes a preset (Qwen3-0.6B, Llama-3.1-8B, Qwen3-32B, Qwen3-30B-A3B, Mixtral-8x7B, Gemma-3-27B,
-    Llama-3.3-70B, gpt-oss-20b, gpt-oss-120b), a checkpoint's folder, or a config.json. Every function that a worker
-    would compile is compiled, so what does not fit fails here.
+    Llama-3.3-70B, gpt-oss-20b, gpt-oss-120b), a checkpoint's folder, a GGUF file, or a config.json. Every function
+    that a worker would compile is compiled, so what does not fit fails here.
     """
     require_worker_extra()
     if settings.model is None:

@@ -36,9 +36,9 @@ class Heartbeat:
     still has the key of a process that is gone. Once it sees the key renewed it stops, by `must_drain`.
 
     The same round trip asks whether somebody wants this process to drain (`penstock drain`), and says whether it serves
-    the queue, and what, which clients look at. Of two processes that would join an empty queue with other tokens, the
+    the queue, and what, which clients look at. Of two processes that would join an empty queue with other models, the
     first to beat has it; the other waits until the first one's card lapses, and stops once it sees that renewed. So
-    does a process whose key has lapsed meanwhile: others may have taken the queue over, with other tokens.
+    does a process whose key has lapsed meanwhile: others may have taken the queue over, with another model.
     """
 
     def __init__(

@@ -76,7 +76,7 @@ def beat(
         instance: of the process.
         ttl_ms: how long the heartbeat lasts.
         is_serving: whether the worker takes requests.
-        must_match: nothing is done where the heartbeat is not there (any more) and the queue's card is of other tokens.
+        must_match: nothing is done if the heartbeat is not there (any more) and the queue's card is of another model.
         card: the fields of this worker's.
         model_ttl_ms: for so long after a worker served the queue, half-written replies wait for another with its model.
     """
