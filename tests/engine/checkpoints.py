@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+# Threads of torch wait for one another spinning, at each operation: where each core has a test process, for long.
+torch.set_num_threads(1)
 
 VOCAB_SIZE = 120
 
@@ -98,9 +102,16 @@ def reference_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f3
         return _reference(directory)(torch.tensor([token_ids])).logits[0].numpy()
 
 
-def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int, *, cached: bool = True) -> list[int]:
-    """What `model.generate` continues `token_ids` with, end-of-sequence ids ignored."""
-    out = _reference(directory).generate(
+def reference_greedy(
+    directory: Path, prompts: Sequence[Sequence[int]], num_tokens: int, *, cached: bool = True
+) -> list[list[int]]:
+    """What `model.generate` continues each prompt with, end-of-sequence ids ignored."""
+    model = _reference(directory)
+    return [_greedy(model, list(prompt), num_tokens, cached=cached) for prompt in prompts]
+
+
+def _greedy(model: Any, token_ids: list[int], num_tokens: int, *, cached: bool) -> list[int]:
+    out = model.generate(
         torch.tensor([token_ids]),
         attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
         do_sample=False,

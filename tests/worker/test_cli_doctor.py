@@ -45,7 +45,6 @@ def checks_of(outcome: Outcome) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in json.loads(outcome.out)["checks"]}
 
 
-@pytest.mark.any_server
 async def test_a_good_set_up_is_all_ok(redis_url: str, durable: RedisClient) -> None:
     outcome = await penstock("doctor", "--json", "--model", "demo", REDIS_URL=redis_url)
     checks = checks_of(outcome)
@@ -148,7 +147,6 @@ def test_an_unsupported_model_is_not_called_damaged(tmp_path: Path) -> None:
     assert "give --model a checkpoint of a supported family: llama" in found.fix
 
 
-@pytest.mark.any_server
 async def test_what_was_found_is_printed_before_what_takes_longer(redis_url: str) -> None:
     process = await start("doctor", "--model", "demo", REDIS_URL=redis_url)
     assert process.stdout is not None
