@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,16 +101,12 @@ def reference_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f3
         return _reference(directory)(torch.tensor([token_ids])).logits[0].numpy()
 
 
-def reference_greedy(
-    directory: Path, prompts: Sequence[Sequence[int]], num_tokens: int, *, cached: bool = True
-) -> list[list[int]]:
-    """What `model.generate` continues each prompt with, end-of-sequence ids ignored."""
-    model = _reference(directory)
-    return [_greedy(model, list(prompt), num_tokens, cached=cached) for prompt in prompts]
+def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int, *, cached: bool = True) -> list[int]:
+    """What `model.generate` continues `token_ids` with, end-of-sequence ids ignored.
 
-
-def _greedy(model: Any, token_ids: list[int], num_tokens: int, *, cached: bool) -> list[int]:
-    out = model.generate(
+    By a model of its own: some remember how long the longest sequence was.
+    """
+    out = _reference(directory).generate(
         torch.tensor([token_ids]),
         attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
         do_sample=False,

@@ -257,7 +257,7 @@ def check_greedy(directory: Path, reference: Path, *, cached: bool = True) -> No
     prompts = [tuple(map(int, rng.integers(0, VOCAB_SIZE, length))) for length in (1, 15, 16, 17, 45)]
     prompts.append((*prompts[-1][:30], 5, 6, 7))  # shares whole pages with the one before it
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
-    expected = reference_greedy(reference, prompts, 64, cached=cached)
+    expected = [reference_greedy(reference, list(prompt), 64, cached=cached) for prompt in prompts]
 
     # Windows leave so many pages that some of these would preempt nobody.
     requests = [Request(f"a{i}", prompt, params) for i, prompt in enumerate(prompts)]

@@ -52,7 +52,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @cache
 def expected(model: Path) -> list[list[int]]:
-    return reference_greedy(model, PROMPTS, NUM_TOKENS)
+    return [reference_greedy(model, list(prompt), NUM_TOKENS) for prompt in PROMPTS]
 
 
 def tokens_of(engine: Engine, requests: list[Request]) -> list[list[int]]:

@@ -74,7 +74,7 @@ def test_a_window_that_no_sequence_outgrows_takes_no_pages_of_its_own(tmp_path: 
 def greedy(directory: Path, prompt: tuple[int, ...], max_tokens: int = 12) -> list[int]:
     """Of transformers. Its cache keeps everything, instead of nothing, where the window is of one token."""
     is_one = json.loads((directory / "config.json").read_text())["sliding_window"] == 1
-    return reference_greedy(directory, [prompt], max_tokens, cached=not is_one)[0]
+    return reference_greedy(directory, list(prompt), max_tokens, cached=not is_one)
 
 
 def tokens_of(engine: Engine, name: str, *, preempted: bool = False) -> list[list[int]]:
