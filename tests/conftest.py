@@ -22,6 +22,10 @@ from penstock.worker.local.embedded import EmbeddedServer
 # A shell that starts the suite in the background ignores SIGINT, and so would the processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Most programs that tests compile run a few times: optimising them would take longer, here and in processes that tests
+# start. What is promised of programs as they ship is tested with `as_shipped`.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
 # How long an example takes says more about what else the machine does than about the code.
 hypothesis.settings.register_profile("penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("penstock")

@@ -21,8 +21,6 @@ from penstock.engine.attention.fused.layout import HeadLayout
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import QKV, AttentionOptions, StackedCache
 
-pytestmark = pytest.mark.usefixtures("little_optimised")
-
 MAX_SEQS, MAX_LEN, LAYERS, LAYER = 6, 96, 2, 1
 INTERPRETED = pltpu.InterpretParams(dma_execution_mode="eager")
 MIXED = [(1, 33), (20, 45), (1, 2), (3, 3), (1, 16)]  # (tokens of this step, tokens in all) of each sequence

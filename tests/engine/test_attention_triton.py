@@ -21,8 +21,6 @@ from penstock.engine.attention.triton.decode import split_work
 from penstock.engine.attention.triton.tiles import Heads, decode_tiles, prefill_tiles
 from penstock.engine.models import QKV
 
-pytestmark = pytest.mark.usefixtures("little_optimised")
-
 compare = partial(ragged_batches.compare, names=(TRITON,))
 LONG = [(1, 150), (70, 140), (1, 64), (1, 129), (33, 33)]  # each over several blocks of keys
 
