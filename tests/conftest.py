@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -31,9 +31,10 @@ hypothesis.settings.register_profile("penstock", deadline=None, suppress_health_
 hypothesis.settings.load_profile("penstock")
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
     leave_other_servers_to_the_slow(items)
+    yield  # `-m` chooses
     limit_times(config, items)
     trace_once(items)
 
