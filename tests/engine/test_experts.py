@@ -51,6 +51,7 @@ def test_each_token_is_the_weighted_sum_of_its_experts(num_tokens: int, fields: 
     np.testing.assert_allclose(mixture(x), one_by_one(mixture, x), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("as_shipped")
 def test_padding_goes_to_no_expert_and_moves_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     mixture, x = experts(), tokens(9)
     alone = mixture(x[:4])
@@ -83,6 +84,7 @@ def test_padding_of_a_step_goes_to_no_expert(tmp_path: Path, monkeypatch: pytest
     assert sorted(sizes) == [1 * 2, 1 * 2, 3 * 2]  # of steps of 16 tokens
 
 
+@pytest.mark.usefixtures("as_shipped")
 def test_a_nan_stays_in_its_token() -> None:
     mixture, x = experts(), tokens(5)
     spoilt = mixture(x.at[2].set(jnp.nan))
