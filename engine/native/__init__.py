@@ -5,6 +5,7 @@ Nothing needs a compiler to install or to run: where there is none, XLA does the
 
 from penstock.engine.native.library import (
     ATTENTION,
+    ATTENTION_INT8,
     GROUP_ROWS,
     GROUPED_MATMUL,
     MATMUL,
@@ -18,6 +19,7 @@ from penstock.engine.native.library import (
 
 __all__ = [
     "ATTENTION",
+    "ATTENTION_INT8",
     "GROUPED_MATMUL",
     "GROUP_ROWS",
     "MATMUL",

@@ -254,4 +254,16 @@ def _pages(
 def _halves(pages: np.ndarray, name: str, dtype: str) -> LayerCache:
     """Keys and values as an implementation has them."""
     halves = (pages[:, :, 0::2], pages[:, :, 1::2])
-    return tuple(jnp.asarray(half.transpose(axes), dtype) for half, axes in zip(halves, AXES[name], strict=True))
+    laid_out = [half.transpose(axes) for half, axes in zip(halves, AXES[name], strict=True)]
+    if name == "native":
+        laid_out = [in_words(half, dtype) for half in laid_out]
+    return tuple(jnp.asarray(half, dtype) for half in laid_out)
+
+
+def in_words(half: np.ndarray, dtype: str) -> np.ndarray:
+    """The third of four axes cut into words of 32 bits, as the kernel in C++ has keys and values."""
+    n = 4 // jnp.dtype(dtype).itemsize
+    if n == 1:
+        return half
+    padded = np.pad(half, ((0, 0), (0, 0), (0, -half.shape[2] % n), (0, 0)))
+    return padded.reshape(*half.shape[:2], -1, n, half.shape[3]).swapaxes(3, 4)
