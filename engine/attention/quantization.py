@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-
 _SMALLEST_SCALE = 1e-30  # with an inverse that is finite, whether or not small numbers count as 0
 
 

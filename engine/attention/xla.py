@@ -25,6 +25,7 @@ from penstock.engine.attention.contract import (
 from penstock.engine.attention.quantization import dequantized, quantized_by_token, stored
 from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
 
+
 class _Pages(NamedTuple):
     """Of a layer."""
 
@@ -43,8 +44,8 @@ _KEYS_PER_CHUNK = 128
 
 class XlaAttention(AttentionBackend):
     """Keys are `[pages, num_kv_heads, head_dim, page_size]`, values `[pages, num_kv_heads, page_size, head_dim]`: both
-    matmuls of the decode loop then reduce over an axis that is not the minor one, which XLA on CPU vectorises. int8 ones
-    have scales behind them, `[pages, num_kv_heads, page_size]`.
+    matmuls of the decode loop then reduce over an axis that is not the minor one, which XLA on CPU vectorises. Those of
+    int8 have scales behind them, `[pages, num_kv_heads, page_size]`.
     """
 
     name = "xla"
