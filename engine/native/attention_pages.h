@@ -78,7 +78,8 @@ inline float Sound(T value) {
   return IsFinite(value) ? Load(value) : 0.0f;
 }
 
-// The scale of a token's codes in int8: that of its largest element is 127 or -127. A NaN makes it one.
+// The scale of a token's codes in int8: that of its largest element is 127 or -127. A NaN makes it one. A product, as
+// compilers make one of a division by a constant or not.
 template <typename T>
 inline float ScaleOf(const T* x, int64_t count, bool is_value) {
   float top = 0.0f, spoiled = 0.0f;
@@ -87,7 +88,7 @@ inline float ScaleOf(const T* x, int64_t count, bool is_value) {
     top = std::max(top, size);
     spoiled += size * 0.0f;  // a NaN if there is one
   }
-  return (top + spoiled) / 127.0f;
+  return (top + spoiled) * (1.0f / 127.0f);
 }
 
 // 0, which makes codes 0, of a scale that has no inverse.

@@ -41,11 +41,16 @@ AXES = {"xla": ((0, 2, 3, 1), _BY_HEAD), "native": ((0, 2, 3, 1), _BY_HEAD), TRI
 """How keys and values of each implementation lie, from [pages, page_size, kv_heads, head_dim]."""
 
 
+INT8 = [f"{name} int8" for name in IMPLEMENTATIONS]
+
+
 @cache
 def implementation(name: str) -> AttentionBackend:
     if name == TRITON:
         return TritonAttention(num_programs=16, interpret=True)
-    return attention_for(name, "cpu", "float32", NativeLibrary(DEFAULT_BUILD_DIR / "native"))
+    form, _, kv_dtype = name.partition(" ")
+    library = NativeLibrary(DEFAULT_BUILD_DIR / "native")
+    return attention_for(form, "cpu", "float32", library, kv_dtype=kv_dtype or None)
 
 
 @partial(jax.jit, static_argnames=("name", "options"), donate_argnames="cache")
