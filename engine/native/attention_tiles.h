@@ -91,6 +91,8 @@ struct Matrix {
   int64_t stride;  // elements of a row
 };
 
+constexpr int kSecondLevel = 2;  // of caches, which has more lines under way than the first
+
 // sums[R][V vectors] += x[R][depth] * w[depth][V vectors]. Where few rows read w, which then comes from memory, it asks
 // for what lies `ahead` bytes behind it.
 template <typename Kind, int R, int V>
@@ -101,7 +103,7 @@ inline void AddTile(Matrix<const uint32_t> x, Matrix<const uint32_t> w, int64_t 
     Words row[V];
     for (int v = 0; v < V; ++v) {
       row[v] = LoadWords(from + v * kLanes);
-      if (R <= 8) __builtin_prefetch(reinterpret_cast<const char*>(from + v * kLanes) + ahead);
+      if (R <= 8) __builtin_prefetch(reinterpret_cast<const char*>(from + v * kLanes) + ahead, 0, kSecondLevel);
     }
     for (int r = 0; r < R; ++r) {
       const Words value = Words{} + x.data[r * x.stride + k];
@@ -162,7 +164,6 @@ void Multiply(int64_t rows, Matrix<const uint32_t> x, const Span* spans, int64_t
   };
   some(std::integral_constant<int, kMostRows>());
   some(std::integral_constant<int, 8>());
-  some(std::integral_constant<int, 6>());
   some(std::integral_constant<int, 4>());
   some(std::integral_constant<int, 3>());
   some(std::integral_constant<int, 2>());

@@ -223,8 +223,7 @@ class Walk {
     for (int64_t s = 0; s < stride.num_spans; ++s) {
       const C* keys = cache_.keys + layout_.Key(pages[s], head);
       const C* values = cache_.values + layout_.Value(pages[s], head);
-      stride.keys[s] = {reinterpret_cast<const uint32_t*>(keys), shape_.page_size,
-                        reinterpret_cast<const char*>(values) - reinterpret_cast<const char*>(keys)};
+      stride.keys[s] = {reinterpret_cast<const uint32_t*>(keys), shape_.page_size, 0};
       stride.values[s] = {reinterpret_cast<const uint32_t*>(values), shape_.head_dim, 0};
     }
     return stride;
@@ -232,15 +231,18 @@ class Walk {
 
   // While a page's keys are read its values are fetched, and while those are read the keys of a page of the next stride.
   void LookAhead(int64_t next_head, int64_t next_first, Stride& stride) const {
-    if (next_head < 0 || !shape_.is_even()) return;
+    if (!shape_.is_even()) return;
+    const auto fetch = [](Span& span, const void* next) {
+      span.ahead = static_cast<const char*>(next) - reinterpret_cast<const char*>(span.words);
+    };
+    for (int64_t s = 0; s < stride.num_spans; ++s) fetch(stride.keys[s], stride.values[s].words);
+    if (next_head < 0) return;
     const int32_t* pages = block_.pages + next_first / shape_.page_size;
     const int64_t num_pages = CeilDivide(std::min(stride_, block_.end_key - next_first), shape_.page_size);
     for (int64_t s = 0; s < std::min(num_pages, stride.num_spans); ++s) {
-      const C* keys = cache_.keys + layout_.Key(pages[s], next_head);
-      stride.values[s].ahead =
-          reinterpret_cast<const char*>(keys) - reinterpret_cast<const char*>(stride.values[s].words);
+      fetch(stride.values[s], cache_.keys + layout_.Key(pages[s], next_head));
       if constexpr (std::is_same_v<C, int8_t>)
-        for (int64_t j = 0; j < shape_.page_size; j += 16) {
+        for (int64_t j = 0; j < shape_.page_size; j += kEven) {
           __builtin_prefetch(cache_.key_scales + layout_.Scale(pages[s], next_head) + j);
           __builtin_prefetch(cache_.value_scales + layout_.Scale(pages[s], next_head) + j);
         }

@@ -30,7 +30,7 @@ _FLAGS = (
     # What vectorising sums needs of -ffast-math, without what would lose a NaN.
     "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno",
 )  # fmt: skip
-_BUILD_TIMEOUT_S = 120
+_BUILD_TIMEOUT_S = 300
 
 _loaded: dict[str, ctypes.CDLL] = {}  # by the file's name, which says of what it was built
 
