@@ -17,12 +17,12 @@ import jax
 from penstock.engine.errors import ConfigError
 
 ATTENTION, MATMUL = "penstock_ragged_attention", "penstock_packed_matmul"
-GROUPED_MATMUL = "penstock_grouped_matmul"
+GROUPED_MATMUL, QUANTIZED_MATMUL = "penstock_grouped_matmul", "penstock_quantized_matmul"
 ROUTE, GROUP_ROWS, SUM_ROWS = "penstock_route", "penstock_group_rows", "penstock_sum_rows"
 """What the kernels are called in `jax.ffi.ffi_call`, once `load_library` has been called."""
 
-_SOURCES = tuple(Path(__file__).parent / name for name in ("attention.cc", "matmul.cc", "experts.cc"))
-_HEADERS = (Path(__file__).parent / "kernels.h",)
+_SOURCES = tuple(Path(__file__).parent / name for name in ("attention.cc", "matmul.cc", "experts.cc", "quantized.cc"))
+_HEADERS = tuple(Path(__file__).parent / name for name in ("kernels.h", "matmul.h", "quantized.h"))
 _FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-w",
     # What vectorising sums needs of -ffast-math, without what would lose a NaN.
@@ -80,6 +80,7 @@ def _register(library: ctypes.CDLL) -> ctypes.CDLL:
         ATTENTION: library.PenstockRaggedAttention,
         MATMUL: library.PenstockPackedMatmul,
         GROUPED_MATMUL: library.PenstockGroupedMatmul,
+        QUANTIZED_MATMUL: library.PenstockQuantizedMatmul,
         ROUTE: library.PenstockRoute,
         GROUP_ROWS: library.PenstockGroupRows,
         SUM_ROWS: library.PenstockSumRows,
