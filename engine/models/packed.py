@@ -18,6 +18,12 @@ from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP, RowGroups
 from penstock.engine.models.layers import GatedMLP, Linear
+from penstock.engine.models.packed_quantized import (
+    PackedQuantizedEmbedding,
+    PackedQuantizedGroups,
+    PackedQuantizedLinear,
+    has_kernel,
+)
 from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedGroupedLinear, QuantizedLinear
 from penstock.engine.native import GROUP_ROWS, GROUPED_MATMUL, MATMUL, ROUTE, SUM_ROWS, panel_width
 
@@ -28,7 +34,7 @@ def pack_blocks(model: Decoder, library: ctypes.CDLL) -> None:
     """Replaces the linear layers of `model`, which is not stacked. One at a time: only one is ever in memory twice.
 
     Queries, keys and values become one matmul; gate and up another, with SiLU in it where that is the activation.
-    Quantized layers stay as they are.
+    Quantized layers that the kernel has no form for stay as they are.
     """
     width = panel_width(library)
     for block in model.blocks:
@@ -44,6 +50,8 @@ def pack_head(model: Decoder, library: ctypes.CDLL) -> None:
         model.head = nnx.data(PackedLinear.tied(model.embedding[...], width))  # nnx took None for a constant
         if model.config.is_packed:
             model.embedding = None
+    elif has_kernel(model.embedding):
+        model.embedding = PackedQuantizedEmbedding(model.embedding, width)
 
 
 def can_pack(config: ModelConfig) -> bool:
@@ -115,7 +123,7 @@ class PackedAttention(Attention):
     """Attention with one matmul for queries, keys and values."""
 
     def __init__(self, attention: Attention, width: int) -> None:
-        self.qkv = PackedLinear.of(width, attention.q, attention.k, attention.v)
+        self.qkv = _joined(width, attention.q, attention.k, attention.v)
         self.out = _packed(attention.out, width)
         self.q_norm, self.k_norm, self.config = attention.q_norm, attention.k_norm, attention.config
         self.sinks = attention.sinks
@@ -130,7 +138,7 @@ class PackedMLP(GatedMLP):
     """`down(silu(gate(x)) * up(x))` in two matmuls."""
 
     def __init__(self, mlp: GatedMLP, width: int) -> None:
-        self.gate_up = PackedLinear.of(width, mlp.gate, mlp.up, gated=True)
+        self.gate_up = _joined(width, mlp.gate, mlp.up, gated=True)
         self.down = _packed(mlp.down, width)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -143,8 +151,8 @@ class PackedExperts(GroupedMLP):
     def __init__(self, experts: GroupedMLP, width: int) -> None:
         self.num_experts, self.activation, self.clamped = experts.num_experts, experts.activation, experts.clamped
         self.is_gated = experts.activation in SILU and experts.clamped is None
-        self.gate_up = PackedGroups([experts.gate, experts.up], width, gated=self.is_gated)
-        self.down = PackedGroups([experts.down], width)
+        self.gate_up = _joined_groups(width, experts.gate, experts.up, gated=self.is_gated)
+        self.down = _joined_groups(width, experts.down)
 
     def __call__(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
         inner = self.gate_up.multiply(rows, groups.sizes, rows.dtype)
@@ -210,7 +218,7 @@ def _result(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
 
 def _pack_block(block: Block, width: int) -> None:
     attention = block.attention
-    if _are_plain(attention.q, attention.k, attention.v):
+    if _can_join(attention.q, attention.k, attention.v):
         block.attention = PackedAttention(attention, width)
     else:
         _pack_each(attention, ("q", "k", "v", "out"), width)
@@ -221,7 +229,7 @@ def _pack_block(block: Block, width: int) -> None:
 
 
 def _packed_mlp(mlp: GatedMLP, width: int) -> GatedMLP:
-    if mlp.activation in SILU and _are_plain(mlp.gate, mlp.up):
+    if mlp.activation in SILU and _can_join(mlp.gate, mlp.up):
         return PackedMLP(mlp, width)
     _pack_each(mlp, ("gate", "up", "down"), width)
     return mlp
@@ -233,7 +241,23 @@ def _pack_each(module: Attention | GatedMLP, names: Sequence[str], width: int) -
 
 
 def _packed(linear: Linear, width: int) -> Linear:
-    return PackedLinear.of(width, linear) if _are_plain(linear) else linear
+    return _joined(width, linear) if _can_join(linear) else linear
+
+
+def _joined(width: int, *layers: Linear, gated: bool = False) -> PackedLinear | PackedQuantizedLinear:
+    """One matmul of several."""
+    if _are_plain(*layers):
+        return PackedLinear.of(width, *layers, gated=gated)
+    return PackedQuantizedLinear(width, *layers, gated=gated)
+
+
+def _joined_groups(width: int, *linears: GroupedLinear, gated: bool = False) -> PackedGroups | PackedQuantizedGroups:
+    """As `_joined`, of a matrix per expert."""
+    return (PackedGroups if _are_plain(*linears) else PackedQuantizedGroups)(linears, width, gated=gated)
+
+
+def _can_join(*layers: Linear | GroupedLinear) -> bool:
+    return _are_plain(*layers) or has_kernel(*layers)
 
 
 def _are_plain(*layers: Linear | GroupedLinear) -> bool:
@@ -242,8 +266,9 @@ def _are_plain(*layers: Linear | GroupedLinear) -> bool:
 
 def _pack_experts(experts: Experts, width: int) -> None:
     experts.router = _packed(experts.router, width)
-    if _are_plain(experts.experts.gate, experts.experts.up, experts.experts.down):
-        experts.experts = PackedExperts(experts.experts, width)
+    grouped = experts.experts
+    if _can_join(grouped.gate, grouped.up) and _can_join(grouped.down):
+        experts.experts = PackedExperts(grouped, width)
     if experts.shared is not None:
         experts.shared = _packed_mlp(experts.shared, width)
     if experts.shared_gate is not None:
