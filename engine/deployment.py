@@ -207,7 +207,9 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
 def _with_activations(model: ModelConfig, setting: str) -> ModelConfig:
     if setting == "auto":
         return model
-    packings = [packing for packed in (model.packed, *(block.packed for block in model.blocks)) for _, packing in packed]
+    packings = [
+        packing for packed in (model.packed, *(block.packed for block in model.blocks)) for _, packing in packed
+    ]
     if all(packing.code != "int8" for packing in packings):
         held = ", ".join(sorted({packing.code for packing in packings})) or model.dtype
         raise ConfigError(f"activations = {setting} is for weights in int8, and these are in {held}")

@@ -133,7 +133,6 @@ class QuantizedGroupedLinear(GroupedLinear):
         y, _ = jax.lax.scan(of_expert, none, (_leaves(self), ends - groups.sizes, ends))
         return y
 
-
     def _whole_product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
         if not self.packing.has_int8_activations:
             y: jax.Array = super().product(rows, groups)
