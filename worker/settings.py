@@ -87,8 +87,8 @@ class Settings(BaseSettings):
     )
     activations: str = _engine(
         "activations",
-        "What weights in int8 are multiplied with: auto (what the checkpoint says), or int8, which quantizes activations "
-        "token by token.",
+        "What weights in int8 are multiplied with: auto (what the checkpoint says), or int8, which quantizes "
+        "activations token by token.",
     )
     max_model_len: Annotated[int | None, _OrNone] = _engine(
         "max_model_len", "Prompt and generated tokens of one sequence together; none: the model's own limit."

@@ -11,8 +11,8 @@ A `config_groups` says how the Linears that its `targets` name are quantized; he
 Codes of 4 or 8 bits are packed from the low bits on, with 2**(bits - 1) added.
 Each has a `weight_scale`: `[out, in / group]`, `[out, 1]` (per channel), of fp8 also one for all or one per block. An
 asymmetric one has `weight_zero_point`: as the codes, packed along `out`. `weight_g_idx` is the group of each feature.
-Where `input_activations` are int8 with a scale for each token, found while it is computed, weights in int8 are multiplied
-with such ones. Any other activations are as the model computes them.
+Where `input_activations` are int8 with a scale for each token, found while it is computed, weights in int8 are
+multiplied with such ones. Any other activations are as the model computes them.
 """
 
 from __future__ import annotations

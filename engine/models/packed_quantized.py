@@ -11,8 +11,8 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from penstock.engine.formats.packing import FLOATS, OFFSETS, PLANES, Packing
 from penstock.engine.formats.buffers import device_buffer
+from penstock.engine.formats.packing import FLOATS, OFFSETS, PLANES, Packing
 from penstock.engine.models.experts import GroupedLinear, RowGroups
 from penstock.engine.models.layers import Linear
 from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedGroupedLinear, QuantizedLinear
@@ -150,7 +150,7 @@ class PackedQuantizedGroups(GroupedLinear):
 
 
 def column_order(splits: Sequence[int], width: int, *, gated: bool) -> np.ndarray:
-    """i64 `[panels, width]`: which of the columns, counted through all parts, a panel has where; -1 where there is none.
+    """i64 `[panels, width]`: which of the columns, counted through all parts, a panel has where; -1 where it has none.
 
     Gated, half a panel is of the first part and half of the second.
     """
@@ -196,7 +196,7 @@ def _rows(parts: Sequence[np.ndarray], numbers: np.ndarray) -> np.ndarray:
 
 
 def _in_halves(lanes: Any, packing: Packing) -> Any:
-    """Codes in order, the first in the low bits, to those of even features in the low half; and back with `_in_order`."""
+    """Codes in order, the first in the low bits, to those of even features in the low half; `_in_order` undoes it."""
     return _swapped(_swapped_nibbles(lanes) if packing.code == "int4" else lanes)
 
 

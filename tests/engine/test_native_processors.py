@@ -1,4 +1,4 @@
-"""The kernels on other processors: what they compute there, and that this one's library has the instructions it is for."""
+"""The kernels on other processors: what they compute there, and that this one's library has its instructions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g
 def functions(library: Path) -> dict[str, str]:
     """The disassembly of each, by its name."""
     listing = subprocess.run(
-        ["objdump", "--disassemble", "--demangle", "--no-show-raw-insn", str(library)],  # noqa: S607
+        ["objdump", "--disassemble", "--demangle", "--no-show-raw-insn", str(library)],
         capture_output=True,
         text=True,
         check=True,
@@ -92,9 +92,9 @@ def built(name: str, directory: Path) -> tuple[list[str], int]:
     program = directory / name.replace(" ", "-")
     common = [flag for flag in _FLAGS if flag not in ("-march=native", "-shared", "-fPIC")]
     command = [compiler, *common, *flags, f"-I{SOURCES}", f"-I{jax.ffi.include_dir()}"]
-    subprocess.run([*command, str(Path(__file__).parent / "native_core.cc"), "-o", str(program)], check=True)  # noqa: S603
+    subprocess.run([*command, str(Path(__file__).parent / "native_core.cc"), "-o", str(program)], check=True)
     found = [*runner, str(program)]
-    return found, int(subprocess.run(found, capture_output=True, check=True).stdout)  # noqa: S603
+    return found, int(subprocess.run(found, capture_output=True, check=True).stdout)
 
 
 KINDS = ("float32", "bfloat16", "int8")
@@ -139,7 +139,7 @@ def computed(name: str, kind: str, packing: Packing, x: np.ndarray, directory: P
     arrays = [np.array([*header, group, panels.codes.shape[0]], np.int64), x]
     arrays += [np.asarray(of[...]) for of in (panels.codes, panels.scales, panels.offsets) if of is not None]
     (directory / "case").write_bytes(b"".join(array.tobytes() for array in arrays))
-    subprocess.run([*command, str(directory / "case"), str(directory / "result")], check=True)  # noqa: S603
+    subprocess.run([*command, str(directory / "case"), str(directory / "result")], check=True)
     return np.fromfile(directory / "result", np.float32).reshape(len(x), -1)[:, :COLUMNS]
 
 
