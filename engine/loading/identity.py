@@ -19,7 +19,7 @@ class Identity:
     """Of a checkpoint on disk. Equal digests mean equal contents."""
 
     revision: str | None  # the commit, of a model from the hub
-    weights: str  # of config.json, of the weight files' names, sizes and samples, and of how they are held and multiplied
+    weights: str  # of config.json, of the weight files' names, sizes and samples, and of how they are held and used
     tokenizer: str  # of what the tokenizer does, whatever its files say beside that
     template: str | None  # of the chat templates, if there is one
 

@@ -1,232 +1,23 @@
 // Matmuls with quantized weights: the kernels themselves, which know neither XLA nor threads.
 //
-// A weight is `scale * code - offset`, with a scale and an offset for each column and each group of input features. A
-// lane of 32 bits holds codes of one column, of 8 features in 4 bits or of 4 in 8 bits: those of even features in its
-// low half, those of odd ones in its high half, both from the low bits on. So a shift or a mask leaves the two codes of
-// a pair of features in the two halves, where instructions for bf16 want them. A panel is [depth / features in a lane,
-// kPanel] of such lanes, its scales and offsets are [groups, kPanel].
+// A weight is `scale * code - offset`, with a scale and an offset for each column and each group of input features. The
+// scales and offsets of a panel are [groups, kPanel], its codes are in lanes (codes.h).
 //
 // Rows are either as the model computes them (f32, bf16): then a piece of a panel is unpacked into the first-level
 // cache, where the codes are exact in either type, and multiplied as any other weights. Or they are quantized to 8 bits
-// too: then products are summed in whole numbers, which no order of summing changes. Either way a group's sum is scaled
-// in f32, group after group: a row's result depends on nothing but that row.
+// too (dots.h): then products are summed in whole numbers, which no order of summing changes. Either way a group's sum
+// is scaled in f32, group after group: a row's result depends on nothing but that row.
 
 #ifndef PENSTOCK_QUANTIZED_H_
 #define PENSTOCK_QUANTIZED_H_
 
-#include <limits>
 #include <type_traits>
 
+#include "codes.h"
+#include "dots.h"
 #include "matmul.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__ARM_FEATURE_DOTPROD)
-#include <arm_neon.h>
-#endif
-
 namespace penstock {
-
-typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
-
-inline Words LoadLanes(const uint32_t* from) {
-  Words result;
-  std::memcpy(&result, from, sizeof result);
-  return result;
-}
-inline void StoreLanes(void* to, Words value) { std::memcpy(to, &value, sizeof value); }
-
-struct Half {
-  uint16_t bits;
-};
-
-inline Vector LoadVector(const Half* from) {
-  HalfWords halves;
-  std::memcpy(&halves, from, sizeof halves);
-#if defined(__AVX512F__)
-  return (Vector)_mm512_cvtph_ps((__m256i)halves);
-#elif defined(__F16C__) && defined(__AVX__)
-  return (Vector)_mm256_cvtph_ps((__m128i)halves);
-#else
-  // The bits of an f32 that is 2^-112 times as large, which holds for the smallest too.
-  const Words bits = __builtin_convertvector(halves, Words);
-  const Vector size = (Vector)((bits & 0x7fffu) << 13) * 0x1p112f;
-  return (Vector)((Words)size | ((bits & 0x8000u) << 16));
-#endif
-}
-
-// ---- Codes
-
-template <int kBits>
-constexpr int64_t kInLane = 32 / kBits;
-
-// Codes of 4 bits have no sign: `zero` is subtracted. Those of 8 bits have one.
-template <int kBits>
-inline Vector ValueOf(Words lanes, int feature, float zero) {
-  const int shift = 16 * (feature % 2) + kBits * (feature / 2);
-  if (kBits == 8) return __builtin_convertvector((Ints)(lanes << (24 - shift)) >> 24, Vector);
-  return __builtin_convertvector((Ints)(lanes >> shift & 15u), Vector) - zero;
-}
-
-// What unpacks lanes into the rows of a panel of f32, or the pairs of rows of one of bf16.
-template <typename T, int kBits>
-struct Unpacker;
-
-template <int kBits>
-struct Unpacker<float, kBits> {
-  float zero;
-  explicit Unpacker(float zero) : zero(zero) {}
-  void operator()(Words lanes, float* to) const {
-    for (int feature = 0; feature < kInLane<kBits>; ++feature)
-      StoreLanes(to + feature * kPanel, (Words)ValueOf<kBits>(lanes, feature, zero));
-  }
-};
-
-#if defined(__AVX512BW__)
-template <>
-struct Unpacker<BFloat16, 4> {
-  __m512i values;  // of a code, whatever the bit above it
-  explicit Unpacker(float zero) {
-    alignas(64) BFloat16 table[32];
-    for (int code = 0; code < 32; ++code) Store(&table[code], static_cast<float>(code % 16) - zero);
-    values = _mm512_load_si512(table);
-  }
-  void operator()(Words lanes, BFloat16* to) const {
-    const __m512i codes = (__m512i)lanes;
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(codes, values));
-    _mm512_storeu_si512(to + 2 * kPanel, _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), values));
-    _mm512_storeu_si512(to + 4 * kPanel, _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), values));
-    _mm512_storeu_si512(to + 6 * kPanel, _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), values));
-  }
-};
-#endif
-
-#if defined(__AVX512VBMI__)
-template <>
-struct Unpacker<BFloat16, 8> {
-  __m512i low[4], high[4];  // bytes of the values of codes 0 to 63, 64 to 127, -128 to -65 and -64 to -1
-  explicit Unpacker(float) {
-    alignas(64) uint8_t bytes[2][256];
-    for (int code = 0; code < 256; ++code) {
-      BFloat16 value;
-      Store(&value, static_cast<float>(static_cast<int8_t>(code)));
-      bytes[0][code] = static_cast<uint8_t>(value.bits), bytes[1][code] = static_cast<uint8_t>(value.bits >> 8);
-    }
-    for (int part = 0; part < 4; ++part) {
-      low[part] = _mm512_load_si512(bytes[0] + 64 * part);
-      high[part] = _mm512_load_si512(bytes[1] + 64 * part);
-    }
-  }
-  static __m512i Of(const __m512i* table, __m512i codes, __mmask64 is_negative) {
-    const __m512i positive = _mm512_permutex2var_epi8(table[0], codes, table[1]);
-    return _mm512_mask_mov_epi8(positive, is_negative, _mm512_permutex2var_epi8(table[2], codes, table[3]));
-  }
-  void operator()(Words lanes, BFloat16* to) const {
-    const __m512i codes = (__m512i)lanes, first = _mm512_set1_epi16(0xff);
-    const __mmask64 is_negative = _mm512_movepi8_mask(codes);
-    const __m512i lows = Of(low, codes, is_negative), highs = Of(high, codes, is_negative);
-    _mm512_storeu_si512(to, _mm512_or_si512(_mm512_and_si512(lows, first), _mm512_slli_epi16(highs, 8)));
-    _mm512_storeu_si512(to + 2 * kPanel,
-                        _mm512_or_si512(_mm512_andnot_si512(first, highs), _mm512_srli_epi16(lows, 8)));
-  }
-};
-#endif
-
-template <int kBits>
-struct Unpacker<BFloat16, kBits> {
-  float zero;
-  explicit Unpacker(float zero) : zero(zero) {}
-  void operator()(Words lanes, BFloat16* to) const {
-    for (int feature = 0; feature < kInLane<kBits>; feature += 2) {  // whole numbers: nothing is rounded
-      const Words first = (Words)ValueOf<kBits>(lanes, feature, zero);
-      const Words second = (Words)ValueOf<kBits>(lanes, feature + 1, zero);
-      StoreLanes(to + feature * kPanel, first >> 16 | (second & 0xffff0000u));
-    }
-  }
-};
-
-// Unpacks `depth` features of a panel, as Multiply takes them, and fetches what comes behind them.
-template <typename T, int kBits>
-__attribute__((noinline)) void UnpackPiece(const uint32_t* lanes, int64_t depth, float zero, T* piece) {
-  constexpr int64_t kAcross = kLanes * (sizeof(T) == 2 ? 2 : 1);  // a vector of lanes, of bf16 with its pairs
-  const Unpacker<T, kBits> unpack(zero);
-  const int64_t ahead = depth / kInLane<kBits> * kPanel;
-  for (int64_t k = 0; k < depth; k += kInLane<kBits>, lanes += kPanel)
-    for (int v = 0; v < kVectors; ++v) {
-      __builtin_prefetch(lanes + ahead + v * kLanes);
-      unpack(LoadLanes(lanes + v * kLanes), piece + k * kPanel + v * kAcross);
-    }
-}
-
-// ---- Rows of whole numbers
-
-#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
-constexpr uint32_t kUnsigned = 0x80808080u;  // the instruction takes x without a sign: 128 is added to it
-inline Ints Dot(Ints sums, Words x, Words weights) {
-#if defined(__AVX512VNNI__)
-  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)x, (__m512i)weights);
-#else
-  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)x, (__m256i)weights);
-#endif
-}
-#else
-constexpr uint32_t kUnsigned = 0;
-#if defined(__AVX512BW__)
-inline Ints Dot(Ints sums, Words x, Words weights) {
-  const auto low = [](Words w) { return _mm512_srai_epi16(_mm512_slli_epi16((__m512i)w, 8), 8); };
-  const auto high = [](Words w) { return _mm512_srai_epi16((__m512i)w, 8); };
-  return sums + (Ints)_mm512_madd_epi16(low(x), low(weights)) + (Ints)_mm512_madd_epi16(high(x), high(weights));
-}
-#elif defined(__AVX2__)
-inline Ints Dot(Ints sums, Words x, Words weights) {
-  // In 16 bits: instructions that take bytes saturate, which would not be exact.
-  const auto low = [](Words w) { return _mm256_srai_epi16(_mm256_slli_epi16((__m256i)w, 8), 8); };
-  const auto high = [](Words w) { return _mm256_srai_epi16((__m256i)w, 8); };
-  return sums + (Ints)_mm256_madd_epi16(low(x), low(weights)) + (Ints)_mm256_madd_epi16(high(x), high(weights));
-}
-#elif defined(__ARM_FEATURE_DOTPROD)
-inline Ints Dot(Ints sums, Words x, Words weights) {
-  return (Ints)vdotq_s32((int32x4_t)sums, (int8x16_t)x, (int8x16_t)weights);
-}
-#else
-inline Ints Dot(Ints sums, Words x, Words weights) {
-  for (int shift = 0; shift < 32; shift += 8)
-    sums += ((Ints)(x << (24 - shift)) >> 24) * ((Ints)(weights << (24 - shift)) >> 24);
-  return sums;
-}
-#endif
-#endif
-
-// A row in 8 bits, in lanes as weights are: the nearest to x / scale, where the largest is 127. Gives the scale. A row
-// with an infinity or what is no number has a scale that is no number.
-template <typename T>
-__attribute__((noinline)) float QuantizeRow(const T* x, int64_t depth, uint8_t* to) {
-  uint32_t most = 0;  // as bits, which are ordered as sizes are, and what is no number last
-  for (int64_t k = 0; k < depth; ++k) {
-    const float size = std::fabs(Load(x[k]));
-    uint32_t bits;
-    std::memcpy(&bits, &size, sizeof bits);
-    most = std::max(most, bits);
-  }
-  float largest;
-  std::memcpy(&largest, &most, sizeof largest);
-  const bool is_finite = most < 0x7f800000u;
-  const float inverse = is_finite && largest > 1e-36f ? 127.0f / largest : 0.0f;  // of less it would be infinite
-  constexpr int kAdded = kUnsigned ? 128 : 0;
-  if (inverse == 0.0f) {
-    std::memset(to, kAdded, depth);
-    return is_finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
-  }
-  for (int64_t k = 0; k < depth; ++k)
-    to[k] = static_cast<uint8_t>(static_cast<int32_t>(std::nearbyint(Load(x[k]) * inverse)) + kAdded);
-  for (int64_t k = 0; k < depth; k += 4) {
-    uint32_t lane;
-    std::memcpy(&lane, to + k, sizeof lane);
-    lane = (lane & 0xff0000ffu) | (lane & 0xff00u) << 8 | (lane & 0xff0000u) >> 8;
-    std::memcpy(to + k, &lane, sizeof lane);
-  }
-  return largest / 127.0f;
-}
 
 // ---- A group of features, or a piece of one
 
