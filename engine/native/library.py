@@ -22,10 +22,7 @@ ROUTE, GROUP_ROWS, SUM_ROWS = "penstock_route", "penstock_group_rows", "penstock
 """What the kernels are called in `jax.ffi.ffi_call`, once `load_library` has been called."""
 
 _SOURCES = tuple(Path(__file__).parent / name for name in ("attention.cc", "matmul.cc", "experts.cc", "quantized.cc"))
-_HEADERS = tuple(
-    Path(__file__).parent / name
-    for name in ("kernels.h", "attention.h", "matmul.h", "codes.h", "dots.h", "quantized.h")
-)
+_HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
 _FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-w",
     # What vectorising sums needs of -ffast-math, without what would lose a NaN.
