@@ -85,8 +85,11 @@ class Scheme:
 
 
 def _are_int8_by_token(fields: object) -> bool:
-    wanted = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
-    return isinstance(fields, Mapping) and all(fields.get(name, wanted[name]) == wanted[name] for name in wanted)
+    if not isinstance(fields, Mapping):
+        return False
+    left_out = {"num_bits": 8, "type": "int", "symmetric": True}
+    wanted = {**left_out, "strategy": "token", "dynamic": True}
+    return all(fields.get(name, left_out.get(name)) == value for name, value in wanted.items())
 
 
 def _implied_strategy(fields: Mapping[str, Any]) -> str:

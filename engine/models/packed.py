@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -248,12 +249,14 @@ def _joined(width: int, *layers: Linear, gated: bool = False) -> PackedLinear | 
     """One matmul of several."""
     if _are_plain(*layers):
         return PackedLinear.of(width, *layers, gated=gated)
-    return PackedQuantizedLinear(width, *layers, gated=gated)
+    return PackedQuantizedLinear(width, *cast("tuple[QuantizedLinear, ...]", layers), gated=gated)
 
 
 def _joined_groups(width: int, *linears: GroupedLinear, gated: bool = False) -> PackedGroups | PackedQuantizedGroups:
     """As `_joined`, of a matrix per expert."""
-    return (PackedGroups if _are_plain(*linears) else PackedQuantizedGroups)(linears, width, gated=gated)
+    if _are_plain(*linears):
+        return PackedGroups(linears, width, gated=gated)
+    return PackedQuantizedGroups(cast("tuple[QuantizedGroupedLinear, ...]", linears), width, gated=gated)
 
 
 def _can_join(*layers: Linear | GroupedLinear) -> bool:

@@ -219,7 +219,7 @@ def _unpacked(lanes: jax.Array, packing: Packing) -> jax.Array:
     """u32 `[rows, lanes]` to codes, f32 `[rows, in]`; what is constant has been subtracted."""
     bits = PLANES[packing.code][0]
     shifts = jnp.arange(0, 32, bits, dtype=jnp.uint32)
-    codes = (_in_order(lanes, packing)[..., None] >> shifts).astype(jnp.uint8).reshape(lanes.shape[0], -1)
+    codes: jax.Array = (_in_order(lanes, packing)[..., None] >> shifts).astype(jnp.uint8).reshape(lanes.shape[0], -1)
     if bits == 8:
         return jax.lax.bitcast_convert_type(codes, jnp.int8).astype(jnp.float32)
     values = (codes & 15).astype(jnp.float32)

@@ -25,6 +25,7 @@ from penstock.engine import ConfigError, EngineConfig
         ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be one of auto, float8_e4m3fn, not 'int4'"),
         ({"kv_cache_dtype": "int8"}, "not 'int8': whole numbers need a scale per model"),
         ({"weights": "int3"}, "weights must be one of auto, int8, int4, fp8, not 'int3'"),
+        ({"activations": "int4"}, "activations must be one of auto, int8, not 'int4'"),
         ({"matmul": "onednn"}, "matmul must be one of auto, xla, native, not 'onednn'"),
     ],
 )
