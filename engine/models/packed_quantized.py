@@ -57,14 +57,14 @@ def features_in_lane(packing: Packing) -> int:
 class Panels(nnx.Module):
     """The weights of one or several matmuls side by side, each of one matrix or one per expert, as the kernel has them.
 
-    `gated`, of two of the same shape, the kernel gives `silu(x @ first) * (x @ second)`.
+    With a `gate`, of two of the same shape, the kernel gives `activation(x @ first) * (x @ second)`.
     """
 
-    def __init__(self, layers: Sequence[Quantized], width: int, *, gated: bool = False) -> None:
+    def __init__(self, layers: Sequence[Quantized], width: int, *, gate: int = 0) -> None:
         self.packing = layers[0].packing
         self.splits = tuple(layer.shape[0] for layer in layers)
-        self.is_gated = gated
-        order = column_order(self.splits, width, gated=gated)
+        self.gate = gate
+        order = column_order(self.splits, width, gated=gate != 0)
         self.codes = nnx.Param(_packed_codes([_held(layer, "codes") for layer in layers], order, self.packing))
         dtype = np.dtype(self.packing.scale)
         self.scales = nnx.Param(_by_group([_held(layer, "scales") for layer in layers], order, dtype))
@@ -78,7 +78,7 @@ class Panels(nnx.Module):
         num_rows, num_in = x.shape
         num_quantized = num_rows if self.packing.has_int8_activations else 0
         results = (
-            _result((num_rows, self.splits[0] if self.is_gated else sum(self.splits)), dtype),
+            _result((num_rows, self.splits[0] if self.gate else sum(self.splits)), dtype),
             _result((num_quantized, num_in), jnp.uint8),
             _result((num_quantized,), jnp.float32),
         )
@@ -89,9 +89,9 @@ class Panels(nnx.Module):
             jnp.zeros((0,), self.packing.scale) if self.offsets is None else self.offsets[...],
             jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...],
             jnp.zeros((0,), jnp.int32) if group_sizes is None else group_sizes,
-            bits=PLANES[self.packing.code][0],
-            offset=OFFSETS.index(self.packing.offset),
-            gate=int(self.is_gated),
+            bits=np.int64(PLANES[self.packing.code][0]),
+            offset=np.int64(OFFSETS.index(self.packing.offset)),
+            gate=np.int64(self.gate),
         )
         return y
 
@@ -112,8 +112,8 @@ class Panels(nnx.Module):
 class PackedQuantizedLinear(Linear):
     """As PackedLinear, of quantized weights."""
 
-    def __init__(self, width: int, *layers: QuantizedLinear, gated: bool = False) -> None:
-        self.panels = Panels(layers, width, gated=gated)
+    def __init__(self, width: int, *layers: QuantizedLinear, gate: int = 0) -> None:
+        self.panels = Panels(layers, width, gate=gate)
         self.splits = self.panels.splits
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -139,8 +139,8 @@ class PackedQuantizedEmbedding(QuantizedEmbedding):
 class PackedQuantizedGroups(GroupedLinear):
     """As PackedGroups, of quantized weights."""
 
-    def __init__(self, linears: Sequence[QuantizedGroupedLinear], width: int, *, gated: bool = False) -> None:
-        self.panels = Panels(linears, width, gated=gated)
+    def __init__(self, linears: Sequence[QuantizedGroupedLinear], width: int, *, gate: int = 0) -> None:
+        self.panels, self.gate = Panels(linears, width, gate=gate), gate
 
     def __call__(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
         return self.multiply(rows, groups.sizes, jnp.dtype(jnp.float32))

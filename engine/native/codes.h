@@ -132,6 +132,8 @@ struct Unpacker<BFloat16, kBits> {
   }
 };
 
+constexpr int64_t kUnpackedBytes = 16384;  // of a piece of a panel: half of the first-level cache
+
 // Unpacks `depth` features of a panel, as Multiply takes them, and fetches what comes behind them.
 template <typename T, int kBits>
 __attribute__((noinline)) void UnpackPiece(const uint32_t* lanes, int64_t depth, float zero, T* piece) {

@@ -99,7 +99,7 @@ inline float Activated(Gate gate, float x) {
   switch (gate) {
     case Gate::kSilu: return x / (1.0f + Exp(-x));
     case Gate::kGeluTanh: return 0.5f * x * (1.0f + Tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
-    case Gate::kGelu: return 0.5f * x * (1.0f + std::erf(0.7071067812f * x));
+    case Gate::kGelu: return 0.5f * x * (1.0f + Erf(0.7071067812f * x));
     case Gate::kRelu: return std::max(x, 0.0f);
     default: return x;
   }

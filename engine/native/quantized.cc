@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "team.h"
+
 namespace ffi = xla::ffi;
 
 namespace penstock {

@@ -117,7 +117,7 @@ struct PlainRows {
   template <int kBits>
   void Multiply(int64_t row, int64_t num_rows, int64_t first, int64_t count, const uint32_t* lanes, float zero,
                 const Vector* scales, Vector (*totals)[kVectors]) const {
-    constexpr int64_t kPiece = kPieceBytes / kPanel / static_cast<int64_t>(sizeof(T));
+    constexpr int64_t kPiece = kUnpackedBytes / kPanel / static_cast<int64_t>(sizeof(T));
     alignas(64) T piece[kPiece * kPanel];
     for (int64_t k = 0; k < count; k += kPiece) {
       const int64_t depth_here = std::min(kPiece, count - k);

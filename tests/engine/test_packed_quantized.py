@@ -32,7 +32,8 @@ from penstock.engine.formats.packing import Packing
 from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models import Decoder
 from penstock.engine.models.experts import GroupedLinear, RowGroups
-from penstock.engine.models.packed import pack_blocks, pack_head
+from penstock.engine.models.packed import GATES, pack_head
+from penstock.engine.models.packed_block import pack_blocks
 from penstock.engine.models.packed_quantized import (
     PackedQuantizedEmbedding,
     PackedQuantizedGroups,
@@ -138,7 +139,7 @@ def test_joined_and_gated_layers_stand_side_by_side(name: str) -> None:
     x = rows_of(9, "float32")
     apart = [PackedQuantizedLinear(width(), layer)(x) for layer in layers]
     np.testing.assert_array_equal(PackedQuantizedLinear(width(), *layers)(x), jnp.concatenate(apart, axis=1))
-    gated = PackedQuantizedLinear(width(), *layers, gated=True)(x)
+    gated = PackedQuantizedLinear(width(), *layers, gate=GATES["silu"])(x)
     np.testing.assert_allclose(gated, jax.nn.silu(apart[0]) * apart[1], rtol=1e-4, atol=1e-4)
 
 
