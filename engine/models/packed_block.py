@@ -100,8 +100,9 @@ def _of_mlp(mlp: GatedMLP | Experts) -> tuple[PackedLinear, PackedLinear] | None
 
 def _plain(first: Linear, second: Linear) -> tuple[PackedLinear, PackedLinear] | None:
     """Weights that are quantized have kernels of their own."""
-    both_are = isinstance(first, PackedLinear) and isinstance(second, PackedLinear)
-    return (first, second) if both_are else None
+    if isinstance(first, PackedLinear) and isinstance(second, PackedLinear):
+        return first, second
+    return None
 
 
 def _head_factors(attention: Attention) -> list[nnx.Param[jax.Array]]:
