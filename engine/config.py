@@ -10,6 +10,7 @@ from penstock.engine.formats.packing import OWN_KINDS
 
 MATMUL_SETTINGS = ("auto", "xla", "native")
 WEIGHTS_SETTINGS = ("auto", *OWN_KINDS)
+SPECULATION_SETTINGS = ("ngram", "off")
 KV_CACHE_DTYPES = ("auto", "float8_e4m3fn")
 
 
@@ -31,6 +32,8 @@ class EngineConfig:
     kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
     kv_cache_dtype: str = "auto"  # of keys and values: auto (as the model's, or what suits the device), float8_e4m3fn
     prefix_caching: bool = True
+    speculation: str = "ngram"  # who drafts tokens, where that pays: ngram, or off; tokens are the same
+    max_draft_tokens: int = 8  # of one sequence in a step
     decode_steps: int | None = None  # in one dispatch; None: 1 on TPU, else what warm-up measures to be quicker
     max_prefill_slowdown: float | None = 1.5  # by a prompt, of a step in which sequences decode; None: no limit
     tensor_parallel: int = 1  # devices that the model is split over, or each group of them
@@ -41,7 +44,7 @@ class EngineConfig:
     compile_cache_dir: Path | None = None  # persistent compilation cache; None keeps none
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_batch_tokens", "tensor_parallel", "expert_parallel"):
+        for name in ("max_num_seqs", "max_batch_tokens", "max_draft_tokens", "tensor_parallel", "expert_parallel"):
             _require_positive(name, getattr(self, name))
         for name in ("max_model_len", "kv_cache_bytes", "page_size"):
             if getattr(self, name) is not None:
@@ -52,7 +55,8 @@ class EngineConfig:
             raise ConfigError("num_pages and kv_cache_bytes both say how large the KV cache is: give one")
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise ConfigError(_refusal(self.kv_cache_dtype))
-        for name, accepted in (("weights", WEIGHTS_SETTINGS), ("matmul", MATMUL_SETTINGS)):
+        settings = {"weights": WEIGHTS_SETTINGS, "matmul": MATMUL_SETTINGS, "speculation": SPECULATION_SETTINGS}
+        for name, accepted in settings.items():
             _require_one_of(name, getattr(self, name), accepted)
         if self.max_batch_tokens < 16 or self.max_batch_tokens & (self.max_batch_tokens - 1):
             raise ConfigError(f"max_batch_tokens must be a power of two from 16, not {self.max_batch_tokens}")

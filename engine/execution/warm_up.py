@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -38,10 +39,9 @@ def warm_up(
     else:
         loops = dict.fromkeys(runner.geometry.row_buckets, decode_steps) if decode_steps > 1 else {}
     runner.compile_loops(loops, progress)
-    for num_rows, num_steps in loops.items():
-        time_decoding(runner, num_rows, num_steps)
+    loop_s = {num_rows: _fastest_looped(runner, num_rows, num_steps) for num_rows, num_steps in loops.items()}
     runner.start_watch()
-    return Pace(times, max_slowdown, loops)
+    return Pace(replace(times, loop_s=loop_s), max_slowdown, loops)
 
 
 def measure_steps(runner: Runner) -> StepTimes:
@@ -72,6 +72,13 @@ def time_decoding(runner: Runner, num_rows: int, num_steps: int) -> float:
         last = runner.dispatch(batch)
     last.token_ids()
     return time.perf_counter() - start
+
+
+def _fastest_looped(runner: Runner, num_rows: int, num_steps: int) -> float:
+    """Seconds of one of several decode steps in a dispatch."""
+    num_tokens = max(1, LOOP_STEPS // num_steps) * num_steps
+    time_decoding(runner, num_rows, num_steps)  # so that no first run is timed
+    return min(time_decoding(runner, num_rows, num_steps) for _ in range(_REPEATS)) / num_tokens
 
 
 def _pair_s(runner: Runner, alone_s: float) -> float:

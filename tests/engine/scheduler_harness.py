@@ -8,8 +8,9 @@ from itertools import accumulate
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.scheduling.pace import Pace
 from penstock.engine.scheduling.page_pool import PagePool
-from penstock.engine.scheduling.scheduler import Row, Scheduler, StepPlan
+from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import Row, StepPlan
 
 PAGE = 4
 TOKEN = 7

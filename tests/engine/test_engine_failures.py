@@ -15,8 +15,8 @@ from patience import WAIT_S
 from penstock.engine import Engine, EngineDriver, Output, Request, SamplingParams
 from penstock.engine.execution import packing as packing_module
 from penstock.engine.logprobs import PromptLogprobs
-from penstock.engine.scheduling.scheduler import Row
 from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import Row
 from penstock.engine.text.detokenizer import Detokenizer
 from penstock.engine.text.reply import ReplyStreams
 from penstock.engine.text.tokenizer import Tokenizer
@@ -66,7 +66,8 @@ class StumblingDetokenizer:
 
 
 def stumble_in_text(engine: Engine, patch: pytest.MonkeyPatch, at: str = "push") -> None:
-    patch.setattr(engine, "_replies", ReplyStreams(StumblingTokenizer(engine.tokenizer, at)))  # type: ignore[arg-type]
+    streams = ReplyStreams(StumblingTokenizer(engine.tokenizer, at))  # type: ignore[arg-type]
+    patch.setattr(engine._new_choices, "_streams", streams)
 
 
 def stumble_at_the_end_of_text(engine: Engine, patch: pytest.MonkeyPatch) -> None:
