@@ -13,7 +13,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, with_pages
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
 from penstock.engine.execution.dispatched import Dispatched, Drawn, StepFailed
-from penstock.engine.execution.grammar_drafts import GrammarDrafter
+from penstock.engine.execution.grammar_drafts import GrammarDrafts
 from penstock.engine.execution.masks import MaskBuilder
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import Runner
@@ -132,7 +132,8 @@ class Engine:
     def speculate(self, drafter: Drafter) -> None:
         """From now on `drafter` guesses tokens. Which ones come does not depend on it, only how soon."""
         self._speculation = Speculation(
-            GrammarDrafter(self._masks, drafter),
+            drafter,
+            GrammarDrafts(self._masks).within,
             max_tokens=self._max_draft_tokens,
             max_rows=self._runner.geometry.max_rows,
             vocab_size=self._info.vocab_size,

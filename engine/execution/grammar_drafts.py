@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from penstock.engine.execution.masks import MaskBuilder
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.speculation.drafter import Draft, Drafter
+from penstock.engine.speculation.drafter import Draft
 
 FORCED = -1
 """The kind of drafts that a grammar forces. Its bytes are certain; which tokens the model spells them by is not."""
 
 
-class GrammarDrafter:
-    """Asks `drafter` where no grammar says anything."""
+class GrammarDrafts:
+    """What grammars make of drafts."""
 
-    def __init__(self, masks: MaskBuilder, drafter: Drafter) -> None:
+    def __init__(self, masks: MaskBuilder) -> None:
         self._masks = masks
-        self._drafter = drafter
 
-    def draft(self, sequence: Sequence, limit: int) -> Draft:
-        draft = self._drafter.draft(sequence, limit)
+    def within(self, sequence: Sequence, draft: Draft) -> Draft:
+        """What a sequence may really go on with, given a draft of tokens that there are."""
         if not sequence.is_constrained:
             return draft
         forced = self._masks.forced(sequence)
         if forced:
-            return Draft(tuple(forced[:limit]), FORCED)
+            return Draft(tuple(forced), FORCED)
+        if not draft.token_ids:
+            return draft
         return draft._replace(token_ids=draft.token_ids[: self._masks.count_allowed(sequence, draft.token_ids)])
-
-    def forget(self, sequence: Sequence) -> None:
-        self._drafter.forget(sequence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import takewhile
 
 from penstock.engine.scheduling.pace import Pace
@@ -18,6 +18,8 @@ _BEST_CHANCE = 0.95  # of drafts, for the question whether any could pay
 class Speculation:
     """Asks a drafter how sequences go on, and proposes as much of that as is worth its rows.
 
+    `within` makes of a draft what a sequence's grammar allows, or forces.
+
     A drafter is judged by what it says at each step, used or not, against the tokens that come: so drafts are given up
     where they fail and taken up again where they would not have, at no cost but for the asking. And with so many rows
     in a step that even good drafts would not pay, nobody is asked.
@@ -26,6 +28,7 @@ class Speculation:
     def __init__(
         self,
         drafter: Drafter,
+        within: Callable[[Sequence, Draft], Draft],
         *,
         max_tokens: int,  # of one sequence in a step
         max_rows: int,  # that draw tokens in a step
@@ -33,6 +36,7 @@ class Speculation:
         eos_token_ids: tuple[int, ...],
     ) -> None:
         self._drafter = drafter
+        self._within = within
         self._max_tokens = max_tokens
         self._max_rows = max_rows
         self._vocab_size = vocab_size
@@ -101,17 +105,20 @@ class Speculation:
         if record.end != len(sequence.token_ids):
             record.judge(sequence.token_ids)
             try:
-                draft = self._drafter.draft(sequence, self._max_tokens)
+                draft = self._draft(sequence)
             except Exception as error:
                 raise SequenceFailed(sequence) from error
-            record.take(len(sequence.token_ids), self._usable(sequence, draft), self._of_kind)
+            record.take(len(sequence.token_ids), draft, self._of_kind)
         return record
 
-    def _usable(self, sequence: Sequence, draft: Draft) -> Draft:
-        """Without what can't be drawn, and nothing behind a token that ends the sequence."""
+    def _draft(self, sequence: Sequence) -> Draft:
+        """Without what can't be drawn, and nothing from a token on that ends the sequence."""
         ends = sequence.request.sampling.stop_ids(self._eos_token_ids)
-        usable = takewhile(lambda id_: 0 <= id_ < self._vocab_size and id_ not in ends, draft.token_ids)
-        return draft._replace(token_ids=tuple(usable)[: self._max_tokens])
+        draft = self._drafter.draft(sequence, self._max_tokens)
+        usable = takewhile(lambda id_: 0 <= id_ < self._vocab_size, draft.token_ids)
+        draft = self._within(sequence, draft._replace(token_ids=tuple(usable)))
+        usable = takewhile(lambda id_: id_ not in ends, draft.token_ids[: self._max_tokens])
+        return draft._replace(token_ids=tuple(usable))
 
 
 class _Record:
