@@ -100,9 +100,7 @@ class Engine:
         self._max_slowdown = config.max_prefill_slowdown
         self._pace = Pace(decode_steps=dict.fromkeys(geometry.row_buckets, self._decode_steps or 1))
         self._max_draft_tokens = config.max_draft_tokens
-        self._speculation: Speculation | None = None
-        if config.speculation == "ngram":
-            self.speculate(NgramDrafter())
+        self.speculate(NgramDrafter() if config.speculation == "ngram" else None)
         self._new_choices = NewChoices(tokenizer, defaults.eos_token_ids, self.max_model_len)
         self._choices: dict[Sequence, Choice] = {}  # unfinished
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
@@ -129,9 +127,9 @@ class Engine:
             self.grammars.prepare()
         self._pace = warm_up(self._runner, progress, decode_steps=self._decode_steps, max_slowdown=self._max_slowdown)
 
-    def speculate(self, drafter: Drafter) -> None:
-        """From now on `drafter` guesses tokens. Which ones come does not depend on it, only how soon."""
-        self._speculation = Speculation(
+    def speculate(self, drafter: Drafter | None) -> None:
+        """From now on `drafter`, or nobody, guesses tokens. Which ones come does not depend on it, only how soon."""
+        self._speculation = drafter and Speculation(
             drafter,
             GrammarDrafts(self._masks).within,
             max_tokens=self._max_draft_tokens,
