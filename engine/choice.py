@@ -156,6 +156,8 @@ def output_of(
     return replace(
         output,
         num_reasoning_tokens=num_reasoning,
+        num_drafted_tokens=sequence.num_drafted,
+        num_accepted_tokens=sequence.num_accepted,
         finish_reason=ending.reason,
         stop_reason=ending.stop_reason,
         error=ending.error,

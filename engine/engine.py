@@ -129,7 +129,10 @@ class Engine:
 
     def speculate(self, drafter: Drafter | None) -> None:
         """From now on `drafter`, or nobody, guesses tokens. Which ones come does not depend on it, only how soon."""
-        self._speculation = drafter and Speculation(
+        if drafter is None:
+            self._speculation: Speculation | None = None
+            return
+        self._speculation = Speculation(
             drafter,
             GrammarDrafts(self._masks).within,
             max_tokens=self._max_draft_tokens,
