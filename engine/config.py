@@ -33,7 +33,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"  # of keys and values: auto (as the model's, or what suits the device), float8_e4m3fn
     prefix_caching: bool = True
     speculation: str = "ngram"  # who drafts tokens, where that pays: ngram, or off; tokens are the same
-    max_draft_tokens: int = 8  # of one sequence in a step
+    max_draft_tokens: int = 15  # of one sequence in a step
     decode_steps: int | None = None  # in one dispatch; None: 1 on TPU, else what warm-up measures to be quicker
     max_prefill_slowdown: float | None = 1.5  # by a prompt, of a step in which sequences decode; None: no limit
     tensor_parallel: int = 1  # devices that the model is split over, or each group of them

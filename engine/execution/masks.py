@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
-from llguidance import LLExecutor
+from llguidance import LLExecutor, LLMatcher
 
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.step_plan import Row, StepPlan
@@ -59,8 +59,11 @@ class MaskBuilder:
         """The masks behind a row's drafts. Where its grammar does not have a draft, or fails at it, nothing may be
         drawn: then nothing is, and the row that comes there without drafts finds out why.
         """
-        state = self._matchers[row.sequence].state.deep_copy()
         masks[place + 1 : place + row.num_drawn] = 0
+        matcher = self._matchers[row.sequence]
+        if not matcher.may_guess:  # since it was planned, the reply has got another lexer
+            return
+        state = matcher.state.deep_copy()
         for behind, draft in enumerate(row.drafts, place + 1):
             if not state.consume_token(draft) or state.is_stopped():
                 return
@@ -71,12 +74,20 @@ class MaskBuilder:
 
     def forced(self, sequence: Sequence) -> list[int]:
         """The tokens that a sequence's grammar leaves no choice about, by the bytes that have to come next."""
-        matcher = self._behind(sequence, {})
-        return [] if matcher is None else list(matcher.state.compute_ff_tokens())
+        state = self._guessing(sequence)
+        return [] if state is None else list(state.compute_ff_tokens())
 
     def count_allowed(self, sequence: Sequence, drafts: Tokens[int]) -> int:
-        """How many of these a sequence's grammar lets follow. To be asked after `forced`."""
-        return self._matchers[sequence].state.validate_tokens(list(drafts))
+        """How many of these may be tried: that a sequence's grammar lets follow."""
+        state = self._guessing(sequence)
+        return 0 if state is None else int(state.validate_tokens(list(drafts)))
+
+    def _guessing(self, sequence: Sequence) -> LLMatcher | None:
+        """A copy of a sequence's matcher, behind its tokens, for text that may never come. None where nothing follows,
+        or the reply has a lexer of its own, which must see no other text: else guesses would decide when it is full.
+        """
+        matcher = self._behind(sequence, {})
+        return matcher.state.deep_copy() if matcher is not None and matcher.may_guess else None
 
     def take_ended(self) -> list[tuple[Sequence, GrammarFailed | None]]:
         """The sequences that grammars have ended since it was last asked: by a failure, or because nothing can follow
