@@ -38,7 +38,7 @@ from penstock.worker.bench.report import append_result
 
 FOLDER = Path(".cache/copying")
 FIRST_WORD, SEPARATOR = 16, 8  # token ids; words are all from the first on
-ROWS, LONGEST = 16, 100
+ROWS, LONGEST = 12, 48
 
 
 def example(numbers: Random, length: int) -> tuple[list[int], list[int]]:
@@ -57,7 +57,7 @@ def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
     tokens = np.zeros((ROWS, 2 * LONGEST + 5), np.int32)
     targets = np.full(tokens.shape, -1, np.int32)
     for row in range(ROWS):
-        prompt, reply = example(numbers, LONGEST if row % 4 == 0 else numbers.randint(8, min(LONGEST, 12 + step // 8)))
+        prompt, reply = example(numbers, LONGEST if row % 4 == 0 else numbers.randint(8, min(LONGEST, 12 + step // 16)))
         whole = [*prompt, *reply, END]
         tokens[row, : len(whole)] = whole
         targets[row, len(prompt) : len(whole)] = whole[len(prompt) :]
@@ -89,7 +89,7 @@ def train(num_steps: int, folder: Path) -> None:
     console = Console()
     for step in range(num_steps):
         params, state, loss = advance(params, state, *batch(step))
-        if step % 50 == 49:
+        if step % 25 == 24:
             console.print(f"step {step + 1} of {num_steps}: loss {float(loss):.4f}", highlight=False)
     export(nnx.merge(graph, params), build(), folder)
 
@@ -110,7 +110,7 @@ def run(engine: Engine, drafter: Drafter | None, requests: list[Request]) -> tup
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--training-steps", type=int, default=1500)
+    parser.add_argument("--training-steps", type=int, default=1000)
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="float32")

@@ -13,10 +13,11 @@ from engines import EOS, SMALL, VOCAB_SIZE, Results, drive, outputs_of, write_mo
 from patience import WAIT_S
 
 from penstock.engine import Engine, EngineDriver, Output, Request, SamplingParams
+from penstock.engine.choice import Choice
 from penstock.engine.execution import packing as packing_module
+from penstock.engine.execution.options import HeadRow
 from penstock.engine.logprobs import PromptLogprobs
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.scheduling.step_plan import Row
 from penstock.engine.text.detokenizer import Detokenizer
 from penstock.engine.text.reply import ReplyStreams
 from penstock.engine.text.tokenizer import Tokenizer
@@ -100,8 +101,8 @@ def stumble_in_growing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 def stumble_in_packing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     words = packing_module._sampling_words
 
-    def sampling_words(row: Row) -> tuple[int, ...]:
-        if row.sequence.request.id == "bad" and row.output_index >= 3:
+    def sampling_words(row: HeadRow) -> tuple[int, ...]:
+        if row.row.sequence.request.id == "bad" and row.output_index >= 3:
             raise Oops("at packing")
         return words(row)
 
@@ -122,11 +123,11 @@ def stumble_in_committing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 def stumble_in_logprobs(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     """Where the host reads what the device sampled."""
 
-    def logprob(sequence: Any, *_: Any) -> None:
-        if sequence.request.id == "bad":
+    def logprob(choice: Any, *_: Any) -> None:
+        if choice._sequence.request.id == "bad":
             raise Oops("at log-probabilities")
 
-    patch.setattr(engine, "_logprob", logprob)
+    patch.setattr(Choice, "logprob", logprob)
 
 
 def stumble_in_scoring(engine: Engine, patch: pytest.MonkeyPatch) -> None:
