@@ -12,7 +12,8 @@ from penstock.engine.generation_defaults import GenerationDefaults, read_generat
 from penstock.engine.loading.checkpoint import load_model, read_model_config, resolve
 from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.models import Decoder
-from penstock.engine.models.packed import pack_blocks, pack_head
+from penstock.engine.models.packed import pack_head
+from penstock.engine.models.packed_block import pack_blocks
 from penstock.engine.models.quantized import unpack_in_pieces
 from penstock.engine.stats import ReportProgress
 from penstock.engine.text.tokenizer import Tokenizer

@@ -18,11 +18,10 @@ from penstock.engine.attention.contract import (
     AttentionBackend,
     CacheArray,
     KVCacheSpec,
-    RaggedBatch,
     transposed_keys,
 )
 from penstock.engine.attention.quantization import dequantized, stored
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
+from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch
 
 Carry = tuple[jax.Array, jax.Array, jax.Array]  # running maximum, running sum, running weighted values
 
