@@ -101,9 +101,7 @@ def test_so_many_are_verified_as_make_most_tokens_per_second() -> None:
     assert Pace(mild).num_drafts(1, 0, [0.9**number for number in range(1, 9)]) == 7
     assert Pace(mild).num_drafts(1, 0, [0.03]) == 0
     few = StepTimes(prompt_s={16: 0.05}, decode_s={16: 0.05}, few_s={1: 0.005, 4: 0.006})
-    assert (
-        Pace(few).num_drafts(1, 0, half) == 3
-    )  # 16 in a bucket take ten times what one does: the kernel skips padding
+    assert Pace(few).num_drafts(1, 0, half) == 3  # 16 take ten times what one does: padding is skipped
     assert [few.sampled_s(count, 0) for count in (1, 4, 10, 16)] == pytest.approx([0.005, 0.006, 0.028, 0.05])
     assert Pace().num_drafts(1, 0, half) == 8
     looped = StepTimes(prompt_s={16: 0.05}, decode_s={16: 0.05}, loop_s={16: 0.005})
