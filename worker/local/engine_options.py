@@ -17,6 +17,7 @@ class EngineOptions(TypedDict, total=False):
 
     dtype: str
     weights: str
+    activations: str
     max_model_len: int | None
     max_num_seqs: int
     max_batch_tokens: int
@@ -26,6 +27,8 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_dtype: str
     prefix_caching: bool
     decode_steps: int | None
+    speculation: str
+    max_draft_tokens: int
     max_prefill_slowdown: float | None
     tensor_parallel: int
     expert_parallel: int
