@@ -18,6 +18,8 @@ from penstock.engine.scheduling.pace import Pace
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.speculation.acceptance import Acceptance
 
+pytestmark = pytest.mark.usefixtures("as_shipped")
+
 REPEATED = (*PROMPT[:9], *PROMPT[:9], *PROMPT[:4])
 
 
