@@ -10,8 +10,16 @@ from penstock.engine.formats.packing import OWN_KINDS
 
 MATMUL_SETTINGS = ("auto", "xla", "native")
 WEIGHTS_SETTINGS = ("auto", *OWN_KINDS)
+KV_CACHE_DTYPES = ("auto", "int8", "float8_e4m3fn")
+ACTIVATIONS_SETTINGS = ("auto", "int8")
 SPECULATION_SETTINGS = ("ngram", "off")
-KV_CACHE_DTYPES = ("auto", "float8_e4m3fn")
+_SETTINGS = {
+    "weights": WEIGHTS_SETTINGS,
+    "activations": ACTIVATIONS_SETTINGS,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+    "speculation": SPECULATION_SETTINGS,
+    "matmul": MATMUL_SETTINGS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +32,14 @@ class EngineConfig:
 
     dtype: str = "auto"  # of weights and activations: auto (as on disk), float32, bfloat16, float16
     weights: str = "auto"  # how weights are held: auto (as stored), or quantized while they are loaded: int8, int4, fp8
+    activations: str = "auto"  # that weights in int8 are multiplied with: auto (as the checkpoint says), int8 by token
     max_model_len: int | None = None  # prompt and generated tokens of one sequence; None: the model's own limit
     max_num_seqs: int = 64  # sequences that run at once
     max_batch_tokens: int = 512  # tokens that one step computes at most, a power of two
     page_size: int | None = None  # tokens per KV page; None: what suits the platform
     num_pages: int | None = None  # page 0 included; None: as many as `kv_cache_bytes` holds
     kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
-    kv_cache_dtype: str = "auto"  # of keys and values: auto (as the model's, or what suits the device), float8_e4m3fn
+    kv_cache_dtype: str = "auto"  # of keys and values: auto (what suits model and device), int8, float8_e4m3fn
     prefix_caching: bool = True
     speculation: str = "ngram"  # who drafts tokens, where that pays: ngram, or off; tokens are the same
     max_draft_tokens: int = 15  # of one sequence in a step
@@ -53,10 +62,7 @@ class EngineConfig:
             raise ConfigError(f"num_pages must be 2 or more (page 0 only takes padding), not {self.num_pages}")
         if self.num_pages is not None and self.kv_cache_bytes is not None:
             raise ConfigError("num_pages and kv_cache_bytes both say how large the KV cache is: give one")
-        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
-            raise ConfigError(_refusal(self.kv_cache_dtype))
-        settings = {"weights": WEIGHTS_SETTINGS, "matmul": MATMUL_SETTINGS, "speculation": SPECULATION_SETTINGS}
-        for name, accepted in settings.items():
+        for name, accepted in _SETTINGS.items():
             _require_one_of(name, getattr(self, name), accepted)
         if self.max_batch_tokens < 16 or self.max_batch_tokens & (self.max_batch_tokens - 1):
             raise ConfigError(f"max_batch_tokens must be a power of two from 16, not {self.max_batch_tokens}")
@@ -80,13 +86,6 @@ class EngineConfig:
         """As messages name it."""
         tensor = f"tensor_parallel = {self.tensor_parallel}"
         return tensor if self.expert_parallel == 1 else f"{tensor} times expert_parallel = {self.expert_parallel}"
-
-
-def _refusal(kv_cache_dtype: str) -> str:
-    message = f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, not {kv_cache_dtype!r}"
-    if kv_cache_dtype != "int8":
-        return message
-    return f"{message}: whole numbers need a scale per model, which would have to be measured; float8_e4m3fn needs none"
 
 
 def _require_one_of(name: str, value: str, accepted: tuple[str, ...]) -> None:

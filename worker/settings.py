@@ -85,6 +85,11 @@ class Settings(BaseSettings):
         "How weights are held in memory: auto (as stored), or quantized while they are loaded, of a checkpoint that is "
         "not: int8, int4 or fp8.",
     )
+    activations: str = _engine(
+        "activations",
+        "What weights in int8 are multiplied with: auto (what the checkpoint says), or int8, which quantizes "
+        "activations token by token.",
+    )
     max_model_len: Annotated[int | None, _OrNone] = _engine(
         "max_model_len", "Prompt and generated tokens of one sequence together; none: the model's own limit."
     )
@@ -104,8 +109,8 @@ class Settings(BaseSettings):
     )
     kv_cache_dtype: str = _engine(
         "kv_cache_dtype",
-        "Type of keys and values in the KV cache: auto (what suits model and device) or float8_e4m3fn, with a scale of "
-        "1, for TPU or attention xla.",
+        "Type of keys and values in the KV cache: auto (what suits them), int8, with a scale for each token "
+        "and head, for attention native or xla, or float8_e4m3fn, with a scale of 1, for TPU or attention xla.",
     )
     decode_steps: Annotated[int | None, _OrNone] = _engine(
         "decode_steps",

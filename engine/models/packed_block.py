@@ -17,7 +17,7 @@ from penstock.engine.models.block import Block
 from penstock.engine.models.config import AttentionConfig, NormConfig
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.experts import Experts
-from penstock.engine.models.layers import GatedMLP, LayerNorm, RMSNorm
+from penstock.engine.models.layers import GatedMLP, LayerNorm, Linear, RMSNorm
 from penstock.engine.models.packed import PackedAttention, PackedLinear, PackedMLP, pack_halves
 from penstock.engine.models.rope import query_scales
 from penstock.engine.native import ATTENTION_HALF, FEED_FORWARD, panel_width
@@ -53,19 +53,18 @@ class PackedBlock(Block):
         if linears is None or not isinstance(step.attend, NativeAttend):
             return super().attend(x, step, cache)
         config, batch = self.config.attention, step.attend.batch_of(cache.group)
-        keys, values = cache.pages
+        pages = cache.pages if len(cache.pages) == 4 else (*cache.pages, _none(), _none())  # with scales or not
         cos, sin = (_none(), _none()) if config.rope is None else step.rotary[config.rope]
         scales = _none() if config.query_scale is None else query_scales(step.positions, config.query_scale)
-        call = jax.ffi.ffi_call(
-            ATTENTION_HALF, [jax.typeof(array) for array in (x, keys, values)], input_output_aliases={0: 0, 1: 1, 2: 2}
-        )
-        x, keys, values = call(
-            x, keys, values, batch.slots, batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs,
+        results = [jax.typeof(array) for array in (x, *pages)]
+        call = jax.ffi.ffi_call(ATTENTION_HALF, results, input_output_aliases={i: i for i in range(len(results))})
+        x, *written = call(
+            x, *pages, batch.slots, batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs,
             *_given(self.attention_factors), *linears[0].operands, *linears[1].operands,
             *_given(self.head_factors), cos, sin, scales, self.sinks[...],
             **self._shared(), **_attention_attributes(config),
         )  # fmt: skip
-        return x, cache._replace(pages=(keys, values))
+        return x, cache._replace(pages=tuple(written[: len(cache.pages)]))
 
     def feed_forward(self, x: jax.Array, before: jax.Array, step: StepInputs) -> jax.Array:
         linears = _of_mlp(self.mlp)
@@ -91,13 +90,18 @@ def _of_attention(attention: Attention) -> tuple[PackedLinear, PackedLinear] | N
     has_one_norm = attention.config.qk_norm is None or attention.config.qk_projection_norm is None
     if not (isinstance(attention, PackedAttention) and has_one_norm):
         return None
-    return (attention.qkv, attention.out) if isinstance(attention.out, PackedLinear) else None
+    return _plain(attention.qkv, attention.out)
 
 
 def _of_mlp(mlp: GatedMLP | Experts) -> tuple[PackedLinear, PackedLinear] | None:
-    if not isinstance(mlp, PackedMLP):
-        return None
-    return (mlp.gate_up, mlp.down) if isinstance(mlp.down, PackedLinear) else None
+    return _plain(mlp.gate_up, mlp.down) if isinstance(mlp, PackedMLP) else None
+
+
+def _plain(first: Linear, second: Linear) -> tuple[PackedLinear, PackedLinear] | None:
+    """Weights that are quantized have kernels of their own."""
+    if isinstance(first, PackedLinear) and isinstance(second, PackedLinear):
+        return first, second
+    return None
 
 
 def _head_factors(attention: Attention) -> list[nnx.Param[jax.Array]]:
@@ -134,6 +138,7 @@ def _attention_attributes(config: AttentionConfig) -> dict[str, Any]:
     qk_norm = config.qk_norm or config.qk_projection_norm
     return {
         "num_heads": np.int64(config.num_heads),
+        "head_dim": np.int64(config.head_dim),
         "qk_eps": np.float32(0 if qk_norm is None else qk_norm.eps),
         "is_qk_layer_norm": qk_norm is not None and qk_norm.kind == "layer",
         "is_interleaved": config.rope is not None and config.rope.interleaved,

@@ -119,7 +119,6 @@ def told(reply: Reply) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.any_server
 async def test_the_reply_is_the_undisturbed_one_wherever_its_worker_died(
     redis_url: str, redis: RedisClient, model: Path, compile_cache: Path
 ) -> None:
