@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from tokenizers_for_tests import byte_level
 
-from penstock.engine.choice import Choice, Ending, output_of
+from penstock.engine.choice import Choice, Ending, NewChoices, output_of
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.text.reply import ReplyStreams
 from penstock.engine.text.response.reading.delta import Delta
 from penstock.engine.text.tokenizer import Tokenizer
 
@@ -26,8 +25,7 @@ def choice_of(
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
     request = Request("r", ids("ab"), sampling, generated=(ids(generated),) if generated else (), echo=echo)
     sequence = Sequence(request, 0, 0)
-    stream = ReplyStreams(TOKENIZER).stream(request, 0)
-    return sequence, Choice(sequence, stream, frozenset(sampling.stop_ids((EOS,))), max_model_len)
+    return sequence, NewChoices(TOKENIZER, (EOS,), max_model_len).of(sequence)
 
 
 def push(sequence: Sequence, choice: Choice, token_id: int) -> tuple[str, Ending | None]:
