@@ -11,6 +11,7 @@ from penstock.engine.formats.packing import OWN_KINDS
 MATMUL_SETTINGS = ("auto", "xla", "native")
 WEIGHTS_SETTINGS = ("auto", *OWN_KINDS)
 KV_CACHE_DTYPES = ("auto", "int8", "float8_e4m3fn")
+ACTIVATIONS_SETTINGS = ("auto", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class EngineConfig:
 
     dtype: str = "auto"  # of weights and activations: auto (as on disk), float32, bfloat16, float16
     weights: str = "auto"  # how weights are held: auto (as stored), or quantized while they are loaded: int8, int4, fp8
+    activations: str = "auto"  # that weights in int8 are multiplied with: auto (as the checkpoint says), int8 by token
     max_model_len: int | None = None  # prompt and generated tokens of one sequence; None: the model's own limit
     max_num_seqs: int = 64  # sequences that run at once
     max_batch_tokens: int = 512  # tokens that one step computes at most, a power of two
@@ -52,8 +54,9 @@ class EngineConfig:
             raise ConfigError("num_pages and kv_cache_bytes both say how large the KV cache is: give one")
         for name, accepted in (
             ("weights", WEIGHTS_SETTINGS),
-            ("matmul", MATMUL_SETTINGS),
+            ("activations", ACTIVATIONS_SETTINGS),
             ("kv_cache_dtype", KV_CACHE_DTYPES),
+            ("matmul", MATMUL_SETTINGS),
         ):
             _require_one_of(name, getattr(self, name), accepted)
         if self.max_batch_tokens < 16 or self.max_batch_tokens & (self.max_batch_tokens - 1):

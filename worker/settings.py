@@ -85,6 +85,11 @@ class Settings(BaseSettings):
         "How weights are held in memory: auto (as stored), or quantized while they are loaded, of a checkpoint that is "
         "not: int8, int4 or fp8.",
     )
+    activations: str = _engine(
+        "activations",
+        "What weights in int8 are multiplied with: auto (what the checkpoint says), or int8, which quantizes "
+        "activations token by token.",
+    )
     max_model_len: Annotated[int | None, _OrNone] = _engine(
         "max_model_len", "Prompt and generated tokens of one sequence together; none: the model's own limit."
     )

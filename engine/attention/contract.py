@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
+from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch
 from penstock.engine.models.axes import Axes
 
 PLAIN = AttentionOptions()
@@ -25,23 +25,6 @@ class KVCacheSpec:
     num_kv_heads: int
     head_dim: int
     dtype: str
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, slots=True)
-class RaggedBatch:
-    """Which token belongs to which sequence and page: the metadata of the ragged paged attention kernel in JAX.
-
-    Sequence i owns the tokens `[cu_q_lens[i], cu_q_lens[i + 1])`; they are the last ones of its `kv_lens[i]`. Only the
-    first `num_seqs` sequences are real, and each of those has at least one token; tokens behind theirs are padding.
-    A sequence whose tokens point into page 0 is over: nothing of it may be written to its pages.
-    """
-
-    slots: jax.Array  # i32 [num_tokens]: page * page_size + place in the page; padding tokens point into page 0
-    kv_lens: jax.Array  # i32 [max_seqs]
-    page_indices: jax.Array  # i32 [max_seqs, pages_per_seq]
-    cu_q_lens: jax.Array  # i32 [max_seqs + 1]
-    num_seqs: jax.Array  # i32 [1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,9 @@ from penstock.engine.attention.contract import (
     AttentionBackend,
     CacheArray,
     KVCacheSpec,
-    RaggedBatch,
     scale_arrays,
 )
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
+from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch
 from penstock.engine.native import ATTENTION, ATTENTION_INT8
 
 _WORD_BYTES = 4

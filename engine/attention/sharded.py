@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, StackedCache
+from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec
+from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch, StackedCache
 from penstock.engine.sharding import Placement
 
 _WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]

@@ -19,11 +19,10 @@ from penstock.engine.attention.contract import (
     AttentionBackend,
     CacheArray,
     KVCacheSpec,
-    RaggedBatch,
     transposed_keys,
 )
 from penstock.engine.attention.quantization import dequantized, quantized_by_token, stored
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
+from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch
 
 
 class _Pages(NamedTuple):

@@ -5,10 +5,13 @@ Nothing needs a compiler to install or to run: where there is none, XLA does the
 
 from penstock.engine.native.library import (
     ATTENTION,
+    ATTENTION_HALF,
     ATTENTION_INT8,
+    FEED_FORWARD,
     GROUP_ROWS,
     GROUPED_MATMUL,
     MATMUL,
+    QUANTIZED_MATMUL,
     ROUTE,
     SUM_ROWS,
     NativeLibrary,
@@ -19,10 +22,13 @@ from penstock.engine.native.library import (
 
 __all__ = [
     "ATTENTION",
+    "ATTENTION_HALF",
     "ATTENTION_INT8",
+    "FEED_FORWARD",
     "GROUPED_MATMUL",
     "GROUP_ROWS",
     "MATMUL",
+    "QUANTIZED_MATMUL",
     "ROUTE",
     "SUM_ROWS",
     "NativeLibrary",

@@ -4,6 +4,7 @@
 // sequence, over the pages that the sequence has and no others.
 
 #include "attention.h"
+#include "team.h"
 
 namespace ffi = xla::ffi;
 

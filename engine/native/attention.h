@@ -17,6 +17,7 @@
 #ifndef PENSTOCK_ATTENTION_H_
 #define PENSTOCK_ATTENTION_H_
 
+#include <atomic>
 #include <memory>
 #include <vector>
 

@@ -17,12 +17,13 @@ import jax
 from penstock.engine.errors import ConfigError
 
 ATTENTION, ATTENTION_INT8 = "penstock_ragged_attention", "penstock_ragged_attention_int8"
-MATMUL = "penstock_packed_matmul"
-GROUPED_MATMUL = "penstock_grouped_matmul"
+MATMUL, GROUPED_MATMUL = "penstock_packed_matmul", "penstock_grouped_matmul"
+QUANTIZED_MATMUL = "penstock_quantized_matmul"
+ATTENTION_HALF, FEED_FORWARD = "penstock_attention_half", "penstock_feed_forward"
 ROUTE, GROUP_ROWS, SUM_ROWS = "penstock_route", "penstock_group_rows", "penstock_sum_rows"
 """What the kernels are called in `jax.ffi.ffi_call`, once `load_library` has been called."""
 
-_SOURCES = tuple(Path(__file__).parent / name for name in ("attention.cc", "matmul.cc", "experts.cc"))
+_SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cc")))
 _HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
 _FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-w",
@@ -82,6 +83,9 @@ def _register(library: ctypes.CDLL) -> ctypes.CDLL:
         ATTENTION_INT8: library.PenstockRaggedAttentionInt8,
         MATMUL: library.PenstockPackedMatmul,
         GROUPED_MATMUL: library.PenstockGroupedMatmul,
+        QUANTIZED_MATMUL: library.PenstockQuantizedMatmul,
+        ATTENTION_HALF: library.PenstockAttentionHalf,
+        FEED_FORWARD: library.PenstockFeedForward,
         ROUTE: library.PenstockRoute,
         GROUP_ROWS: library.PenstockGroupRows,
         SUM_ROWS: library.PenstockSumRows,

@@ -1,5 +1,5 @@
 // Attention in C++ against sums in f64 over the same pages, for any processor that a compiler can be told of. Prints the
-// largest difference of each case; built and run by test_native_processors.py.
+// largest difference of each case; built and run by test_attention_processors.py.
 
 #include <cstdio>
 #include <random>

@@ -17,6 +17,7 @@ class EngineOptions(TypedDict, total=False):
 
     dtype: str
     weights: str
+    activations: str
     max_model_len: int | None
     max_num_seqs: int
     max_batch_tokens: int
