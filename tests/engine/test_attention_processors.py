@@ -1,0 +1,55 @@
+"""Attention in C++ as compilers make it for other processors than this one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import jax
+import pytest
+
+from penstock.engine.native.library import _FLAGS
+
+HERE = Path(__file__).parent
+NATIVE = HERE.parent.parent / "engine" / "native"
+SHARED = {"-march=native", "-shared", "-fPIC"}  # of a library for this processor
+
+# For each, the flag of /proc/cpuinfo that it takes to run here; None: an emulator.
+PROCESSORS: dict[str, str | None] = {
+    "x86-64": "sse2",
+    "haswell": "avx2",
+    "skylake-avx512": "avx512bw",
+    "armv8-a": None,
+    "armv8.2-a+dotprod": None,
+    "armv8.6-a+i8mm": None,
+}
+
+
+def runner_of(processor: str) -> tuple[str, list[str]]:
+    """A compiler, and what runs its programs."""
+    flag = PROCESSORS[processor]
+    compiler, runner = ("g++", []) if flag else ("aarch64-linux-gnu-g++", ["qemu-aarch64", "-cpu", "max"])
+    if any(shutil.which(name) is None for name in (compiler, *runner[:1])):
+        pytest.skip(f"there is no {compiler} here, or nothing to run its programs")
+    cpuinfo = Path("/proc/cpuinfo")
+    if flag and flag not in (cpuinfo.read_text().split() if cpuinfo.exists() else ()):
+        pytest.skip(f"this processor has no {flag}")
+    return compiler, runner
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_attention_is_right_on_other_processors(processor: str, tmp_path: Path) -> None:
+    compiler, runner = runner_of(processor)
+    program = str(tmp_path / "check")
+    flags = [*(flag for flag in _FLAGS if flag not in SHARED), "-static", f"-march={processor}"]
+    includes = [f"-I{jax.ffi.include_dir()}", f"-I{NATIVE}"]
+    subprocess.run([compiler, *flags, *includes, str(HERE / "attention_check.cc"), "-o", program], check=True)
+    found = subprocess.run([*runner, program], check=True, capture_output=True, text=True).stdout
+    differences = [list(map(float, line.split())) for line in found.splitlines()]
+    assert len(differences) == 4
+    for full, half, codes in differences:
+        assert full < 1e-6
+        assert half < 3e-3
+        assert codes < 1e-4
