@@ -40,12 +40,22 @@ class CacheArray:
         return math.prod(self.shape) * int(jnp.dtype(self.dtype).itemsize)
 
 
-def transposed_keys(spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
-    """By array, keys `[pages, num_kv_heads, head_dim, page_size]` and values with the last two transposed."""
+def transposed_keys(spec: KVCacheSpec) -> tuple[tuple[CacheArray, ...], ...]:
+    """By array, keys `[pages, num_kv_heads, head_dim, page_size]` and values with the last two transposed, and scales
+    if they have any.
+    """
     k_shape = (spec.num_pages, spec.num_kv_heads, spec.head_dim, spec.page_size)
     v_shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
     keys, values = (CacheArray(shape, spec.dtype, (None, "kv_heads", None, None)) for shape in (k_shape, v_shape))
-    return ((keys, values),) * spec.num_layers
+    return ((keys, values, *scale_arrays(spec)),) * spec.num_layers
+
+
+def scale_arrays(spec: KVCacheSpec) -> tuple[CacheArray, ...]:
+    """Beside int8 keys and values: a scale for each token's keys, and one for its values, by KV head."""
+    if spec.dtype != "int8":
+        return ()
+    shape = (spec.num_pages, spec.num_kv_heads, spec.page_size)
+    return (CacheArray(shape, "float32", (None, "kv_heads", None)),) * 2
 
 
 def first_key(position: int, window: int | None) -> int:

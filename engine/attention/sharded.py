@@ -85,7 +85,8 @@ class ShardedAttention(AttentionBackend):
 
     def _cache_specs(self, cache: LayerCache) -> Any:
         """Which dimension of a layer's arrays is split: the same in all layers, and in caches of all sizes."""
-        arrays = self._inner.cache_arrays(KVCacheSpec(1, 1, 8, 1, 8, "float32"))[0]
+        dtype = jax.tree.leaves(cache)[0].dtype.name
+        arrays = self._inner.cache_arrays(KVCacheSpec(1, 1, 8, 1, 8, dtype))[0]
         specs: Any = jax.tree.map(lambda array: self._placement.spec(array.axes), arrays)
         return StackedCache(specs, _WHOLE) if isinstance(cache, StackedCache) else specs
 

@@ -53,19 +53,18 @@ class PackedBlock(Block):
         if linears is None or not isinstance(step.attend, NativeAttend):
             return super().attend(x, step, cache)
         config, batch = self.config.attention, step.attend.batch_of(cache.group)
-        keys, values = cache.pages
+        pages = cache.pages if len(cache.pages) == 4 else (*cache.pages, _none(), _none())  # with scales or not
         cos, sin = (_none(), _none()) if config.rope is None else step.rotary[config.rope]
         scales = _none() if config.query_scale is None else query_scales(step.positions, config.query_scale)
-        call = jax.ffi.ffi_call(
-            ATTENTION_HALF, [jax.typeof(array) for array in (x, keys, values)], input_output_aliases={0: 0, 1: 1, 2: 2}
-        )
-        x, keys, values = call(
-            x, keys, values, batch.slots, batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs,
+        results = [jax.typeof(array) for array in (x, *pages)]
+        call = jax.ffi.ffi_call(ATTENTION_HALF, results, input_output_aliases={i: i for i in range(len(results))})
+        x, *written = call(
+            x, *pages, batch.slots, batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs,
             *_given(self.attention_factors), *linears[0].operands, *linears[1].operands,
             *_given(self.head_factors), cos, sin, scales, self.sinks[...],
             **self._shared(), **_attention_attributes(config),
         )  # fmt: skip
-        return x, cache._replace(pages=(keys, values))
+        return x, cache._replace(pages=tuple(written[: len(cache.pages)]))
 
     def feed_forward(self, x: jax.Array, before: jax.Array, step: StepInputs) -> jax.Array:
         linears = _of_mlp(self.mlp)
@@ -139,6 +138,7 @@ def _attention_attributes(config: AttentionConfig) -> dict[str, Any]:
     qk_norm = config.qk_norm or config.qk_projection_norm
     return {
         "num_heads": np.int64(config.num_heads),
+        "head_dim": np.int64(config.head_dim),
         "qk_eps": np.float32(0 if qk_norm is None else qk_norm.eps),
         "is_qk_layer_norm": qk_norm is not None and qk_norm.kind == "layer",
         "is_interleaved": config.rope is not None and config.rope.interleaved,

@@ -12,20 +12,57 @@ namespace penstock {
 namespace attention {
 namespace {
 
-template <typename T>
-void Run(ffi::ThreadPool& pool, const Shape& shape, const Batch& batch, const Options& options, int64_t num_tokens,
-         const T* q, const T* k, const T* v, const Cache<T>& cache, T* out) {
+constexpr int64_t kTokensPerTask = 8;  // that one thread writes at once
+
+// What all types of pages share.
+struct Call {
+  Shape shape;
+  Batch batch;
+  Options options;
+  int64_t num_tokens;
+};
+
+template <typename T, typename C>
+void Run(ffi::ThreadPool& pool, const Call& call, const T* q, const T* k, const T* v, const Cache<C>& cache, T* out) {
+  const Shape& shape = call.shape;
   const int64_t kv_stride = shape.num_kv_heads * shape.head_dim, stride = shape.num_heads * shape.head_dim;
-  for (int64_t t = 0; t < num_tokens; ++t)
-    WriteToken(shape, batch.slots[t], k + t * kv_stride, v + t * kv_stride, cache);
-  std::memset(out + batch.num_tokens() * stride, 0, (num_tokens - batch.num_tokens()) * stride * sizeof(T));
-  static thread_local Plan plan;
-  Plan& tasks = plan;
-  tasks.Build(shape, batch, options.window);
-  ForEach(pool, tasks.num_tasks(), [&](int64_t i) {
-    static thread_local Scratch scratch;
-    tasks.Run(i, options, Rows<const T>{q, stride}, Rows<T>{out, stride}, cache, scratch);
+  const int64_t num_real = call.batch.num_tokens();
+  ForEach(pool, CeilDivide(num_real, kTokensPerTask), [&](int64_t i) {
+    for (int64_t t = i * kTokensPerTask; t < std::min((i + 1) * kTokensPerTask, num_real); ++t)
+      WriteToken(shape, call.batch.slots[t], k + t * kv_stride, v + t * kv_stride, cache);
   });
+  std::memset(out + num_real * stride, 0, (call.num_tokens - num_real) * stride * sizeof(T));
+  static thread_local Plan kept;
+  Plan& plan = kept;
+  plan.Build(shape, call.batch, call.options.window);
+  ForEach(pool, plan.num_tasks(), [&](int64_t i) {
+    static thread_local Scratch scratch;
+    plan.Run(i, call.options, Rows<const T>{q, stride}, Rows<T>{out, stride}, cache, scratch);
+  });
+}
+
+struct Arrays {
+  ffi::AnyBuffer q, k, v;
+  ffi::Result<ffi::AnyBuffer> out, keys, values;
+};
+
+template <typename T, typename C>
+void Run(ffi::ThreadPool& pool, const Call& call, Arrays& arrays, float* key_scales, float* value_scales) {
+  const Cache<C> cache{static_cast<C*>(arrays.keys->untyped_data()), static_cast<C*>(arrays.values->untyped_data()),
+                       key_scales, value_scales};
+  Run<T, C>(pool, call, static_cast<const T*>(arrays.q.untyped_data()), static_cast<const T*>(arrays.k.untyped_data()),
+            static_cast<const T*>(arrays.v.untyped_data()), cache, static_cast<T*>(arrays.out->untyped_data()));
+}
+
+Call CallOf(Arrays& arrays, const ffi::Buffer<ffi::S32>& slots, const ffi::Buffer<ffi::S32>& kv_lens,
+            const ffi::Buffer<ffi::S32>& page_indices, const ffi::Buffer<ffi::S32>& cu_q_lens,
+            const ffi::Buffer<ffi::S32>& num_seqs, const ffi::Buffer<ffi::F32>& sinks, Options options) {
+  const auto q = arrays.q.dimensions(), keys = arrays.keys->dimensions();
+  if (sinks.element_count() > 0) options.sinks = sinks.typed_data();
+  return {{q[1], keys[1], q[2], keys[3], page_indices.dimensions()[1]},
+          {num_seqs.typed_data()[0], slots.typed_data(), kv_lens.typed_data(), page_indices.typed_data(),
+           cu_q_lens.typed_data()},
+          options, q[0]};
 }
 
 ffi::Error RaggedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
@@ -34,25 +71,39 @@ ffi::Error RaggedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffe
                            ffi::Buffer<ffi::S32> cu_q_lens, ffi::Buffer<ffi::S32> num_seqs,
                            ffi::Buffer<ffi::F32> sinks,  // one for each query head, or none
                            ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> new_keys,
-                           ffi::Result<ffi::AnyBuffer> new_values, float scale, int64_t window,
-                           float soft_cap) {
+                           ffi::Result<ffi::AnyBuffer> new_values, float scale, int64_t window, float soft_cap) {
   if (keys.untyped_data() != new_keys->untyped_data() || values.untyped_data() != new_values->untyped_data())
     return ffi::Error::Internal("the KV cache was copied: it must be donated");
-  const auto q_dims = q.dimensions(), key_dims = keys.dimensions();
-  const Shape shape{q_dims[1], key_dims[1], q_dims[2], key_dims[3], page_indices.dimensions()[1]};
-  const Batch batch{num_seqs.typed_data()[0], slots.typed_data(), kv_lens.typed_data(), page_indices.typed_data(),
-                    cu_q_lens.typed_data()};
-  const float* head_sinks = sinks.element_count() == 0 ? nullptr : sinks.typed_data();
-  const auto run = [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    const Cache<T> cache{static_cast<T*>(new_keys->untyped_data()), static_cast<T*>(new_values->untyped_data())};
-    Run<T>(pool, shape, batch, Options{scale, window, soft_cap, head_sinks}, q_dims[0],
-           static_cast<const T*>(q.untyped_data()), static_cast<const T*>(k.untyped_data()),
-           static_cast<const T*>(v.untyped_data()), cache, static_cast<T*>(out->untyped_data()));
-  };
   if (q.element_type() != keys.element_type()) return ffi::Error::InvalidArgument("q and the cache differ in type");
-  if (q.element_type() == ffi::F32) run(static_cast<float*>(nullptr));
-  else if (q.element_type() == ffi::BF16) run(static_cast<BFloat16*>(nullptr));
+  Arrays arrays{q, k, v, out, new_keys, new_values};
+  const Call call = CallOf(arrays, slots, kv_lens, page_indices, cu_q_lens, num_seqs, sinks,
+                           {scale, window, soft_cap, nullptr});
+  if (q.element_type() == ffi::F32) Run<float, float>(pool, call, arrays, nullptr, nullptr);
+  else if (q.element_type() == ffi::BF16) Run<BFloat16, BFloat16>(pool, call, arrays, nullptr, nullptr);
+  else return ffi::Error::InvalidArgument("only f32 and bf16 are supported");
+  return ffi::Error::Success();
+}
+
+ffi::Error RaggedAttentionInt8(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                               ffi::AnyBuffer keys, ffi::AnyBuffer values, ffi::AnyBuffer key_scales,
+                               ffi::AnyBuffer value_scales, ffi::Buffer<ffi::S32> slots,
+                               ffi::Buffer<ffi::S32> kv_lens, ffi::Buffer<ffi::S32> page_indices,
+                               ffi::Buffer<ffi::S32> cu_q_lens, ffi::Buffer<ffi::S32> num_seqs,
+                               ffi::Buffer<ffi::F32> sinks, ffi::Result<ffi::AnyBuffer> out,
+                               ffi::Result<ffi::AnyBuffer> new_keys, ffi::Result<ffi::AnyBuffer> new_values,
+                               ffi::Result<ffi::AnyBuffer> new_key_scales, ffi::Result<ffi::AnyBuffer> new_value_scales,
+                               float scale, int64_t window, float soft_cap) {
+  if (keys.untyped_data() != new_keys->untyped_data() || values.untyped_data() != new_values->untyped_data() ||
+      key_scales.untyped_data() != new_key_scales->untyped_data() ||
+      value_scales.untyped_data() != new_value_scales->untyped_data())
+    return ffi::Error::Internal("the KV cache was copied: it must be donated");
+  Arrays arrays{q, k, v, out, new_keys, new_values};
+  const Call call = CallOf(arrays, slots, kv_lens, page_indices, cu_q_lens, num_seqs, sinks,
+                           {scale, window, soft_cap, nullptr});
+  float* scales[2] = {static_cast<float*>(new_key_scales->untyped_data()),
+                      static_cast<float*>(new_value_scales->untyped_data())};
+  if (q.element_type() == ffi::F32) Run<float, int8_t>(pool, call, arrays, scales[0], scales[1]);
+  else if (q.element_type() == ffi::BF16) Run<BFloat16, int8_t>(pool, call, arrays, scales[0], scales[1]);
   else return ffi::Error::InvalidArgument("only f32 and bf16 are supported");
   return ffi::Error::Success();
 }
@@ -75,6 +126,31 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockRaggedAttention, penstock::attention::Ragg
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<float>("scale")
+                                  .Attr<int64_t>("window")
+                                  .Attr<float>("soft_cap"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockRaggedAttentionInt8, penstock::attention::RaggedAttentionInt8,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()

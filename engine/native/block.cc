@@ -108,12 +108,12 @@ void PrepareHeads(const Heads& heads, const Norm& norm, int64_t normed, int64_t 
   for (int64_t i = 0; i < count; i += head_dim) RotateHead(rotation, x + i);
 }
 
-template <typename T>
+template <typename T, typename C>
 struct AttentionHalf {
   attention::Shape shape;
   attention::Batch batch;
   attention::Options options;
-  attention::Cache<T> cache;
+  attention::Cache<C> cache;
   Heads heads;
   Linear<T> qkv, out;
   Residual<T> residual;
@@ -164,18 +164,36 @@ ffi::Error OfType(const ffi::AnyBuffer& x, Run run) {
   return ffi::Error::Success();
 }
 
-ffi::Error RunAttention(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer keys, ffi::AnyBuffer values, S32 slots,
-                        S32 kv_lens, S32 page_indices, S32 cu_q_lens, S32 num_seqs, F32 norm, F32 out_norm,
+// Calls `run` with null pointers of the types of x and of what the cache holds.
+template <typename Run>
+ffi::Error OfTypes(const ffi::AnyBuffer& x, const ffi::AnyBuffer& cache, Run run) {
+  if (cache.element_type() != ffi::S8 && cache.element_type() != x.element_type())
+    return ffi::Error::InvalidArgument("the cache holds neither int8 nor the type of the activations");
+  return OfType(x, [&](auto* of) {
+    if (cache.element_type() == ffi::S8) run(of, static_cast<int8_t*>(nullptr));
+    else run(of, of);
+  });
+}
+
+template <typename Argument, typename Result>
+bool IsSame(const Argument& argument, Result& result) {
+  return argument.element_count() == 0 || argument.untyped_data() == result->untyped_data();
+}
+
+ffi::Error RunAttention(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer keys, ffi::AnyBuffer values,
+                        F32 key_scales, F32 value_scales,  // of int8 pages; else empty
+                        S32 slots, S32 kv_lens, S32 page_indices, S32 cu_q_lens, S32 num_seqs, F32 norm, F32 out_norm,
                         ffi::AnyBuffer qkv, F32 qkv_bias, ffi::AnyBuffer out, F32 out_bias, F32 q_norm, F32 k_norm,
                         F32 cos, F32 sin, F32 query_scales, F32 sinks, ffi::Result<ffi::AnyBuffer> y,
-                        ffi::Result<ffi::AnyBuffer> new_keys, ffi::Result<ffi::AnyBuffer> new_values, int64_t num_heads,
-                        float eps, bool is_layer_norm, float residual_scale, float qk_eps, bool is_qk_layer_norm,
-                        bool is_interleaved, float scale, int64_t window, float soft_cap) {
-  if (keys.untyped_data() != new_keys->untyped_data() || values.untyped_data() != new_values->untyped_data() ||
-      x.untyped_data() != y->untyped_data())
+                        ffi::Result<ffi::AnyBuffer> new_keys, ffi::Result<ffi::AnyBuffer> new_values,
+                        ffi::Result<F32> new_key_scales, ffi::Result<F32> new_value_scales, int64_t num_heads,
+                        int64_t head_dim, float eps, bool is_layer_norm, float residual_scale, float qk_eps,
+                        bool is_qk_layer_norm, bool is_interleaved, float scale, int64_t window, float soft_cap) {
+  if (!IsSame(x, y) || !IsSame(keys, new_keys) || !IsSame(values, new_values) || !IsSame(key_scales, new_key_scales) ||
+      !IsSame(value_scales, new_value_scales))
     return ffi::Error::Internal("the KV cache or the residual stream was copied: they must be donated");
   const auto key_dims = keys.dimensions();
-  const int64_t hidden = x.dimensions()[1], kv_heads = key_dims[1], head_dim = key_dims[2];
+  const int64_t hidden = x.dimensions()[1], kv_heads = key_dims[1];
   const attention::Shape shape{num_heads, kv_heads, head_dim, key_dims[3], page_indices.dimensions()[1]};
   const attention::Batch batch{num_seqs.typed_data()[0], slots.typed_data(), kv_lens.typed_data(),
                                page_indices.typed_data(), cu_q_lens.typed_data()};
@@ -188,14 +206,16 @@ ffi::Error RunAttention(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer k
                     cos.dimensions().back(),
                     is_interleaved,
                     OrNull(query_scales)};
-  return OfType(x, [&](auto* of) {
-    using T = std::remove_pointer_t<decltype(of)>;
+  return OfTypes(x, keys, [&](auto* of_x, auto* of_cache) {
+    using T = std::remove_pointer_t<decltype(of_x)>;
+    using C = std::remove_pointer_t<decltype(of_cache)>;
     Team team(pool);
-    AttentionHalf<T>{
+    AttentionHalf<T, C>{
         shape,
         batch,
         {scale, window, soft_cap, OrNull(sinks)},
-        {static_cast<T*>(new_keys->untyped_data()), static_cast<T*>(new_values->untyped_data())},
+        {static_cast<C*>(new_keys->untyped_data()), static_cast<C*>(new_values->untyped_data()),
+         new_key_scales->typed_data(), new_value_scales->typed_data()},
         heads,
         {qkv, qkv_bias, hidden, (num_heads + 2 * kv_heads) * head_dim, Gate::kNone},
         {out, out_bias, num_heads * head_dim, hidden, Gate::kNone},
@@ -209,7 +229,7 @@ ffi::Error RunFeedForward(ffi::ThreadPool pool, ffi::AnyBuffer x,
                           ffi::AnyBuffer source,  // what it reads, where that is not x; or empty
                           S32 num_rows, F32 norm, F32 out_norm, ffi::AnyBuffer gate_up, F32 gate_up_bias, ffi::AnyBuffer down,
                           F32 down_bias, ffi::Result<ffi::AnyBuffer> y, int64_t intermediate, int64_t gate, float eps, bool is_layer_norm, float residual_scale) {
-  if (x.untyped_data() != y->untyped_data()) return ffi::Error::Internal("the residual stream was copied");
+  if (!IsSame(x, y)) return ffi::Error::Internal("the residual stream was copied");
   const int64_t hidden = x.dimensions()[1], rows = num_rows.typed_data()[0];
   return OfType(x, [&](auto* of) {
     using T = std::remove_pointer_t<decltype(of)>;
@@ -238,6 +258,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockAttentionHalf, penstock::RunAttention,
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
+                                  .Arg<penstock::F32>()
+                                  .Arg<penstock::F32>()
                                   .Arg<penstock::S32>()
                                   .Arg<penstock::S32>()
                                   .Arg<penstock::S32>()
@@ -258,7 +280,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockAttentionHalf, penstock::RunAttention,
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
+                                  .Ret<penstock::F32>()
+                                  .Ret<penstock::F32>()
                                   .Attr<int64_t>("num_heads")
+                                  .Attr<int64_t>("head_dim")
                                   .Attr<float>("eps")
                                   .Attr<bool>("is_layer_norm")
                                   .Attr<float>("residual_scale")

@@ -16,7 +16,8 @@ import jax
 
 from penstock.engine.errors import ConfigError
 
-ATTENTION, MATMUL = "penstock_ragged_attention", "penstock_packed_matmul"
+ATTENTION, ATTENTION_INT8 = "penstock_ragged_attention", "penstock_ragged_attention_int8"
+MATMUL = "penstock_packed_matmul"
 GROUPED_MATMUL, QUANTIZED_MATMUL = "penstock_grouped_matmul", "penstock_quantized_matmul"
 ATTENTION_HALF, FEED_FORWARD = "penstock_attention_half", "penstock_feed_forward"
 ROUTE, GROUP_ROWS, SUM_ROWS = "penstock_route", "penstock_group_rows", "penstock_sum_rows"
@@ -29,7 +30,7 @@ _FLAGS = (
     # What vectorising sums needs of -ffast-math, without what would lose a NaN.
     "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno",
 )  # fmt: skip
-_BUILD_TIMEOUT_S = 120
+_BUILD_TIMEOUT_S = 300
 
 _loaded: dict[str, ctypes.CDLL] = {}  # by the file's name, which says of what it was built
 
@@ -79,6 +80,7 @@ def load_library(build_dir: Path) -> ctypes.CDLL:
 def _register(library: ctypes.CDLL) -> ctypes.CDLL:
     handlers = {
         ATTENTION: library.PenstockRaggedAttention,
+        ATTENTION_INT8: library.PenstockRaggedAttentionInt8,
         MATMUL: library.PenstockPackedMatmul,
         GROUPED_MATMUL: library.PenstockGroupedMatmul,
         QUANTIZED_MATMUL: library.PenstockQuantizedMatmul,
