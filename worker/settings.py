@@ -117,6 +117,12 @@ class Settings(BaseSettings):
         "Decode steps in one dispatch while nobody waits; none: 1 on TPU, elsewhere 1 or 8, whichever warm-up measures "
         "to be quicker.",
     )
+    speculation: str = _engine(
+        "speculation",
+        "Who guesses tokens ahead, to be verified several at once where that pays: ngram (what followed the last "
+        "tokens where the prompt or the reply had them before) or off. Replies are the same.",
+    )
+    max_draft_tokens: int = _engine("max_draft_tokens", "Guessed tokens of one sequence that a step verifies at most.")
     prefix_caching: bool = _engine("prefix_caching", "Keep the pages of finished prompts for prompts that begin alike.")
     max_prefill_slowdown: Annotated[float | None, _OrNone] = _engine(
         "max_prefill_slowdown",

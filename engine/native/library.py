@@ -17,8 +17,8 @@ import jax
 from penstock.engine.errors import ConfigError
 
 ATTENTION, ATTENTION_INT8 = "penstock_ragged_attention", "penstock_ragged_attention_int8"
-MATMUL = "penstock_packed_matmul"
-GROUPED_MATMUL, QUANTIZED_MATMUL = "penstock_grouped_matmul", "penstock_quantized_matmul"
+MATMUL, GROUPED_MATMUL = "penstock_packed_matmul", "penstock_grouped_matmul"
+QUANTIZED_MATMUL = "penstock_quantized_matmul"
 ATTENTION_HALF, FEED_FORWARD = "penstock_attention_half", "penstock_feed_forward"
 ROUTE, GROUP_ROWS, SUM_ROWS = "penstock_route", "penstock_group_rows", "penstock_sum_rows"
 """What the kernels are called in `jax.ffi.ffi_call`, once `load_library` has been called."""

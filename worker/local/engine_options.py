@@ -27,6 +27,8 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_dtype: str
     prefix_caching: bool
     decode_steps: int | None
+    speculation: str
+    max_draft_tokens: int
     max_prefill_slowdown: float | None
     tensor_parallel: int
     expert_parallel: int
