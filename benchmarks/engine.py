@@ -50,7 +50,7 @@ def loaded_engine(arguments: argparse.Namespace, **options: Any) -> tuple[Engine
 
 def shared_load(model: str, count: int, **options: Any) -> Load:
     """The workload that engines are compared on."""
-    return LoadOptions(requests=count, **options).load(GEOMETRIES[model][0])
+    return LoadOptions(requests=count, **options).load(GEOMETRIES[model].vocab_size)
 
 
 def engine_arguments(description: str | None) -> argparse.ArgumentParser:

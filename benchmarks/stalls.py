@@ -44,7 +44,7 @@ def main() -> None:
 
 def measure(engine: Engine, arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
     """Gaps of the streams, and how long the prompts took, in milliseconds."""
-    vocab = GEOMETRIES[arguments.model][0]
+    vocab = GEOMETRIES[arguments.model].vocab_size
     endless = SamplingParams(temperature=0.0, max_tokens=900, ignore_eos=True)
     short = dataclasses.replace(endless, max_tokens=1)
     for place in range(arguments.streams):

@@ -33,7 +33,8 @@ FORMS = ("native", "xla")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=list(GEOMETRIES), default="tiny")
+    dense = [name for name, geometry in GEOMETRIES.items() if not geometry.num_experts]
+    parser.add_argument("--model", choices=dense, default="tiny")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--max-batch-tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
@@ -69,12 +70,13 @@ def measured(arguments: argparse.Namespace, form: str) -> list[dict[str, Any]]:
 
 def models_of(name: str, dtype: str) -> dict[str, ModelConfig]:
     """A geometry with a feed-forward in each layer, and with experts that together are as large."""
-    vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, tied = GEOMETRIES[name]
+    geometry = GEOMETRIES[name]
     fields = {
-        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
-        "tie_word_embeddings": tied, "num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_CHOSEN,
-        "moe_intermediate_size": intermediate // NUM_EXPERTS,
+        "vocab_size": geometry.vocab_size, "hidden_size": geometry.hidden, "intermediate_size": geometry.intermediate,
+        "num_hidden_layers": geometry.layers, "num_attention_heads": geometry.heads,
+        "num_key_value_heads": geometry.kv_heads, "head_dim": geometry.head_dim, "tie_word_embeddings": geometry.tied,
+        "num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_CHOSEN,
+        "moe_intermediate_size": geometry.intermediate // NUM_EXPERTS,
     }  # fmt: skip
     families = {"dense": "qwen3", f"{NUM_CHOSEN} of {NUM_EXPERTS} experts": "qwen3_moe"}
     return {title: FAMILIES[family].config(fields, dtype) for title, family in families.items()}

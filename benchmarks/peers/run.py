@@ -116,7 +116,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def workload(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    requests = random_requests(arguments.requests, GEOMETRIES[arguments.model][0], seed=arguments.seed)
+    requests = random_requests(arguments.requests, GEOMETRIES[arguments.model].vocab_size, seed=arguments.seed)
     arrivals = Arrivals() if arguments.rate is None else Arrivals("poisson", arguments.rate)
     times_s = arrivals.times_s(len(requests), arguments.seed + 1)
     return [
