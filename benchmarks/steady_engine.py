@@ -43,6 +43,9 @@ class SteadyEngine:
         if row is not None:
             self._ended.append(Output(request_id, 0, row.num_tokens, (), "", None, reason, None, row.num_prompt, 0))
 
+    def slack_s(self) -> float:
+        return 0.0
+
     def has_work(self) -> bool:
         return bool(self._rows or self._ended)
 

@@ -91,7 +91,7 @@ def warm_up_once(deployment: Deployment) -> tuple[float, float, int]:
     runner = Runner(model, deployment.attention, spec, deployment.geometry(deployment.max_model_len))
     programs: set[str] = set()
     start, cpu_start = time.perf_counter(), time.process_time()
-    warm_up(runner, lambda done, total, name: programs.add(name), decode_steps=None, max_slowdown=1.5)
+    warm_up(runner, lambda done, total, name: programs.add(name), decode_steps=None, prefill_share=0.4)
     return time.perf_counter() - start, time.process_time() - cpu_start, len(programs)
 
 

@@ -32,6 +32,7 @@ from penstock.engine.scheduling.pace import Pace
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Row, Scheduler, SequenceFailed, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.slack import StepClock
 from penstock.engine.stats import EngineInfo, EngineStats, ReportProgress
 from penstock.engine.structured import GrammarCompiler, GrammarFailed
 from penstock.engine.text.reply import ReplyStreams
@@ -98,8 +99,9 @@ class Engine:
         self._masks = MaskBuilder(model.config.vocab_size, defaults.eos_token_ids)
         self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
         self._decode_steps = deployment.decode_steps  # None: to be measured
-        self._max_slowdown = config.max_prefill_slowdown
+        self._prefill_share = config.prefill_share
         self._pace = Pace(decode_steps=dict.fromkeys(geometry.row_buckets, self._decode_steps or 1))
+        self._clock = StepClock()
         self._replies = ReplyStreams(tokenizer)
         self._choices: dict[Sequence, Choice] = {}  # unfinished
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
@@ -144,7 +146,7 @@ class Engine:
         """Compiles all shapes and measures them. Without it, each compiles when it is first met."""
         with contextlib.suppress(Exception):  # a grammar raises it again; all other requests can do without
             self.grammars.prepare()
-        self._pace = warm_up(self._runner, progress, decode_steps=self._decode_steps, max_slowdown=self._max_slowdown)
+        self._pace = warm_up(self._runner, progress, decode_steps=self._decode_steps, prefill_share=self._prefill_share)
 
     @property
     def max_num_seqs(self) -> int:
@@ -204,12 +206,17 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._choices or self._early_outputs or self._in_flight)
 
+    def slack_s(self) -> float:
+        """For so long `step` may wait for more requests: the device is still at work, and none is served sooner."""
+        return self._clock.slack_s()
+
     def step(self) -> list[Output]:
         """Plans and dispatches the next step, then commits the one before it.
 
         Where a grammar constrains a row of the next one, its tokens depend on those of the one before: they are read
         while the device computes up to the head, which gets its masks then. Text and outputs come after that.
         """
+        self._clock.begin(is_idle=self._in_flight is None)
         plan = self._plan()
         outputs, self._early_outputs = self._early_outputs, []
         last, self._in_flight = self._in_flight, None
@@ -249,7 +256,10 @@ class Engine:
         try:
             batch = self._builder.build(plan)
             if not plan.is_constrained:
-                return Dispatched(plan, self._runner.dispatch(batch))
+                in_flight = self._runner.dispatch(batch)
+                self._clock.dispatched(self._foretold_s(plan))
+                return Dispatched(plan, in_flight)
+            self._clock.dispatched(None)
             started = self._runner.start(batch)
             newest = {} if last is None else last.newest()
             return Dispatched(plan, self._runner.finish(started, self._masks.build(plan, newest)))
@@ -258,11 +268,19 @@ class Engine:
         except Exception as error:
             raise StepFailed(plan) from error
 
+    def _foretold_s(self, plan: StepPlan) -> float | None:
+        num_pairs = sum(row.num_tokens * row.start for row in plan.rows)
+        seconds = self._pace.foretold_s(plan.num_tokens, len(plan.sampled), num_pairs)
+        return None if seconds is None else plan.num_steps * seconds
+
     def _commit(self, last: Dispatched | None) -> list[Output]:
         """Waits for a step. Where it failed, the next one, which it feeds, is lost too and not to blame."""
         if last is None:
             return []
-        token_ids, logprobs = last.results()
+        try:
+            token_ids, logprobs = last.results()
+        finally:
+            self._clock.ended()
         outputs: list[Output] = []
         for step, sampled in enumerate(token_ids):
             found = None if logprobs is None else logprobs[step]

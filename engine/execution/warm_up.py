@@ -25,7 +25,7 @@ _ENOUGH_S = 0.2  # steps that take so long are not repeated
 
 
 def warm_up(
-    runner: Runner, progress: ReportProgress | None = None, *, decode_steps: int | None, max_slowdown: float | None
+    runner: Runner, progress: ReportProgress | None = None, *, decode_steps: int | None, prefill_share: float
 ) -> Pace:
     """Compiles every step there is, runs each on padding, and measures them.
 
@@ -41,7 +41,7 @@ def warm_up(
     for num_rows, num_steps in loops.items():
         time_decoding(runner, num_rows, num_steps)
     runner.start_watch()
-    return Pace(times, max_slowdown, loops)
+    return Pace(times, prefill_share, loops)
 
 
 def measure_steps(runner: Runner) -> StepTimes:

@@ -48,7 +48,7 @@ def test_several_decode_steps_are_taken_where_they_are_quicker_and_short(
 def test_after_warm_up_nothing_compiles_and_progress_counts_every_step(engine: Engine) -> None:
     seen: list[tuple[int, int, str]] = []
     geometry = engine._runner.geometry
-    pace = warm_up(engine._runner, lambda *progress: seen.append(progress), decode_steps=2, max_slowdown=None)
+    pace = warm_up(engine._runner, lambda *progress: seen.append(progress), decode_steps=2, prefill_share=1.0)
     num_steps = len(geometry.token_buckets) + len(geometry.row_buckets) + len(geometry.extended_row_buckets) + 1
     num_loops = len(geometry.row_buckets)
     assert [done for done, *_ in seen] == [*range(1, num_steps + 1), *range(1, num_loops + 1)]

@@ -26,7 +26,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_dtype: str
     prefix_caching: bool
     decode_steps: int | None
-    max_prefill_slowdown: float | None
+    prefill_share: float
     tensor_parallel: int
     expert_parallel: int
     attention: str
