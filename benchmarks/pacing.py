@@ -26,7 +26,7 @@ from penstock.engine.scheduling.pace import Pace, StepTimes
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Scheduler, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.scheduling.slack import StepClock
+from penstock.engine.scheduling.slack import StepClock, foretold_s
 from penstock.worker.bench.arrivals import Arrivals
 from penstock.worker.bench.datasets import BenchRequest, random_requests
 
@@ -62,7 +62,7 @@ class Simulation:
     def __init__(self, device: Device, pace: Pace, *, waits: bool, seed: int) -> None:
         self.now_s = 0.0
         self.stamps_s: dict[str, list[float]] = {}
-        self._times, self._pace, self._waits = device.times(), pace, waits
+        self._measured, self._pace, self._waits = Pace(device.times()), pace, waits
         self._clock = StepClock(lambda: self.now_s)
         self._noise = random.Random(seed)
         self._scheduler = Scheduler(
@@ -95,8 +95,8 @@ class Simulation:
         self._in_flight = None
         if plan is not None:
             self.now_s += HOST_S
-            num_pairs = sum(row.num_tokens * row.start for row in plan.rows)
-            usual_s = self._times.step_s(plan.num_tokens, len(plan.sampled), num_pairs)
+            usual_s = foretold_s(plan, self._measured)
+            assert usual_s is not None
             self._clock.dispatched(usual_s)
             start_s = self.now_s if last is None else max(self.now_s, last[1])
             self._in_flight = plan, start_s + usual_s * (1 + self._noise.uniform(0, NOISE))

@@ -107,9 +107,10 @@ class TimedEngine:
     def __init__(self, engine: StepEngine) -> None:
         self._engine = engine
         self.check = engine.check
-        self.add = engine.add
+        self.enqueue = engine.enqueue
         self.abort = engine.abort
         self.has_work = engine.has_work
+        self.slack_s = engine.slack_s
         self.stats = engine.stats
         self.num_tokens = 0
         self.in_steps_s = 0.0

@@ -20,6 +20,7 @@ from benchmarks.tables import table_of
 from penstock.engine import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.execution.runner import Runner
+from penstock.engine.execution.step_memory import StepMemory
 from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import FAMILIES, ModelConfig, num_parameters
@@ -91,7 +92,13 @@ def warm_up_once(deployment: Deployment) -> tuple[float, float, int]:
     runner = Runner(model, deployment.attention, spec, deployment.geometry(deployment.max_model_len))
     programs: set[str] = set()
     start, cpu_start = time.perf_counter(), time.process_time()
-    warm_up(runner, lambda done, total, name: programs.add(name), decode_steps=None, prefill_share=0.4)
+    warm_up(
+        runner,
+        lambda done, total, name: programs.add(name),
+        decode_steps=None,
+        prefill_share=0.4,
+        memory=StepMemory(None),
+    )
     return time.perf_counter() - start, time.process_time() - cpu_start, len(programs)
 
 

@@ -18,6 +18,7 @@ from penstock.engine.execution.masks import MaskBuilder
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import Runner
 from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT
+from penstock.engine.execution.step_memory import StepMemory
 from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.limits import Limits
@@ -32,7 +33,7 @@ from penstock.engine.scheduling.pace import Pace
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Row, Scheduler, SequenceFailed, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.scheduling.slack import StepClock
+from penstock.engine.scheduling.slack import StepClock, foretold_s
 from penstock.engine.stats import EngineInfo, EngineStats, ReportProgress
 from penstock.engine.structured import GrammarCompiler, GrammarFailed
 from penstock.engine.text.reply import ReplyStreams
@@ -100,6 +101,7 @@ class Engine:
         self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
         self._decode_steps = deployment.decode_steps  # None: to be measured
         self._prefill_share = config.prefill_share
+        self._step_memory = StepMemory(config.compile_cache_dir, deployment.model, self._info, geometry, config)
         self._pace = Pace(decode_steps=dict.fromkeys(geometry.row_buckets, self._decode_steps or 1))
         self._clock = StepClock()
         self._replies = ReplyStreams(tokenizer)
@@ -146,7 +148,13 @@ class Engine:
         """Compiles all shapes and measures them. Without it, each compiles when it is first met."""
         with contextlib.suppress(Exception):  # a grammar raises it again; all other requests can do without
             self.grammars.prepare()
-        self._pace = warm_up(self._runner, progress, decode_steps=self._decode_steps, prefill_share=self._prefill_share)
+        self._pace = warm_up(
+            self._runner,
+            progress,
+            decode_steps=self._decode_steps,
+            prefill_share=self._prefill_share,
+            memory=self._step_memory,
+        )
 
     @property
     def max_num_seqs(self) -> int:
@@ -257,7 +265,7 @@ class Engine:
             batch = self._builder.build(plan)
             if not plan.is_constrained:
                 in_flight = self._runner.dispatch(batch)
-                self._clock.dispatched(self._foretold_s(plan))
+                self._clock.dispatched(foretold_s(plan, self._pace))
                 return Dispatched(plan, in_flight)
             self._clock.dispatched(None)
             started = self._runner.start(batch)
@@ -267,11 +275,6 @@ class Engine:
             raise
         except Exception as error:
             raise StepFailed(plan) from error
-
-    def _foretold_s(self, plan: StepPlan) -> float | None:
-        num_pairs = sum(row.num_tokens * row.start for row in plan.rows)
-        seconds = self._pace.foretold_s(plan.num_tokens, len(plan.sampled), num_pairs)
-        return None if seconds is None else plan.num_steps * seconds
 
     def _commit(self, last: Dispatched | None) -> list[Output]:
         """Waits for a step. Where it failed, the next one, which it feeds, is lost too and not to blame."""

@@ -6,10 +6,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from penstock.engine.scheduling.pace import Pace
+from penstock.engine.scheduling.scheduler import StepPlan
+
 _MARGIN_S = 0.5e-3  # a thread that sleeps wakes up late
 _WAIT_S = 0.2e-3  # reading results that are there takes no longer
 _FADE = 0.98  # per step: a rare long or short one is forgotten after a hundred
 _RETREAT = 0.8  # of what was trusted, after the device had nothing to do
+
+
+def foretold_s(plan: StepPlan, pace: Pace) -> float | None:
+    """How long a plan will take; None if steps were not measured."""
+    num_pairs = sum(row.num_tokens * row.start for row in plan.rows)
+    step_s = pace.foretold_s(plan.num_tokens, len(plan.sampled), num_pairs)
+    return None if step_s is None else plan.num_steps * step_s
 
 
 class StepClock:
