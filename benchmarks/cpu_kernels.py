@@ -8,8 +8,10 @@ Prints tables and appends them to `benchmarks/results/cpu_kernels.jsonl`.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -34,6 +36,9 @@ SHAPES = ((384, 2304), (2304, 384), (1024, 3072), (3072, 1024))  # features in a
 GEOMETRIES = {"16 query, 8 KV heads, head_dim 128": (16, 8, 128), "6 query, 2 KV heads, head_dim 64": (6, 2, 64)}
 EXPERTS = ((64, 8, 512, 256), (32, 4, 1024, 768))  # how many, those of a token, features in and out
 NUM_SEQS, LENGTH = 64, 256
+CONTEXTS = ((64, 256), (1, 4096), (1, 16384), (4, 4096))  # sequences that decode, and tokens of each
+PAGES = (("float32", None), ("bfloat16", None), ("bfloat16", "int8"))  # types of the model and of its pages
+_READ_BYTES = 2**28
 _BUILD_DIR = DEFAULT_BUILD_DIR / "native"
 
 
@@ -44,6 +49,7 @@ def main() -> None:
         ("matmuls, us", matmuls()),
         ("grouped matmuls, us", grouped_matmuls()),
         ("attention of one layer, ms", attention()),
+        ("decode of one layer in C++", decode()),
     ):
         console.print(table_of(title, rows))
         append_result(RESULTS / "cpu_kernels.jsonl", {"title": title, "rows": rows})
@@ -122,26 +128,65 @@ def attention() -> list[dict[str, Any]]:
             row: dict[str, Any] = {"heads": title, "dtype": dtype}
             for what, num_seqs, num_queries in (("decode", NUM_SEQS, 1), ("prefill", 1, LENGTH)):
                 for form in ("xla", "native"):
-                    seconds = _attention_s(form, dtype, heads, num_seqs, num_queries)
+                    seconds = _attention_s(form, dtype, heads, num_seqs, num_queries)[0]
                     row[f"{what}, {'C++' if form == 'native' else 'XLA'}"] = round(seconds * 1e3, 2)
             rows.append(row)
     return rows
 
 
-def _attention_s(form: str, dtype: str, heads: tuple[int, int, int], num_seqs: int, num_queries: int) -> float:
+def decode() -> list[dict[str, Any]]:
+    """Bytes of the pages that a step has to read, by what the processor's threads together read of one long array."""
+    rows = []
+    for title, heads in GEOMETRIES.items():
+        for num_seqs, length in CONTEXTS:
+            for dtype, kv_dtype in PAGES:
+                rate = read_rate()
+                seconds, num_bytes = _attention_s("native", dtype, heads, num_seqs, 1, length, kv_dtype)
+                rows.append({
+                    "heads": title, "sequences": num_seqs, "tokens of each": length, "pages": kv_dtype or dtype,
+                    "ms": round(seconds * 1e3, 3), "GB/s": round(num_bytes / seconds * 1e-9, 1),
+                    "of the read rate": round(num_bytes / seconds / rate, 2),
+                })  # fmt: skip
+    return rows
+
+
+def read_rate() -> float:
+    """Bytes per second, of all threads together."""
+    num_threads = os.cpu_count() or 1
+    parts = np.array_split(np.ones(_READ_BYTES // 4, np.int32), num_threads)
+    seconds = []
+    with ThreadPoolExecutor(num_threads) as threads:
+        for _ in range(5):
+            start = time.perf_counter()
+            list(threads.map(np.max, parts))
+            seconds.append(time.perf_counter() - start)
+    return _READ_BYTES / min(seconds)
+
+
+def _attention_s(
+    form: str,
+    dtype: str,
+    heads: tuple[int, int, int],
+    num_seqs: int,
+    num_queries: int,
+    length: int = LENGTH,
+    kv_dtype: str | None = None,
+) -> tuple[float, int]:
+    """Seconds, and bytes of the sequences' keys and values."""
     num_heads, num_kv_heads, head_dim = heads
     page_size, rng = 32, np.random.default_rng(0)
-    pages_per_seq = LENGTH // page_size
-    backend = attention_for(form, "cpu", dtype, NativeLibrary(_BUILD_DIR))
+    pages_per_seq = length // page_size
+    backend = attention_for(form, "cpu", dtype, NativeLibrary(_BUILD_DIR), kv_dtype=kv_dtype)
     num_pages = num_seqs * pages_per_seq + 1
     spec = KVCacheSpec(1, num_pages, page_size, num_kv_heads, head_dim, backend.cache_dtype(dtype))
-    cache = [jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), backend.init_cache(spec)[0])]
+    cache = [jax.tree.map(partial(_random, rng), backend.init_cache(spec)[0])]
+    num_bytes = sum(array.nbytes for array in cache[0]) * (num_pages - 1) // num_pages
     page_indices = rng.permutation(np.arange(1, num_pages)).reshape(num_seqs, pages_per_seq).astype(np.int32)
-    positions = np.arange(LENGTH - num_queries, LENGTH)
+    positions = np.arange(length - num_queries, length)
     slots = page_indices[:, positions // page_size] * page_size + positions % page_size
     batch = RaggedBatch(
         slots=jnp.asarray(slots.reshape(-1), jnp.int32),
-        kv_lens=jnp.full(num_seqs, LENGTH, jnp.int32),
+        kv_lens=jnp.full(num_seqs, length, jnp.int32),
         page_indices=jnp.asarray(page_indices),
         cu_q_lens=jnp.arange(num_seqs + 1, dtype=jnp.int32) * num_queries,
         num_seqs=jnp.asarray([num_seqs], jnp.int32),
@@ -155,7 +200,13 @@ def _attention_s(form: str, dtype: str, heads: tuple[int, int, int], num_seqs: i
         out, cache[0] = step(cache[0])
         return out
 
-    return fastest_s(run)
+    return fastest_s(run), num_bytes
+
+
+def _random(rng: np.random.Generator, array: jax.Array) -> jax.Array:
+    if array.dtype == jnp.int8:
+        return jnp.asarray(rng.integers(-127, 128, array.shape, np.int8))
+    return jnp.asarray(rng.random(array.shape, np.float32), array.dtype)
 
 
 def fastest_s(run: Callable[[], jax.Array], repeats: int = 8, calls: int = 5) -> float:

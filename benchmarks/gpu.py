@@ -226,6 +226,7 @@ def packed(geometry: Geometry, rows: list[tuple[int, int]]) -> Batch:
         parts["kv_lens"][i], parts["cu_q_lens"][i + 1 :] = kv_len, end
         parts["sampled_tokens"][i] = end - 1
         start = end
+    parts["num_sampled"][0] = len(rows)
     num_rows = next(bucket for bucket in geometry.row_buckets if bucket >= len(rows))
     return Batch(num_tokens, num_rows, 1, len(rows), flat, None, None)
 

@@ -10,7 +10,7 @@ from penstock.engine.formats.packing import OWN_KINDS
 
 MATMUL_SETTINGS = ("auto", "xla", "native")
 WEIGHTS_SETTINGS = ("auto", *OWN_KINDS)
-KV_CACHE_DTYPES = ("auto", "float8_e4m3fn")
+KV_CACHE_DTYPES = ("auto", "int8", "float8_e4m3fn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class EngineConfig:
     page_size: int | None = None  # tokens per KV page; None: what suits the platform
     num_pages: int | None = None  # page 0 included; None: as many as `kv_cache_bytes` holds
     kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
-    kv_cache_dtype: str = "auto"  # of keys and values: auto (as the model's, or what suits the device), float8_e4m3fn
+    kv_cache_dtype: str = "auto"  # of keys and values: auto (what suits model and device), int8, float8_e4m3fn
     prefix_caching: bool = True
     decode_steps: int | None = None  # in one dispatch; None: 1 on TPU, else what warm-up measures to be quicker
     prefill_share: float = 0.4  # of the longest step, which prompts may add to one in which sequences decode
@@ -50,9 +50,11 @@ class EngineConfig:
             raise ConfigError(f"num_pages must be 2 or more (page 0 only takes padding), not {self.num_pages}")
         if self.num_pages is not None and self.kv_cache_bytes is not None:
             raise ConfigError("num_pages and kv_cache_bytes both say how large the KV cache is: give one")
-        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
-            raise ConfigError(_refusal(self.kv_cache_dtype))
-        for name, accepted in (("weights", WEIGHTS_SETTINGS), ("matmul", MATMUL_SETTINGS)):
+        for name, accepted in (
+            ("weights", WEIGHTS_SETTINGS),
+            ("matmul", MATMUL_SETTINGS),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
+        ):
             _require_one_of(name, getattr(self, name), accepted)
         if self.max_batch_tokens < 16 or self.max_batch_tokens & (self.max_batch_tokens - 1):
             raise ConfigError(f"max_batch_tokens must be a power of two from 16, not {self.max_batch_tokens}")
@@ -76,13 +78,6 @@ class EngineConfig:
         """As messages name it."""
         tensor = f"tensor_parallel = {self.tensor_parallel}"
         return tensor if self.expert_parallel == 1 else f"{tensor} times expert_parallel = {self.expert_parallel}"
-
-
-def _refusal(kv_cache_dtype: str) -> str:
-    message = f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, not {kv_cache_dtype!r}"
-    if kv_cache_dtype != "int8":
-        return message
-    return f"{message}: whole numbers need a scale per model, which would have to be measured; float8_e4m3fn needs none"
 
 
 def _require_one_of(name: str, value: str, accepted: tuple[str, ...]) -> None:

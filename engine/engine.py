@@ -26,7 +26,8 @@ from penstock.engine.loading.checkpoint import load_model, read_model_config, re
 from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.logprobs import PromptLogprobs, logprob_at
 from penstock.engine.models import Decoder
-from penstock.engine.models.packed import pack_blocks, pack_head
+from penstock.engine.models.packed import pack_head
+from penstock.engine.models.packed_block import pack_blocks
 from penstock.engine.models.quantized import unpack_in_pieces
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
 from penstock.engine.scheduling.pace import Pace

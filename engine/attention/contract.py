@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
+from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch
 from penstock.engine.models.axes import Axes
 
 PLAIN = AttentionOptions()
@@ -27,23 +27,6 @@ class KVCacheSpec:
     dtype: str
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, slots=True)
-class RaggedBatch:
-    """Which token belongs to which sequence and page: the metadata of the ragged paged attention kernel in JAX.
-
-    Sequence i owns the tokens `[cu_q_lens[i], cu_q_lens[i + 1])`; they are the last ones of its `kv_lens[i]`. Only the
-    first `num_seqs` sequences are real, and each of those has at least one token; tokens behind theirs are padding.
-    A sequence whose tokens point into page 0 is over: nothing of it may be written to its pages.
-    """
-
-    slots: jax.Array  # i32 [num_tokens]: page * page_size + place in the page; padding tokens point into page 0
-    kv_lens: jax.Array  # i32 [max_seqs]
-    page_indices: jax.Array  # i32 [max_seqs, pages_per_seq]
-    cu_q_lens: jax.Array  # i32 [max_seqs + 1]
-    num_seqs: jax.Array  # i32 [1]
-
-
 @dataclass(frozen=True, slots=True)
 class CacheArray:
     """One array of a KV cache. Its logical axes name the one that tensor parallelism splits `kv_heads`."""
@@ -57,12 +40,22 @@ class CacheArray:
         return math.prod(self.shape) * int(jnp.dtype(self.dtype).itemsize)
 
 
-def transposed_keys(spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
-    """By array, keys `[pages, num_kv_heads, head_dim, page_size]` and values with the last two transposed."""
+def transposed_keys(spec: KVCacheSpec) -> tuple[tuple[CacheArray, ...], ...]:
+    """By array, keys `[pages, num_kv_heads, head_dim, page_size]` and values with the last two transposed, and scales
+    if they have any.
+    """
     k_shape = (spec.num_pages, spec.num_kv_heads, spec.head_dim, spec.page_size)
     v_shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
     keys, values = (CacheArray(shape, spec.dtype, (None, "kv_heads", None, None)) for shape in (k_shape, v_shape))
-    return ((keys, values),) * spec.num_layers
+    return ((keys, values, *scale_arrays(spec)),) * spec.num_layers
+
+
+def scale_arrays(spec: KVCacheSpec) -> tuple[CacheArray, ...]:
+    """Beside int8 keys and values: a scale for each token's keys, and one for its values, by KV head."""
+    if spec.dtype != "int8":
+        return ()
+    shape = (spec.num_pages, spec.num_kv_heads, spec.page_size)
+    return (CacheArray(shape, "float32", (None, "kv_heads", None)),) * 2
 
 
 def first_key(position: int, window: int | None) -> int:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.attention.contract import AttentionBackend, RaggedBatch
-from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCache
+from penstock.engine.attention.contract import AttentionBackend
+from penstock.engine.attention.native import NativeAttention
+from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCache, NativeAttend, RaggedBatch
 
 
 @jax.tree_util.register_dataclass
@@ -32,11 +33,26 @@ class GroupedBatch:
 
 def attend_in_groups(attention: AttentionBackend, batch: GroupedBatch) -> Attend:
     """What a decoder is given: `attention`, with the tables of each layer's group."""
+    return (_NativeGroups if isinstance(attention, NativeAttention) else _Groups)(attention, batch)
 
-    def attend(
-        qkv: QKV, cache: GroupCache, *, options: AttentionOptions, sinks: jax.Array | None = None
+
+class _Groups:
+    def __init__(self, attention: AttentionBackend, batch: GroupedBatch) -> None:
+        self._attention, self._batch = attention, batch
+
+    def __call__(
+        self, qkv: QKV, cache: GroupCache, *, options: AttentionOptions, sinks: jax.Array | None = None
     ) -> tuple[jax.Array, GroupCache]:
-        attended, pages = attention(qkv, cache.pages, batch.of(cache.group), options=options, sinks=sinks)
+        attended, pages = self._attention(qkv, cache.pages, self.batch_of(cache.group), options=options, sinks=sinks)
         return attended, cache._replace(pages=pages)
 
-    return attend
+    def batch_of(self, group: int | jax.Array) -> RaggedBatch:
+        return self._batch.of(group)
+
+
+class _NativeGroups(_Groups, NativeAttend):
+    """Of the C++ kernel."""
+
+    @property
+    def num_tokens(self) -> jax.Array:
+        return self._batch.cu_q_lens[self._batch.num_seqs]

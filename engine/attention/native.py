@@ -1,4 +1,4 @@
-"""Ragged paged attention for CPUs in C++; the kernel is `engine/native/attention.cc`."""
+"""Ragged paged attention for CPUs in C++; the kernel is `engine/native/attention.h`."""
 
 from __future__ import annotations
 
@@ -11,26 +11,37 @@ from penstock.engine.attention.contract import (
     AttentionBackend,
     CacheArray,
     KVCacheSpec,
-    RaggedBatch,
-    transposed_keys,
+    scale_arrays,
 )
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
-from penstock.engine.native import ATTENTION
+from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch
+from penstock.engine.native import ATTENTION, ATTENTION_INT8
+
+_WORD_BYTES = 4
 
 
 class NativeAttention(AttentionBackend):
-    """Keys are `[pages, num_kv_heads, head_dim, page_size]`, values `[pages, num_kv_heads, page_size, head_dim]`,
-    of the model's own type: f32 or bf16. The library that has the kernel must be loaded.
+    """Keys are `[pages, num_kv_heads, head_dim / n, page_size, n]` and values `[pages, num_kv_heads, page_size / n,
+    head_dim, n]`, n elements to a word of 32 bits, and none of one: of the model's own type, f32 or bf16, or int8 with
+    scales. The library that has the kernel must be loaded.
     """
 
     name = "native"
     is_stacked = False
 
-    def cache_dtype(self, dtype: str) -> str:
-        return dtype
+    def __init__(self, *, kv_dtype: str | None = None) -> None:
+        self._kv_dtype = kv_dtype  # None: the model's own
 
-    def cache_arrays(self, spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
-        return transposed_keys(spec)
+    def cache_dtype(self, dtype: str) -> str:
+        return self._kv_dtype or dtype
+
+    def cache_arrays(self, spec: KVCacheSpec) -> tuple[tuple[CacheArray, ...], ...]:
+        n = _WORD_BYTES // int(jnp.dtype(spec.dtype).itemsize)
+        inner = () if n == 1 else (n,)
+        k_shape = (spec.num_pages, spec.num_kv_heads, -(-spec.head_dim // n), spec.page_size, *inner)
+        v_shape = (spec.num_pages, spec.num_kv_heads, -(-spec.page_size // n), spec.head_dim, *inner)
+        axes = (None, "kv_heads", None, None, *(None for _ in inner))
+        keys, values = (CacheArray(shape, spec.dtype, axes) for shape in (k_shape, v_shape))
+        return ((keys, values, *scale_arrays(spec)),) * spec.num_layers
 
     def __call__(
         self,
@@ -41,14 +52,15 @@ class NativeAttention(AttentionBackend):
         options: AttentionOptions = PLAIN,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, LayerCache]:
-        (q, k, v), (keys, values) = qkv, cache
-        out_types = [jax.typeof(array) for array in (q, keys, values)]
-        call = jax.ffi.ffi_call(ATTENTION, out_types, input_output_aliases={3: 1, 4: 2})
-        out, keys, values = call(
-            q, k, v, keys, values, batch.slots, batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs,
+        target = ATTENTION if len(cache) == 2 else ATTENTION_INT8
+        out_types = [jax.typeof(array) for array in (qkv.q, *cache)]
+        aliases = {len(qkv) + i: 1 + i for i in range(len(cache))}
+        call = jax.ffi.ffi_call(target, out_types, input_output_aliases=aliases)
+        out, *written = call(
+            *qkv, *cache, batch.slots, batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs,
             jnp.zeros((0,), jnp.float32) if sinks is None else sinks.astype(jnp.float32),
-            scale=np.float32(options.scale_for(q.shape[-1])),
+            scale=np.float32(options.scale_for(qkv.q.shape[-1])),
             window=np.int64(options.sliding_window or 0),
             soft_cap=np.float32(options.soft_cap or 0),
         )  # fmt: skip
-        return out, (keys, values)
+        return out, tuple(written)

@@ -6,6 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+_SMALLEST_SCALE = 1e-30  # with an inverse that is finite, whether or not small numbers count as 0
 
 
 def quantized(x: jax.Array, dtype: jnp.dtype, scale: float = 1.0) -> jax.Array:
@@ -19,6 +22,20 @@ def quantized(x: jax.Array, dtype: jnp.dtype, scale: float = 1.0) -> jax.Array:
         return jnp.clip(jnp.round(x), limits.min, limits.max).astype(dtype)
     top = float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
     return jnp.clip(x, -top, top).astype(dtype)
+
+
+def quantized_by_token(x: jax.Array) -> tuple[jax.Array, jax.Array]:  # [..., head_dim] -> int8, f32 [...]
+    """Codes of -127 to 127, and the scale of each row of them. A row with a NaN or an infinity has no finite scale."""
+    x = x.astype(jnp.float32)
+    scales = jnp.max(jnp.abs(x), axis=-1) * np.float32(1 / 127)  # a product, which compilers leave as it is
+    inverse = jnp.where((scales > _SMALLEST_SCALE) & jnp.isfinite(scales), 1 / scales, 0)[..., None]
+    return jnp.where(inverse > 0, jnp.round(x * inverse), 0).astype(jnp.int8), scales
+
+
+def kv_head_bytes(head_dim: int, dtype: str) -> int:
+    """Of the keys of one token and head, or of its values, with their scale if they have one."""
+    scale = jnp.dtype(jnp.float32).itemsize if dtype == "int8" else 0
+    return head_dim * int(jnp.dtype(dtype).itemsize) + scale
 
 
 def is_quantized(dtype: jnp.dtype | str) -> bool:

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
-from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
+from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec
 from penstock.engine.attention.quantization import is_quantized, stored
 from penstock.engine.errors import ConfigError
-from penstock.engine.models.attend import QKV, AttentionOptions, StackedCache
+from penstock.engine.models.attend import QKV, AttentionOptions, RaggedBatch, StackedCache
 
 _LANES = 128
 _QUERIES_PER_BLOCK = 32

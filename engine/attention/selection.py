@@ -14,6 +14,7 @@ from penstock.engine.native import NativeLibrary
 ATTENTION_SETTINGS = ("auto", "native", "xla", "triton", "ragged", "fused")
 _NATIVE_DTYPES = ("float32", "bfloat16")
 _TPU_DTYPES = ("bfloat16", "float32")
+_NO_SCALES = "has no kv_cache_dtype int8, as it reads no scales of tokens"
 
 SMEM_BYTES = 2**20  # scalar memory of a TPU core
 SMEM_RESERVED_BYTES = 8 * 2**10  # the compiler's own
@@ -63,6 +64,9 @@ def _for_tpu(
         raise ConfigError(
             f"the TPU kernels take a dtype of {' or '.join(_TPU_DTYPES)}, not {dtype}; set dtype, or attention xla"
         )
+    if kv_dtype == "int8":
+        kernel = setting if setting == "ragged" else "fused"
+        raise ConfigError(f"attention {kernel!r} {_NO_SCALES}; set kv_cache_dtype float8_e4m3fn, or attention xla")
     if setting != "ragged":
         return FusedAttention(kv_dtype=kv_dtype)
     if head_dim > RaggedKernelAttention.max_head_dim:
@@ -85,14 +89,17 @@ def _for_gpu(setting: str, platform: str, kv_dtype: str | None) -> AttentionBack
 
 def _native(setting: str, platform: str, dtype: str, library: NativeLibrary, kv_dtype: str | None) -> AttentionBackend:
     fits = platform == "cpu" and dtype in _NATIVE_DTYPES
-    if setting == "auto" and (kv_dtype is not None or not fits):
+    has_kv_dtype = kv_dtype in (None, "int8")
+    if setting == "auto" and not (has_kv_dtype and fits):
         return XlaAttention(platform, kv_dtype=kv_dtype)
-    if kv_dtype is not None:
+    if not has_kv_dtype:
         raise ConfigError(f"attention 'native' has no kv_cache_dtype {kv_dtype}; set attention xla, or auto for both")
     if not fits:
         limit = f"for {' and '.join(_NATIVE_DTYPES)} on CPU"
         raise ConfigError(f"attention 'native' is {limit}, not {dtype} on {platform}")
-    return XlaAttention(platform) if library.load_for("attention", setting) is None else NativeAttention()
+    if library.load_for("attention", setting) is None:
+        return XlaAttention(platform, kv_dtype=kv_dtype)
+    return NativeAttention(kv_dtype=kv_dtype)
 
 
 def page_size_for(platform: str, *, max_num_seqs: int, max_model_len: int) -> int:

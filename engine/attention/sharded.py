@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, StackedCache
+from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec
+from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch, StackedCache
 from penstock.engine.sharding import Placement
 
 _WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
@@ -85,7 +85,8 @@ class ShardedAttention(AttentionBackend):
 
     def _cache_specs(self, cache: LayerCache) -> Any:
         """Which dimension of a layer's arrays is split: the same in all layers, and in caches of all sizes."""
-        arrays = self._inner.cache_arrays(KVCacheSpec(1, 1, 8, 1, 8, "float32"))[0]
+        dtype = jax.tree.leaves(cache)[0].dtype.name
+        arrays = self._inner.cache_arrays(KVCacheSpec(1, 1, 8, 1, 8, dtype))[0]
         specs: Any = jax.tree.map(lambda array: self._placement.spec(array.axes), arrays)
         return StackedCache(specs, _WHOLE) if isinstance(cache, StackedCache) else specs
 

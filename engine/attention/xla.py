@@ -9,6 +9,7 @@ dynamic trip counts, so that a step of one kind pays nothing for the other.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +19,20 @@ from penstock.engine.attention.contract import (
     AttentionBackend,
     CacheArray,
     KVCacheSpec,
-    RaggedBatch,
     transposed_keys,
 )
-from penstock.engine.attention.quantization import dequantized, stored
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
+from penstock.engine.attention.quantization import dequantized, quantized_by_token, stored
+from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch
+
+
+class _Pages(NamedTuple):
+    """Of a layer."""
+
+    keys: jax.Array
+    values: jax.Array
+    key_scales: jax.Array | None = None  # f32 [pages, num_kv_heads, page_size], of int8 alone
+    value_scales: jax.Array | None = None
+
 
 Carry = tuple[jax.Array, jax.Array, jax.Array]  # running maximum, running sum, running weighted values
 
@@ -33,7 +43,8 @@ _KEYS_PER_CHUNK = 128
 
 class XlaAttention(AttentionBackend):
     """Keys are `[pages, num_kv_heads, head_dim, page_size]`, values `[pages, num_kv_heads, page_size, head_dim]`: both
-    matmuls of the decode loop then reduce over an axis that is not the minor one, which XLA on CPU vectorises.
+    matmuls of the decode loop then reduce over an axis that is not the minor one, which XLA on CPU vectorises. Those of
+    int8 have scales behind them, `[pages, num_kv_heads, page_size]`.
     """
 
     name = "xla"
@@ -50,7 +61,7 @@ class XlaAttention(AttentionBackend):
         # XLA on CPU reads bfloat16 element-wise at a tenth of the speed of float32, which outweighs twice the bytes.
         return "float32" if self._platform == "cpu" else dtype
 
-    def cache_arrays(self, spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
+    def cache_arrays(self, spec: KVCacheSpec) -> tuple[tuple[CacheArray, ...], ...]:
         return transposed_keys(spec)
 
     def __call__(
@@ -62,34 +73,49 @@ class XlaAttention(AttentionBackend):
         options: AttentionOptions = PLAIN,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, LayerCache]:
-        (q, k, v), (keys, values) = qkv, cache
-        page_size = keys.shape[-1]
-        pages, places = batch.slots // page_size, batch.slots % page_size
-        # What an earlier holder left in a page is masked: a NaN among its keys by replacing the score, but one among
-        # its values would outlast a weight of 0. In the own sequence the keys alone pass a NaN on, to be noticed.
-        keys = keys.at[pages, :, :, places].set(stored(k, keys.dtype))
-        values = values.at[pages, :, places, :].set(stored(jnp.nan_to_num(v), values.dtype))
+        q, k, v = qkv
+        pages = _written(_Pages(*cache), k, v, batch.slots)
 
         num_kv_heads, head_dim = k.shape[1:]
         grouped = q.reshape(q.shape[0], num_kv_heads, -1, head_dim) * options.scale_for(head_dim)
         grouped = grouped.astype(q.dtype)
         if sinks is not None:
             sinks = sinks.astype(jnp.float32).reshape(num_kv_heads, -1)
-        attended = _attend_decoding(grouped, keys, values, batch, options, sinks)
-        attended = _attend_prefilling(grouped, keys, values, batch, options, sinks, attended)
-        return attended.reshape(q.shape), (keys, values)
+        attended = _attend_decoding(grouped, pages, batch, options, sinks)
+        attended = _attend_prefilling(grouped, pages, batch, options, sinks, attended)
+        return attended.reshape(q.shape), tuple(array for array in pages if array is not None)
+
+
+def _written(pages: _Pages, k: jax.Array, v: jax.Array, slots: jax.Array) -> _Pages:
+    """With this step's keys and values.
+
+    What an earlier holder left in a page is masked: a NaN among its keys by replacing the score, but one among its
+    values would outlast a weight of 0. In the own sequence the keys alone pass a NaN on, to be noticed.
+    """
+    page_size = pages.keys.shape[-1]
+    page, place = slots // page_size, slots % page_size
+    if pages.key_scales is None or pages.value_scales is None:
+        keys = pages.keys.at[page, :, :, place].set(stored(k, pages.keys.dtype))
+        return _Pages(keys, pages.values.at[page, :, place, :].set(stored(jnp.nan_to_num(v), pages.values.dtype)))
+    key_codes, key_scales = quantized_by_token(k)
+    value_codes, value_scales = quantized_by_token(jnp.nan_to_num(v, posinf=0, neginf=0))
+    return _Pages(
+        pages.keys.at[page, :, :, place].set(key_codes),
+        pages.values.at[page, :, place, :].set(value_codes),
+        pages.key_scales.at[page, :, place].set(key_scales),
+        pages.value_scales.at[page, :, place].set(value_scales),
+    )
 
 
 def _attend_decoding(
     q: jax.Array,  # [num_tokens, num_kv_heads, group, head_dim]
-    keys: jax.Array,
-    values: jax.Array,
+    pages: _Pages,
     batch: RaggedBatch,
     options: AttentionOptions,
     sinks: jax.Array | None,  # f32 [num_kv_heads, group]
 ) -> jax.Array:
     """Values for the tokens of sequences with one query, zeros for the others; shaped as `q`."""
-    page_size = keys.shape[-1]
+    page_size = pages.keys.shape[-1]
     is_real = jnp.arange(batch.kv_lens.shape[0]) < batch.num_seqs[0]
     is_decoding = is_real & (jnp.diff(batch.cu_q_lens) == 1)
     kv_lens = jnp.where(is_decoding, batch.kv_lens, 0)  # [max_seqs]
@@ -102,10 +128,14 @@ def _attend_decoding(
         page = jax.lax.dynamic_index_in_dim(batch.page_indices, i, axis=1, keepdims=False)  # [max_seqs]
         key = i * page_size + jnp.arange(page_size)
         visible = (key[None] < kv_lens[:, None]) & (key[None] >= first_key[:, None])  # [max_seqs, page_size]
-        k, v = (dequantized(held[page], rows.dtype) for held in (keys, values))
+        k, v = (dequantized(held[page], rows.dtype) for held in (pages.keys, pages.values))
         scores = jnp.sum(rows[..., None] * k[:, :, None], axis=3, dtype=jnp.float32)  # [..., group, page_size]
+        if pages.key_scales is not None:
+            scores *= pages.key_scales[page][:, :, None]
         scores, visible = _capped(scores, options.soft_cap), visible[:, None, None]
         weights, correction, new_top, new_total = _soften(scores, visible, *carry[:2])
+        if pages.value_scales is not None:
+            weights *= pages.value_scales[page][:, :, None]
         update = jnp.sum(weights[..., None] * v[:, :, None], axis=3, dtype=jnp.float32)
         return new_top, new_total, carry[2] * correction + update
 
@@ -120,8 +150,7 @@ def _attend_decoding(
 
 def _attend_prefilling(
     q: jax.Array,  # [num_tokens, num_kv_heads, group, head_dim]
-    keys: jax.Array,
-    values: jax.Array,
+    pages: _Pages,
     batch: RaggedBatch,
     options: AttentionOptions,
     sinks: jax.Array | None,  # f32 [num_kv_heads, group]
@@ -129,7 +158,7 @@ def _attend_prefilling(
 ) -> jax.Array:
     """Fills the rows of `out` that belong to sequences with more than one query."""
     num_tokens = q.shape[0]
-    pages_per_chunk = max(1, min(_KEYS_PER_CHUNK // keys.shape[-1], batch.page_indices.shape[1]))
+    pages_per_chunk = max(1, min(_KEYS_PER_CHUNK // pages.keys.shape[-1], batch.page_indices.shape[1]))
     padded_pages = jnp.pad(batch.page_indices, ((0, 0), (0, -batch.page_indices.shape[1] % pages_per_chunk)))
     block = min(_QUERIES_PER_BLOCK, num_tokens)
     blocked_q = jnp.pad(q, ((0, block), (0, 0), (0, 0), (0, 0)))
@@ -151,7 +180,7 @@ def _attend_prefilling(
         def pages_of(chunk: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice(padded_pages, (seq, chunk * pages_per_chunk), (1, pages_per_chunk))[0]
 
-        gathered = _attend_queries(rows, position, last, keys, values, pages_of, pages_per_chunk, options, sinks)
+        gathered = _attend_queries(rows, position, last, pages, pages_of, pages_per_chunk, options, sinks)
         before = jax.lax.dynamic_slice_in_dim(out, start, block)
         merged = jnp.where(is_own[:, None, None, None], gathered.astype(out.dtype), before)
         return jax.lax.dynamic_update_slice_in_dim(out, merged, start, axis=0)
@@ -165,8 +194,7 @@ def _attend_queries(
     q: jax.Array,  # [block, num_kv_heads, group, head_dim]: consecutive queries of one sequence
     position: jax.Array,  # i32 [block]: of each query in its sequence
     last: jax.Array,  # i32: the last position of the sequence that any of them sees
-    keys: jax.Array,
-    values: jax.Array,
+    pages: _Pages,
     pages_of: Callable[[jax.Array], jax.Array],  # a chunk's
     pages_per_chunk: int,
     options: AttentionOptions,
@@ -174,21 +202,25 @@ def _attend_queries(
 ) -> jax.Array:
     """f32, shaped as `q`: chunk of keys by chunk of keys."""
     block, num_kv_heads, group, head_dim = q.shape
-    chunk, window = pages_per_chunk * keys.shape[-1], options.sliding_window
+    chunk, window = pages_per_chunk * pages.keys.shape[-1], options.sliding_window
     rows = q.transpose(1, 2, 0, 3).reshape(num_kv_heads, group * block, head_dim)
 
     def attend_chunk(j: jax.Array, carry: Carry) -> Carry:
         page = pages_of(j)
-        k = keys[page].transpose(1, 2, 0, 3).reshape(num_kv_heads, head_dim, chunk)
-        v = values[page].transpose(1, 0, 2, 3).reshape(num_kv_heads, chunk, head_dim)
+        k = pages.keys[page].transpose(1, 2, 0, 3).reshape(num_kv_heads, head_dim, chunk)
+        v = pages.values[page].transpose(1, 0, 2, 3).reshape(num_kv_heads, chunk, head_dim)
         v = dequantized(v, rows.dtype)
         key = j * chunk + jnp.arange(chunk)
         scores = jnp.einsum("hqd,hdk->hqk", rows, k.astype(rows.dtype), preferred_element_type=jnp.float32)
+        if pages.key_scales is not None:
+            scores *= pages.key_scales[page].transpose(1, 0, 2).reshape(num_kv_heads, 1, chunk)
         visible = key[None] <= position[:, None]
         if window is not None:
             visible &= key[None] > position[:, None] - window
         scores, visible = _capped(scores, options.soft_cap), jnp.tile(visible, (group, 1))[None]
         weights, correction, new_top, new_total = _soften(scores, visible, *carry[:2])
+        if pages.value_scales is not None:
+            weights *= pages.value_scales[page].transpose(1, 0, 2).reshape(num_kv_heads, 1, chunk)
         update = jnp.einsum("hqk,hkd->hqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
         return new_top, new_total, carry[2] * correction + update
 

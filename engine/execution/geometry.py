@@ -77,6 +77,7 @@ class Geometry:
             num_seqs=(1,),
             page_indices=(self.num_groups, max_seqs, self.pages_per_seq),
             sampled_tokens=(max_seqs,),
+            num_sampled=(1,),
             sampling=(max_seqs, NUM_SAMPLING_WORDS),
         )
 

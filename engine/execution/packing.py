@@ -76,6 +76,7 @@ class BatchBuilder:
         num_rows = 0
         if rows:
             parts["sampled_tokens"][: len(rows)] = [row.token for row in rows]
+            parts["num_sampled"][0] = len(rows)
             parts["sampling"][: len(rows)] = [
                 _sampling_words(row.row) if row.target == NO_TARGET else _GREEDY_WORDS for row in rows
             ]

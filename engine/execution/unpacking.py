@@ -11,6 +11,7 @@ from penstock.engine.attention import GroupedBatch
 from penstock.engine.execution.extended import ExtendedRows
 from penstock.engine.execution.geometry import Layout
 from penstock.engine.execution.sampling import SamplingRows
+from penstock.engine.models import Wanted
 
 
 @jax.tree_util.register_dataclass
@@ -23,7 +24,7 @@ class StepInputs:
     positions: jax.Array  # i32 [num_tokens]
     rope_lengths: jax.Array  # i32 [num_tokens], or [0] if the model has no use for them
     ragged: GroupedBatch
-    sampled_tokens: jax.Array  # i32 [max_seqs]: the token whose hidden state each sampled row takes
+    sampled: Wanted  # up to max_seqs: the tokens whose hidden state each sampled row takes
     sampling: jax.Array  # i32 [max_seqs, words]
 
 
@@ -42,7 +43,7 @@ def unpack_step(layout: Layout, flat: jax.Array) -> StepInputs:
         positions=parts["positions"],
         rope_lengths=parts["rope_lengths"],
         ragged=ragged,
-        sampled_tokens=parts["sampled_tokens"],
+        sampled=Wanted(parts["sampled_tokens"], parts["num_sampled"]),
         sampling=parts["sampling"],
     )
 

@@ -136,7 +136,7 @@ def _prompt_batch(geometry: Geometry, num_tokens: int, context: int = 0) -> Batc
     parts["positions"][:] = context + np.arange(num_tokens)
     parts["cu_q_lens"][1:] = num_tokens
     parts["kv_lens"][0], parts["num_seqs"][0] = context + num_tokens, 1
-    parts["sampled_tokens"][0] = num_tokens - 1
+    parts["sampled_tokens"][0], parts["num_sampled"][0] = num_tokens - 1, 1
     return Batch(num_tokens, geometry.row_buckets[0], 1, 1, flat, None, None)
 
 
@@ -147,7 +147,7 @@ def _decode_batch(geometry: Geometry, num_rows: int, *, num_steps: int = 1, exte
     parts["sources"][:] = -1
     parts["cu_q_lens"][1:] = np.minimum(np.arange(1, num_rows + 1), num_seqs)
     parts["kv_lens"][:num_seqs], parts["num_seqs"][0] = 1, num_seqs
-    parts["sampled_tokens"][:num_seqs] = np.arange(num_seqs)
+    parts["sampled_tokens"][:num_seqs], parts["num_sampled"][0] = np.arange(num_seqs), num_seqs
     options = Options(neutral_options(geometry, num_rows)[0], (), True) if extended else None
     stops = None
     if num_steps > 1:

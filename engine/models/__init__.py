@@ -16,6 +16,7 @@ from penstock.engine.models.config import (
 )
 from penstock.engine.models.decoder import (
     Decoder,
+    Wanted,
     active_parameters,
     layer_shapes,
     matmul_parameters,
@@ -48,6 +49,7 @@ __all__ = [
     "ParamPath",
     "RopeConfig",
     "StackedCache",
+    "Wanted",
     "active_parameters",
     "family_of",
     "layer_groups",

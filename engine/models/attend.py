@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,23 @@ class StackedCache:
 
     pages: jax.Array  # [arrays * num_pages, ...]
     first_page: jax.Array  # i32: where the pages of this layer's array begin
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class RaggedBatch:
+    """Which token belongs to which sequence and page: the metadata of the ragged paged attention kernel in JAX.
+
+    Sequence i owns the tokens `[cu_q_lens[i], cu_q_lens[i + 1])`; they are the last ones of its `kv_lens[i]`. Only the
+    first `num_seqs` sequences are real, and each of those has at least one token; tokens behind theirs are padding.
+    A sequence whose tokens point into page 0 is over: nothing of it may be written to its pages.
+    """
+
+    slots: jax.Array  # i32 [num_tokens]: page * page_size + place in the page; padding tokens point into page 0
+    kv_lens: jax.Array  # i32 [max_seqs]
+    page_indices: jax.Array  # i32 [max_seqs, pages_per_seq]
+    cu_q_lens: jax.Array  # i32 [max_seqs + 1]
+    num_seqs: jax.Array  # i32 [1]
 
 
 class GroupCache(NamedTuple):
@@ -62,3 +80,21 @@ class Attend(Protocol):
         options: AttentionOptions,
         sinks: jax.Array | None = None,  # [num_heads]
     ) -> tuple[jax.Array, GroupCache]: ...
+
+
+class NativeAttend(ABC):
+    """The Attend of the C++ kernel, which a block can also call as a part of its own kernel, with the tables."""
+
+    @abstractmethod
+    def __call__(
+        self, qkv: QKV, cache: GroupCache, *, options: AttentionOptions, sinks: jax.Array | None = None
+    ) -> tuple[jax.Array, GroupCache]: ...
+
+    @property
+    @abstractmethod
+    def num_tokens(self) -> jax.Array:
+        """Of the step, i32 [1], without padding."""
+
+    @abstractmethod
+    def batch_of(self, group: int | jax.Array) -> RaggedBatch:
+        """The step as layers of a group have it."""

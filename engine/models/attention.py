@@ -23,6 +23,7 @@ class StepInputs(NamedTuple):
     rotary: Mapping[RopeConfig, Rotary]  # of every rope that the model has
     attend: Attend
     is_real: jax.Array | None = None  # bool [num_tokens]: which are not padding; None: all
+    num_rows: jax.Array | None = None  # i32 [1]: of those whose end is wanted, behind the last attention; None: all
     layer: jax.Array | None = None  # i32 []: which of the layers whose experts a block holds; None: it holds its own
 
 

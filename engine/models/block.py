@@ -32,18 +32,24 @@ class Block(nnx.Module):
             else GatedMLP(config.mlp, hidden_size, dtype=dtype, rngs=rngs)
         )
         self.mlp_out_norm = norm(exists=after)
-        self.is_parallel, self.residual_scale = config.parallel, config.residual_scale
+        self.config, self.is_parallel, self.residual_scale = config, config.parallel, config.residual_scale
         quantize_modules(self, config.packed, dtype)
 
     def __call__(self, x: jax.Array, step: StepInputs, cache: GroupCache) -> tuple[jax.Array, GroupCache]:
-        normed = _normed(self.attention_norm, x)
-        attended, cache = self.attention(normed, step, cache)
-        x = x + scaled(_normed(self.attention_out_norm, attended), self.residual_scale)
-        if not self.is_parallel:
-            normed = _normed(self.mlp_norm, x)
-        return x + scaled(_normed(self.mlp_out_norm, self._feed_forward(normed, step)), self.residual_scale), cache
+        attended, cache = self.attend(x, step, cache)
+        return self.feed_forward(attended, x, step), cache
 
-    def _feed_forward(self, x: jax.Array, step: StepInputs) -> jax.Array:
+    def attend(self, x: jax.Array, step: StepInputs, cache: GroupCache) -> tuple[jax.Array, GroupCache]:
+        """The first half: `x` and what attention adds to it."""
+        attended, cache = self.attention(_normed(self.attention_norm, x), step, cache)
+        return x + scaled(_normed(self.attention_out_norm, attended), self.residual_scale), cache
+
+    def feed_forward(self, x: jax.Array, before: jax.Array, step: StepInputs) -> jax.Array:
+        """The second half: `x` and what the feed-forward adds to it. `before` is what the block was given."""
+        normed = _normed(self.attention_norm, before) if self.is_parallel else _normed(self.mlp_norm, x)
+        return x + scaled(_normed(self.mlp_out_norm, self._of_mlp(normed, step)), self.residual_scale)
+
+    def _of_mlp(self, x: jax.Array, step: StepInputs) -> jax.Array:
         return self.mlp(x, step.is_real, step.layer) if isinstance(self.mlp, Experts) else self.mlp(x)
 
 

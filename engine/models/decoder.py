@@ -30,6 +30,13 @@ Shapes = Mapping[ParamPath, Any]
 """An array's shape and type, by its path."""
 
 
+class Wanted(NamedTuple):
+    """The tokens of a step whose hidden states somebody reads."""
+
+    tokens: jax.Array  # i32 [num_wanted]: their places in the step, some of them behind `num`
+    num: jax.Array  # i32 [1]
+
+
 class Decoder(nnx.Module):
     """A causal language model. Calling it gives hidden states; `logits` turns chosen rows of them into logits.
 
@@ -65,19 +72,24 @@ class Decoder(nnx.Module):
         attend: Attend,
         is_real: jax.Array | None = None,  # bool [num_tokens]: which tokens are not padding; None: all
         lengths: jax.Array | None = None,  # i32 [num_tokens]: by the model's rule of lengths; None: up to each token
+        wanted: Wanted | None = None,  # None: all tokens, in order
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """Returns the final hidden states `[num_tokens, hidden]` and the caches with this step's keys and values."""
+        """Returns the final hidden states `[num_wanted, hidden]` and the caches with this step's keys and values."""
         x = scaled(self._embedded(token_ids), self.config.embedding_scale)
         ropes = dict.fromkeys(block.attention.rope for block in self.config.blocks)
         rotary = {rope: rotary_tables(positions, rope, lengths) for rope in ropes if rope is not None}
         step = StepInputs(positions, rotary, attend, is_real)
         if self.is_stacked:
             x, pages = self._scan(x, step, caches[0])
-            return self.norm(x), (pages,)
+            return self.norm(x if wanted is None else x[wanted.tokens]), (pages,)
         written = list(caches)
         for block, (group, array) in zip(self.blocks, layer_groups(self.config).places, strict=True):
-            x, cache = block(x, step, GroupCache(written[array], group))
+            before = x
+            x, cache = block.attend(before, step, GroupCache(written[array], group))
             written[array] = cache.pages
+            if wanted is not None and block is self.blocks[-1]:
+                x, before, step = x[wanted.tokens], before[wanted.tokens], _of_wanted(step, wanted)
+            x = block.feed_forward(x, before, step)
         return self.norm(x), tuple(written)
 
     def _scan(self, x: jax.Array, step: StepInputs, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -129,6 +141,12 @@ class Decoder(nnx.Module):
         else:
             logits = jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
         return soft_capped(scaled(logits, self.config.logit_scale), self.config.logit_soft_cap)
+
+
+def _of_wanted(step: StepInputs, wanted: Wanted) -> StepInputs:
+    """For the last feed-forward: nothing comes behind it that would need the other tokens."""
+    is_real = jnp.arange(wanted.tokens.shape[0]) < wanted.num
+    return step._replace(is_real=is_real, num_rows=wanted.num)
 
 
 def _split(block: Block) -> tuple[nnx.GraphDef[Block], Any, Any]:

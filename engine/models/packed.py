@@ -21,18 +21,10 @@ from penstock.engine.models.layers import GatedMLP, Linear
 from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedGroupedLinear, QuantizedLinear
 from penstock.engine.native import GROUP_ROWS, GROUPED_MATMUL, MATMUL, ROUTE, SUM_ROWS, panel_width
 
-SILU = ("silu", "swish")  # the activation that the kernel has in it
+GATES = {"silu": 1, "swish": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu": 3, "relu": 4}
+"""The activations that the kernel has in it, by the numbers that it knows them by (`Gate` in matmul.h)."""
 
-
-def pack_blocks(model: Decoder, library: ctypes.CDLL) -> None:
-    """Replaces the linear layers of `model`, which is not stacked. One at a time: only one is ever in memory twice.
-
-    Queries, keys and values become one matmul; gate and up another, with SiLU in it where that is the activation.
-    Quantized layers stay as they are.
-    """
-    width = panel_width(library)
-    for block in model.blocks:
-        _pack_block(block, width)
+NOT_GATED = 0
 
 
 def pack_head(model: Decoder, library: ctypes.CDLL) -> None:
@@ -62,7 +54,7 @@ def _inner_features(mlp: MLPConfig | ExpertsConfig) -> set[int]:
 class PackedLinear(Linear):
     """`x @ kernel + bias` like Linear, for one or several kernels side by side.
 
-    `gated`, of two kernels of the same shape, it gives `silu(x @ first) * (x @ second)`.
+    With a `gate`, of two kernels of the same shape, it gives `activation(x @ first) * (x @ second)`.
     """
 
     def __init__(
@@ -70,21 +62,21 @@ class PackedLinear(Linear):
         parts: Sequence[tuple[jax.Array, jax.Array | None]],  # kernels [in, out] and biases [out]
         width: int,
         *,
-        gated: bool = False,
+        gate: int = NOT_GATED,
         transposed: bool = False,
     ) -> None:
         kernels = [kernel for kernel, _ in parts]
         self.splits = tuple(kernel.shape[0 if transposed else 1] for kernel in kernels)
-        self.is_gated = gated
+        self.gate, gated = gate, gate != NOT_GATED
         self.weights = nnx.Param(_panels(kernels, width, gated=gated, transposed=transposed))
         biases = [jnp.zeros(size) if bias is None else bias for size, (_, bias) in zip(self.splits, parts, strict=True)]
         row = _columns([bias.astype(jnp.float32)[None] for bias in biases], width, gated=gated)[0]
         self.bias = nnx.Param(row) if any(bias is not None for _, bias in parts) else None
 
     @classmethod
-    def of(cls, width: int, *layers: Linear, gated: bool = False) -> PackedLinear:
+    def of(cls, width: int, *layers: Linear, gate: int = NOT_GATED) -> PackedLinear:
         parts = [(layer.kernel[...], None if layer.bias is None else layer.bias[...]) for layer in layers]
-        return cls(parts, width, gated=gated)
+        return cls(parts, width, gate=gate)
 
     @classmethod
     def tied(cls, embedding: jax.Array, width: int) -> PackedLinear:  # [out, in]
@@ -104,11 +96,18 @@ class PackedLinear(Linear):
         return self._multiply(x, jnp.dtype(jnp.float32))
 
     def _multiply(self, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-        num_columns = self.splits[0] if self.is_gated else sum(self.splits)
-        result = _result((x.shape[0], num_columns), dtype)
-        bias = jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...]
-        y: jax.Array = jax.ffi.ffi_call(MATMUL, result)(x, self.weights[...], bias, is_gated=self.is_gated)
+        result = _result((x.shape[0], self.num_columns), dtype)
+        y: jax.Array = jax.ffi.ffi_call(MATMUL, result)(x, *self.operands, gate=np.int64(self.gate))
         return y
+
+    @property
+    def num_columns(self) -> int:
+        return sum(self.splits) if self.gate == NOT_GATED else self.splits[0]
+
+    @property
+    def operands(self) -> tuple[jax.Array, jax.Array]:
+        """Weights and bias, as kernels take them."""
+        return self.weights[...], jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...]
 
 
 class PackedAttention(Attention):
@@ -127,10 +126,10 @@ class PackedAttention(Attention):
 
 
 class PackedMLP(GatedMLP):
-    """`down(silu(gate(x)) * up(x))` in two matmuls."""
+    """`down(activation(gate(x)) * up(x))` in two matmuls."""
 
     def __init__(self, mlp: GatedMLP, width: int) -> None:
-        self.gate_up = PackedLinear.of(width, mlp.gate, mlp.up, gated=True)
+        self.gate_up = PackedLinear.of(width, mlp.gate, mlp.up, gate=GATES[mlp.activation])
         self.down = _packed(mlp.down, width)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -142,13 +141,13 @@ class PackedExperts(GroupedMLP):
 
     def __init__(self, experts: GroupedMLP, width: int) -> None:
         self.num_experts, self.activation, self.clamped = experts.num_experts, experts.activation, experts.clamped
-        self.is_gated = experts.activation in SILU and experts.clamped is None
-        self.gate_up = PackedGroups([experts.gate, experts.up], width, gated=self.is_gated)
+        gate = NOT_GATED if experts.clamped else GATES.get(experts.activation, NOT_GATED)
+        self.gate_up = PackedGroups([experts.gate, experts.up], width, gate=gate)
         self.down = PackedGroups([experts.down], width)
 
     def __call__(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
         inner = self.gate_up.multiply(rows, groups.sizes, rows.dtype)
-        if not self.is_gated:
+        if self.gate_up.gate == NOT_GATED:
             inner = self.gated(*jnp.split(inner, 2, axis=1))
         return self.down(inner, groups)
 
@@ -182,11 +181,11 @@ class PackedExperts(GroupedMLP):
 
 
 class PackedGroups(GroupedLinear):
-    """A matrix per expert, of one GroupedLinear or of several side by side; `gated` as of PackedLinear."""
+    """A matrix per expert, of one GroupedLinear or of several side by side; `gate` as of PackedLinear."""
 
-    def __init__(self, linears: Sequence[GroupedLinear], width: int, *, gated: bool = False) -> None:
+    def __init__(self, linears: Sequence[GroupedLinear], width: int, *, gate: int = NOT_GATED) -> None:
+        self.gate, gated = gate, gate != NOT_GATED
         self.num_columns = linears[0].kernel.shape[-1] * (1 if gated else len(linears))
-        self.is_gated = gated
         # [experts, in, out] of each -> [experts, panels, in, width], of bf16 with pairs of rows interleaved
         kernels = zip(*(linear.kernel[...] for linear in linears), strict=True)
         self.weights = nnx.Param(jnp.stack([_pack(_columns(parts, width, gated=gated), width) for parts in kernels]))
@@ -200,7 +199,7 @@ class PackedGroups(GroupedLinear):
         result = _result((rows.shape[0], self.num_columns), dtype)
         bias = jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...]
         call = jax.ffi.ffi_call(GROUPED_MATMUL, result)
-        y: jax.Array = call(rows, self.weights[...], bias, group_sizes, is_gated=self.is_gated)
+        y: jax.Array = call(rows, self.weights[...], bias, group_sizes, gate=np.int64(self.gate))
         return y
 
 
@@ -208,7 +207,8 @@ def _result(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
-def _pack_block(block: Block, width: int) -> None:
+def pack_halves(block: Block, width: int) -> None:
+    """Packs what attention and feed-forward multiply by. Quantized layers stay as they are."""
     attention = block.attention
     if _are_plain(attention.q, attention.k, attention.v):
         block.attention = PackedAttention(attention, width)
@@ -221,7 +221,7 @@ def _pack_block(block: Block, width: int) -> None:
 
 
 def _packed_mlp(mlp: GatedMLP, width: int) -> GatedMLP:
-    if mlp.activation in SILU and _are_plain(mlp.gate, mlp.up):
+    if mlp.activation in GATES and _are_plain(mlp.gate, mlp.up):
         return PackedMLP(mlp, width)
     _pack_each(mlp, ("gate", "up", "down"), width)
     return mlp

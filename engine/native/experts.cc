@@ -7,6 +7,8 @@
 
 #include <vector>
 
+#include "team.h"
+
 namespace ffi = xla::ffi;
 
 namespace penstock {

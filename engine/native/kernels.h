@@ -1,20 +1,12 @@
-// Shared by the CPU kernels: bfloat16, threads of XLA's pool, and a vectorisable exponential.
+// What all CPU kernels compute with: bfloat16, the widest vectors, and functions that compilers vectorise.
 
 #ifndef PENSTOCK_KERNELS_H_
 #define PENSTOCK_KERNELS_H_
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <condition_variable>
 #include <cstdint>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <thread>
-
-#include "xla/ffi/api/ffi.h"
 
 namespace penstock {
 
@@ -97,48 +89,19 @@ inline float Tanh(float x) {
   return size < 0.625f ? near : far;
 }
 
-// Tasks that are handed out by a counter. Helpers of the pool may come late: they find the counter at its end, and
-// nothing that they then touch is gone, as they share it.
-class SharedLoop {
- public:
-  SharedLoop(int64_t count, std::function<void(int64_t)> work) : count_(count), work_(std::move(work)) {}
-
-  void Help() {
-    for (int64_t i = next_.fetch_add(1); i < count_; i = next_.fetch_add(1)) {
-      work_(i);
-      if (done_.fetch_add(1) + 1 == count_) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        finished_.notify_all();
-      }
-    }
-  }
-
-  void Wait() {
-    // The last tasks end within microseconds of one another, which is less than going to sleep takes.
-    for (int spins = 0; spins < kSpins; ++spins)
-      if (done_.load(std::memory_order_acquire) >= count_) return;
-    std::unique_lock<std::mutex> lock(mutex_);
-    finished_.wait(lock, [this] { return done_.load() >= count_; });
-  }
-
- private:
-  static constexpr int kSpins = 2000;
-  const int64_t count_;
-  const std::function<void(int64_t)> work_;
-  std::atomic<int64_t> next_{0}, done_{0};
-  std::mutex mutex_;
-  std::condition_variable finished_;
-};
-
-// Runs `work(i)` for i in [0, count): the calling thread works through them itself, and threads of the pool that are
-// free help. `work` may refer to the caller's variables: none is called after this returns.
-inline void ForEach(xla::ffi::ThreadPool& pool, int64_t count, std::function<void(int64_t)> work) {
-  if (count <= 0) return;
-  auto loop = std::make_shared<SharedLoop>(count, std::move(work));
-  const int64_t helpers = std::min<int64_t>(pool.num_threads() - 1, count - 1);
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([loop] { loop->Help(); });
-  loop->Help();
-  loop->Wait();
+// The error function within 4e-7 of it, in a form that compilers vectorise: a quotient of polynomials up to where f32
+// has no number between it and 1.
+inline float Erf(float x) {
+  const float t = std::min(std::max(x, -4.0f), 4.0f);  // a NaN stays one
+  const float s = t * t;
+  float above = -2.72614225801306e-10f;
+  for (float c : {2.77068142495902e-08f, -2.10102402082508e-06f, -5.69250639462346e-05f, -7.34990630326855e-04f,
+                  -2.95459980854025e-03f, -1.60960333262415e-02f})
+    above = above * s + c;
+  float below = -1.45660718464996e-05f;
+  for (float c : {-2.13374055278905e-04f, -1.68282697438203e-03f, -7.37332916720468e-03f, -1.42647390514189e-02f})
+    below = below * s + c;
+  return t * above / below;
 }
 
 }  // namespace penstock

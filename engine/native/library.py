@@ -16,19 +16,21 @@ import jax
 
 from penstock.engine.errors import ConfigError
 
-ATTENTION, MATMUL = "penstock_ragged_attention", "penstock_packed_matmul"
+ATTENTION, ATTENTION_INT8 = "penstock_ragged_attention", "penstock_ragged_attention_int8"
+MATMUL = "penstock_packed_matmul"
 GROUPED_MATMUL = "penstock_grouped_matmul"
+ATTENTION_HALF, FEED_FORWARD = "penstock_attention_half", "penstock_feed_forward"
 ROUTE, GROUP_ROWS, SUM_ROWS = "penstock_route", "penstock_group_rows", "penstock_sum_rows"
 """What the kernels are called in `jax.ffi.ffi_call`, once `load_library` has been called."""
 
-_SOURCES = tuple(Path(__file__).parent / name for name in ("attention.cc", "matmul.cc", "experts.cc"))
-_HEADERS = (Path(__file__).parent / "kernels.h",)
+_SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cc")))
+_HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
 _FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-w",
     # What vectorising sums needs of -ffast-math, without what would lose a NaN.
     "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno",
 )  # fmt: skip
-_BUILD_TIMEOUT_S = 120
+_BUILD_TIMEOUT_S = 300
 
 _loaded: dict[str, ctypes.CDLL] = {}  # by the file's name, which says of what it was built
 
@@ -78,8 +80,11 @@ def load_library(build_dir: Path) -> ctypes.CDLL:
 def _register(library: ctypes.CDLL) -> ctypes.CDLL:
     handlers = {
         ATTENTION: library.PenstockRaggedAttention,
+        ATTENTION_INT8: library.PenstockRaggedAttentionInt8,
         MATMUL: library.PenstockPackedMatmul,
         GROUPED_MATMUL: library.PenstockGroupedMatmul,
+        ATTENTION_HALF: library.PenstockAttentionHalf,
+        FEED_FORWARD: library.PenstockFeedForward,
         ROUTE: library.PenstockRoute,
         GROUP_ROWS: library.PenstockGroupRows,
         SUM_ROWS: library.PenstockSumRows,

@@ -41,11 +41,16 @@ AXES = {"xla": ((0, 2, 3, 1), _BY_HEAD), "native": ((0, 2, 3, 1), _BY_HEAD), TRI
 """How keys and values of each implementation lie, from [pages, page_size, kv_heads, head_dim]."""
 
 
+INT8 = [f"{name} int8" for name in IMPLEMENTATIONS]
+
+
 @cache
 def implementation(name: str) -> AttentionBackend:
     if name == TRITON:
         return TritonAttention(num_programs=16, interpret=True)
-    return attention_for(name, "cpu", "float32", NativeLibrary(DEFAULT_BUILD_DIR / "native"))
+    form, _, kv_dtype = name.partition(" ")
+    library = NativeLibrary(DEFAULT_BUILD_DIR / "native")
+    return attention_for(form, "cpu", "float32", library, kv_dtype=kv_dtype or None)
 
 
 @partial(jax.jit, static_argnames=("name", "options"), donate_argnames="cache")
@@ -254,4 +259,16 @@ def _pages(
 def _halves(pages: np.ndarray, name: str, dtype: str) -> LayerCache:
     """Keys and values as an implementation has them."""
     halves = (pages[:, :, 0::2], pages[:, :, 1::2])
-    return tuple(jnp.asarray(half.transpose(axes), dtype) for half, axes in zip(halves, AXES[name], strict=True))
+    laid_out = [half.transpose(axes) for half, axes in zip(halves, AXES[name], strict=True)]
+    if name == "native":
+        laid_out = [in_words(half, dtype) for half in laid_out]
+    return tuple(jnp.asarray(half, dtype) for half in laid_out)
+
+
+def in_words(half: np.ndarray, dtype: str) -> np.ndarray:
+    """The third of four axes cut into words of 32 bits, as the kernel in C++ has keys and values."""
+    n = 4 // jnp.dtype(dtype).itemsize
+    if n == 1:
+        return half
+    padded = np.pad(half, ((0, 0), (0, 0), (0, -half.shape[2] % n), (0, 0)))
+    return padded.reshape(*half.shape[:2], -1, n, half.shape[3]).swapaxes(3, 4)

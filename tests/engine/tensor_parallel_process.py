@@ -2,7 +2,7 @@
 
 python tensor_parallel_process.py '{"NAME": ["CHECKPOINT", "LAYOUT,..."], ...}'
 
-A LAYOUT is TENSOR or TENSORxEXPERT.
+A LAYOUT is TENSOR or TENSORxEXPERT. A NAME that begins with int8 has pages of int8, in C++ where that can be had.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
     assert len(jax.devices()) == 8
     models = json.loads(sys.argv[1])
     found = {
-        name: {layout: run(Path(directory), *sizes(layout)) for layout in layouts.split(",")}
+        name: {layout: run(name, Path(directory), *sizes(layout)) for layout in layouts.split(",")}
         for name, (directory, layouts) in models.items()
     }
     json.dump(found, sys.stdout)
@@ -34,8 +34,9 @@ def sizes(layout: str) -> tuple[int, int]:
     return int(tensor), int(expert or 1)
 
 
-def run(directory: Path, tensor: int, expert: int) -> dict[str, Any]:
+def run(name: str, directory: Path, tensor: int, expert: int) -> dict[str, Any]:
     """Tokens of a few requests, and how the engine lies on the devices."""
+    has_codes = name.startswith("int8")
     config = EngineConfig(
         max_num_seqs=SMALL.max_num_seqs,
         max_batch_tokens=SMALL.max_batch_tokens,
@@ -44,7 +45,8 @@ def run(directory: Path, tensor: int, expert: int) -> dict[str, Any]:
         num_pages=SMALL.num_pages,
         tensor_parallel=tensor,
         expert_parallel=expert,
-        attention="xla",
+        attention="auto" if has_codes else "xla",
+        kv_cache_dtype="int8" if has_codes else "auto",
     )
     engine = Engine.from_checkpoint(directory, config)
     prompts = [list(range(5, 5 + length)) for length in (3, 9, 21)]

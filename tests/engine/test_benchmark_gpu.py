@@ -54,4 +54,4 @@ def test_a_packed_step_is_what_the_device_unpacks() -> None:
     np.testing.assert_array_equal(inputs.ragged.kv_lens[:3], [20, 5, 0])
     np.testing.assert_array_equal(inputs.positions[:4], [19, 2, 3, 4])
     np.testing.assert_array_equal(inputs.ragged.slots[0][:5], [3 * 8 + 3, 6 * 8 + 2, 6 * 8 + 3, 6 * 8 + 4, 0])
-    np.testing.assert_array_equal(inputs.sampled_tokens[:2], [0, 3])
+    np.testing.assert_array_equal(inputs.sampled.tokens[:2], [0, 3])

@@ -65,7 +65,7 @@ def test_a_prompt_is_packed_with_its_positions_slots_and_pages() -> None:
     pages, others = list(first.pages), list(second.pages)
     slots = [pages[i // 4] * 4 + i % 4 for i in range(5)] + [others[0] * 4 + i for i in range(3)]
     np.testing.assert_array_equal(inputs.ragged.slots[0], slots + [0] * 8)  # padding writes to the sink
-    np.testing.assert_array_equal(inputs.sampled_tokens[:2], [4, 7])  # the last of each
+    np.testing.assert_array_equal(inputs.sampled.tokens[:2], [4, 7])  # the last of each
 
 
 def test_a_token_in_flight_is_read_where_the_step_before_sampled_it() -> None:
@@ -191,7 +191,7 @@ def test_scored_tokens_have_rows_of_their_own_before_the_one_that_samples() -> N
     plan = replace(plan, rows=(plan.rows[0], plan.rows[1]._replace(num_scored=2)))
     batch = builder.build(plan)
     assert (batch.num_sampled, batch.places) == (4, (0, 3))
-    np.testing.assert_array_equal(inputs_of(batch).sampled_tokens[:4], [0, 1, 2, 3])
+    np.testing.assert_array_equal(inputs_of(batch).sampled.tokens[:4], [0, 1, 2, 3])
     assert batch.options is not None
     rows = unpack_extended(GEOMETRY.extended_layout(batch.num_rows), jnp.asarray(batch.options.flat))
     np.testing.assert_array_equal(rows.target[:4], [NO_TARGET, 7, 8, NO_TARGET])

@@ -34,11 +34,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "parallel": ("1,2", {"family": "cohere2", "seed": 1, "sliding_window": 9, "sliding_window_pattern": 2}),
+    "int8 pages": ("1,2", {}),
     "around": ("1,2", {"family": "glm4", "head_dim": 20}),
 }
 """On how many devices each runs. They have two KV heads, so four and eight devices hold copies of them. No number of
 devices divides the vocabulary of one; the norms of another go over the queries and keys of all heads; tensors of a
-third hold queries, keys and values, and its rotary positions follow from how long a sequence is.
+third hold queries, keys and values, and its rotary positions follow from how long a sequence is. One has pages of int8.
 """
 
 

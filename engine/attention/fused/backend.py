@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch, first_key
+from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, first_key
 from penstock.engine.attention.fused.kernel import attend_kernel, scratch
 from penstock.engine.attention.fused.layout import LANES, Blocks, HeadLayout, blocks_for, pages_per_block, tile_rows
 from penstock.engine.attention.fused.softmax import Scores
 from penstock.engine.attention.quantization import is_quantized, quantized
 from penstock.engine.errors import ConfigError
-from penstock.engine.models.attend import QKV, AttentionOptions, StackedCache
+from penstock.engine.models.attend import QKV, AttentionOptions, RaggedBatch, StackedCache
 
 _VMEM_BYTES = 56 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 _NO_WINDOW = 2**30

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, RaggedBatch, first_key
+from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, first_key
 from penstock.engine.attention.triton.decode import decode_kernel, join_kernel, split_work
 from penstock.engine.attention.triton.pages import write_kernel
 from penstock.engine.attention.triton.prefill import prefill_kernel, query_blocks
 from penstock.engine.attention.triton.softmax import Scores
 from penstock.engine.attention.triton.tiles import NUM_PROGRAMS, STAGES, Heads, decode_tiles, prefill_tiles
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
+from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch
 
 
 class TritonAttention(AttentionBackend):

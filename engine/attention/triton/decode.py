@@ -12,10 +12,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from penstock.engine.attention.contract import RaggedBatch
 from penstock.engine.attention.triton.pages import PageBlocks, Ref, lanes_mask, masked_load
 from penstock.engine.attention.triton.softmax import Carry, Scores, empty_softmax, log_weight, result, take_keys
 from penstock.engine.attention.triton.tiles import DecodeTiles, Heads
+from penstock.engine.models.attend import RaggedBatch
 
 _SPLITS_AT_ONCE = 16  # that the second pass holds in registers
 

@@ -1,0 +1,217 @@
+// The rows of a task through one stride of keys: queries as words, scores, weights as words, sums. What differs by the type
+// of the pages is here; a row is a query with one of its heads.
+//
+// int8 loses nothing beside what the pages hold: a query has 15 bits, as two bytes, and a weight, with the scale of its
+// value, 16 of the largest in its stride. Their sums are exact.
+
+#ifndef PENSTOCK_ATTENTION_ROWS_H_
+#define PENSTOCK_ATTENTION_ROWS_H_
+
+#include "attention_pages.h"
+#include "attention_tiles.h"
+
+namespace penstock {
+namespace attention {
+
+constexpr float kLowest = -1e30f;  // finite, so that a difference of two is 0
+
+typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+
+inline void StoreVector(float* to, Vector value) { std::memcpy(to, &value, sizeof value); }
+inline Vector ToFloats(Ints value) { return __builtin_convertvector(value, Vector); }
+inline Ints LoadInts(const uint32_t* from) { return (Ints)LoadWords(from); }
+
+// e^x of x <= 0 within 2 ulp, by the polynomial of Exp; 0 below -87. A NaN stays one.
+inline Vector ExpOfNegative(Vector x) {
+  const Vector least = Vector{} - 87.0f;
+  const Vector in = x < least ? least : x;
+  const Ints n = __builtin_convertvector(in * 1.44269504f - 0.5f, Ints);  // to nearest, as it rounds towards 0
+  const Vector whole = ToFloats(n);
+  const Vector r = (in - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  Vector y = Vector{} + 1.9875691500e-4f;
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * r * r + r + 1.0f;
+  const Vector power = (Vector)((n + 127) << 23);
+  return x < least ? Vector{} : y * power;
+}
+
+inline float Largest(Vector values) {
+  float top = values[0];
+  for (int i = 1; i < kLanes; ++i) top = std::max(top, values[i]);
+  return top;
+}
+
+inline float SumOf(Vector values) {
+  float sum = 0.0f;
+  for (int i = 0; i < kLanes; ++i) sum += values[i];
+  return sum;
+}
+
+inline float LargestOf(const float* values, int64_t count) {  // a multiple of kLanes
+  Vector top = LoadVector(values);
+  for (int64_t j = kLanes; j < count; j += kLanes) {
+    const Vector next = LoadVector(values + j);
+    top = next > top ? next : top;
+  }
+  return Largest(top);
+}
+
+// To nearest, ties to even, in the upper half of each word.
+inline Words RoundToBFloat16(Vector x) {
+  const Words bits = (Words)x;
+  const Words rounded = bits + (0x7fffu + ((bits >> 16) & 1u));
+  return (x == x ? rounded : (bits | 0x400000u)) & 0xffff0000u;
+}
+
+// How to read the sums of a query's words.
+struct QueryScale {
+  float scale;
+  int32_t extra[2];  // in the sums of each of its rows of words
+};
+
+// What becomes of a row's scores in a stride.
+struct Weighed {
+  float sum;     // of the weights
+  float factor;  // of the sums of their words
+};
+
+// What a type of pages asks of a row, which is kWordRows rows of words: to make words of a query; scores, in place, of
+// the sums of its words by keys; words of its weights, e^(score - top); and f32, in place, of the sums of those by values.
+// Counts are multiples of kLanes.
+template <typename C>
+struct Form;
+
+template <>
+struct Form<float> {
+  using KeyKind = Floats;
+  using ValueKind = Floats;
+  static constexpr int64_t kWordRows = 1;
+
+  template <typename Q>
+  static QueryScale Query(const Q* from, int64_t head_dim, Matrix<uint32_t> words) {
+    float* to = reinterpret_cast<float*>(words.data);
+    for (int64_t d = 0; d < head_dim; ++d) to[d] = Load(from[d]);
+    return {};
+  }
+
+  static void Scores(Matrix<uint32_t>, int64_t, const QueryScale&, const float*) {}
+
+  static Weighed Weights(const float* scores, int64_t count, float top, const float*, Matrix<uint32_t> words) {
+    Vector sum = {};
+    for (int64_t j = 0; j < count; j += kLanes) {
+      const Vector weights = ExpOfNegative(LoadVector(scores + j) - top);
+      std::memcpy(words.data + j, &weights, sizeof weights);
+      sum += weights;
+    }
+    return {SumOf(sum), 1.0f};
+  }
+
+  static void Sums(Matrix<uint32_t>, int64_t, float) {}
+};
+
+template <>
+struct Form<BFloat16> {
+  using KeyKind = BFloat16Pairs;
+  using ValueKind = BFloat16Pairs;
+  static constexpr int64_t kWordRows = 1;
+
+  template <typename Q>
+  static QueryScale Query(const Q* from, int64_t head_dim, Matrix<uint32_t> words) {
+    BFloat16* to = reinterpret_cast<BFloat16*>(words.data);
+    for (int64_t d = 0; d < head_dim; ++d) Store(&to[d], Load(from[d]));
+    if (head_dim % 2) to[head_dim] = BFloat16{0};
+    return {};
+  }
+
+  static void Scores(Matrix<uint32_t>, int64_t, const QueryScale&, const float*) {}
+
+  // The sum is that of the rounded weights: so those of a row add up to 1.
+  static Weighed Weights(const float* scores, int64_t count, float top, const float*, Matrix<uint32_t> words) {
+    Vector sum = {};
+    for (int64_t j = 0; j < count; j += kLanes) {
+      const Words weights = RoundToBFloat16(ExpOfNegative(LoadVector(scores + j) - top));
+      const HalfWords halves = __builtin_convertvector(weights >> 16, HalfWords);
+      std::memcpy(words.data + j / 2, &halves, sizeof halves);
+      sum += (Vector)weights;
+    }
+    return {SumOf(sum), 1.0f};
+  }
+
+  static void Sums(Matrix<uint32_t>, int64_t, float) {}
+};
+
+// A number in two bytes: rows of words for the upper and the lower ones.
+template <>
+struct Form<int8_t> {
+  using KeyKind = KeyBytes;
+  using ValueKind = ValueBytes;
+  static constexpr int64_t kWordRows = 2;
+  static constexpr float kMostOfQuery = 127 * 128, kMostOfWeight = 65535;
+
+  template <typename Q>
+  static QueryScale Query(const Q* from, int64_t head_dim, Matrix<uint32_t> words) {
+    float top = 0.0f, spoiled = 0.0f;
+    for (int64_t d = 0; d < head_dim; ++d) {
+      top = std::max(top, std::fabs(Load(from[d])));
+      spoiled += Load(from[d]) * 0.0f;
+    }
+    const float inverse = InverseOf(top) * kMostOfQuery;
+    QueryScale result{(top + spoiled) / kMostOfQuery, {0, 0}};
+    int8_t* high = reinterpret_cast<int8_t*>(words.data);
+    int8_t* low = reinterpret_cast<int8_t*>(words.data + words.stride);
+    std::memset(high, 0, CeilDivide(head_dim, 4) * 4);
+    std::memset(low, 0, CeilDivide(head_dim, 4) * 4);
+    for (int64_t d = 0; d < head_dim; ++d) {
+      const int32_t code = inverse > 0.0f && IsFinite(Load(from[d])) ? static_cast<int32_t>(std::rint(Load(from[d]) * inverse)) : 0;
+      const int32_t upper = (code + 64) >> 7;
+      high[d] = static_cast<int8_t>(upper), low[d] = static_cast<int8_t>(code - upper * 128);
+      result.extra[0] += 128 * high[d], result.extra[1] += 128 * low[d];
+    }
+    return result;
+  }
+
+  static void Scores(Matrix<uint32_t> sums, int64_t count, const QueryScale& query, const float* key_scales) {
+    for (int64_t j = 0; j < count; j += kLanes) {
+      const Vector high = ToFloats(LoadInts(sums.data + j) - query.extra[0]);
+      const Vector low = ToFloats(LoadInts(sums.data + sums.stride + j) - query.extra[1]);
+      const Vector scores = (high * 128.0f + low) * (LoadVector(key_scales + j) * query.scale);
+      std::memcpy(sums.data + j, &scores, sizeof scores);
+    }
+  }
+
+  static Weighed Weights(float* scores, int64_t count, float top, const float* value_scales, Matrix<uint32_t> words) {
+    Vector sum = {}, most = {};
+    for (int64_t j = 0; j < count; j += kLanes) {
+      const Vector weights = ExpOfNegative(LoadVector(scores + j) - top);
+      const Vector scaled = weights * LoadVector(value_scales + j);
+      StoreVector(scores + j, scaled);
+      sum += weights;
+      most = scaled > most ? scaled : most;
+    }
+    const float largest = Largest(most), inverse = InverseOf(largest) * kMostOfWeight;
+    for (int64_t j = 0; j < count; j += kLanes) {
+      const Words codes = (Words)__builtin_convertvector(LoadVector(scores + j) * inverse + 0.5f, Ints);
+      const Bytes high = __builtin_convertvector(codes >> 8, Bytes), low = __builtin_convertvector(codes & 255u, Bytes);
+      std::memcpy(words.data + j / 4, &high, sizeof high);
+      std::memcpy(words.data + words.stride + j / 4, &low, sizeof low);
+    }
+    return {SumOf(sum), inverse > 0.0f ? largest / kMostOfWeight : 0.0f};
+  }
+
+  static void Sums(Matrix<uint32_t> sums, int64_t count, float factor) {
+    for (int64_t d = 0; d < count; d += kLanes) {
+      const Vector high = ToFloats(LoadInts(sums.data + d)), low = ToFloats(LoadInts(sums.data + sums.stride + d));
+      const Vector wide = (high * 256.0f + low) * factor;
+      std::memcpy(sums.data + d, &wide, sizeof wide);
+    }
+  }
+};
+
+}  // namespace attention
+}  // namespace penstock
+
+#endif  // PENSTOCK_ATTENTION_ROWS_H_

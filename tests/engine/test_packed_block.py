@@ -1,0 +1,162 @@
+"""Each half of a block as one call of the CPU kernel, held to the block as XLA computes it."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from penstock.engine.attention import GroupedBatch, KVCacheSpec, attend_in_groups, attention_for
+from penstock.engine.models import AttentionConfig, BlockConfig, ExpertsConfig, LayerCache, MLPConfig, NormConfig
+from penstock.engine.models.attend import GroupCache
+from penstock.engine.models.attention import StepInputs
+from penstock.engine.models.block import Block
+from penstock.engine.models.config import QueryScale, RopeConfig
+from penstock.engine.models.packed import pack_halves
+from penstock.engine.models.packed_block import PackedBlock
+from penstock.engine.models.rope import rotary_tables
+from penstock.engine.native import NativeLibrary, load_library, panel_width
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
+BUILD_DIR = Path.home() / ".cache" / "penstock" / "native"
+HIDDEN, PAGE_SIZE, NUM_PAGES = 48, 8, 12
+RMS, LAYER = NormConfig(1e-5), NormConfig(1e-5, kind="layer")
+PLAIN = BlockConfig(AttentionConfig(4, 2, 16, RopeConfig(16)), MLPConfig(70), RMS)
+BLOCKS = {
+    "plain": PLAIN,
+    "biases, sinks, no positions, relu": BlockConfig(
+        AttentionConfig(4, 2, 16, None, qkv_bias=True, out_bias=True, sinks=True), MLPConfig(64, "relu", bias=True), RMS
+    ),
+    "parallel, layer norm, neighbours rotate": BlockConfig(
+        AttentionConfig(4, 4, 16, RopeConfig(16, interleaved=True)), MLPConfig(70), LAYER, parallel=True
+    ),
+    "norms around, window, caps": BlockConfig(
+        AttentionConfig(6, 2, 16, RopeConfig(16), qk_norm=RMS, sliding_window=9, scale=0.2, soft_cap=20.0),
+        MLPConfig(70, "gelu_pytorch_tanh"),
+        NormConfig(1e-6, unit_offset=True, scales_in_f32=True),
+        norm_placement="around",
+    ),
+    "norms after, of whole projections": BlockConfig(
+        AttentionConfig(4, 2, 16, RopeConfig(16), qk_projection_norm=RMS),
+        MLPConfig(70, "gelu"),
+        RMS,
+        norm_placement="after",
+    ),
+    "part of a head rotates, all is scaled": BlockConfig(
+        AttentionConfig(4, 1, 16, RopeConfig(8), query_scale=QueryScale(0.1, 4), qk_norm=LAYER),
+        MLPConfig(70),
+        RMS,
+        residual_scale=0.22,
+    ),
+    "experts": replace(PLAIN, mlp=ExpertsConfig(4, 2, 24)),
+}  # fmt: skip
+# (tokens of this step, tokens in all) of each sequence
+FIRST, SECOND = [(7, 7), (13, 13), (1, 1)], [(1, 8), (5, 18), (1, 2)]
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
+
+
+@cache
+def width() -> int:
+    return panel_width(load_library(BUILD_DIR))
+
+
+def random_block(config: BlockConfig, dtype: str, *, packed: bool) -> Block:
+    block = Block(config, HIDDEN, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
+    keys = iter(jax.random.split(jax.random.key(1), 100))
+    state = jax.tree.map(
+        lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape, leaf.dtype), nnx.state(block)
+    )
+    nnx.update(block, state)
+    if not packed:
+        return block
+    pack_halves(block, width())
+    return PackedBlock(block)
+
+
+def step_of(lengths: list[tuple[int, int]], num_tokens: int, config: BlockConfig) -> StepInputs:
+    """Sequence i has the pages from 1 + 3 * i on; tokens behind theirs are padding."""
+    parts = {"slots": np.zeros(num_tokens, np.int32), "positions": np.zeros(num_tokens, np.int32)}
+    ends = np.cumsum([count for count, _ in lengths])
+    for i, (count, total) in enumerate(lengths):
+        positions = np.arange(total - count, total)
+        parts["positions"][ends[i] - count : ends[i]] = positions
+        parts["slots"][ends[i] - count : ends[i]] = (1 + 3 * i) * PAGE_SIZE + positions
+    pages = np.arange(1, 1 + 3 * len(lengths), dtype=np.int32).reshape(len(lengths), 3)
+    batch = GroupedBatch(
+        (jnp.asarray(parts["slots"]),),
+        jnp.asarray([total for _, total in lengths], jnp.int32),
+        (jnp.asarray(pages),),
+        jnp.asarray([0, *ends], jnp.int32),
+        jnp.asarray([len(lengths)], jnp.int32),
+    )
+    attention = attention_for("native", "cpu", "float32", NativeLibrary(BUILD_DIR))
+    positions = jnp.asarray(parts["positions"])
+    rope = config.attention.rope
+    rotary = {} if rope is None else {rope: rotary_tables(positions, rope)}
+    return StepInputs(positions, rotary, attend_in_groups(attention, batch))
+
+
+def empty_cache(config: BlockConfig, dtype: str) -> LayerCache:
+    spec = KVCacheSpec(1, NUM_PAGES, PAGE_SIZE, config.attention.num_kv_heads, config.attention.head_dim, dtype)
+    return attention_for("native", "cpu", dtype, NativeLibrary(BUILD_DIR)).init_cache(spec)[0]
+
+
+def two_steps(block: Block, config: BlockConfig, dtype: str, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """What real tokens become in a first step, and in a second one that sees the keys and values of the first."""
+    graph, state = nnx.split(block)
+
+    def compute(state: nnx.State, pages: LayerCache) -> tuple[list[jax.Array], LayerCache]:
+        results = []
+        for seed, lengths in enumerate((FIRST, SECOND)):
+            x = jax.random.normal(jax.random.key(seed), (64, HIDDEN), dtype)[:num_tokens]
+            step = step_of(lengths, num_tokens, config)
+            y, (pages, _) = nnx.merge(graph, state)(x, step, GroupCache(pages, 0))
+            results.append(y[: sum(count for count, _ in lengths)].astype(jnp.float32))
+        return results, pages
+
+    (first, second), _ = jax.jit(compute, donate_argnums=1)(state, empty_cache(config, dtype))
+    return np.asarray(first), np.asarray(second)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("config", BLOCKS.values(), ids=BLOCKS)
+def test_a_packed_block_computes_what_a_block_does(config: BlockConfig, dtype: str) -> None:
+    packed = random_block(config, dtype, packed=True)
+    assert "penstock_attention_half" in lowered(packed, config, dtype)
+    expected = two_steps(random_block(config, "float32", packed=False), config, "float32", 32)
+    if dtype == "bfloat16":  # the same weights, rounded
+        rounded = random_block(config, dtype, packed=False)
+        expected = two_steps(rounded, config, dtype, 32)
+    for got, wanted in zip(two_steps(packed, config, dtype, 32), expected, strict=True):
+        assert np.abs(got - wanted).max() <= TOLERANCE[dtype] * np.abs(wanted).max()
+
+
+def lowered(block: Block, config: BlockConfig, dtype: str) -> str:
+    graph, state = nnx.split(block)
+    step = step_of(FIRST, 32, config)
+    x = jnp.zeros((32, HIDDEN), dtype)
+
+    def compute(state: nnx.State, pages: LayerCache) -> jax.Array:
+        return nnx.merge(graph, state)(x, step, GroupCache(pages, 0))[0]
+
+    text: str = jax.jit(compute).lower(state, empty_cache(config, dtype)).as_text()
+    return text
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_token_does_not_depend_on_padding_or_on_who_helps(dtype: str) -> None:
+    """Steps on several threads at once: helpers of the pool come late, or to another step."""
+    block = random_block(PLAIN, dtype, packed=True)
+    expected = two_steps(block, PLAIN, dtype, 21)
+    with ThreadPoolExecutor(4) as threads:
+        for got in threads.map(lambda n: two_steps(block, PLAIN, dtype, 21 + n), range(12)):
+            for one, other in zip(got, expected, strict=True):
+                np.testing.assert_array_equal(one, other)
