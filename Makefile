@@ -19,7 +19,7 @@ test: .venv/dev.stamp  ## run the tests in two processes, without the slow ones
 	@echo "running the tests; this takes about a quarter of an hour"
 	@$(BIN)/python -m pytest -q -m "not slow and not clients" -n 2 --dist worksteal
 
-test-slow: .venv/dev.stamp  ## run the slow tests
+test-slow: .venv/dev.stamp  ## run the slow tests: what takes minutes, more cases, and every kind of Redis server
 	@$(BIN)/python -m pytest -q -m slow
 
 # Each in an environment of its own: they need other versions of the same packages.

@@ -1,4 +1,5 @@
-"""The C++ kernels for CPU against XLA's own form, in turn: matmuls, those of experts, and a layer's attention.
+"""The C++ kernels for CPU against XLA's own form, in turn: matmuls, those of experts, and a layer's attention; and
+matmuls with quantized weights against those in bf16, and against the rate at which memory can be read.
 
     python -m benchmarks.cpu_kernels
 
@@ -25,16 +26,27 @@ from benchmarks.engine import RESULTS
 from benchmarks.tables import table_of
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, attention_for
 from penstock.engine.deployment import DEFAULT_BUILD_DIR
+from penstock.engine.formats.packing import Packing
 from penstock.engine.models import QKV
 from penstock.engine.models.experts import GroupedLinear, RowGroups
 from penstock.engine.models.layers import Linear
 from penstock.engine.models.packed import PackedGroups, PackedLinear
+from penstock.engine.models.packed_quantized import PackedQuantizedLinear
+from penstock.engine.models.quantized import QuantizedLinear
 from penstock.engine.native import NativeLibrary, load_library, panel_width
 from penstock.worker.bench.report import append_result
 
 SHAPES = ((384, 2304), (2304, 384), (1024, 3072), (3072, 1024))  # features in and out, of `tiny` and `qwen06`
 GEOMETRIES = {"16 query, 8 KV heads, head_dim 128": (16, 8, 128), "6 query, 2 KV heads, head_dim 64": (6, 2, 64)}
 EXPERTS = ((64, 8, 512, 256), (32, 4, 1024, 768))  # how many, those of a token, features in and out
+QUANTIZED = {
+    "int8": Packing("int8", 0),
+    "int4, groups of 32": Packing("int4", 32, scale="float16", offset="minimums"),
+    "int4, groups of 128": Packing("int4", 128, scale="float16", offset="zeros"),
+    "W8A8": Packing("int8", 0, has_int8_activations=True),
+}
+QUANTIZED_SHAPES = ((1024, 3072), (3072, 1024), (1024, 4096), (1024, 151936))  # of `qwen06`, the last one its head
+STREAMED_BYTES = 2**27  # of weights that are read behind one another: more than caches hold
 NUM_SEQS, LENGTH = 64, 256
 CONTEXTS = ((64, 256), (1, 4096), (1, 16384), (4, 4096))  # sequences that decode, and tokens of each
 PAGES = (("float32", None), ("bfloat16", None), ("bfloat16", "int8"))  # types of the model and of its pages
@@ -48,6 +60,7 @@ def main() -> None:
     for title, rows in (
         ("matmuls, us", matmuls()),
         ("grouped matmuls, us", grouped_matmuls()),
+        ("matmuls with quantized weights", quantized_matmuls()),
         ("attention of one layer, ms", attention()),
         ("decode of one layer in C++", decode()),
     ):
@@ -100,6 +113,73 @@ def grouped_matmuls() -> list[dict[str, Any]]:
                     "of one matrix": round(dense_s / seconds["C++"], 2),
                 })  # fmt: skip
     return rows
+
+
+def quantized_matmuls() -> list[dict[str, Any]]:
+    """Each form in turn. `of memory` is the bytes of weights per second over the rate of reading, of one row alone."""
+    rows = []
+    for features_in, features_out in QUANTIZED_SHAPES:
+        for num_tokens in (1, 4, 16, 64, 512):
+            if num_tokens * features_out > 64 * 151936:
+                continue
+            x = jax.random.normal(jax.random.key(1), (num_tokens, features_in), "bfloat16")
+            forms = _streams(features_in, features_out, num_tokens)
+            seconds, read_rate = _in_turn({name: partial(form, x) for name, (form, _, _) in forms.items()})
+            row: dict[str, Any] = {"weights": f"{features_in} x {features_out}", "tokens": num_tokens}
+            for name, (_, num_layers, num_bytes) in forms.items():
+                each_s = seconds[name] / num_layers
+                row[f"{name}, us"] = round(each_s * 1e6, 1)
+                if name != "bf16":
+                    row[f"{name}, times"] = round(seconds["bf16"] / forms["bf16"][1] / each_s, 2)
+                if num_tokens == 1:
+                    row[f"{name}, of memory"] = round(num_bytes / each_s / read_rate, 2)
+            rows.append(row)
+    return rows
+
+
+def _streams(features_in: int, features_out: int, num_tokens: int) -> dict[str, tuple[Callable[..., Any], int, int]]:
+    """By form: what multiplies by several layers one after the other, how many they are, and the bytes of each."""
+    width, found = panel_width(load_library(_BUILD_DIR)), {}
+    linear = Linear(features_in, features_out, bias=False, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0))
+    for name in ("bf16", *QUANTIZED):
+        layer: nnx.Module = PackedLinear.of(width, linear)
+        if name != "bf16":
+            layer = PackedQuantizedLinear(width, _quantized(features_in, features_out, QUANTIZED[name]))
+        graph, state = nnx.split(layer)
+        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        count = max(1, STREAMED_BYTES // num_bytes // num_tokens)
+        copies = [state, *(jax.tree.map(jnp.copy, state) for _ in range(count - 1))]
+        found[name] = partial(jax.jit(partial(_through, graph)), copies), count, num_bytes
+    return found
+
+
+def _through(graph: nnx.GraphDef[Any], copies: list[Any], x: jax.Array) -> jax.Array:
+    for state in copies:
+        x += 0 * nnx.merge(graph, state)(x)[:, :1]  # one begins where the one before has ended
+    return x
+
+
+def _quantized(features_in: int, features_out: int, packing: Packing) -> QuantizedLinear:
+    layer = QuantizedLinear(features_in, features_out, packing, bias=False, dtype=jnp.dtype("bfloat16"))
+    rng = np.random.default_rng(0)
+    layer.codes[...] = jnp.asarray(rng.integers(0, 127, layer.codes.shape), layer.codes.dtype)
+    layer.scales[...] = jnp.full(layer.scales.shape, 0.01, layer.scales.dtype)
+    return layer
+
+
+def _in_turn(forms: dict[str, Callable[[], jax.Array]], repeats: int = 7) -> tuple[dict[str, float], float]:
+    """Seconds of each in its quickest round; and bytes per second of reading, in the quickest of the same rounds."""
+    seconds: dict[str, list[float]] = {name: [fastest_s(form, 1, 1)] for name, form in forms.items()}
+    memory, rates = np.ones(2**28, np.uint8), []
+    parts = np.split(memory.view(np.int64), os.cpu_count() or 1)
+    with ThreadPoolExecutor(len(parts)) as pool:
+        for _ in range(repeats):
+            for name, form in forms.items():
+                seconds[name].append(fastest_s(form, 1, 2))
+            start = time.perf_counter()
+            list(pool.map(np.max, parts))
+            rates.append(memory.nbytes / (time.perf_counter() - start))
+    return {name: min(of) for name, of in seconds.items()}, max(rates)
 
 
 def _group_sizes(num_tokens: int, num_experts: int, num_chosen: int) -> jax.Array:

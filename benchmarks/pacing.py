@@ -24,9 +24,10 @@ from penstock.engine import Request, SamplingParams
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.scheduling.pace import Pace, StepTimes
 from penstock.engine.scheduling.page_pool import PagePool
-from penstock.engine.scheduling.scheduler import Scheduler, StepPlan
+from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.slack import StepClock, foretold_s
+from penstock.engine.scheduling.step_plan import StepPlan
 from penstock.worker.bench.arrivals import Arrivals
 from penstock.worker.bench.datasets import BenchRequest, random_requests
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from penstock.engine.execution.logprobs import Logprobs
-from penstock.engine.logprobs import PromptLogprobs
+from penstock.engine.logprobs import PromptLogprobs, Spell, logprob_at
 from penstock.engine.request import FinishReason, Output, TokenLogprob
-from penstock.engine.scheduling.scheduler import Row
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.text.reply import ReplyStream
+from penstock.engine.scheduling.step_plan import Row
+from penstock.engine.text.reply import ReplyStream, ReplyStreams
 from penstock.engine.text.response.reading.delta import Delta, joined
+from penstock.engine.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Ending:
 class Choice:
     """The reply of an unfinished sequence. Everything in it follows from the sequence's tokens."""
 
-    __slots__ = ("_echo", "_max_model_len", "_prompt_logprobs", "_sequence", "_stop_ids", "_stream")
+    __slots__ = ("_echo", "_max_model_len", "_prompt_logprobs", "_sequence", "_spell", "_stop_ids", "_stream")
 
     def __init__(
         self,
@@ -34,9 +35,11 @@ class Choice:
         stream: ReplyStream,
         stop_ids: frozenset[int],
         max_model_len: int,
-        prompt_logprobs: PromptLogprobs | None = None,  # where they go out with the first token
+        spell: Spell,
     ) -> None:
-        self._prompt_logprobs = prompt_logprobs
+        # Those of the prompt go out with the first token.
+        self._prompt_logprobs = PromptLogprobs(sequence.request, spell) if sequence.scores_prompt else None
+        self._spell = spell
         self._sequence = sequence
         self._stream = stream
         self._stop_ids = stop_ids
@@ -91,6 +94,13 @@ class Choice:
         if self._prompt_logprobs is not None and found is not None:
             self._prompt_logprobs.take(found, place, row.start, row.num_scored)
 
+    def logprob(self, found: Logprobs | None, place: int) -> TokenLogprob | None:
+        """Of the sequence's newest token, drawn by the row at `place`, if its request asks for it."""
+        count = self._sequence.request.sampling.logprobs
+        if found is None or count is None:
+            return None
+        return logprob_at(found, place, self._sequence.token_ids[-1], count, self._spell)
+
     def with_prompt_logprobs(self, output: Output) -> Output:
         """`output`, of a new token, with the log-probabilities of the prompt, where they are wanted and not out yet."""
         if self._prompt_logprobs is None:
@@ -102,6 +112,22 @@ class Choice:
         num_tokens = len(self._sequence.token_ids)
         num_generated = num_tokens - self._sequence.num_prompt
         return num_generated >= self._sequence.request.sampling.max_tokens or num_tokens >= self._max_model_len
+
+
+class NewChoices:
+    """Makes the choices of one model. One thread at a time uses this."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], max_model_len: int) -> None:
+        self._streams = ReplyStreams(tokenizer)
+        self._spell = tokenizer.spell
+        self._eos_token_ids = eos_token_ids
+        self._max_model_len = max_model_len
+
+    def of(self, sequence: Sequence) -> Choice:
+        """Raises InvalidRequest as `ReplyStreams.stream`."""
+        stop_ids = frozenset(sequence.request.sampling.stop_ids(self._eos_token_ids))
+        stream = self._streams.stream(sequence.request, sequence.index)
+        return Choice(sequence, stream, stop_ids, self._max_model_len, self._spell)
 
 
 def output_of(
@@ -130,6 +156,8 @@ def output_of(
     return replace(
         output,
         num_reasoning_tokens=num_reasoning,
+        num_drafted_tokens=sequence.num_drafted,
+        num_accepted_tokens=sequence.num_accepted,
         finish_reason=ending.reason,
         stop_reason=ending.stop_reason,
         error=ending.error,

@@ -11,6 +11,15 @@ from penstock.engine.formats.packing import OWN_KINDS
 MATMUL_SETTINGS = ("auto", "xla", "native")
 WEIGHTS_SETTINGS = ("auto", *OWN_KINDS)
 KV_CACHE_DTYPES = ("auto", "int8", "float8_e4m3fn")
+ACTIVATIONS_SETTINGS = ("auto", "int8")
+SPECULATION_SETTINGS = ("ngram", "off")
+_SETTINGS = {
+    "weights": WEIGHTS_SETTINGS,
+    "activations": ACTIVATIONS_SETTINGS,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+    "speculation": SPECULATION_SETTINGS,
+    "matmul": MATMUL_SETTINGS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +32,7 @@ class EngineConfig:
 
     dtype: str = "auto"  # of weights and activations: auto (as on disk), float32, bfloat16, float16
     weights: str = "auto"  # how weights are held: auto (as stored), or quantized while they are loaded: int8, int4, fp8
+    activations: str = "auto"  # that weights in int8 are multiplied with: auto (as the checkpoint says), int8 by token
     max_model_len: int | None = None  # prompt and generated tokens of one sequence; None: the model's own limit
     max_num_seqs: int = 64  # sequences that run at once
     max_batch_tokens: int = 512  # tokens that one step computes at most, a power of two
@@ -31,6 +41,8 @@ class EngineConfig:
     kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
     kv_cache_dtype: str = "auto"  # of keys and values: auto (what suits model and device), int8, float8_e4m3fn
     prefix_caching: bool = True
+    speculation: str = "ngram"  # who drafts tokens, where that pays: ngram, or off; tokens are the same
+    max_draft_tokens: int = 15  # of one sequence in a step
     decode_steps: int | None = None  # in one dispatch; None: 1 on TPU, else what warm-up measures to be quicker
     prefill_share: float = 0.4  # of the longest step, which prompts may add to one in which sequences decode
     tensor_parallel: int = 1  # devices that the model is split over, or each group of them
@@ -41,7 +53,7 @@ class EngineConfig:
     compile_cache_dir: Path | None = None  # persistent compilation cache; None keeps none
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_batch_tokens", "tensor_parallel", "expert_parallel"):
+        for name in ("max_num_seqs", "max_batch_tokens", "max_draft_tokens", "tensor_parallel", "expert_parallel"):
             _require_positive(name, getattr(self, name))
         for name in ("max_model_len", "kv_cache_bytes", "page_size"):
             if getattr(self, name) is not None:
@@ -50,11 +62,7 @@ class EngineConfig:
             raise ConfigError(f"num_pages must be 2 or more (page 0 only takes padding), not {self.num_pages}")
         if self.num_pages is not None and self.kv_cache_bytes is not None:
             raise ConfigError("num_pages and kv_cache_bytes both say how large the KV cache is: give one")
-        for name, accepted in (
-            ("weights", WEIGHTS_SETTINGS),
-            ("matmul", MATMUL_SETTINGS),
-            ("kv_cache_dtype", KV_CACHE_DTYPES),
-        ):
+        for name, accepted in _SETTINGS.items():
             _require_one_of(name, getattr(self, name), accepted)
         if self.max_batch_tokens < 16 or self.max_batch_tokens & (self.max_batch_tokens - 1):
             raise ConfigError(f"max_batch_tokens must be a power of two from 16, not {self.max_batch_tokens}")

@@ -24,6 +24,7 @@ from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling_state import state_bytes
 from penstock.engine.length_rule import LengthRule
 from penstock.engine.models import BlockConfig, LayerGroups, ModelConfig, layer_groups, num_parameters
+from penstock.engine.models.config import Packed
 from penstock.engine.models.packed import can_pack
 from penstock.engine.native import NativeLibrary
 from penstock.engine.scheduling.page_needs import PageNeeds
@@ -158,14 +159,15 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
     """`model` on `devices`: this process's by default, of which it takes the first that one copy needs.
 
     Raises:
-        ConfigError: the model cannot be split so, there are too few devices, or the page table is too large.
+        ConfigError: the model cannot be split so, there are too few devices, the page table is too large, or no weights
+            are in int8 where activations are to be.
     """
     is_abstract = devices is not None  # arrays without memory need a place that says whose they would be
     if devices is None:
         devices = _first(jax.devices(), config)
     platform = devices[0].platform
     max_model_len = config.max_model_len or model.max_position
-    model = split_model(model, config.tensor_parallel, config.expert_parallel)
+    model = split_model(_with_activations(model, config.activations), config.tensor_parallel, config.expert_parallel)
     model = _with_windows_that_matter(model, max_model_len)
     native = NativeLibrary((config.compile_cache_dir or DEFAULT_BUILD_DIR) / "native")
     attention = attention_for(
@@ -200,6 +202,23 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
         matmul_library=library,
         fallback=native.missing,
     )
+
+
+def _with_activations(model: ModelConfig, setting: str) -> ModelConfig:
+    if setting == "auto":
+        return model
+    packings = [
+        packing for packed in (model.packed, *(block.packed for block in model.blocks)) for _, packing in packed
+    ]
+    if all(packing.code != "int8" for packing in packings):
+        held = ", ".join(sorted({packing.code for packing in packings})) or model.dtype
+        raise ConfigError(f"activations = {setting} is for weights in int8, and these are in {held}")
+
+    def multiplied(packed: Packed) -> Packed:
+        return tuple((path, replace(packing, has_int8_activations=packing.code == "int8")) for path, packing in packed)
+
+    blocks = tuple(replace(block, packed=multiplied(block.packed)) for block in model.blocks)
+    return replace(model, blocks=blocks, packed=multiplied(model.packed))
 
 
 def _with_windows_that_matter(model: ModelConfig, max_model_len: int) -> ModelConfig:

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
-from penstock.engine.choice import Choice, Ending, output_of
+from penstock.engine.choice import Choice, Ending, NewChoices, output_of
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import Deployment, deploy, with_pages
+from penstock.engine.deployment import Deployment, with_pages
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
-from penstock.engine.execution.compilation import keep_compilations
-from penstock.engine.execution.dispatched import Dispatched, StepFailed
-from penstock.engine.execution.logprobs import Logprobs
+from penstock.engine.execution.dispatched import Dispatched, Drawn, StepFailed
+from penstock.engine.execution.grammar_drafts import GrammarDrafts
 from penstock.engine.execution.masks import MaskBuilder
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import Runner
 from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT
 from penstock.engine.execution.step_memory import StepMemory
 from penstock.engine.execution.warm_up import warm_up
-from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
+from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.limits import Limits
-from penstock.engine.loading.checkpoint import load_model, read_model_config, resolve
-from penstock.engine.loading.source import open_checkpoint
-from penstock.engine.logprobs import PromptLogprobs, logprob_at
 from penstock.engine.models import Decoder
-from penstock.engine.models.packed import pack_head
-from penstock.engine.models.packed_block import pack_blocks
-from penstock.engine.models.quantized import unpack_in_pieces
+from penstock.engine.opening import open_model
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
 from penstock.engine.scheduling.pace import Pace
 from penstock.engine.scheduling.page_pool import PagePool
-from penstock.engine.scheduling.scheduler import Row, Scheduler, SequenceFailed, StepPlan
+from penstock.engine.scheduling.scheduler import Scheduler, SequenceFailed
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.slack import StepClock, foretold_s
+from penstock.engine.scheduling.step_plan import Row, StepPlan
+from penstock.engine.speculation.drafter import Drafter
+from penstock.engine.speculation.ngrams import NgramDrafter
+from penstock.engine.speculation.speculation import Speculation
 from penstock.engine.stats import EngineInfo, EngineStats, ReportProgress
 from penstock.engine.structured import GrammarCompiler, GrammarFailed
-from penstock.engine.text.reply import ReplyStreams
 from penstock.engine.text.response.reading.delta import NOTHING, Delta
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.engine.text.vocabulary import vocabulary_of
@@ -105,13 +103,15 @@ class Engine:
         self._step_memory = StepMemory(config.compile_cache_dir, deployment.model, self._info, geometry, config)
         self._pace = Pace(decode_steps=dict.fromkeys(geometry.row_buckets, self._decode_steps or 1))
         self._clock = StepClock()
-        self._replies = ReplyStreams(tokenizer)
+        self._max_draft_tokens = config.max_draft_tokens
+        self.speculate(NgramDrafter() if config.speculation == "ngram" else None)
+        self._new_choices = NewChoices(tokenizer, defaults.eos_token_ids, self.max_model_len)
         self._choices: dict[Sequence, Choice] = {}  # unfinished
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
         self._arrivals = itertools.count()
         self._early_outputs: list[Output] = []  # ends that no step produced
         self._in_flight: Dispatched | None = None
-        self._totals = dict.fromkeys(("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "faults"), 0)
+        self._totals: Counter[str] = Counter()
 
     @classmethod
     def from_checkpoint(
@@ -123,27 +123,7 @@ class Engine:
             CheckpointError: files are missing or do not hold what they should.
             ConfigError: the model or a setting is not supported.
         """
-        config = config or EngineConfig()
-        if config.compile_cache_dir is not None:
-            keep_compilations(config.compile_cache_dir)
-        path = resolve(model)
-        deployment = deploy(config, read_model_config(path, config.dtype, config.weights))
-        tokenizer = Tokenizer.from_dir(path, config.chat_format)
-        defaults = read_generation_defaults(open_checkpoint(path))
-        library = deployment.matmul_library
-        loaded = load_model(
-            path,
-            deployment.model,
-            progress,
-            placement=deployment.placement,
-            stacked=deployment.attention.is_stacked,
-            pack_head=None if library is None else partial(pack_head, library=library),
-        )
-        if library is not None:
-            pack_blocks(loaded, library)
-        if deployment.unpacks_in_pieces:
-            unpack_in_pieces(loaded)
-        return cls(loaded, tokenizer, defaults, deployment)
+        return cls(*open_model(model, config or EngineConfig(), progress))
 
     def warm_up(self, progress: ReportProgress | None = None) -> None:
         """Compiles all shapes and measures them. Without it, each compiles when it is first met."""
@@ -155,6 +135,20 @@ class Engine:
             decode_steps=self._decode_steps,
             prefill_share=self._prefill_share,
             memory=self._step_memory,
+        )
+
+    def speculate(self, drafter: Drafter | None) -> None:
+        """From now on `drafter`, or nobody, guesses tokens. Which ones come does not depend on it, only how soon."""
+        if drafter is None:
+            self._speculation: Speculation | None = None
+            return
+        self._speculation = Speculation(
+            drafter,
+            GrammarDrafts(self._masks).within,
+            max_tokens=self._max_draft_tokens,
+            max_rows=self._runner.geometry.max_rows,
+            vocab_size=self._info.vocab_size,
+            eos_token_ids=self.defaults.eos_token_ids,
         )
 
     @property
@@ -194,7 +188,7 @@ class Engine:
         ended: list[tuple[Sequence, Ending]] = []  # by tokens of an earlier run
         for index in range(request.n):
             sequence = Sequence(request, index, next(self._arrivals))
-            choices[sequence] = self._choice(sequence)
+            choices[sequence] = self._new_choices.of(sequence)
             ending = choices[sequence].replay()
             if ending is not None:
                 ended.append((sequence, ending))
@@ -220,16 +214,20 @@ class Engine:
         return self._clock.slack_s()
 
     def step(self) -> list[Output]:
-        """Plans and dispatches the next step, then commits the one before it.
+        """Plans and dispatches the next step, then commits the one before it: that first, if drafts depend on it.
 
         Where a grammar constrains a row of the next one, its tokens depend on those of the one before: they are read
         while the device computes up to the head, which gets its masks then. Text and outputs come after that.
         """
-        self._clock.begin(is_idle=self._in_flight is None)
-        plan = self._plan()
-        outputs, self._early_outputs = self._early_outputs, []
-        last, self._in_flight = self._in_flight, None
+        outputs: list[Output] = []
+        plan = None
         try:
+            if self._has_to_know():
+                outputs += self._commit(self._take_in_flight())
+            self._clock.begin(is_idle=self._in_flight is None)
+            plan = self._plan()
+            outputs += self._take_early_outputs()
+            last = self._take_in_flight()
             try:
                 self._in_flight = self._dispatch(plan, last)
             finally:  # also where the next cannot be dispatched
@@ -253,10 +251,33 @@ class Engine:
     def _plan(self) -> StepPlan | None:
         while True:
             try:
-                return self._scheduler.plan(self._pace)
+                return self._scheduler.plan(self._pace, self._speculation)
             except SequenceFailed as failure:
-                error = failure.__cause__ if isinstance(failure.__cause__, Exception) else failure
-                self._early_outputs.append(self._fail(failure.sequence, error))
+                self._give_up(failure)
+
+    def _has_to_know(self) -> bool:
+        """Whether the next step follows from tokens that are on their way: it can't be planned before, or had better
+        not be.
+        """
+        if self._speculation is None or self._in_flight is None:
+            return False
+        try:
+            return self._speculation.has_to_know(self._in_flight.plan, self._pace)
+        except SequenceFailed as failure:
+            self._give_up(failure)
+            return True
+
+    def _give_up(self, failure: SequenceFailed) -> None:
+        error = failure.__cause__ if isinstance(failure.__cause__, Exception) else failure
+        self._early_outputs.append(self._fail(failure.sequence, error))
+
+    def _take_early_outputs(self) -> list[Output]:
+        outputs, self._early_outputs = self._early_outputs, []
+        return outputs
+
+    def _take_in_flight(self) -> Dispatched | None:
+        last, self._in_flight = self._in_flight, None
+        return last
 
     def _dispatch(self, plan: StepPlan | None, last: Dispatched | None) -> Dispatched | None:
         if plan is None:
@@ -282,18 +303,13 @@ class Engine:
         if last is None:
             return []
         try:
-            token_ids, logprobs = last.results()
+            last.results()
         finally:
             self._clock.ended()
         outputs: list[Output] = []
-        for step, sampled in enumerate(token_ids):
-            found = None if logprobs is None else logprobs[step]
-            for row, place in last.plan.places():
-                token_id = sampled[place] if row.num_sampled else None
-                if row.num_scored and min(scored := sampled[place - row.num_scored : place]) < 0:
-                    token_id = min(scored)  # the model broke down inside the prompt
-                if not row.sequence.is_finished:
-                    self._commit_row(row, token_id, found, place, outputs)
+        for drawn in last.drawn():
+            if not drawn.row.sequence.is_finished:
+                self._commit_row(drawn, outputs)
         return outputs
 
     def _end_by_grammar(self) -> list[Output]:
@@ -310,24 +326,37 @@ class Engine:
             return self._fail(sequence, error)
         return self._end(sequence, ending, delta)
 
-    def _commit_row(
-        self, row: Row, token_id: int | None, logprobs: Logprobs | None, place: int, outputs: list[Output]
-    ) -> None:
+    def _commit_row(self, drawn: Drawn, outputs: list[Output]) -> None:
+        row, token_ids, place, logprobs = drawn
         sequence = row.sequence
         num_known = len(sequence.token_ids)
         try:
-            if token_id is not None and token_id < 0:
-                outputs.append(self._cut_short(sequence, Ending("error", error=_NO_TOKEN[token_id])))
+            if token_ids and token_ids[0] < 0:
+                outputs.append(self._cut_short(sequence, Ending("error", error=_NO_TOKEN[token_ids[0]])))
                 return
             if row.num_scored:
                 self._choices[sequence].score(row, logprobs, place - row.num_scored)
-            self._scheduler.commit(row, token_id)
-            if token_id is not None:
-                outputs.append(self._advance(sequence, token_id, self._logprob(sequence, logprobs, place)))
+            if not token_ids:
+                self._scheduler.commit(row, None)
+            self._count_drafts(row, len(token_ids))
+            for behind, token_id in enumerate(token_ids):
+                num_known = len(sequence.token_ids)
+                self._scheduler.commit(row, token_id, is_behind_draft=behind > 0)
+                logprob = self._choices[sequence].logprob(logprobs, place + behind)
+                outputs.append(self._advance(sequence, token_id, logprob))
                 self._totals["generated_tokens"] += 1
+                if sequence.is_finished:
+                    return
         except Exception as error:
             del sequence.token_ids[num_known:]  # that token is never seen
             outputs.append(self._fail(sequence, error))
+
+    def _count_drafts(self, row: Row, num_drawn: int) -> None:
+        if row.drafts:
+            row.sequence.num_drafted += len(row.drafts)
+            row.sequence.num_accepted += num_drawn - 1
+            self._totals["drafted_tokens"] += len(row.drafts)
+            self._totals["accepted_tokens"] += num_drawn - 1
 
     def _advance(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> Output:
         """What a sequence's newest token means: its text, and perhaps its end."""
@@ -338,19 +367,6 @@ class Engine:
         else:
             output = self._end(sequence, ending, delta, (token_id,), logprob)
         return choice.with_prompt_logprobs(output)
-
-    def _logprob(self, sequence: Sequence, found: Logprobs | None, place: int) -> TokenLogprob | None:
-        """Of a sequence's newest token, sampled by the row at `place`, if its request asks for it."""
-        count = sequence.request.sampling.logprobs
-        if found is None or count is None:
-            return None
-        return logprob_at(found, place, sequence.token_ids[-1], count, self.tokenizer.spell)
-
-    def _choice(self, sequence: Sequence) -> Choice:
-        stop_ids = frozenset(sequence.request.sampling.stop_ids(self.defaults.eos_token_ids))
-        stream = self._replies.stream(sequence.request, sequence.index)
-        prompt_logprobs = PromptLogprobs(sequence.request, self.tokenizer.spell) if sequence.scores_prompt else None
-        return Choice(sequence, stream, stop_ids, self.max_model_len, prompt_logprobs)
 
     def _cut_short(self, sequence: Sequence, ending: Ending) -> Output:
         """Ends a sequence for a reason that is not in its tokens, with the text that was held back."""
@@ -374,6 +390,8 @@ class Engine:
     ) -> Output:
         self._scheduler.finish(sequence)
         self._masks.forget(sequence)
+        if self._speculation is not None:
+            self._speculation.forget(sequence)
         choice = self._choices.pop(sequence)
         siblings = self._sequences[sequence.request.id]
         siblings.remove(sequence)

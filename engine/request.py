@@ -194,6 +194,8 @@ class Output:
     stop_reason: str | int | None = None  # with finish_reason `stop` or `tool_calls`: the stop string, or the token id
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # of each token of the prompt but the first; once
     num_reasoning_tokens: int = 0  # with a finish_reason: those of all tokens of the choice that are reasoning
+    num_drafted_tokens: int = 0  # with a finish_reason: guesses at tokens of the choice that this engine verified
+    num_accepted_tokens: int = 0  # those of them that were right
 
 
 def _require(holds: bool, name: str, value: object, range_: str) -> None:

@@ -41,6 +41,8 @@ class EngineStats:
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     generated_tokens_total: int = 0
+    drafted_tokens_total: int = 0
+    accepted_tokens_total: int = 0  # of those that were drafted
     preemptions_total: int = 0
     faults_total: int = 0  # steps that raised; their sequences were run again
     compiles_after_warmup_total: int = 0

@@ -71,13 +71,16 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts over all choices. `cached_tokens` are prompt tokens that needed no computing; `reasoning_tokens` are
-    those of the completion that are reasoning, as far as that is known.
+    those of the completion that are reasoning, as far as that is known. `drafted_tokens` were guessed ahead, as far as
+    the worker knows that ended the reply, and `accepted_tokens` of them were right (docs/speculation.md).
     """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

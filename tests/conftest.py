@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -14,7 +14,7 @@ import pytest
 import structlog
 from patience import TEST_S
 from redis import Redis as BlockingRedis
-from servers import SERVERS, cluster_arguments, form_cluster
+from servers import KINDS, SERVERS, cluster_arguments, form_cluster
 
 from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.local.embedded import EmbeddedServer
@@ -22,32 +22,28 @@ from penstock.worker.local.embedded import EmbeddedServer
 # A shell that starts the suite in the background ignores SIGINT, and so would the processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Most programs that tests compile run a few times: optimising them would take longer, here and in processes that tests
+# start. What is promised of programs as they ship is tested with `as_shipped`.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
 # How long an example takes says more about what else the machine does than about the code.
 hypothesis.settings.register_profile("penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("penstock")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    leave_out_servers(config, items)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    leave_other_servers_to_the_slow(items)
+    yield  # `-m` chooses
     limit_times(config, items)
     trace_once(items)
 
 
-def leave_out_servers(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests that any server will do for, those on the first kind are kept."""
-    kept: list[pytest.Item] = []
-    left_out: list[pytest.Item] = []
+def leave_other_servers_to_the_slow(items: list[pytest.Item]) -> None:
+    """On another kind of server than the first, `make test` runs those alone that prove something else there."""
     for item in items:
-        (left_out if item.get_closest_marker("any_server") and runs_on_another(item) else kept).append(item)
-    items[:] = kept
-    config.hook.pytest_deselected(items=left_out)
-
-
-def runs_on_another(item: pytest.Item) -> bool:
-    """Whether it runs on another kind of server than the first."""
-    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    servers = [params[name] for name in ("redis_server", "redis_cluster") if name in params]
-    return any(server in list(SERVERS)[1:] for server in servers)
+        if item.get_closest_marker("other_server") and not item.get_closest_marker("every_server"):
+            item.add_marker("slow")
 
 
 def trace_once(items: list[pytest.Item]) -> None:
@@ -78,7 +74,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     assert not copies, f"imported by bare name: {', '.join(copies)}; import penstock.{copies[0]} instead"
 
 
-@pytest.fixture(scope="session", params=list(SERVERS) or ["none"])
+@pytest.fixture(scope="session", params=KINDS)
 def redis_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
     """A running server; a test that uses it runs once per server program at hand."""
     if not SERVERS:
@@ -87,7 +83,7 @@ def redis_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
         yield server
 
 
-@pytest.fixture(scope="session", params=list(SERVERS) or ["none"])
+@pytest.fixture(scope="session", params=KINDS)
 def redis_cluster(request: pytest.FixtureRequest) -> Iterator[list[EmbeddedServer]]:
     """Three running servers that form a cluster."""
     if not SERVERS:

@@ -1,4 +1,5 @@
-"""How long tests wait for what must happen: the one place to change that, for a machine that is busier than most.
+"""How long tests wait for what must happen: the one place to change that, for a machine that is busier than most; and
+which cases are for those who have the time.
 
 No test passes because of these figures. They only say when a wait is given up, so they are generous, and the limit per
 test leaves time for a few waits. `PENSTOCK_TEST_PATIENCE=3` makes all of them three times as long.
@@ -7,7 +8,23 @@ test leaves time for a few waits. `PENSTOCK_TEST_PATIENCE=3` makes all of them t
 from __future__ import annotations
 
 import os
+from typing import Any
+
+import pytest
 
 PATIENCE = float(os.environ.get("PENSTOCK_TEST_PATIENCE", "1"))
 WAIT_S = 240.0 * PATIENCE  # for one event, a reply, the end of a process
 TEST_S = 900.0 * PATIENCE  # for a whole test, its fixtures included
+
+
+def slow(*values: Any) -> Any:
+    """A case of a parametrised test that `make test` leaves to `make test-slow`."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def mostly_slow(cases: dict[str, Any], *quick: str) -> list[Any]:
+    """Cases by name, of which those named run in `make test`."""
+    assert cases.keys() >= set(quick)
+    return [
+        pytest.param(case, id=name, marks=[] if name in quick else pytest.mark.slow) for name, case in cases.items()
+    ]

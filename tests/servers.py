@@ -6,12 +6,17 @@ import contextlib
 import socket
 import time
 
+import pytest
 from patience import WAIT_S
 from redis import Redis as BlockingRedis
 
 from penstock.worker.local.embedded import EmbeddedServer, find_servers
 
 SERVERS = find_servers()
+KINDS = [
+    pytest.param(name, marks=[pytest.mark.other_server] if place else []) for place, name in enumerate(SERVERS)
+] or ["none"]
+"""Of a fixture that starts a server: its `params`."""
 
 
 def cluster_arguments() -> tuple[str, ...]:

@@ -114,6 +114,8 @@ class _EngineCollector(Collector):
             ("prompt_tokens", "Prompt tokens of the requests taken on.", stats.prompt_tokens_total),
             ("cached_tokens", "Prompt tokens that the prefix cache saved.", stats.cached_tokens_total),
             ("generated_tokens", "Tokens generated.", stats.generated_tokens_total),
+            ("drafted_tokens", "Guesses at tokens that were verified.", stats.drafted_tokens_total),
+            ("accepted_tokens", "Those of them that were right.", stats.accepted_tokens_total),
             ("preemptions", "Sequences put back for want of pages.", stats.preemptions_total),
             ("faults", "Steps that raised; their sequences were run again.", stats.faults_total),
             ("compiles_after_warmup", "Shapes that the warm-up missed.", stats.compiles_after_warmup_total),

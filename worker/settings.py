@@ -85,6 +85,11 @@ class Settings(BaseSettings):
         "How weights are held in memory: auto (as stored), or quantized while they are loaded, of a checkpoint that is "
         "not: int8, int4 or fp8.",
     )
+    activations: str = _engine(
+        "activations",
+        "What weights in int8 are multiplied with: auto (what the checkpoint says), or int8, which quantizes "
+        "activations token by token.",
+    )
     max_model_len: Annotated[int | None, _OrNone] = _engine(
         "max_model_len", "Prompt and generated tokens of one sequence together; none: the model's own limit."
     )
@@ -112,6 +117,12 @@ class Settings(BaseSettings):
         "Decode steps in one dispatch while nobody waits; none: 1 on TPU, elsewhere 1 or 8, whichever warm-up measures "
         "to be quicker.",
     )
+    speculation: str = _engine(
+        "speculation",
+        "Who guesses tokens ahead, to be verified several at once where that pays: ngram (what followed the last "
+        "tokens where the prompt or the reply had them before) or off. Replies are the same.",
+    )
+    max_draft_tokens: int = _engine("max_draft_tokens", "Guessed tokens of one sequence that a step verifies at most.")
     prefix_caching: bool = _engine("prefix_caching", "Keep the pages of finished prompts for prompts that begin alike.")
     prefill_share: float = _engine(
         "prefill_share",

@@ -15,6 +15,7 @@ from penstock.engine.execution.sampling import NEVER, SamplingRows, are_sound, s
 from penstock.engine.execution.sampling_state import GENERATED, IN_PROMPT, STOPS, SamplingState, counted
 
 NO_TARGET = -1
+NO_DRAFT = -1
 
 _LARGEST = 1e29  # penalties and biases do not get a logit beyond it, to either side: none comes near NEVER
 
@@ -31,6 +32,7 @@ class ExtendedRows:
     frequency_penalty: jax.Array  # f32 [num_rows]
     min_tokens: jax.Array  # i32 [num_rows]: before that output index, no token that stops
     target: jax.Array  # i32 [num_rows]: the token to score, by a row that samples none; else NO_TARGET
+    draft: jax.Array  # i32 [num_rows]: the token before it, of an adjusted row behind a draft; else NO_DRAFT
     scored: jax.Array  # i32 [num_rows]: the rows that want log-probabilities, `num_scored` of them
     num_scored: jax.Array  # i32 []
 
@@ -49,7 +51,12 @@ def sample_extended(
     state: SamplingState,
     masks: jax.Array | None = None,  # i32 [num_rows, mask_words]: which tokens may be drawn; -1 for all
 ) -> tuple[jax.Array, Logprobs, SamplingState]:
-    """Draws one token per row, i32 `[num_rows]`, and counts it. A row with a target gives that."""
+    """Draws one token per row, i32 `[num_rows]`, and counts it. A row with a target gives that.
+
+    The rows of one sequence that are behind drafts come after the one that is not, in order. Each sees the drafts up to
+    it as if they had been generated; what it draws is counted if these turn out right. A loop of steps has no drafts,
+    nor masks.
+    """
     is_sound = are_sound(logits)
     logits = jax.lax.cond(
         jnp.any(rows.is_adjusted), adjust, lambda logits, *_: logits, logits, rows, state, sampling.output_index
@@ -59,7 +66,34 @@ def sample_extended(
     token_ids = sample(logits, sampling, is_sound)
     token_ids = jnp.where((rows.target >= 0) & is_sound, rows.target, token_ids)
     logprobs = logprobs_of(logits, token_ids, rows.scored, rows.num_scored)
-    return token_ids, logprobs, counted(state, rows.slot, token_ids, rows.is_penalised)
+    is_drawn = rows.is_penalised
+    if masks is not None:
+        is_drawn = jax.lax.cond(
+            jnp.any(rows.draft >= 0), behind_right_drafts, lambda drawn, *_: drawn, is_drawn, rows, token_ids
+        )
+    return token_ids, logprobs, counted(state, rows.slot, token_ids, is_drawn)
+
+
+def behind_right_drafts(is_drawn: jax.Array, rows: ExtendedRows, token_ids: jax.Array) -> jax.Array:
+    """`is_drawn` without the rows before which a draft is not the token that was drawn in its place."""
+    is_wrong = (rows.draft >= 0) & (rows.draft != jnp.roll(token_ids, 1))
+    return is_drawn & ~jnp.any(_drafts_before(rows) & is_wrong, axis=-1)
+
+
+def _drafts_before(rows: ExtendedRows) -> jax.Array:
+    """Which rows, by the last axis, are of the same sequence and behind a draft that a row sees, bool
+    `[num_rows, num_rows]`.
+    """
+    is_same = rows.slot[:, None] == rows.slot
+    return jnp.tril(is_same) & (rows.draft >= 0) & (rows.draft >= 0)[:, None]
+
+
+def _with_drafts(tokens: jax.Array, rows: ExtendedRows) -> jax.Array:
+    """The words of tokens `[num_rows, vocab]` with the drafts before each row counted."""
+    # A matmul of zeros and ones, which is exact: each scatter takes a TPU's compiler many seconds.
+    is_draft = rows.draft[:, None] == jnp.arange(tokens.shape[-1], dtype=jnp.int32)
+    counts = _drafts_before(rows).astype(jnp.float32) @ is_draft.astype(jnp.float32)
+    return tokens + GENERATED * counts.astype(jnp.int32)
 
 
 def adjust(logits: jax.Array, rows: ExtendedRows, state: SamplingState, output_index: jax.Array) -> jax.Array:
@@ -69,6 +103,7 @@ def adjust(logits: jax.Array, rows: ExtendedRows, state: SamplingState, output_i
     OpenAI's API, over the output alone. What may not be drawn gets NEVER, whatever its bias; all else stays above it.
     """
     tokens, bias = state.tokens[rows.slot].astype(jnp.int32), state.bias[rows.slot]
+    tokens = jax.lax.cond(jnp.any(rows.draft >= 0), _with_drafts, lambda tokens, _: tokens, tokens, rows)
     counts = tokens // GENERATED
     is_seen = (counts > 0) | (tokens & IN_PROMPT > 0)
     is_blocked = (tokens & STOPS > 0) & (output_index < rows.min_tokens)[:, None]

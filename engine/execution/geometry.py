@@ -13,7 +13,7 @@ from penstock.engine.request import MAX_STOP_TOKENS
 MIN_BUCKET = 16
 
 NUM_SAMPLING_WORDS = 7
-_NUM_EXTENDED_WORDS = 7
+_NUM_EXTENDED_WORDS = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Tokens
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
-from llguidance import LLExecutor
+from llguidance import LLExecutor, LLMatcher
 
-from penstock.engine.scheduling.scheduler import StepPlan
 from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import Row, StepPlan
 from penstock.engine.structured import GrammarFailed, Matcher
 
 
@@ -30,24 +32,62 @@ class MaskBuilder:
         self._ended: list[tuple[Sequence, GrammarFailed | None]] = []
 
     def build(self, plan: StepPlan, newest: Mapping[Sequence, int]) -> np.ndarray:
-        """i32 `[num_sampled, words]`, a bit per token, set if it may be drawn; all are for a row without a grammar.
+        """i32 `[num_drawn, words]`, a bit per token, set if it may be drawn; all are for a row without a grammar.
 
         `newest` has the token of each sequence that the host has read, and has not committed yet. One that ended with
         it, or ends here (`take_ended`), has all bits set: what it draws is discarded.
         """
-        sampled = [row.sequence for row in plan.sampled]
-        masks = np.full((len(sampled), self._num_filled), -1, np.int32)
+        rows, places = plan.sampled, [0, *accumulate(row.num_drawn for row in plan.sampled)]
+        masks = np.full((places[-1], self._num_filled), -1, np.int32)
         matchers = [
             (matcher, place)
-            for place, sequence in enumerate(sampled)
-            if sequence.is_constrained and (matcher := self._behind(sequence, newest)) is not None
+            for row, place in zip(rows, places, strict=False)
+            if row.sequence.is_constrained and (matcher := self._behind(row.sequence, newest)) is not None
         ]
         if matchers:
             self._fill(masks, matchers)
+        of_place = dict(zip(places, rows, strict=False))
         for matcher, place in matchers:
+            row = of_place[place]
             if matcher.has_failed:
-                self._fill_again(masks, place, sampled[place], newest)
+                self._fill_again(masks, place, row.sequence, newest)
+            if row.drafts:
+                self._fill_behind(masks, place, row)
         return np.ascontiguousarray(masks[:, : self._num_words])
+
+    def _fill_behind(self, masks: np.ndarray, place: int, row: Row) -> None:
+        """The masks behind a row's drafts. Where its grammar does not have a draft, or fails at it, nothing may be
+        drawn: then nothing is, and the row that comes there without drafts finds out why.
+        """
+        masks[place + 1 : place + row.num_drawn] = 0
+        matcher = self._matchers[row.sequence]
+        if not matcher.may_guess:  # since it was planned, the reply has got another lexer
+            return
+        state = matcher.state.deep_copy()
+        for behind, draft in enumerate(row.drafts, place + 1):
+            if not state.consume_token(draft) or state.is_stopped():
+                return
+            self._executor.unsafe_compute_mask_ptr([(state, behind)], masks.ctypes.data, masks.strides[0], len(masks))
+            if state.is_error():
+                masks[behind] = 0
+                return
+
+    def forced(self, sequence: Sequence) -> list[int]:
+        """The tokens that a sequence's grammar leaves no choice about, by the bytes that have to come next."""
+        state = self._guessing(sequence)
+        return [] if state is None else list(state.compute_ff_tokens())
+
+    def count_allowed(self, sequence: Sequence, drafts: Tokens[int]) -> int:
+        """How many of these may be tried: that a sequence's grammar lets follow."""
+        state = self._guessing(sequence)
+        return 0 if state is None else int(state.validate_tokens(list(drafts)))
+
+    def _guessing(self, sequence: Sequence) -> LLMatcher | None:
+        """A copy of a sequence's matcher, behind its tokens, for text that may never come. None where nothing follows,
+        or the reply has a lexer of its own, which must see no other text: else guesses would decide when it is full.
+        """
+        matcher = self._behind(sequence, {})
+        return matcher.state.deep_copy() if matcher is not None and matcher.may_guess else None
 
     def take_ended(self) -> list[tuple[Sequence, GrammarFailed | None]]:
         """The sequences that grammars have ended since it was last asked: by a failure, or because nothing can follow

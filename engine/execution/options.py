@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.engine.execution.extended import NO_TARGET
+from penstock.engine.execution.extended import NO_DRAFT, NO_TARGET
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling_state import SlotFill, slot_fill
-from penstock.engine.scheduling.scheduler import Row, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import Row, StepPlan
 
 MAX_WORD = 2**31 - 1  # no count of tokens comes near it: a larger bound means the same
 
@@ -23,6 +23,8 @@ class HeadRow(NamedTuple):
     row: Row
     token: int  # its place among the step's tokens
     target: int  # the token to score, else NO_TARGET
+    draft: int  # the token before it, where that is a draft, else NO_DRAFT
+    output_index: int  # of the token it draws
     is_adjusted: bool  # whether penalties, biases or restrictions change its logits: never where it scores a prompt
     is_scored: bool  # whether it wants log-probabilities
 
@@ -35,12 +37,18 @@ def head_rows(plan: StepPlan) -> list[HeadRow]:
         start, end = end, end + row.num_tokens
         for place in range(row.num_scored):
             target = row.sequence.token_ids[row.start + place + 1]
-            found.append(HeadRow(row, start + place, target, is_adjusted=False, is_scored=True))
+            found.append(HeadRow(row, start + place, target, NO_DRAFT, 0, is_adjusted=False, is_scored=True))
         if row.num_sampled:
-            params = row.sequence.request.sampling
-            adjusts = params.adjusts_logits or row.output_index < params.min_tokens
-            found.append(HeadRow(row, end - 1, NO_TARGET, adjusts, params.logprobs is not None))
+            found.append(_drawing(row, end - row.num_drawn, NO_DRAFT, row.output_index))
+            for behind, draft in enumerate(row.drafts, 1):
+                found.append(_drawing(row, end - row.num_drawn + behind, draft, row.output_index + behind))
     return found
+
+
+def _drawing(row: Row, token: int, draft: int, output_index: int) -> HeadRow:
+    params = row.sequence.request.sampling
+    adjusts = params.adjusts_logits or output_index < params.min_tokens
+    return HeadRow(row, token, NO_TARGET, draft, output_index, adjusts, params.logprobs is not None)
 
 
 class Options(NamedTuple):
@@ -94,13 +102,13 @@ class OptionsBuilder:
 
     def _words_of(self, row: HeadRow) -> tuple[int, ...]:
         words = self._words[row.row.sequence.batch_slot] if row.is_adjusted else _NEUTRAL_WORDS
-        return (*words, row.target)
+        return (*words, row.target, row.draft if row.is_adjusted else NO_DRAFT)
 
 
 def neutral_options(geometry: Geometry, num_rows: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The options of rows that ask for none, and views of their parts."""
     flat, parts = geometry.extended_layout(num_rows).empty()
-    parts["words"][:] = (*_NEUTRAL_WORDS, NO_TARGET)
+    parts["words"][:] = (*_NEUTRAL_WORDS, NO_TARGET, NO_DRAFT)
     return flat, parts
 
 

@@ -11,8 +11,8 @@ from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.options import MAX_WORD, HeadRow, Options, OptionsBuilder, as_word, head_rows
 from penstock.engine.execution.sampling import NOT_A_TOKEN
 from penstock.engine.scheduling.page_table import PageTable
-from penstock.engine.scheduling.scheduler import Row, StepPlan
 from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class BatchBuilder:
             parts["sampled_tokens"][: len(rows)] = [row.token for row in rows]
             parts["num_sampled"][0] = len(rows)
             parts["sampling"][: len(rows)] = [
-                _sampling_words(row.row) if row.target == NO_TARGET else _GREEDY_WORDS for row in rows
+                _sampling_words(row) if row.target == NO_TARGET else _GREEDY_WORDS for row in rows
             ]
             num_rows = self._geometry.row_bucket(len(rows), extended=options is not None)
             self._rows_in_flight = {row.row.sequence: place for place, row in enumerate(rows)}
@@ -107,7 +107,9 @@ class BatchBuilder:
         for row in plan.rows:
             sequence = row.sequence
             token_ids += sequence.token_ids[row.start : row.start + row.num_known]
-            if row.num_known < row.num_tokens:
+            if row.drafts:
+                token_ids += row.drafts
+            elif row.num_known < row.num_tokens:
                 sources[len(token_ids)] = self._rows_in_flight[sequence]
                 token_ids.append(0)
         batch_slots = np.array([row.sequence.batch_slot for row in plan.rows], np.int32)
@@ -130,8 +132,8 @@ class BatchBuilder:
             parts["slots"][group, : plan.num_tokens] = mirror.table[holders, numbers] * page_size + places
 
 
-def _sampling_words(row: Row) -> tuple[int, ...]:
-    sequence = row.sequence
+def _sampling_words(row: HeadRow) -> tuple[int, ...]:
+    sequence = row.row.sequence
     if not sequence.sampling_words:
         params, seed = sequence.request.sampling, sequence.seed
         sequence.sampling_words = (

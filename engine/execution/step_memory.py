@@ -46,7 +46,10 @@ class StepMemory:
             return None
         try:
             kept = json.loads(self._path.read_text())
-            times = StepTimes(_by_bucket(kept["prompt_s"]), _by_bucket(kept["decode_s"]), float(kept["pair_s"]))
+            times = StepTimes(
+                _by_bucket(kept["prompt_s"]), _by_bucket(kept["decode_s"]), float(kept["pair_s"]),
+                _by_bucket(kept["few_s"]),
+            )  # fmt: skip
             return Measured(times, {int(rows): int(steps) for rows, steps in kept["loops"].items()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -56,7 +59,10 @@ class StepMemory:
         if self._path is None:
             return
         times = measured.times
-        kept = {"prompt_s": times.prompt_s, "decode_s": times.decode_s, "pair_s": times.pair_s, "loops": measured.loops}
+        kept = {
+            "prompt_s": times.prompt_s, "decode_s": times.decode_s, "few_s": times.few_s, "pair_s": times.pair_s,
+            "loops": measured.loops,
+        }  # fmt: skip
         scratch = self._path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)

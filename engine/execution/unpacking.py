@@ -75,6 +75,7 @@ def unpack_extended(layout: Layout, flat: jax.Array) -> ExtendedRows:
         frequency_penalty=_as_float(words[:, 4]),
         min_tokens=words[:, 5],
         target=words[:, 6],
+        draft=words[:, 7],
         scored=parts["scored"],
         num_scored=parts["num_scored"][0],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,6 +25,9 @@ LONGEST_LOOP_S = 0.01
 _BRIEF_S = 0.05
 """A step that was measured at an earlier start runs once more if it is no longer than this: so its first run is not a
 request's, and the shorter time is kept."""
+
+_FEW = (1, 4)
+"""Sampled rows, fewer than the smallest bucket has, whose steps are measured too: where drafts pay most."""
 
 _REPEATS = 3  # of which the shortest counts: other work on the machine only ever adds
 _ENOUGH_S = 0.2  # steps that take so long are not repeated
@@ -52,10 +56,9 @@ def warm_up(
         loops = dict(kept.loops)
     memory.keep(Measured(times, loops))
     runner.compile_loops(loops, progress)
-    for num_rows, num_steps in loops.items():
-        time_decoding(runner, num_rows, num_steps)
+    loop_s = {num_rows: _fastest_looped(runner, num_rows, num_steps) for num_rows, num_steps in loops.items()}
     runner.start_watch()
-    return Pace(times, prefill_share, loops)
+    return Pace(replace(times, loop_s=loop_s), prefill_share, loops)
 
 
 def measure_steps(runner: Runner) -> StepTimes:
@@ -64,7 +67,10 @@ def measure_steps(runner: Runner) -> StepTimes:
         runner.dispatch(_decode_batch(geometry, num_rows, extended=True)).token_ids()
     prompt_s = {bucket: _fastest(runner, _prompt_batch(geometry, bucket)) for bucket in geometry.token_buckets}
     decode_s = {bucket: _fastest(runner, _decode_batch(geometry, bucket)) for bucket in geometry.row_buckets}
-    return StepTimes(prompt_s, decode_s, _pair_s(runner, prompt_s[geometry.token_buckets[0]]))
+    few_s = {
+        count: _fastest(runner, _decode_batch(geometry, geometry.row_buckets[0], num_seqs=count)) for count in _FEW
+    }
+    return StepTimes(prompt_s, decode_s, _pair_s(runner, prompt_s[geometry.token_buckets[0]]), few_s)
 
 
 def measure_again(runner: Runner, kept: StepTimes) -> StepTimes:
@@ -81,7 +87,7 @@ def measure_again(runner: Runner, kept: StepTimes) -> StepTimes:
         bucket: min(known_s, _seconds(runner, _decode_batch(geometry, bucket))) if known_s <= _BRIEF_S else known_s
         for bucket, known_s in kept.decode_s.items()
     }
-    return StepTimes(prompt_s, decode_s, kept.pair_s)
+    return replace(kept, prompt_s=prompt_s, decode_s=decode_s)
 
 
 def choose_decode_steps(runner: Runner, times: StepTimes) -> dict[int, int]:
@@ -103,6 +109,13 @@ def time_decoding(runner: Runner, num_rows: int, num_steps: int) -> float:
         last = runner.dispatch(batch)
     last.token_ids()
     return time.perf_counter() - start
+
+
+def _fastest_looped(runner: Runner, num_rows: int, num_steps: int) -> float:
+    """Seconds of one of several decode steps in a dispatch."""
+    num_tokens = max(1, LOOP_STEPS // num_steps) * num_steps
+    time_decoding(runner, num_rows, num_steps)  # so that no first run is timed
+    return min(time_decoding(runner, num_rows, num_steps) for _ in range(_REPEATS)) / num_tokens
 
 
 def _pair_s(runner: Runner, alone_s: float) -> float:
@@ -140,9 +153,12 @@ def _prompt_batch(geometry: Geometry, num_tokens: int, context: int = 0) -> Batc
     return Batch(num_tokens, geometry.row_buckets[0], 1, 1, flat, None, None)
 
 
-def _decode_batch(geometry: Geometry, num_rows: int, *, num_steps: int = 1, extended: bool = False) -> Batch:
-    """First tokens of as many sequences as there are rows, in the sink page; with several steps, of one."""
-    num_seqs = 1 if num_steps > 1 else num_rows
+def _decode_batch(
+    geometry: Geometry, num_rows: int, *, num_seqs: int | None = None, num_steps: int = 1, extended: bool = False
+) -> Batch:
+    """First tokens of so many sequences, in the sink page: as many as there are rows, or one with several steps."""
+    if num_seqs is None:
+        num_seqs = 1 if num_steps > 1 else num_rows
     flat, parts = geometry.step_layout(num_rows).empty()
     parts["sources"][:] = -1
     parts["cu_q_lens"][1:] = np.minimum(np.arange(1, num_rows + 1), num_seqs)

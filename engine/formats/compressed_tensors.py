@@ -11,7 +11,8 @@ A `config_groups` says how the Linears that its `targets` name are quantized; he
 Codes of 4 or 8 bits are packed from the low bits on, with 2**(bits - 1) added.
 Each has a `weight_scale`: `[out, in / group]`, `[out, 1]` (per channel), of fp8 also one for all or one per block. An
 asymmetric one has `weight_zero_point`: as the codes, packed along `out`. `weight_g_idx` is the group of each feature.
-Activations are not quantized here, whatever `input_activations` says of them.
+Where `input_activations` are int8 with a scale for each token, found while it is computed, weights in int8 are
+multiplied with such ones. Any other activations are as the model computes them.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ class Scheme:
     rows: int  # output features; 0: all
     has_zeros: bool
     has_order: bool
+    has_int8_activations: bool = False
 
     @classmethod
-    def read(cls, fields: object) -> Self:
+    def read(cls, fields: object, activations: object = None) -> Self:
         if not isinstance(fields, Mapping):
             raise unsupported("config_groups.weights", fields)
         kind, strategy = fields.get("type", "int"), fields.get("strategy") or _implied_strategy(fields)
@@ -62,7 +64,8 @@ class Scheme:
             raise unsupported("config_groups.weights.actorder", order)
         rows, group = _block(fields, strategy)
         has_zeros = not flag(fields, "symmetric", True)
-        return cls(kind, bits, strategy, group, rows, has_zeros, has_order=order in ("group", "dynamic"))
+        by_token = (kind, bits) == ("int", 8) and _are_int8_by_token(activations)
+        return cls(kind, bits, strategy, group, rows, has_zeros, order in ("group", "dynamic"), by_token)
 
     def makes(self, code: str) -> bool:
         return code == ("fp8" if self.kind == "float" else f"int{self.bits}")
@@ -70,7 +73,23 @@ class Scheme:
     def packed(self, scale: str) -> Packing:
         code = "fp8" if self.kind == "float" else f"int{self.bits}"
         offset = "zeros" if self.has_zeros else "none"
-        return Packing(code, self.group, rows=self.rows, scale=scale, offset=offset, has_order=self.has_order)
+        return Packing(
+            code,
+            self.group,
+            rows=self.rows,
+            scale=scale,
+            offset=offset,
+            has_order=self.has_order,
+            has_int8_activations=self.has_int8_activations,
+        )
+
+
+def _are_int8_by_token(fields: object) -> bool:
+    if not isinstance(fields, Mapping):
+        return False
+    left_out = {"num_bits": 8, "type": "int", "symmetric": True}
+    wanted = {**left_out, "strategy": "token", "dynamic": True}
+    return all(fields.get(name, left_out.get(name)) == value for name, value in wanted.items())
 
 
 def _implied_strategy(fields: Mapping[str, Any]) -> str:
@@ -111,7 +130,10 @@ class CompressedTensors:
             form = group.get("format") or fields.get("format")
             if form not in FORMATS:
                 raise unsupported("format", form, f"expected one of {', '.join(FORMATS)}")
-        targets = tuple((names(group, "targets"), Scheme.read(group.get("weights"))) for group in groups.values())
+        targets = tuple(
+            (names(group, "targets"), Scheme.read(group.get("weights"), group.get("input_activations")))
+            for group in groups.values()
+        )
         schemes = tuple(dict.fromkeys(scheme for _, scheme in targets))
         if len({(scheme.kind, scheme.bits) for scheme in schemes}) != len(schemes):
             raise ConfigError(f"config.json: {CONFIG}.config_groups has different groups of one type: {shown(schemes)}")

@@ -52,6 +52,7 @@ class Packing:
     offset: str = "none"
     super_group: int = 0  # input features that share a scale of scales, which is a float16; 0: there is none
     has_order: bool = False  # whether features are in groups in an order of their own
+    has_int8_activations: bool = False  # whether what it is multiplied by is quantized as well, token by token
 
     def __post_init__(self) -> None:
         is_integer, has_super = self.code in ZERO, self.super_group > 0
@@ -62,6 +63,7 @@ class Packing:
             and self.group >= 0
             and (is_integer or self.offset == "none")
             and (is_integer or not self.has_order)
+            and (self.code == "int8" or not self.has_int8_activations)
             and (self.rows == 1 or (self.code == "fp8" and self.rows >= 0))
             and (self.group in GROUPS or self.code == "fp8")
             and (self.scale == "e8m0") == (self.code == "fp4")

@@ -19,7 +19,7 @@ class Identity:
     """Of a checkpoint on disk. Equal digests mean equal contents."""
 
     revision: str | None  # the commit, of a model from the hub
-    weights: str  # of config.json, of the names, sizes and samples of the weight files, and of how they are held
+    weights: str  # of config.json, of the weight files' names, sizes and samples, and of how they are held and used
     tokenizer: str  # of what the tokenizer does, whatever its files say beside that
     template: str | None  # of the chat templates, if there is one
 
@@ -28,7 +28,14 @@ class Identity:
         return _digest(json.dumps([self.weights, self.tokenizer, self.template, chat_format]))
 
 
-def identify(path: Path, templates: Mapping[str, str], token_rules: str, *, held_as: str = AS_STORED) -> Identity:
+def identify(
+    path: Path,
+    templates: Mapping[str, str],
+    token_rules: str,
+    *,
+    held_as: str = AS_STORED,
+    activations: str = AS_STORED,
+) -> Identity:
     """Reads little of the weights, whatever their size.
 
     Args:
@@ -36,6 +43,7 @@ def identify(path: Path, templates: Mapping[str, str], token_rules: str, *, held
         templates: as in `Tokenizer.templates`.
         token_rules: as `Tokenizer.rules` gives them.
         held_as: the setting `weights`: quantized weights are others than those they are made of.
+        activations: the setting of that name: other products make another model of the same weights.
 
     Raises:
         CheckpointError: a file is missing, or is no file that can be read.
@@ -43,7 +51,7 @@ def identify(path: Path, templates: Mapping[str, str], token_rules: str, *, held
     checkpoint = open_checkpoint(path)
     return Identity(
         revision=checkpoint.revision,
-        weights=_weights(checkpoint, held_as),
+        weights=_weights(checkpoint, held_as, activations),
         tokenizer=_digest(token_rules),
         template=_digest(json.dumps(templates, sort_keys=True)) if templates else None,
     )
@@ -54,10 +62,12 @@ def _digest(text: str | bytes) -> str:
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:DIGEST_CHARS]
 
 
-def _weights(checkpoint: Checkpoint, held_as: str) -> str:
+def _weights(checkpoint: Checkpoint, held_as: str, activations: str) -> str:
     found = hashlib.sha256()
     for part in checkpoint.contents():
         found.update(part)
     if held_as != AS_STORED:
         found.update(held_as.encode())
+    if activations != AS_STORED:
+        found.update(f"activations {activations}".encode())
     return found.hexdigest()[:DIGEST_CHARS]

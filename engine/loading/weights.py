@@ -18,8 +18,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from penstock.engine.errors import CheckpointError
+from penstock.engine.formats.buffers import PIECE_BYTES, device_buffer, pieces
 from penstock.engine.formats.leaf import Index, Leaf
-from penstock.engine.loading.buffers import PIECE_BYTES, device_buffer, pieces
 from penstock.engine.loading.files import check_file
 from penstock.engine.loading.packed import PackedSource
 from penstock.engine.loading.rows import before_copying

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,12 @@ from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP, RowGroups
 from penstock.engine.models.layers import GatedMLP, Linear
+from penstock.engine.models.packed_quantized import (
+    PackedQuantizedEmbedding,
+    PackedQuantizedGroups,
+    PackedQuantizedLinear,
+    has_kernel,
+)
 from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedGroupedLinear, QuantizedLinear
 from penstock.engine.native import GROUP_ROWS, GROUPED_MATMUL, MATMUL, ROUTE, SUM_ROWS, panel_width
 
@@ -36,6 +43,8 @@ def pack_head(model: Decoder, library: ctypes.CDLL) -> None:
         model.head = nnx.data(PackedLinear.tied(model.embedding[...], width))  # nnx took None for a constant
         if model.config.is_packed:
             model.embedding = None
+    elif has_kernel(model.embedding):
+        model.embedding = PackedQuantizedEmbedding(model.embedding, width)
 
 
 def can_pack(config: ModelConfig) -> bool:
@@ -114,7 +123,7 @@ class PackedAttention(Attention):
     """Attention with one matmul for queries, keys and values."""
 
     def __init__(self, attention: Attention, width: int) -> None:
-        self.qkv = PackedLinear.of(width, attention.q, attention.k, attention.v)
+        self.qkv = _joined(width, attention.q, attention.k, attention.v)
         self.out = _packed(attention.out, width)
         self.q_norm, self.k_norm, self.config = attention.q_norm, attention.k_norm, attention.config
         self.sinks = attention.sinks
@@ -129,7 +138,7 @@ class PackedMLP(GatedMLP):
     """`down(activation(gate(x)) * up(x))` in two matmuls."""
 
     def __init__(self, mlp: GatedMLP, width: int) -> None:
-        self.gate_up = PackedLinear.of(width, mlp.gate, mlp.up, gate=GATES[mlp.activation])
+        self.gate_up = _joined(width, mlp.gate, mlp.up, gate=GATES[mlp.activation])
         self.down = _packed(mlp.down, width)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -142,8 +151,8 @@ class PackedExperts(GroupedMLP):
     def __init__(self, experts: GroupedMLP, width: int) -> None:
         self.num_experts, self.activation, self.clamped = experts.num_experts, experts.activation, experts.clamped
         gate = NOT_GATED if experts.clamped else GATES.get(experts.activation, NOT_GATED)
-        self.gate_up = PackedGroups([experts.gate, experts.up], width, gate=gate)
-        self.down = PackedGroups([experts.down], width)
+        self.gate_up = _joined_groups(width, experts.gate, experts.up, gate=gate)
+        self.down = _joined_groups(width, experts.down)
 
     def __call__(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
         inner = self.gate_up.multiply(rows, groups.sizes, rows.dtype)
@@ -208,9 +217,9 @@ def _result(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
 
 
 def pack_halves(block: Block, width: int) -> None:
-    """Packs what attention and feed-forward multiply by. Quantized layers stay as they are."""
+    """Packs what attention and feed-forward multiply by. Quantized layers that no kernel has a form for stay."""
     attention = block.attention
-    if _are_plain(attention.q, attention.k, attention.v):
+    if _can_join(attention.q, attention.k, attention.v):
         block.attention = PackedAttention(attention, width)
     else:
         _pack_each(attention, ("q", "k", "v", "out"), width)
@@ -221,7 +230,7 @@ def pack_halves(block: Block, width: int) -> None:
 
 
 def _packed_mlp(mlp: GatedMLP, width: int) -> GatedMLP:
-    if mlp.activation in GATES and _are_plain(mlp.gate, mlp.up):
+    if mlp.activation in GATES and _can_join(mlp.gate, mlp.up):
         return PackedMLP(mlp, width)
     _pack_each(mlp, ("gate", "up", "down"), width)
     return mlp
@@ -233,7 +242,25 @@ def _pack_each(module: Attention | GatedMLP, names: Sequence[str], width: int) -
 
 
 def _packed(linear: Linear, width: int) -> Linear:
-    return PackedLinear.of(width, linear) if _are_plain(linear) else linear
+    return _joined(width, linear) if _can_join(linear) else linear
+
+
+def _joined(width: int, *layers: Linear, gate: int = NOT_GATED) -> PackedLinear | PackedQuantizedLinear:
+    """One matmul of several."""
+    if _are_plain(*layers):
+        return PackedLinear.of(width, *layers, gate=gate)
+    return PackedQuantizedLinear(width, *cast("tuple[QuantizedLinear, ...]", layers), gate=gate)
+
+
+def _joined_groups(width: int, *linears: GroupedLinear, gate: int = NOT_GATED) -> PackedGroups | PackedQuantizedGroups:
+    """As `_joined`, of a matrix per expert."""
+    if _are_plain(*linears):
+        return PackedGroups(linears, width, gate=gate)
+    return PackedQuantizedGroups(cast("tuple[QuantizedGroupedLinear, ...]", linears), width, gate=gate)
+
+
+def _can_join(*layers: Linear | GroupedLinear) -> bool:
+    return _are_plain(*layers) or has_kernel(*layers)
 
 
 def _are_plain(*layers: Linear | GroupedLinear) -> bool:
@@ -242,8 +269,9 @@ def _are_plain(*layers: Linear | GroupedLinear) -> bool:
 
 def _pack_experts(experts: Experts, width: int) -> None:
     experts.router = _packed(experts.router, width)
-    if _are_plain(experts.experts.gate, experts.experts.up, experts.experts.down):
-        experts.experts = PackedExperts(experts.experts, width)
+    grouped = experts.experts
+    if _can_join(grouped.gate, grouped.up) and _can_join(grouped.down):
+        experts.experts = PackedExperts(grouped, width)
     if experts.shared is not None:
         experts.shared = _packed_mlp(experts.shared, width)
     if experts.shared_gate is not None:

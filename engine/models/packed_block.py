@@ -17,7 +17,7 @@ from penstock.engine.models.block import Block
 from penstock.engine.models.config import AttentionConfig, NormConfig
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.experts import Experts
-from penstock.engine.models.layers import GatedMLP, LayerNorm, RMSNorm
+from penstock.engine.models.layers import GatedMLP, LayerNorm, Linear, RMSNorm
 from penstock.engine.models.packed import PackedAttention, PackedLinear, PackedMLP, pack_halves
 from penstock.engine.models.rope import query_scales
 from penstock.engine.native import ATTENTION_HALF, FEED_FORWARD, panel_width
@@ -90,13 +90,18 @@ def _of_attention(attention: Attention) -> tuple[PackedLinear, PackedLinear] | N
     has_one_norm = attention.config.qk_norm is None or attention.config.qk_projection_norm is None
     if not (isinstance(attention, PackedAttention) and has_one_norm):
         return None
-    return (attention.qkv, attention.out) if isinstance(attention.out, PackedLinear) else None
+    return _plain(attention.qkv, attention.out)
 
 
 def _of_mlp(mlp: GatedMLP | Experts) -> tuple[PackedLinear, PackedLinear] | None:
-    if not isinstance(mlp, PackedMLP):
-        return None
-    return (mlp.gate_up, mlp.down) if isinstance(mlp.down, PackedLinear) else None
+    return _plain(mlp.gate_up, mlp.down) if isinstance(mlp, PackedMLP) else None
+
+
+def _plain(first: Linear, second: Linear) -> tuple[PackedLinear, PackedLinear] | None:
+    """Weights that are quantized have kernels of their own."""
+    if isinstance(first, PackedLinear) and isinstance(second, PackedLinear):
+        return first, second
+    return None
 
 
 def _head_factors(attention: Attention) -> list[nnx.Param[jax.Array]]:

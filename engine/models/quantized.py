@@ -17,6 +17,7 @@ from penstock.engine.models.layers import Linear
 F32 = jnp.float32
 PIECE = 2**20  # weights that are unpacked at once, where they are in pieces
 SMALL = 2**16  # weights that are not cut
+LEAST = 1e-36  # of a row that is quantized; of less, 127 divided by it would be infinite
 
 
 def quantize_modules(model: nnx.Module, packed: Packed, dtype: jnp.dtype) -> None:
@@ -52,7 +53,8 @@ def unpack_in_pieces(model: nnx.Module) -> None:
 class QuantizedLinear(Linear):
     """`x @ weight.T + bias` like Linear; `weight`, `[out, in]`, is held as a Packing says.
 
-    A weight is rounded once, to the type of `x`; as in Linear, products are summed in f32.
+    A weight is rounded once, to the type of `x`; as in Linear, products are summed in f32. With `has_int8_activations`
+    rows of `x` are quantized too, and products are summed in whole numbers.
     """
 
     is_in_pieces = False
@@ -115,8 +117,7 @@ class QuantizedGroupedLinear(GroupedLinear):
 
     def product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
         if not self.is_in_pieces:
-            y: jax.Array = super().product(rows, groups)
-            return y
+            return self._whole_product(rows, groups)
         numbers, ends = jnp.arange(rows.shape[0])[:, None], jnp.cumsum(groups.sizes)
 
         def of_expert(y: jax.Array, expert: tuple[dict[str, jax.Array], jax.Array, jax.Array]) -> tuple[Any, None]:
@@ -132,6 +133,13 @@ class QuantizedGroupedLinear(GroupedLinear):
         y, _ = jax.lax.scan(of_expert, none, (_leaves(self), ends - groups.sizes, ends))
         return y
 
+    def _whole_product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        if not self.packing.has_int8_activations:
+            y: jax.Array = super().product(rows, groups)
+            return y
+        codes, scales = quantized_rows(rows)
+        return super().product(codes.astype(rows.dtype), groups) * scales
+
 
 def _add_leaves(module: nnx.Module, packing: Packing, shape: tuple[int, int], *leading: int) -> None:
     for name, (of_one, kind) in leaf_shapes(packing, *shape).items():
@@ -144,9 +152,36 @@ def _leaves(module: QuantizedLinear | QuantizedEmbedding | QuantizedGroupedLinea
 
 def _multiplied(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
     """`x @ weight.T` in f32."""
+    if packing.has_int8_activations:
+        return _in_whole_numbers(packing, leaves, x)
     weight = unpacked(packing, leaves).astype(x.dtype)
     y: jax.Array = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=F32)
     return y
+
+
+def _in_whole_numbers(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+    """As the CPU kernel does it: exact sums of each group, then its scale, and at the end those of the rows."""
+    num_groups = leaves["scales"].shape[1]
+    rows, row_scales = quantized_rows(x)
+    rows, codes = (array.reshape(array.shape[0], num_groups, -1) for array in (rows, leaves["codes"]))
+    sums = jnp.einsum("rgk,ogk->rog", rows, codes, preferred_element_type=jnp.int32).astype(F32)
+    if packing.offset == "zeros":
+        of_rows = jnp.sum(rows, axis=2, dtype=jnp.int32).astype(F32)
+        sums = sums - of_rows[:, None] * leaves["zeros"].astype(F32)
+    return jnp.sum(sums * leaves["scales"].astype(F32), axis=2) * row_scales
+
+
+def quantized_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """i8 `[rows, in]` and f32 `[rows, 1]`: the nearest to `x / scale`, where a row's largest is 127.
+
+    A row of what is hardly anything is zeros; one with an infinity or what is no number has a scale that is no number.
+    """
+    wide = x.astype(F32)
+    largest = jnp.max(jnp.abs(wide), axis=1, keepdims=True)
+    is_finite, is_large = jnp.isfinite(largest), largest > LEAST
+    inverse = jnp.where(is_finite & is_large, 127 / largest, 0.0)
+    rows = jnp.where(inverse > 0, jnp.rint(wide * inverse), 0.0).astype(jnp.int8)
+    return rows, jnp.where(is_finite, jnp.where(is_large, largest / 127, 0.0), jnp.nan)
 
 
 def _in_pieces(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:

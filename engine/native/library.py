@@ -17,8 +17,8 @@ import jax
 from penstock.engine.errors import ConfigError
 
 ATTENTION, ATTENTION_INT8 = "penstock_ragged_attention", "penstock_ragged_attention_int8"
-MATMUL = "penstock_packed_matmul"
-GROUPED_MATMUL = "penstock_grouped_matmul"
+MATMUL, GROUPED_MATMUL = "penstock_packed_matmul", "penstock_grouped_matmul"
+QUANTIZED_MATMUL = "penstock_quantized_matmul"
 ATTENTION_HALF, FEED_FORWARD = "penstock_attention_half", "penstock_feed_forward"
 ROUTE, GROUP_ROWS, SUM_ROWS = "penstock_route", "penstock_group_rows", "penstock_sum_rows"
 """What the kernels are called in `jax.ffi.ffi_call`, once `load_library` has been called."""
@@ -83,6 +83,7 @@ def _register(library: ctypes.CDLL) -> ctypes.CDLL:
         ATTENTION_INT8: library.PenstockRaggedAttentionInt8,
         MATMUL: library.PenstockPackedMatmul,
         GROUPED_MATMUL: library.PenstockGroupedMatmul,
+        QUANTIZED_MATMUL: library.PenstockQuantizedMatmul,
         ATTENTION_HALF: library.PenstockAttentionHalf,
         FEED_FORWARD: library.PenstockFeedForward,
         ROUTE: library.PenstockRoute,

@@ -6,14 +6,21 @@ Prompts are computed in chunks, in the same steps as decoding sequences (Agrawal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 PROMPT_WEIGHT = 2
 """A prompt that waits counts as so many sequences that decode: a first token is missed more than the next one."""
 
 MIN_CHUNK = 16
 """Tokens of a prompt that every step may compute, so that prompts advance whatever the times say."""
+
+WORTH_IT = 1.05
+"""How many times the rate of tokens drafts have to promise: neither times nor chances are known exactly."""
+
+HOST_S = 0.0005
+"""What the host takes between two steps that do not overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +30,8 @@ class StepTimes:
     prompt_s: Mapping[int, float]  # by token bucket: one row is sampled
     decode_s: Mapping[int, float]  # by row bucket: each row is sampled
     pair_s: float = 0.0  # what each pair of a query and a key before it adds
+    few_s: Mapping[int, float] = field(default_factory=dict)  # of steps that sample less than the smallest row bucket
+    loop_s: Mapping[int, float] = field(default_factory=dict)  # by row bucket: of one of several steps in a dispatch
 
     @property
     def longest_s(self) -> float:
@@ -36,6 +45,20 @@ class StepTimes:
 
     def decoding_s(self, num_decoding: int, num_pairs: int) -> float:
         return self.decode_s[_bucket(self.decode_s, num_decoding)] + num_pairs * self.pair_s
+
+    def sampled_s(self, num_sampled: int, num_pairs: int) -> float:
+        """Of a step that samples after each of its tokens; within the smallest bucket by what was measured there, since
+        kernels may skip padding.
+        """
+        smallest = min(self.decode_s)
+        if num_sampled >= smallest or not self.few_s:
+            return self.decoding_s(num_sampled, num_pairs)
+        measured = sorted({**self.few_s, smallest: self.decode_s[smallest]}.items())
+        for (low, low_s), (high, high_s) in pairwise(measured):
+            if num_sampled <= high:
+                share = max(0, num_sampled - low) / (high - low)
+                return low_s + max(0.0, high_s - low_s) * share + num_pairs * self.pair_s
+        raise AssertionError(f"{num_sampled} is below {smallest}, and no step of {measured} is larger")
 
     def sampling_s(self, num_decoding: int) -> float:
         """The part of a decode step that its rows take and its tokens do not."""
@@ -59,6 +82,31 @@ class Pace:
     def foretold_s(self, num_tokens: int, num_rows: int, num_pairs: int) -> float | None:
         """How long such a step will take; None if none was measured."""
         return None if self.times is None else self.times.step_s(num_tokens, num_rows, num_pairs)
+
+    def num_drafts(self, num_rows: int, num_pairs: int, chances: Sequence[float]) -> int:
+        """How many drafted tokens to verify in a step of `num_rows` sequences that decode, `num_pairs` tokens long in
+        all: so many that tokens come at the highest rate. `chances` says how likely each is to count, falling.
+        """
+        best, best_rate, num_tokens = 0, num_rows / self._decoding_s(num_rows, num_pairs) * WORTH_IT, float(num_rows)
+        for count, chance in enumerate(chances, 1):
+            num_tokens += chance
+            rate = num_tokens / self._verifying_s(num_rows + count, num_pairs * (num_rows + count) // num_rows)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best
+
+    def _decoding_s(self, num_rows: int, num_pairs: int) -> float:
+        """Of a step without drafts. Where nothing was measured all steps take the same."""
+        if self.times is None:
+            return 1.0
+        looped_s = [seconds for bucket, seconds in sorted(self.times.loop_s.items()) if bucket >= num_rows]
+        if looped_s:
+            return looped_s[0] + num_pairs * self.times.pair_s
+        return self.times.sampled_s(num_rows, num_pairs)
+
+    def _verifying_s(self, num_rows: int, num_pairs: int) -> float:
+        """Of a step with drafts, during whose planning the device waits for the host."""
+        return 1.0 if self.times is None else self.times.sampled_s(num_rows, num_pairs) + HOST_S
 
     def prompt_budget(self, decoding: Iterable[int], num_prompts: int) -> PromptBudget:
         """For prompts, in a step in which sequences of these lengths decode.

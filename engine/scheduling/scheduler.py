@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Protocol
 
 from penstock.engine.length_rule import LengthRule
 from penstock.engine.scheduling.pace import Pace, PromptBudget
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.sequence_pages import SequencePages
+from penstock.engine.scheduling.step_plan import Row, StepPlan, row_of
 
 LOOKAHEAD_PAGES = 4
 """A sequence is admitted only if every running one could still grow by this many pages: fewer preempt it at once."""
@@ -20,45 +20,15 @@ LOOKAHEAD_PAGES = 4
 UNPACED = Pace()
 
 
-class Row(NamedTuple):
-    """The tokens `[start, start + num_tokens)` of one sequence, computed in one step."""
+class Drafts(Protocol):
+    """Who guesses how sequences go on."""
 
-    sequence: Sequence
-    start: int
-    num_tokens: int
-    num_known: int  # of those tokens, how many the host knows; a further one is in flight
-    num_sampled: int  # 0 if the row does not reach the sequence's end, else 1, or up to the plan's steps
-    output_index: int  # of the first token it samples, counted from the first generated one
-    num_scored: int = 0  # of its first tokens, so many have the log-probability of the one after them computed
+    def propose(self, sequences: Collection[Sequence], pace: Pace, room: int) -> dict[Sequence, tuple[int, ...]]:
+        """The tokens that some of these may be followed by, `room` of them in all; where that pays.
 
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One step, or several decode steps of the same rows in one dispatch.
-
-    Its rows keep what was true when it was planned, of the first of these steps; their sequences move on.
-    """
-
-    rows: tuple[Row, ...]
-    num_tokens: int
-    num_steps: int = 1
-
-    @property
-    def sampled(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.num_sampled)
-
-    def places(self) -> Iterator[tuple[Row, int]]:
-        """Its rows, each with the place of what it samples among the rows of the head. Those that score come before."""
-        place = 0
-        for row in self.rows:
-            place += row.num_scored
-            yield row, place
-            place += row.num_sampled > 0
-
-    @property
-    def is_constrained(self) -> bool:
-        """Whether what a row may draw depends on the tokens before, which the host has to see first."""
-        return any(row.num_sampled and row.sequence.is_constrained for row in self.rows)
+        Raises:
+            SequenceFailed: at one of them.
+        """
 
 
 class SequenceFailed(Exception):
@@ -129,10 +99,11 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
 
-    def plan(self, pace: Pace = UNPACED) -> StepPlan | None:
-        """The next step, or None if there is nothing to compute. Counts its tokens as computed.
+    def plan(self, pace: Pace = UNPACED, drafts: Drafts | None = None) -> StepPlan | None:
+        """The next step, or None if there is nothing to compute. Counts its tokens as computed, drafts left out.
 
-        Where all do nothing but decode, and nobody waits, it is as many steps in one as `pace` allows.
+        Where all do nothing but decode, it verifies what `drafts` proposes. Without that, if nobody waits, it is as
+        many steps in one as `pace` allows.
 
         Raises:
             SequenceFailed: let go of that sequence with `finish`, and plan again.
@@ -144,18 +115,21 @@ class Scheduler:
             chosen = self._choose(None, pace)
         if not chosen:
             return None
-        num_steps = self._num_steps(chosen, pace.max_steps(len(chosen)))
+        drafted = {} if drafts is None else self._draft(chosen, pace, drafts)
+        num_steps = 1 if drafted else self._num_steps(chosen, pace.max_steps(len(chosen)))
         rows = tuple(
-            _row(sequence, count, self._num_sampled(sequence, num_steps)) for sequence, count in chosen.items()
+            row_of(sequence, count, self._num_sampled(sequence, num_steps), drafted.get(sequence, ()))
+            for sequence, count in chosen.items()
         )
         for row in rows:
-            row.sequence.num_computed += row.num_tokens + max(0, row.num_sampled - 1)
+            row.sequence.num_computed += row.num_tokens - len(row.drafts) + max(0, row.num_sampled - 1)
             row.sequence.num_in_flight += row.num_sampled
         return StepPlan(rows, sum(row.num_tokens for row in rows), num_steps)
 
-    def commit(self, row: Row, token_id: int | None) -> None:
+    def commit(self, row: Row, token_id: int | None, *, is_behind_draft: bool = False) -> None:
         """Appends the token that a row sampled, None if it sampled none. Called once for each row of each step of a
-        plan, in order, unless its sequence finished meanwhile.
+        plan, in order, unless its sequence finished meanwhile; then once for each of its drafts that turned out right,
+        with the token sampled behind that.
 
         A sequence that was preempted meanwhile takes its token like all others: it was computed from valid pages, and
         is part of what will be recomputed.
@@ -163,7 +137,10 @@ class Scheduler:
         sequence = row.sequence
         if token_id is not None:
             sequence.token_ids.append(token_id)
-            sequence.num_in_flight -= 1
+            if not is_behind_draft:
+                sequence.num_in_flight -= 1
+            elif sequence.batch_slot >= 0:  # the keys and values of a draft count from here on, unless they are gone
+                sequence.num_computed += 1
         if row.num_scored:
             sequence.num_scored = max(sequence.num_scored, row.start + row.num_scored)
         self._clear(sequence)
@@ -253,6 +230,24 @@ class Scheduler:
             count = min(count, self._pages.capacity(sequence) - sequence.num_computed)
         chosen[sequence] = count
         return count - returned
+
+    def _draft(self, chosen: dict[Sequence, int], pace: Pace, drafts: Drafts) -> dict[Sequence, tuple[int, ...]]:
+        """What chosen sequences may go on with, if their newest tokens are all known; pages for it are held when this
+        returns. For drafts nobody is preempted.
+        """
+        room = min(self._max_rows, self._max_batch_tokens) - len(chosen)
+        if room <= 0 or any(sequence.num_pending > 1 or sequence.num_in_flight for sequence in chosen):
+            return {}
+        proposed = drafts.propose(chosen, pace, room)
+        return {sequence: some for sequence, tokens in proposed.items() if (some := self._verifiable(sequence, tokens))}
+
+    def _verifiable(self, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """The first of these drafts, as many as find pages and as the sequence may be long."""
+        count = self._num_sampled(sequence, 1 + len(drafts)) - 1
+        count = min(count, self._pages.reach(sequence) - sequence.num_computed - 1)
+        if count > 0:
+            self._pages.extend(sequence, sequence.num_computed + 1 + count)
+        return drafts[: max(0, count)]
 
     def _num_steps(self, chosen: dict[Sequence, int], max_steps: int) -> int:
         """How many decode steps may run in one go: 1 or `max_steps`; pages for them are held when this returns."""
@@ -371,26 +366,6 @@ def _chunk(sequence: Sequence, budget: int, prompts: PromptBudget) -> int:
         prompts.num_free_rows -= max(0, count - 1)
     prompts.take(count, context)
     return count
-
-
-def _row(sequence: Sequence, num_tokens: int, num_sampled: int) -> Row:
-    start = sequence.num_computed
-    reaches_end = start + num_tokens == sequence.num_tokens
-    return Row(
-        sequence=sequence,
-        start=start,
-        num_tokens=num_tokens,
-        num_known=max(0, min(num_tokens, len(sequence.token_ids) - start)),
-        num_sampled=num_sampled if reaches_end else 0,
-        output_index=sequence.num_generated,
-        num_scored=_num_scored(sequence, start, num_tokens) if sequence.scores_prompt else 0,
-    )
-
-
-def _num_scored(sequence: Sequence, start: int, num_tokens: int) -> int:
-    if not sequence.num_unscored:
-        return 0
-    return max(0, min(num_tokens, sequence.num_prompt - 1 - start))
 
 
 def _rank(sequence: Sequence) -> tuple[int, int, int]:

@@ -22,8 +22,10 @@ class Sequence:
         "index",
         "is_finished",
         "is_suspect",
+        "num_accepted",
         "num_cached",
         "num_computed",
+        "num_drafted",
         "num_in_flight",
         "num_indexed",
         "num_prompt",
@@ -58,6 +60,8 @@ class Sequence:
         self.num_computed = 0
         self.num_in_flight = 0
         self.num_cached = 0  # prompt tokens that the prefix cache saved when the sequence first ran
+        self.num_drafted = 0  # tokens that were guessed and then verified
+        self.num_accepted = 0  # of those, how many were right
         self.rope_length = 0  # of its keys, where a rule of lengths makes frequencies depend on it; 0: none
         self.pages = PageTable()
         self.num_indexed = 0  # pages, all of them full, that were made findable

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.engine.scheduling.pace import Pace
-from penstock.engine.scheduling.scheduler import StepPlan
+from penstock.engine.scheduling.step_plan import StepPlan
 
 _MARGIN_S = 0.5e-3  # a thread that sleeps wakes up late
 _WAIT_S = 0.2e-3  # reading results that are there takes no longer

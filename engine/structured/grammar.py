@@ -42,7 +42,7 @@ class Grammar:
     def matcher(self, bad_token_ids: Iterable[int] = ()) -> Matcher:
         """For a new reply, in which `bad_token_ids` are never sampled."""
         can_end = not set(self._eos_token_ids).issubset(bad_token_ids)
-        return Matcher(self._start.deep_copy(), can_end, self._num_renewals)
+        return Matcher(self._start.deep_copy(), can_end, self._num_renewals, may_guess=self._is_renewable)
 
     def instead_of(self, failed: Matcher) -> Matcher | None:
         """A matcher that has seen no token, for a reply whose own `failed` because its lexer had grown too large.
@@ -58,7 +58,7 @@ class Grammar:
         state = self._made() if is_last else self._start.deep_copy()
         if state is None:
             return None
-        return Matcher(state, failed.can_end, self._num_renewals, failed.num_lexers + 1)
+        return Matcher(state, failed.can_end, self._num_renewals, failed.num_lexers + 1, may_guess=not is_last)
 
     def _renew(self) -> bool:
         state = self._made() if self._is_renewable and not self.is_spent else None
@@ -81,8 +81,12 @@ class Matcher:
     Once it has failed it fails for ever.
     """
 
-    def __init__(self, state: LLMatcher, can_end: bool, num_renewals: int = 0, num_lexers: int = 1) -> None:
+    def __init__(
+        self, state: LLMatcher, can_end: bool, num_renewals: int = 0, num_lexers: int = 1, *, may_guess: bool = False
+    ) -> None:
         self.state = state  # for who fills masks
+        # Whether its lexer may see text that never comes: there is another one for the reply once that has filled it.
+        self.may_guess = may_guess
         self.num_tokens = 0  # that it has taken
         self.num_renewals = num_renewals  # of its grammar, at the time
         self.num_lexers = num_lexers  # that its reply has had, this one's included

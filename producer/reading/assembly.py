@@ -80,11 +80,22 @@ class Assembler:
                 )
                 for index in range(num_choices)
             ),
-            usage=Usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens, end.reasoning_tokens or 0),
+            usage=_usage(end),
             timings=Timings(end.queued_ms, end.ttft_ms, end.total_ms),
             prompt_logprobs=self._prompt_logprobs,
             entry_id=entry_id,
         )
+
+
+def _usage(end: EndEntry) -> Usage:
+    return Usage(
+        end.prompt_tokens,
+        end.cached_tokens,
+        end.completion_tokens,
+        end.reasoning_tokens or 0,
+        end.drafted_tokens or 0,
+        end.accepted_tokens or 0,
+    )
 
 
 _Position: TypeAlias = tuple[int, int, int, int]

@@ -114,6 +114,8 @@ class EndEntry(_Stopped):
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int | None = None  # those of them that are reasoning, if any are known
+    drafted_tokens: int | None = None  # guesses at tokens that were verified, if there were any
+    accepted_tokens: int | None = None  # those of them that were right
     queued_ms: int | None = None  # from the enqueue to the claim
     ttft_ms: int | None = None  # from the enqueue to the first token
     total_ms: int | None = None  # from the enqueue to this entry

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 from redis import Redis as BlockingRedis
-from servers import SERVERS
+from servers import KINDS, SERVERS
 
 from penstock.worker.local.embedded import EmbeddedServer
 
 
-@pytest.fixture(scope="module", params=list(SERVERS) or ["none"])
+@pytest.fixture(scope="module", params=KINDS)
 def server_with_data(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EmbeddedServer]:

@@ -30,8 +30,9 @@ async def test_short_run(lasting_server: EmbeddedServer, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not SERVERS, reason="no Redis server")
-async def test_short_run_with_the_model(tmp_path: Path) -> None:
+async def test_short_run_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choices that end apart, stop strings, penalties and seeds go from worker to worker: the fake engine has none."""
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")  # programs as they ship
     faults = {"kills": 3, "zombies": 1, "restarts": 0, "losses": 2}
     options = ChaosOptions(seed=343, requests=16, **faults, workers=2, engine="model", has_chats=True)
     plan = make_plan(options, heartbeat_ttl_s=1.0)

@@ -24,7 +24,7 @@ from redis import Redis as BlockingRedis
 from redis import RedisCluster, exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from servers import SERVERS
+from servers import KINDS, SERVERS
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, running_worker
 
 from penstock import gateway as gateway_package
@@ -79,7 +79,7 @@ def write_users(folder: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=list(SERVERS) or ["none"])
+@pytest.fixture(scope="module", params=KINDS)
 def acl_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     """A server with our users."""
     if not SERVERS:
@@ -125,6 +125,7 @@ def test_nobody_gets_in_with_the_file_as_it_is(tmp_path: Path) -> None:
                     client.ping()
 
 
+@pytest.mark.every_server
 async def test_producer_and_worker_do_their_whole_jobs(acl_server: EmbeddedServer, admin: RedisClient) -> None:
     engine = FakeEngine(step_s=0.002)
     async with (
@@ -181,6 +182,7 @@ async def _consumers(admin: RedisClient) -> bool:
     return "dead" not in {consumer["name"] for consumer in consumers}
 
 
+@pytest.mark.every_server
 async def test_operator_runs_the_commands(
     acl_server: EmbeddedServer, admin: RedisClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,6 +217,7 @@ async def _is_empty(admin: RedisClient) -> bool:
     return not await admin.xlen(keys.requests("q"))
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("role", ["gateway", "q-gateway"])
 async def test_a_gateway_does_its_whole_job(acl_server: EmbeddedServer, admin: RedisClient, role: str) -> None:
     """Only for named queues, if it is a user of these alone: it may not read which others there are."""
@@ -345,6 +348,7 @@ def test_a_gateway_s_scripts_use_what_its_role_may() -> None:
     assert used - {"time"} <= set(re.findall(r"\+(\w+)", selector))
 
 
+@pytest.mark.every_server
 async def test_reader_reads_and_no_more(acl_server: EmbeddedServer, admin: RedisClient) -> None:
     async with (
         AsyncClient(url_of(acl_server, "producer"), queue="q") as client,
@@ -386,6 +390,7 @@ async def test_who_may_look_into_the_queue_learns_what_has_expired(
     assert sum(entry["count"] for entry in await admin.acl_log()) == (0 if "gateway" in role else 1)
 
 
+@pytest.mark.every_server
 async def test_autoscaler_counts(acl_server: EmbeddedServer, admin: RedisClient) -> None:
     """The commands of KEDA's redis-streams scaler."""
     async with AsyncClient(url_of(acl_server, "producer"), queue="q") as client:
@@ -462,6 +467,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("role", REFUSED)
 async def test_what_a_role_is_refused(acl_server: EmbeddedServer, admin: RedisClient, role: str) -> None:
     await admin.xgroup_create(Q, keys.GROUP, id="0", mkstream=True)
@@ -483,6 +489,7 @@ async def test_a_worker_cannot_make_the_group_anew(acl_server: EmbeddedServer, a
             await client.xgroup_create(Q, keys.GROUP, id="$", mkstream=True)
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_nobody_but_admin_is_told_which_keys_change(acl_server: EmbeddedServer, role: str, protocol: int) -> None:
@@ -511,6 +518,7 @@ def test_no_role_gets_what_later_servers_may_add(role: str) -> None:
     assert [rule for rule in rules if rule.startswith("+client")] == ["+client|setname"]
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("protocol", [2, 3, None])
 def test_the_redis_library_as_it_is_connects(acl_server: EmbeddedServer, role: str, protocol: int | None) -> None:
@@ -567,6 +575,7 @@ async def test_users_of_one_queue_do_their_whole_jobs_there(acl_server: Embedded
 OTHER_QUEUES = ("p", "qq", "q:x", "x:q", "q.x", "Q", "wake")
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("queue", OTHER_QUEUES)
 async def test_users_of_one_queue_have_nothing_of_another(
     acl_server: EmbeddedServer, admin: RedisClient, queue: str

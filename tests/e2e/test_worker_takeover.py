@@ -31,6 +31,8 @@ from penstock.worker.chaos.fake_words import CALL, speech_of
 from penstock.worker.delivery.choices import ChoiceBuffer
 from penstock.worker.delivery.chunks import chunk_fields
 
+pytestmark = pytest.mark.every_server
+
 
 def is_chunk(entry: object) -> bool:
     return getattr(entry, "type", None) == "chunk"

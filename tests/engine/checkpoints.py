@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+# Threads of torch wait for one another spinning, at each operation: where each core has a test process, for long.
+torch.set_num_threads(1)
+
 VOCAB_SIZE = 120
 
 GEOMETRY = {
@@ -99,7 +102,10 @@ def reference_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f3
 
 
 def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int, *, cached: bool = True) -> list[int]:
-    """What `model.generate` continues `token_ids` with, end-of-sequence ids ignored."""
+    """What `model.generate` continues `token_ids` with, end-of-sequence ids ignored.
+
+    By a model of its own: some remember how long the longest sequence was.
+    """
     out = _reference(directory).generate(
         torch.tensor([token_ids]),
         attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),

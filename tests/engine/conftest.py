@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -32,11 +33,23 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("tiny"))
 
 
+@contextmanager
+def optimised() -> Iterator[None]:
+    """Full optimisation, which the run's conftest.py has switched off."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.fixture(scope="session")
 def shared_engine(tiny_model: Path) -> Engine:
-    """Warmed up; shapes as in SMALL."""
-    engine = Engine.from_checkpoint(tiny_model, SMALL)
-    engine.warm_up()
+    """Warmed up, with programs as they ship; shapes as in SMALL."""
+    with optimised():
+        engine = Engine.from_checkpoint(tiny_model, SMALL)
+        engine.warm_up()
     return engine
 
 
@@ -53,9 +66,8 @@ def engine(shared_engine: Engine) -> Engine:
 
 
 @pytest.fixture
-def little_optimised() -> Iterator[None]:
-    """Where the compiler would take most of the time, for a program that runs once."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+def as_shipped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Programs are compiled as users run them, in processes that the test starts too."""
+    monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
+    with optimised():
+        yield

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.scheduling.pace import Pace
 from penstock.engine.scheduling.page_pool import PagePool
-from penstock.engine.scheduling.scheduler import Row, Scheduler, StepPlan
+from penstock.engine.scheduling.scheduler import Drafts, Scheduler
 from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import Row, StepPlan
 
 PAGE = 4
 TOKEN = 7
@@ -32,6 +33,7 @@ class Harness:
         max_rows: int | None = None,
         windows: tuple[int | None, ...] = (None,),
         decode_steps: int = 1,
+        drafts: Drafts | None = None,
     ) -> None:
         self.pool = PagePool(num_pages, PAGE, windows=windows)
         self.memory: dict[tuple[int, int], tuple[int, int]] = {}  # page and place -> group, hash of the tokens so far
@@ -46,6 +48,7 @@ class Harness:
             max_model_len=self.max_model_len,
             max_rows=max_rows,
         )
+        self.drafts = drafts
         self.sequences: list[Sequence] = []
         self.in_flight: StepPlan | None = None
         self.finished: list[Sequence] = []
@@ -70,20 +73,27 @@ class Harness:
         return self.sequences[-1]
 
     def step(self) -> StepPlan | None:
-        plan = self.scheduler.plan(self.pace)
+        if self.drafts is not None and self.in_flight is not None:  # their tokens have to be known
+            last, self.in_flight = self.in_flight, None
+            self.settle(last, None)
+        plan = self.scheduler.plan(self.pace, self.drafts)
         if plan is not None:
             self.check_plan(plan)
             self.compute(plan)
         last, self.in_flight = self.in_flight, plan
-        if last is not None and self.fails(last):
-            self.recover(last, plan)
-        elif last is not None:
-            for _ in range(last.num_steps):
-                for row in last.rows:
-                    if not row.sequence.is_finished:
-                        self.commit(row)
+        if last is not None:
+            self.settle(last, plan)
         self.scheduler.check()
         return plan
+
+    def settle(self, last: StepPlan, following: StepPlan | None) -> None:
+        if self.fails(last):
+            self.recover(last, following)
+            return
+        for _ in range(last.num_steps):
+            for row in last.rows:
+                if not row.sequence.is_finished:
+                    self.commit(row)
 
     def compute(self, plan: StepPlan) -> None:
         """All rows write before one reads, as on the device."""
@@ -111,7 +121,8 @@ class Harness:
     def beginnings(self, row: Row) -> list[int]:
         """What stands for the tokens up to each one, those that are sampled while the plan runs too."""
         end = self.positions(row).stop
-        tokens = [*row.sequence.token_ids, *[TOKEN] * (end - len(row.sequence.token_ids))]
+        tokens = [*row.sequence.token_ids, *row.drafts]
+        tokens += [TOKEN] * (end - len(tokens))
         return list(accumulate(tokens, lambda before, token: hash((before, token)), initial=0))[1:]
 
     def commit(self, row: Row) -> None:
@@ -120,6 +131,10 @@ class Harness:
         self.scheduler.commit(row, TOKEN if row.num_sampled else None)
         assert not (row.num_sampled and row.sequence.num_unscored)
         self.num_generated += bool(row.num_sampled)
+        for _ in takewhile(lambda draft: draft == TOKEN, row.drafts):
+            assert not self.is_full(row.sequence), "a draft behind the last token"
+            self.scheduler.commit(row, TOKEN, is_behind_draft=True)
+            self.num_generated += 1
         if row.num_sampled and self.is_full(row.sequence):
             self.finish(row.sequence)
 
@@ -143,10 +158,11 @@ class Harness:
         assert plan.num_tokens == sum(row.num_tokens for row in plan.rows)
         assert len({row.sequence for row in plan.rows}) == len(plan.rows)
         assert len({row.sequence.batch_slot for row in plan.rows}) == len(plan.rows)
-        assert sum(row.num_scored + bool(row.num_sampled) for row in plan.rows) <= self.max_rows
+        assert sum(row.num_scored + row.num_drawn for row in plan.rows) <= self.max_rows
         for row in plan.rows:
             assert 0 <= row.num_scored <= row.num_tokens - bool(row.num_sampled)
-            assert row.num_tokens - row.num_known in (0, 1)
+            assert row.num_tokens - row.num_known - len(row.drafts) in (0, 1)
+            assert not row.drafts or row.num_known == 1
             assert row.sequence.pages
             assert not row.sequence.is_finished
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
+from patience import slow
 from ragged_batches import (
     IMPLEMENTATIONS,
     INT8,
@@ -35,9 +36,9 @@ from penstock.engine.native import NativeLibrary
     ("options", "dtype"),
     [
         ({}, "float32"),
-        ({}, "bfloat16"),
+        slow({}, "bfloat16"),
         ({"sliding_window": 3}, "float32"),
-        ({"soft_cap": 2.0}, "float32"),
+        slow({"soft_cap": 2.0}, "float32"),
         ({"k_scale": 0.5, "v_scale": 2.0}, "float32"),
     ],
     ids=str,
@@ -60,7 +61,7 @@ def test_ragged_batches_equal_the_reference(lengths: list[tuple[int, int]]) -> N
     compare(lengths)
 
 
-@pytest.mark.parametrize("sliding_window", [1, 5, 24])
+@pytest.mark.parametrize("sliding_window", [1, slow(5), 24])
 def test_sliding_windows_equal_the_reference(sliding_window: int) -> None:
     compare([(1, 33), (6, 21), (1, 2), (90, 100), (1, 17)], sliding_window=sliding_window)
 
@@ -79,19 +80,19 @@ def test_sinks_take_their_share_of_the_weights(num_heads: int, num_kv_heads: int
     compare(lengths, num_heads=num_heads, num_kv_heads=num_kv_heads, has_sinks=True, **options)
 
 
-@pytest.mark.parametrize("soft_cap", [0.3, 2.0, 50.0])
+@pytest.mark.parametrize("soft_cap", [slow(0.3), 2.0, slow(50.0)])
 def test_capped_scores_equal_the_reference(soft_cap: float) -> None:
     compare(RAGGED[MIXED], soft_cap=soft_cap)
     odd = {"num_heads": 3, "num_kv_heads": 1, "head_dim": 20}
     compare([(1, 33), (6, 21), (90, 100)], soft_cap=soft_cap, sliding_window=7, **odd)
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(5, 1, 8), (6, 3, 20), (2, 2, 64)])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(5, 1, 8), (6, 3, 20), slow(2, 2, 64)])
 def test_odd_head_geometries_equal_the_reference(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
     compare(RAGGED[MIXED], num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, slow(1), 2, slow(3)])
 def test_random_batches_and_page_sizes_equal_the_reference(seed: int) -> None:
     rng = np.random.default_rng(100 + seed)
     kv_lens = rng.integers(1, 60, rng.integers(1, 9))

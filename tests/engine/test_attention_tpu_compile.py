@@ -14,7 +14,10 @@ from penstock.engine.models import QKV, AttentionOptions, StackedCache
 from penstock.engine.planning import has_libtpu
 from penstock.engine.planning.topology import devices_of
 
-pytestmark = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: pip install 'penstock[tpu]'")
+pytestmark = [
+    pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: pip install 'penstock[tpu]'"),
+    pytest.mark.usefixtures("as_shipped"),
+]
 
 
 def compiled(

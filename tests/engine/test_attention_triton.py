@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import ragged_batches
 from engines import SMALL, VOCAB_SIZE, drive
+from patience import mostly_slow, slow
 from ragged_batches import MIXED, RAGGED, TRITON
 
 from penstock.engine import Engine, Request, SamplingParams, deployment
@@ -21,41 +22,41 @@ from penstock.engine.attention.triton.decode import split_work
 from penstock.engine.attention.triton.tiles import Heads, decode_tiles, prefill_tiles
 from penstock.engine.models import QKV
 
-pytestmark = pytest.mark.usefixtures("little_optimised")
-
 compare = partial(ragged_batches.compare, names=(TRITON,))
 LONG = [(1, 150), (70, 140), (1, 64), (1, 129), (33, 33)]  # each over several blocks of keys
 
 
-@pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED)
+@pytest.mark.parametrize("lengths", mostly_slow(RAGGED, MIXED, "more queries than a block holds", "decode only"))
 def test_ragged_batches_equal_the_reference(lengths: list[tuple[int, int]]) -> None:
     compare(lengths)
 
 
-@pytest.mark.parametrize("page_size", [8, 12, 64])
+@pytest.mark.parametrize("page_size", [slow(8), 12, slow(64)])
 def test_pages_smaller_and_larger_than_a_block_of_keys_equal_the_reference(page_size: int) -> None:
     compare(LONG, page_size=page_size)
 
 
-@pytest.mark.parametrize("options", [{"sliding_window": 1}, {"sliding_window": 70}, {"soft_cap": 2.0}], ids=str)
+@pytest.mark.parametrize("options", [slow({"sliding_window": 1}), {"sliding_window": 70}, {"soft_cap": 2.0}], ids=str)
 def test_windows_and_caps_equal_the_reference(options: dict[str, Any]) -> None:
     compare(LONG, **options)
 
 
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "options"),
-    [(4, 2, {}), (5, 1, {"sliding_window": 70}), (6, 3, {"sliding_window": 1}), (34, 2, {"page_size": 12})],
+    [slow(4, 2, {}), (5, 1, {"sliding_window": 70}), slow(6, 3, {"sliding_window": 1}), (34, 2, {"page_size": 12})],
 )
 def test_sinks_take_their_share_of_the_weights_once(num_heads: int, num_kv_heads: int, options: dict[str, Any]) -> None:
     compare(LONG, num_heads=num_heads, num_kv_heads=num_kv_heads, has_sinks=True, **options)
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(5, 1, 64), (6, 3, 96), (34, 2, 16), (2, 2, 256)])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim"), [slow(5, 1, 64), (6, 3, 96), slow(34, 2, 16), slow(2, 2, 256)]
+)
 def test_any_group_and_head_dim_equal_the_reference(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
     compare(RAGGED[MIXED], num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
 
 
-@pytest.mark.parametrize(("dtype", "atol"), [("bfloat16", 3e-2), ("float16", 4e-3)])
+@pytest.mark.parametrize(("dtype", "atol"), [("bfloat16", 3e-2), slow("float16", 4e-3)])
 def test_half_precision_is_as_close_as_it_can_be(dtype: str, atol: float) -> None:
     compare(RAGGED[MIXED], dtype=dtype, atol=atol)
 

@@ -12,6 +12,8 @@ import pytest
 
 from penstock.engine.execution.compilation import CompileWatch, compiled, keep_compilations, printed
 
+pytestmark = pytest.mark.usefixtures("as_shipped")
+
 
 def lowered_step() -> jax.stages.Lowered:
     return jax.jit(lambda x: x * 2 + 1).lower(jnp.int32(1))

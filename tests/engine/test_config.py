@@ -24,6 +24,7 @@ from penstock.engine import ConfigError, EngineConfig
         ({"decode_steps": 65}, "decode_steps must be 1 to 64, not 65"),
         ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be one of auto, int8, float8_e4m3fn, not 'int4'"),
         ({"weights": "int3"}, "weights must be one of auto, int8, int4, fp8, not 'int3'"),
+        ({"activations": "int4"}, "activations must be one of auto, int8, not 'int4'"),
         ({"matmul": "onednn"}, "matmul must be one of auto, xla, native, not 'onednn'"),
     ],
 )

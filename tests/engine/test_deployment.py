@@ -11,10 +11,36 @@ from engines import TINY
 
 from penstock.engine import ConfigError, EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
+from penstock.engine.formats.packing import Packing
+from penstock.engine.models import ModelConfig
 
 
 def deployed(**settings: Any) -> Deployment:
     return deploy(EngineConfig(**{"max_num_seqs": 4, "attention": "xla", "matmul": "xla", **settings}), TINY)
+
+
+HELD = {"int8": Packing("int8", 0), "int4": Packing("int4", 32), "fp8": Packing("fp8", 128, rows=128)}
+
+
+def holding(*codes: str) -> ModelConfig:
+    """A model with a matmul in each of these in every layer."""
+    packed = tuple(((f"matmul{i}",), HELD[code]) for i, code in enumerate(codes))
+    return replace(TINY, blocks=tuple(replace(block, packed=packed) for block in TINY.blocks))
+
+
+def test_activations_are_quantized_where_weights_are_in_int8() -> None:
+    config = EngineConfig(attention="xla", matmul="xla", activations="int8")
+    for block in deploy(config, holding("int8", "int4")).model.blocks:
+        assert [packing.has_int8_activations for _, packing in block.packed] == [True, False]
+    as_stored = deploy(replace(config, activations="auto"), holding("int8")).model
+    assert not any(packing.has_int8_activations for block in as_stored.blocks for _, packing in block.packed)
+
+
+@pytest.mark.parametrize(("codes", "held"), [((), "float32"), (("int4",), "int4"), (("int4", "fp8"), "fp8, int4")])
+def test_activations_in_int8_need_weights_in_int8(codes: tuple[str, ...], held: str) -> None:
+    config = EngineConfig(attention="xla", matmul="xla", activations="int8")
+    with pytest.raises(ConfigError, match=f"activations = int8 is for weights in int8, and these are in {held}$"):
+        deploy(config, holding(*codes))
 
 
 def test_a_page_has_the_bytes_of_its_tokens_in_all_layers() -> None:

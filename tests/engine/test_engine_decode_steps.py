@@ -15,6 +15,8 @@ from penstock.engine.deployment import Deployment
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight
 
+pytestmark = pytest.mark.usefixtures("as_shipped")
+
 STEPS = 4
 OPTIONS: list[dict[str, Any]] = [
     {},

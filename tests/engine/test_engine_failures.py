@@ -13,9 +13,10 @@ from engines import EOS, SMALL, VOCAB_SIZE, Results, drive, outputs_of, write_mo
 from patience import WAIT_S
 
 from penstock.engine import Engine, EngineDriver, Output, Request, SamplingParams
+from penstock.engine.choice import Choice
 from penstock.engine.execution import packing as packing_module
+from penstock.engine.execution.options import HeadRow
 from penstock.engine.logprobs import PromptLogprobs
-from penstock.engine.scheduling.scheduler import Row
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text.detokenizer import Detokenizer
 from penstock.engine.text.reply import ReplyStreams
@@ -66,7 +67,8 @@ class StumblingDetokenizer:
 
 
 def stumble_in_text(engine: Engine, patch: pytest.MonkeyPatch, at: str = "push") -> None:
-    patch.setattr(engine, "_replies", ReplyStreams(StumblingTokenizer(engine.tokenizer, at)))  # type: ignore[arg-type]
+    streams = ReplyStreams(StumblingTokenizer(engine.tokenizer, at))  # type: ignore[arg-type]
+    patch.setattr(engine._new_choices, "_streams", streams)
 
 
 def stumble_at_the_end_of_text(engine: Engine, patch: pytest.MonkeyPatch) -> None:
@@ -99,8 +101,8 @@ def stumble_in_growing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 def stumble_in_packing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     words = packing_module._sampling_words
 
-    def sampling_words(row: Row) -> tuple[int, ...]:
-        if row.sequence.request.id == "bad" and row.output_index >= 3:
+    def sampling_words(row: HeadRow) -> tuple[int, ...]:
+        if row.row.sequence.request.id == "bad" and row.output_index >= 3:
             raise Oops("at packing")
         return words(row)
 
@@ -121,11 +123,11 @@ def stumble_in_committing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 def stumble_in_logprobs(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     """Where the host reads what the device sampled."""
 
-    def logprob(sequence: Any, *_: Any) -> None:
-        if sequence.request.id == "bad":
+    def logprob(choice: Any, *_: Any) -> None:
+        if choice._sequence.request.id == "bad":
             raise Oops("at log-probabilities")
 
-    patch.setattr(engine, "_logprob", logprob)
+    patch.setattr(Choice, "logprob", logprob)
 
 
 def stumble_in_scoring(engine: Engine, patch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from penstock.engine import Engine, Request, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("as_shipped")
+
 PROMPT = tuple(range(40, 60))
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True),

@@ -12,7 +12,7 @@ import torch
 from test_sampling import KINDS, VOCAB, draw, logits, rows
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from penstock.engine.execution.extended import NO_TARGET, ExtendedRows, adjust, masked, sample_extended
+from penstock.engine.execution.extended import NO_DRAFT, NO_TARGET, ExtendedRows, adjust, masked, sample_extended
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.logprobs import Logprobs, logprobs_of
 from penstock.engine.execution.sampling import NEVER, NOT_A_TOKEN, NOTHING_LEFT
@@ -49,7 +49,7 @@ def asking(count: int, scored: tuple[int, ...] = (), **values: Any) -> ExtendedR
     """Rows of slot 0, all adjusted, neutral but for what is given."""
     defaults: dict[str, Any] = {
         "slot": 0, "is_adjusted": True, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-        "min_tokens": 0, "target": NO_TARGET,
+        "min_tokens": 0, "target": NO_TARGET, "draft": NO_DRAFT,
     }  # fmt: skip
     arrays = {}
     for name, default in defaults.items():

@@ -281,6 +281,38 @@ def test_what_is_not_supported_is_refused_by_name(fields: object, message: str) 
         read_format({"quantization_config": fields})
 
 
+BY_TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+
+
+@pytest.mark.parametrize(
+    ("weights", "activations", "quantized"),
+    [
+        ({"num_bits": 8, "strategy": "channel"}, BY_TOKEN, True),
+        ({"num_bits": 8, "strategy": "group", "group_size": 32}, {"strategy": "token", "dynamic": True}, True),
+        ({"num_bits": 8, "strategy": "channel"}, {**BY_TOKEN, "dynamic": False}, False),  # as calibrated
+        ({"num_bits": 8, "strategy": "channel"}, {**BY_TOKEN, "symmetric": False}, False),
+        ({"num_bits": 8, "strategy": "channel"}, {"num_bits": 8}, False),
+        ({"num_bits": 8, "strategy": "channel"}, None, False),
+        ({"num_bits": 8, "strategy": "channel"}, ["token"], False),
+        ({"num_bits": 4, "strategy": "channel"}, BY_TOKEN, False),
+        ({"num_bits": 8, "type": "float", "strategy": "channel"}, {**BY_TOKEN, "type": "float"}, False),
+    ],
+)
+def test_activations_in_int8_by_token_are_those_of_weights_in_int8(
+    weights: dict[str, Any], activations: object, quantized: bool
+) -> None:
+    fields = {
+        "quant_method": "compressed-tensors",
+        "format": "naive-quantized",
+        "config_groups": {"a": {"targets": ["Linear"], "weights": weights, "input_activations": activations}},
+    }
+    form = read_format({"quantization_config": fields})
+    assert form is not None
+    packing = form.expected("m", 64, "float32")
+    assert packing is not None
+    assert packing.has_int8_activations is quantized
+
+
 @pytest.mark.parametrize("fields", [{}, {"quantization_config": None}, {"quantization_config": {}}])
 def test_most_checkpoints_are_not_quantized(fields: Mapping[str, Any]) -> None:
     assert read_format(fields) is None

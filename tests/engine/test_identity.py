@@ -41,7 +41,8 @@ def test_weights_that_are_quantized_while_they_are_loaded_are_others(original: I
     rules = Tokenizer.from_dir(MODEL_DIR).rules()
     found = {held_as: identify(MODEL_DIR, TEMPLATES, rules, held_as=held_as) for held_as in ("auto", "int8", "int4")}
     assert found["auto"] == original
-    assert len({identity.weights for identity in found.values()}) == 3
+    whole = identify(MODEL_DIR, TEMPLATES, rules, held_as="int8", activations="int8")
+    assert len({identity.weights for identity in (*found.values(), whole)}) == 4
 
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], object], indent: int | None = None) -> None:

@@ -601,7 +601,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.usefixtures("little_optimised")
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     family, config = CASES[case]
@@ -621,7 +620,6 @@ STACKED = (
 )
 
 
-@pytest.mark.usefixtures("little_optimised")
 @pytest.mark.parametrize("case", STACKED)
 def test_stacked_layers_compute_the_same(case: str, tmp_path: Path) -> None:
     family, config = CASES[case]
@@ -630,7 +628,6 @@ def test_stacked_layers_compute_the_same(case: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(our_logits(tmp_path, TOKENS, stacked=True), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.usefixtures("little_optimised")
 @pytest.mark.parametrize(
     ("family", "rope"),
     [

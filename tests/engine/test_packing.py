@@ -17,8 +17,9 @@ from penstock.engine.execution.unpacking import StepInputs, unpack_extended, unp
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.scheduling.pace import Pace
 from penstock.engine.scheduling.page_pool import PagePool
-from penstock.engine.scheduling.scheduler import Scheduler, StepPlan
+from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import StepPlan
 
 GEOMETRY = Geometry(max_num_seqs=4, max_batch_tokens=32, max_model_len=40, page_size=4, vocab_size=50)
 EOS = 49

@@ -22,7 +22,8 @@ FORMS = {
     "int8 with zeros": Packing("int8", 128, offset="zeros"),
     "int6 in groups of 16": Packing("int6", 16, scale="int8", super_group=256),
     "int4 in groups of 32": Packing("int4", 32, scale="float16"),
-    "int4 with minimums": Packing("int4", 32, scale="uint8", offset="minimums", super_group=256),
+    "int4 with minimums": Packing("int4", 32, scale="float16", offset="minimums"),
+    "int4 with minimums in super groups": Packing("int4", 32, scale="uint8", offset="minimums", super_group=256),
     "int4 in groups of 128 with zeros": Packing("int4", 128, scale="float16", offset="zeros"),
     "int4 in an order of its own": Packing("int4", 64, offset="zeros", has_order=True),
     "fp8 in blocks": Packing("fp8", 128, rows=2),
@@ -32,10 +33,12 @@ FORMS = {
 }
 
 
-def random_leaves(packing: Packing, rng: np.random.Generator, *leading: int) -> dict[str, np.ndarray]:
+def random_leaves(
+    packing: Packing, rng: np.random.Generator, *leading: int, num_out: int = OUT
+) -> dict[str, np.ndarray]:
     return {
         name: _random(name, (*leading, *shape), kind, packing, rng)
-        for name, (shape, kind) in leaf_shapes(packing, OUT, IN).items()
+        for name, (shape, kind) in leaf_shapes(packing, num_out, IN).items()
     }
 
 
@@ -115,7 +118,7 @@ def test_leading_axes_of_layers_or_experts_are_kept(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_matmul_rounds_each_weight_once_and_sums_in_f32(dtype: str, bias: bool) -> None:
-    packing, rng = FORMS["int4 with minimums"], np.random.default_rng(2)
+    packing, rng = FORMS["int4 with minimums in super groups"], np.random.default_rng(2)
     linear = filled(packing, rng, dtype, bias=bias)
     x = jnp.asarray(rng.normal(size=(5, IN)), dtype)
     weight = linear.weight().astype(dtype).astype(jnp.float32)
@@ -125,12 +128,14 @@ def test_a_matmul_rounds_each_weight_once_and_sums_in_f32(dtype: str, bias: bool
     np.testing.assert_array_equal(linear(x), linear.wide(x).astype(dtype))
 
 
-def filled(packing: Packing, rng: np.random.Generator, dtype: str, *, bias: bool) -> QuantizedLinear:
-    linear = QuantizedLinear(IN, OUT, packing, bias=bias, dtype=jnp.dtype(dtype))
-    for name, leaf in random_leaves(packing, rng).items():
+def filled(
+    packing: Packing, rng: np.random.Generator, dtype: str, *, bias: bool, num_out: int = OUT
+) -> QuantizedLinear:
+    linear = QuantizedLinear(IN, num_out, packing, bias=bias, dtype=jnp.dtype(dtype))
+    for name, leaf in random_leaves(packing, rng, num_out=num_out).items():
         setattr(linear, name, nnx.Param(jnp.asarray(leaf)))
     if bias:
-        linear.bias = nnx.Param(jnp.asarray(rng.normal(size=OUT), dtype))
+        linear.bias = nnx.Param(jnp.asarray(rng.normal(size=num_out), dtype))
     return linear
 
 
@@ -140,7 +145,10 @@ def filled(packing: Packing, rng: np.random.Generator, dtype: str, *, bias: bool
         ("int8 per channel", 8 + 16 / 256),
         ("int8 in groups of 32", 8 + 16 / 32),
         ("int6 in groups of 16", 6 + 8 / 16 + 16 / 256),  # as stored by GGUF
-        ("int4 with minimums", 4 + 16 / 32 + 32 / 256),  # GGUF has 6 bits for each scale and minimum: 4.5
+        (
+            "int4 with minimums in super groups",
+            4 + 16 / 32 + 32 / 256,
+        ),  # GGUF has 6 bits for each scale and minimum: 4.5
         ("int4 in groups of 128 with zeros", 4 + 24 / 128),
         ("mxfp4", 4 + 8 / 32),
     ],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from devices import Runs, once, run_models
 from engines import write_model
+from patience import slow
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import ModelConfig
@@ -15,6 +18,7 @@ from penstock.engine.planning import preset
 from penstock.engine.sharding import split_model
 
 LAYERS = 2
+OfModel = Callable[[str], dict[str, dict[str, Any]]]
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "whole": ("1,8", {"num_attention_heads": 8}),
@@ -43,48 +47,62 @@ third hold queries, keys and values, and its rotary positions follow from how lo
 """
 
 
-@pytest.fixture(scope="module")
-def runs(run_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Of each model, by the number of devices."""
+QUICK = ("padded", "normed", "parallel")  # the others run in `make test-slow`
 
-    def run() -> Runs:
-        return run_models({name: (write(name), tensors) for name, (tensors, _) in MODELS.items()})
+
+@pytest.fixture(scope="module")
+def runs(run_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> OfModel:
+    """Of a model, by the number of devices; those that are quick, and those that are not, share a process."""
+
+    @cache
+    def run(is_quick: bool) -> Runs:
+        names = [name for name in MODELS if (name in QUICK) == is_quick]
+        kept = run_directory / ("tensor_parallel" if is_quick else "tensor_parallel_slow")
+        return once(kept, lambda: run_models({name: (write(name), MODELS[name][0]) for name in names}))
 
     def write(name: str) -> Path:
         return write_model(tmp_path_factory.mktemp(name), num_hidden_layers=LAYERS, **MODELS[name][1])
 
-    return once(run_directory / "tensor_parallel", run)
+    return lambda name: run(name in QUICK)[name]
 
 
-SPLIT = [(model, tensor) for model, (tensors, _) in MODELS.items() for tensor in tensors.split(",")[1:]]
-split = pytest.mark.parametrize(("model", "tensor"), SPLIT)
+def split_of(models: Iterable[str]) -> list[Any]:
+    """Each model with each number of devices above one."""
+    return [case(model, tensor) for model in models for tensor in MODELS[model][0].split(",")[1:]]
+
+
+def case(model: str, tensor: str) -> Any:
+    return (model, tensor) if model in QUICK else slow(model, tensor)
+
+
+split = pytest.mark.parametrize(("model", "tensor"), split_of(MODELS))
 
 
 @split
-def test_several_devices_give_the_tokens_of_one(runs: Runs, model: str, tensor: str) -> None:
+def test_several_devices_give_the_tokens_of_one(runs: OfModel, model: str, tensor: str) -> None:
     """Padding of the vocabulary is never drawn, moves no draw and is in no sum of probabilities."""
-    alone, together = runs[model]["1"], runs[model][tensor]
+    alone, together = runs(model)["1"], runs(model)[tensor]
     assert together["tokens"] == alone["tokens"]
     assert all(len(tokens) == 12 for tokens in alone["tokens"])
     assert together["logprobs"] == pytest.approx(alone["logprobs"], abs=1e-4)
 
 
-@pytest.mark.parametrize(("model", "tensor"), [(model, tensor) for model, tensor in SPLIT if model != "normed"])
-def test_a_layer_talks_twice_and_the_embedding_once(runs: Runs, model: str, tensor: str) -> None:
+@pytest.mark.parametrize(("model", "tensor"), split_of(model for model in MODELS if model != "normed"))
+def test_a_layer_talks_twice_and_the_embedding_once(runs: OfModel, model: str, tensor: str) -> None:
     talks = 1 if model == "parallel" else 2  # XLA joins the two of a layer that does both at once
-    assert runs[model][tensor]["all_reduces"] == talks * LAYERS + 1
+    assert runs(model)[tensor]["all_reduces"] == talks * LAYERS + 1
 
 
 @split
-def test_nothing_is_gathered(runs: Runs, model: str, tensor: str) -> None:
+def test_nothing_is_gathered(runs: OfModel, model: str, tensor: str) -> None:
     """Not even queries and keys for norms over those of all heads: their sums of squares are added up."""
-    assert runs[model][tensor]["other_collectives"] == 0
+    assert runs(model)[tensor]["other_collectives"] == 0
 
 
 @split
-def test_every_matrix_and_the_cache_are_split(runs: Runs, model: str, tensor: str) -> None:
-    assert runs[model][tensor]["weight_shares"] == [int(tensor)]
-    assert runs[model][tensor]["cache_shares"] == [int(tensor)]
+def test_every_matrix_and_the_cache_are_split(runs: OfModel, model: str, tensor: str) -> None:
+    assert runs(model)[tensor]["weight_shares"] == [int(tensor)]
+    assert runs(model)[tensor]["cache_shares"] == [int(tensor)]
 
 
 def llama_8b() -> ModelConfig:

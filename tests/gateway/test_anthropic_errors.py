@@ -17,8 +17,6 @@ from penstock.gateway.anthropic.request import IGNORED, REFUSED, MessageBody
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 
-pytestmark = pytest.mark.any_server
-
 INVALID = "invalid_request_error"
 BAD = anthropic.BadRequestError
 

@@ -21,8 +21,6 @@ from penstock.gateway.anthropic.tools import Tool
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import ChunkEntry, ToolCallDelta
 
-pytestmark = pytest.mark.any_server
-
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 BRIEF: Any = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "!"}]
 THINKING: Any = {"thinking": {"type": "enabled", "budget_tokens": 1024}}

@@ -6,8 +6,6 @@ import pytest
 from gateway_client import bare_client
 from gateway_harness import running_gateway
 
-pytestmark = pytest.mark.any_server
-
 
 @pytest.mark.parametrize("boundary", ["", "a" * 5000, '"', "a b"])
 async def test_a_boundary_that_cannot_be_one_is_refused(redis_url: str, boundary: str) -> None:

@@ -19,8 +19,6 @@ from patience import WAIT_S
 
 from penstock.producer.redis.connection import RedisClient
 
-pytestmark = pytest.mark.any_server
-
 BODY = b'{"model": "x", "messages": [{"role": "user", "content": "a"}]}'
 LENGTH = b"Content-Length: %d" % len(BODY)
 CHUNKED = b"Transfer-Encoding: chunked"

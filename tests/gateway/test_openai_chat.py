@@ -18,8 +18,6 @@ from openai_clients import EPOCH_S, HELLO, Asked, asking, data_of, two_words
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import ChunkEntry, EndEntry, TokenLogprob, ToolCallDelta, TopLogprob
 
-pytestmark = pytest.mark.any_server
-
 CHAT = "/v1/chat/completions"
 TINY = {"model": "tiny", "messages": HELLO}
 

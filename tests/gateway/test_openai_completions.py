@@ -18,8 +18,6 @@ from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import ChunkEntry, EndEntry, TokenLogprob, TopLogprob
 
-pytestmark = pytest.mark.any_server
-
 COMPLETIONS = "/v1/completions"
 HELLO = {"model": "tiny", "prompt": "hello"}
 

@@ -18,8 +18,6 @@ from structlog.testing import capture_logs
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 
-pytestmark = pytest.mark.any_server
-
 CHAT = "/v1/chat/completions"
 TINY: Any = {"model": "tiny", "messages": HELLO}
 

@@ -25,8 +25,6 @@ from penstock.producer import GenerateRequest
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire.values import check_json
 
-pytestmark = pytest.mark.any_server
-
 CHAT = {"model": "tiny", "messages": HELLO}
 COMPLETION = {"model": "tiny", "prompt": "hello"}
 

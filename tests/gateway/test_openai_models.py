@@ -13,8 +13,6 @@ from penstock.gateway import directory
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 
-pytestmark = pytest.mark.any_server
-
 
 async def test_a_model_is_listed_by_its_own_name(redis: RedisClient, redis_url: str) -> None:
     async with asking(redis, redis_url) as asked:

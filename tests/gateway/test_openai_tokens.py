@@ -13,8 +13,6 @@ from worker_harness import running_worker
 
 from penstock.producer.redis.connection import RedisClient
 
-pytestmark = pytest.mark.any_server
-
 
 @pytest.fixture
 async def http(redis: RedisClient, redis_url: str) -> AsyncIterator[httpx2.AsyncClient]:

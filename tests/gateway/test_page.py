@@ -22,8 +22,6 @@ from patience import WAIT_S
 from penstock.gateway.page.routes import PATHS
 from penstock.producer.redis.connection import RedisClient
 
-pytestmark = pytest.mark.any_server
-
 HERE = Path(__file__).parent
 STATIC = HERE.parents[1] / "gateway" / "page" / "static"
 FORM = {"model": "tiny", "system": "", "temperature": "", "top_p": "", "max_tokens": "", "seed": "", "more": ""}

@@ -15,8 +15,6 @@ from patience import WAIT_S
 
 from penstock.producer.redis.connection import RedisClient
 
-pytestmark = pytest.mark.any_server
-
 FOREVER_S = 1000.0
 ASKING = b"GET /liveness HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 

@@ -24,6 +24,8 @@ from penstock.producer import (
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import MAX_TIMEOUT_MS
 
+pytestmark = pytest.mark.every_server
+
 CALLS = keys.calls("q")
 CHAT = [{"role": "user", "content": "hi"}]
 

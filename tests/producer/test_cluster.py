@@ -13,6 +13,8 @@ from penstock.producer.ids import new_id, random_slot, slot_of
 from penstock.producer.redis.connection import connect
 from penstock.worker.local.embedded import EmbeddedServer
 
+pytestmark = pytest.mark.every_server
+
 
 async def test_the_client_works_on_a_cluster(redis_cluster_url: str) -> None:
     async with ScriptedWorker(redis_cluster_url) as worker, AsyncClient(redis_cluster_url) as client:

@@ -28,6 +28,8 @@ from penstock.producer.redis.connection import (
 from penstock.producer.redis.streams import read_streams, stream_entries
 from penstock.worker.local.embedded import EmbeddedServer, dies_with_parent, find_servers
 
+pytestmark = pytest.mark.every_server
+
 SECRET = "s3cr3t"
 URLS_WITH_SECRET = [
     f"redis://user:{SECRET}@127.0.0.1:1/0",

@@ -17,7 +17,7 @@ from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.local.embedded import EmbeddedServer
 
 KNOWS = [name for name in SERVERS if name != "redis-server"]  # 7.0 does not have WAITAOF
-pytestmark = pytest.mark.skipif(not KNOWS, reason="no server with WAITAOF")
+pytestmark = [pytest.mark.skipif(not KNOWS, reason="no server with WAITAOF"), pytest.mark.every_server]
 
 
 @pytest.fixture

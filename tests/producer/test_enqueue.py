@@ -16,6 +16,8 @@ from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.wire import MAX_FIELDS, ChunkEntry, EndEntry, GenerateRequest, OwnEntry
 from penstock.worker.local.embedded import EmbeddedServer
 
+pytestmark = pytest.mark.every_server
+
 STREAM = keys.requests("q")
 
 

@@ -11,6 +11,8 @@ import pytest
 from penstock.producer.redis import lua
 from penstock.producer.redis.connection import RedisClient
 
+pytestmark = pytest.mark.every_server
+
 PACKAGES = (
     "penstock.producer.redis", "penstock.worker.protocol",
     *(f"penstock.gateway.{name}" for name in ("abandonment", "generation", "keys", "store")),

@@ -11,6 +11,8 @@ from redis import exceptions
 from penstock.producer import AsyncClient, Client, QueueStatus, ServerRefused, keys, queue_status
 from penstock.producer.redis.connection import RedisClient
 
+pytestmark = pytest.mark.every_server
+
 WARNING = "no worker serves queue 'default'; its requests wait for one"
 
 

@@ -21,6 +21,8 @@ from redis.asyncio.connection import AbstractConnection, Connection, ConnectionP
 from penstock.producer.redis import connection
 from penstock.producer.redis.connection import connect
 
+pytestmark = pytest.mark.every_server
+
 OVERRIDDEN = [
     (AbstractConnection, "pack_command", ["self", "*args"], connection._Lean),
     (AbstractConnection, "send_packed_command", ["self", "command", "check_health"], connection._Lean),

@@ -10,6 +10,8 @@ from redis import exceptions
 from penstock.producer.redis.connection import RedisClient, connect_blocking
 from penstock.producer.redis.streams import pairs, read_newest, read_range, read_streams, stream_entries
 
+pytestmark = pytest.mark.every_server
+
 A, B = "{s}a", "{s}b"  # of one hash slot
 
 

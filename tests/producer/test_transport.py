@@ -13,6 +13,8 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.producer.transport import Connections, Transport, check_name
 from penstock.producer.wire import ChunkEntry, EndEntry, GenerateRequest, OwnEntry, encode_reply
 
+pytestmark = pytest.mark.every_server
+
 
 @pytest.fixture
 async def line(redis_url: str) -> AsyncIterator[Transport]:

@@ -1,17 +1,21 @@
-"""Runs `penstock` as people do: in a process of its own."""
+"""Runs `penstock` as people do, in a process of its own, or its commands in this one."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import pty
 import sys
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+from unittest import mock
 
 from patience import WAIT_S
+
+from penstock.worker.cli import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +55,18 @@ async def penstock(
 ) -> Outcome:
     """Runs `penstock` to its end."""
     return await finish(await start(*arguments, code=code, cwd=cwd, **variables), stdin)
+
+
+def command(*arguments: str, **variables: str) -> Outcome:
+    """As `penstock`, in this process: for what a command says, where how a process starts and ends is not the point."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, environment(**variables), clear=True),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        status = run(arguments)
+    return Outcome(status, out.getvalue(), err.getvalue())
 
 
 class Terminal:

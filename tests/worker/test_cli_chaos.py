@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cli_process import penstock
+from cli_process import command, penstock
 
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.local.embedded import EmbeddedServer
@@ -30,7 +30,8 @@ async def test_against_a_deployment_that_is_left_as_it_was(redis_server: Embedde
         (["--redis-url", "rediss://localhost:1/0"], "plain TCP"),
     ],
 )
-async def test_wrong_usage(arguments: list[str], message: str) -> None:
-    outcome = await penstock("chaos", *arguments)
+@pytest.mark.usefixtures("own_logs")
+def test_wrong_usage(arguments: list[str], message: str) -> None:
+    outcome = command("chaos", *arguments)
     assert outcome.status == 2
     assert message in " ".join(outcome.err.replace("│", " ").split())

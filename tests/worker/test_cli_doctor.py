@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_process import Outcome, finish, penstock, start
+from cli_process import Outcome, command, finish, penstock, start
 from fakes import ScriptedWorker
 from patience import WAIT_S
 
@@ -45,7 +45,6 @@ def checks_of(outcome: Outcome) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in json.loads(outcome.out)["checks"]}
 
 
-@pytest.mark.any_server
 async def test_a_good_set_up_is_all_ok(redis_url: str, durable: RedisClient) -> None:
     outcome = await penstock("doctor", "--json", "--model", "demo", REDIS_URL=redis_url)
     checks = checks_of(outcome)
@@ -55,9 +54,10 @@ async def test_a_good_set_up_is_all_ok(redis_url: str, durable: RedisClient) -> 
     assert "chat template" in checks["tokenizer"]["detail"]
 
 
+@pytest.mark.every_server
 async def test_a_wrong_eviction_policy_fails_and_says_how_to_fix_it(redis_url: str, durable: RedisClient) -> None:
     await durable.config_set("maxmemory-policy", "allkeys-lru")
-    outcome = await penstock("doctor", REDIS_URL=redis_url)
+    outcome = await asyncio.to_thread(command, "doctor", REDIS_URL=redis_url)
     assert outcome.status == 1
     failed = next(line for line in outcome.out.splitlines() if line.startswith("fail"))
     assert "maxmemory-policy" in failed
@@ -66,14 +66,14 @@ async def test_a_wrong_eviction_policy_fails_and_says_how_to_fix_it(redis_url: s
 
 
 async def test_warnings_do_not_fail(redis_url: str) -> None:
-    outcome = await penstock("doctor", REDIS_URL=redis_url)
+    outcome = await asyncio.to_thread(command, "doctor", REDIS_URL=redis_url)
     assert outcome.status == 0
     assert "warn appendonly" in outcome.out
     assert "warn model" in outcome.out
 
 
 async def test_no_redis_fails_with_the_address_but_no_password() -> None:
-    outcome = await penstock("doctor", "--json", REDIS_URL="redis://user:hunter2@127.0.0.1:1")
+    outcome = await asyncio.to_thread(command, "doctor", "--json", REDIS_URL="redis://user:hunter2@127.0.0.1:1")
     assert outcome.status == 1
     assert "redis://127.0.0.1:1/0" in checks_of(outcome)["redis"]["detail"]
     assert "hunter2" not in outcome.out + outcome.err
@@ -87,6 +87,7 @@ async def test_a_light_install_is_told_what_it_can_do(redis_url: str) -> None:
     assert "model" not in checks
 
 
+@pytest.mark.every_server
 async def test_a_user_without_permission_fails_with_the_reason(redis_url: str, redis: RedisClient) -> None:
     await redis.execute_command("ACL", "SETUSER", "narrow", "on", ">secret", "~*", "+ping")
     try:
@@ -98,6 +99,7 @@ async def test_a_user_without_permission_fails_with_the_reason(redis_url: str, r
     assert "users.acl" in found["permissions"].fix
 
 
+@pytest.mark.every_server
 async def test_a_user_with_some_of_a_worker_s_permissions_is_told_which_are_missing(
     redis_url: str, redis: RedisClient
 ) -> None:
@@ -110,6 +112,7 @@ async def test_a_user_with_some_of_a_worker_s_permissions_is_told_which_are_miss
     assert (found.status, expected in found.detail) == ("warn", True)
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize(
     ("user", "words"),
     [
@@ -148,7 +151,6 @@ def test_an_unsupported_model_is_not_called_damaged(tmp_path: Path) -> None:
     assert "give --model a checkpoint of a supported family: llama" in found.fix
 
 
-@pytest.mark.any_server
 async def test_what_was_found_is_printed_before_what_takes_longer(redis_url: str) -> None:
     process = await start("doctor", "--model", "demo", REDIS_URL=redis_url)
     assert process.stdout is not None

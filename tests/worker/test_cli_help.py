@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_process import penstock
+from cli_process import command, penstock
 
 from penstock import __version__
 from penstock.gateway.settings import GatewaySettings
@@ -27,31 +27,31 @@ WITHOUT = "import sys; sys.modules['{}'] = None\nfrom penstock.worker.cli import
 async def test_help_lists_every_command() -> None:
     outcome = await penstock("--help")
     assert outcome.status == 0
-    for command in COMMANDS:
-        assert f"│ {command} " in outcome.out
+    for name in COMMANDS:
+        assert f"│ {name} " in outcome.out
 
 
-async def test_no_arguments_show_the_help_as_a_usage_error() -> None:
-    outcome = await penstock()
+def test_no_arguments_show_the_help_as_a_usage_error() -> None:
+    outcome = command()
     assert outcome.status == 2
     assert "Usage: penstock [OPTIONS] COMMAND" in outcome.out + outcome.err
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-async def test_help_of_a_command(command: str) -> None:
-    outcome = await penstock(command, "--help")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command(name: str) -> None:
+    outcome = command(name, "--help")
     assert outcome.status == 0
-    assert f"Usage: penstock {command} [OPTIONS]" in outcome.out
+    assert f"Usage: penstock {name} [OPTIONS]" in outcome.out
     assert outcome.err == ""
 
 
-async def test_worker_has_an_option_for_every_setting() -> None:
-    out = (await penstock("worker", "--help", COLUMNS="200")).out
+def test_worker_has_an_option_for_every_setting() -> None:
+    out = command("worker", "--help", COLUMNS="200").out
     assert [name for name in Settings.model_fields if f"{flag(name)} " not in out] == []
 
 
-async def test_gateway_has_an_option_for_every_setting() -> None:
-    out = (await penstock("gateway", "--help", COLUMNS="200")).out
+def test_gateway_has_an_option_for_every_setting() -> None:
+    out = command("gateway", "--help", COLUMNS="200").out
     assert [name for name in GatewaySettings.model_fields if f"{flag(name)} " not in out] == []
 
 
@@ -65,43 +65,43 @@ async def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("argument", ["version", "--version"])
-async def test_version_is_that_of_the_package(argument: str) -> None:
-    outcome = await penstock(argument)
+def test_version_is_that_of_the_package(argument: str) -> None:
+    outcome = command(argument)
     assert (outcome.status, outcome.out, outcome.err) == (0, f"{__version__}\n", "")
 
 
 @pytest.mark.parametrize(
-    ("command", "extra", "module"),
+    ("name", "extra", "module"),
     [("worker", "worker", "jax"), ("demo", "worker", "jax"), ("gateway", "gateway", "starlette")],
 )
-async def test_a_missing_extra_is_one_line_that_says_what_to_install(command: str, extra: str, module: str) -> None:
-    outcome = await penstock(command, code=WITHOUT.format(module))
+async def test_a_missing_extra_is_one_line_that_says_what_to_install(name: str, extra: str, module: str) -> None:
+    outcome = await penstock(name, code=WITHOUT.format(module))
     assert outcome.status == 1
     assert outcome.err == f"penstock: {module} is not installed; install it with: pip install 'penstock[{extra}]'\n"
 
 
-async def test_an_unknown_option_is_named() -> None:
-    outcome = await penstock("worker", "--max-num-seq", "3")
+def test_an_unknown_option_is_named() -> None:
+    outcome = command("worker", "--max-num-seq", "3")
     assert outcome.status == 2
     assert "--max-num-seq" in outcome.err
     assert "--max-num-seqs" in outcome.err
 
 
-async def test_an_unknown_command_is_named() -> None:
-    outcome = await penstock("wroker")
+def test_an_unknown_command_is_named() -> None:
+    outcome = command("wroker")
     assert outcome.status == 2
     assert "wroker" in outcome.err
 
 
-async def test_an_unknown_variable_is_one_line() -> None:
-    outcome = await penstock("send", "hi", PENSTOCK_QUEU="x")
+def test_an_unknown_variable_is_one_line() -> None:
+    outcome = command("send", "hi", PENSTOCK_QUEU="x")
     assert (outcome.status, outcome.out) == (2, "")
     assert outcome.err == "penstock: unknown environment variable PENSTOCK_QUEU; did you mean PENSTOCK_QUEUE?\n"
 
 
-async def test_config_file_is_an_option(tmp_path: Path) -> None:
+def test_config_file_is_an_option(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text("que = 'x'")
-    outcome = await penstock("send", "hi", "--config", str(path))
+    outcome = command("send", "hi", "--config", str(path))
     assert outcome.status == 2
     assert outcome.err == f"penstock: unknown setting 'que' in {path}; did you mean queue?\n"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_process import finish, penstock, start
+from cli_process import command, finish, penstock, start
 from patience import WAIT_S
 
 from penstock.engine.demo import MODEL_DIR
@@ -139,6 +139,7 @@ async def test_a_model_that_cannot_be_loaded_exits_4(redis_url: str) -> None:
     assert "Traceback" not in outcome.err
 
 
+WORKER = ("worker", "--log-format", "console")  # where a log's lines go is settled once per process
 LLAMA = {
     "model_type": "llama",
     "dtype": "float32",
@@ -160,25 +161,28 @@ LLAMA = {
         (None, "config.json is a FIFO, not a regular file"),
     ],
 )
-async def test_a_hostile_config_exits_4(redis_url: str, tmp_path: Path, content: str | None, message: str) -> None:
+@pytest.mark.usefixtures("own_logs")
+def test_a_hostile_config_exits_4(redis_url: str, tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "config.json"
     os.mkfifo(path) if content is None else path.write_text(content)
-    outcome = await penstock("worker", "--model", str(tmp_path), "--health-port", "0", REDIS_URL=redis_url)
+    outcome = command(*WORKER, "--model", str(tmp_path), "--health-port", "0", REDIS_URL=redis_url)
     assert outcome.status == 4
     assert message in outcome.err.splitlines()[-1]
     assert "Traceback" not in outcome.err
 
 
-async def test_a_taken_health_port_is_named() -> None:
+@pytest.mark.usefixtures("own_logs")
+def test_a_taken_health_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        outcome = await penstock("worker", "--model", "demo", "--health-host", "127.0.0.1", "--health-port", port)
+        outcome = command(*WORKER, "--model", "demo", "--health-host", "127.0.0.1", "--health-port", port)
     assert outcome.status == 1
     assert "set --health-port or --health-host" in outcome.err.splitlines()[-1]
 
 
-async def test_a_health_host_that_is_none_is_named() -> None:
-    outcome = await penstock("worker", "--model", "demo", "--health-host", "no such host")
+@pytest.mark.usefixtures("own_logs")
+def test_a_health_host_that_is_none_is_named() -> None:
+    outcome = command(*WORKER, "--model", "demo", "--health-host", "no such host")
     assert outcome.status == 1
     assert "set --health-port or --health-host" in outcome.err.splitlines()[-1]
     assert "Traceback" not in outcome.err

@@ -15,7 +15,10 @@ from fakes import eventually
 
 from penstock.worker.local.embedded import EmbeddedServer, EmbeddedServerError, find_servers
 
-pytestmark = pytest.mark.skipif(not find_servers(), reason="no Redis server program is installed")
+pytestmark = [
+    pytest.mark.skipif(not find_servers(), reason="no Redis server program is installed"),
+    pytest.mark.every_server,
+]
 
 
 @pytest.mark.parametrize("program", find_servers().values(), ids=find_servers())

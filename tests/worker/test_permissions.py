@@ -12,6 +12,8 @@ from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.errors import RedisRefused
 from penstock.worker.protocol.permissions import check_permissions, denied
 
+pytestmark = pytest.mark.every_server
+
 USERS = Path(__file__).parents[2] / "deploy/redis/users.acl"
 
 MakeUser = Callable[..., Awaitable[RedisClient]]

@@ -13,8 +13,8 @@ from penstock.worker.settings import Settings
 from penstock.worker.settings_loading import SettingsError, flag
 
 _SETTINGS = (
-    "model", "dtype", "weights", "max_model_len", "max_num_seqs", "max_batch_tokens", "page_size", "num_pages",
-    "kv_cache_dtype", "decode_steps", "attention", "expert_parallel",
+    "model", "dtype", "weights", "activations", "max_model_len", "max_num_seqs", "max_batch_tokens", "page_size",
+    "num_pages", "kv_cache_dtype", "decode_steps", "attention", "expert_parallel",
 )  # fmt: skip
 
 

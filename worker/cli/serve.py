@@ -80,7 +80,7 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
         model,
         engine.describe(),
         engine.grammars,
-        identify(path, tokenizer.templates, tokenizer.rules(), held_as=config.weights),
+        identify(path, tokenizer.templates, tokenizer.rules(), held_as=config.weights, activations=config.activations),
         tokenizer.chat_format,
     )
 

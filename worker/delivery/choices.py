@@ -68,11 +68,14 @@ class ChoiceBuffer:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string, or the id of the token, that ended it
     num_reasoning: int = 0  # tokens that are reasoning, once it has ended
+    num_drafted: int = 0  # guesses at tokens that were verified, once it has ended
+    num_accepted: int = 0  # those of them that were right
     is_closed: bool = False  # its last chunk is on the reply stream: whatever the engine says of it now, readers know
 
     def add(self, output: Output) -> None:
         self.finish_reason = output.finish_reason
         self.num_reasoning = output.num_reasoning_tokens
+        self.num_drafted, self.num_accepted = output.num_drafted_tokens, output.num_accepted_tokens
         if self.is_closed:
             return
         self.stop_reason = output.stop_reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.engine.request import TokenLogprob, ToolCallDelta, TopLogprob
@@ -59,6 +59,15 @@ def stop_fields(choice: ChoiceBuffer) -> dict[str, Any]:
     if reason is None:
         return {}
     return {"stop_string": reason} if isinstance(reason, str) else {"stop_token_id": reason}
+
+
+def draft_fields(choices: Iterable[ChoiceBuffer]) -> dict[str, Any]:
+    """How many guesses at the tokens of a whole reply were verified, and were right, if there were any."""
+    num_drafted = num_accepted = 0
+    for choice in choices:
+        num_drafted += choice.num_drafted
+        num_accepted += choice.num_accepted
+    return {"drafted_tokens": num_drafted, "accepted_tokens": num_accepted} if num_drafted else {}
 
 
 def _call_fields(delta: ToolCallDelta) -> dict[str, Any]:

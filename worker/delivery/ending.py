@@ -9,7 +9,7 @@ from penstock.producer import keys
 from penstock.producer.redis.pipeline import Command
 from penstock.producer.wire import MAX_FIELDS, EndEntry, WireError, encode_reply, entry_size, parse_request
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.chunks import stop_fields
+from penstock.worker.delivery.chunks import draft_fields, stop_fields
 from penstock.worker.delivery.requests import Asked, LiveRequest
 from penstock.worker.delivery.writes import AsideWrite, Burial, RefreshWrite
 from penstock.worker.metrics import Metrics
@@ -37,6 +37,7 @@ def end_entry(live: LiveRequest) -> EndEntry:
         cached_tokens=live.cached_tokens,
         completion_tokens=live.completion_tokens,
         reasoning_tokens=live.reasoning_tokens,
+        **draft_fields(live.choices),
         queued_ms=max(0, live.claim.first_server_ms - live.enqueued_ms),
         ttft_ms=None if live.first_token_ms is None else max(0, live.first_token_ms - live.enqueued_ms),
         total_ms=max(0, live.clock.now_ms() - live.enqueued_ms),

@@ -17,6 +17,7 @@ class EngineOptions(TypedDict, total=False):
 
     dtype: str
     weights: str
+    activations: str
     max_model_len: int | None
     max_num_seqs: int
     max_batch_tokens: int
@@ -27,6 +28,8 @@ class EngineOptions(TypedDict, total=False):
     prefix_caching: bool
     decode_steps: int | None
     prefill_share: float
+    speculation: str
+    max_draft_tokens: int
     tensor_parallel: int
     expert_parallel: int
     attention: str

@@ -25,7 +25,7 @@ from penstock.worker.calls.answering import Answers
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import to_engine_request
 from penstock.worker.delivery.choices import ChoiceBuffer, outcome_of
-from penstock.worker.delivery.chunks import chunk_entry, stop_fields
+from penstock.worker.delivery.chunks import chunk_entry, draft_fields, stop_fields
 from penstock.worker.delivery.preparation import Preparation, Preparer
 from penstock.worker.errors import EngineFailed
 
@@ -293,6 +293,7 @@ class _Run:
             cached_tokens=self.cached_tokens,
             completion_tokens=sum(choice.num_published for choice in self.choices),
             reasoning_tokens=sum(choice.num_reasoning for choice in self.choices) or None,
+            **draft_fields(self.choices),
             queued_ms=self._ms_at(self.submitted_s),
             ttft_ms=self._ms_at(self.first_token_s),
             total_ms=self._ms_at(self.now_s()),

@@ -23,8 +23,6 @@ from penstock.producer import GenerateRequest
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire.values import check_json
 
-pytestmark = pytest.mark.any_server
-
 BODY: dict[str, Any] = {"model": "tiny", "input": "say it"}
 NAMES = sorted({*RESPONSE_POLICY.honoured, *RESPONSE_POLICY.ignored, *RESPONSE_POLICY.refused, "nobody_knows"})
 

@@ -13,6 +13,8 @@ from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import OVERHEAD_BYTES, Ledger
 from penstock.producer.redis.connection import RedisClient
 
+pytestmark = pytest.mark.every_server
+
 
 @pytest.fixture
 async def store(redis_url: str) -> AsyncIterator[Store]:

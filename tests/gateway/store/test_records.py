@@ -13,6 +13,8 @@ from penstock.gateway.store.ledger import OVERHEAD_BYTES, Ledger
 from penstock.gateway.store.records import Records
 from penstock.producer.redis.connection import RedisClient
 
+pytestmark = pytest.mark.every_server
+
 
 @pytest.fixture
 async def records(redis_url: str) -> AsyncIterator[Records]:

@@ -24,6 +24,8 @@ from penstock.worker.errors import RedisRefused
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts
 
+pytestmark = pytest.mark.every_server
+
 STREAM, STATE, REPLY = keys.requests("q"), keys.state("q", "r"), keys.reply("q", "r")
 
 

@@ -13,6 +13,8 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import entries
 from penstock.worker.delivery.entries import LARGEST_ID, EntryReader, QueueEntry
 
+pytestmark = pytest.mark.every_server
+
 STREAM = keys.requests("q")
 LIMIT = 100
 LARGE = {"id": "large", "prompt": "x" * LIMIT}

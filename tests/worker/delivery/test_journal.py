@@ -11,6 +11,8 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.worker.delivery import journal as journals
 from penstock.worker.delivery.journal import Journal, JournalError, read_journal
 
+pytestmark = pytest.mark.every_server
+
 REPLY = keys.reply("q", "r")
 
 

@@ -31,6 +31,8 @@ from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim, Standing
 from penstock.worker.readiness import Readiness
 
+pytestmark = pytest.mark.every_server
+
 
 @asynccontextmanager
 async def publishing(url: str) -> AsyncIterator[tuple[Publisher, Outbox, LiveRequest, RedisClient]]:

@@ -23,6 +23,8 @@ from penstock.worker.delivery.restore import Restorer, ending_failed
 from penstock.worker.delivery.threads import Threads
 from penstock.worker.delivery.writes import FinishWrite
 
+pytestmark = pytest.mark.every_server
+
 
 class BrokenText(FakeText):
     """A tokenizer with a defect."""

@@ -17,6 +17,8 @@ from penstock.worker.cli import run
 from penstock.worker.protocol import dead_letters
 from penstock.worker.protocol.dead_letters import Kind, Letter, NotReplayable
 
+pytestmark = pytest.mark.every_server
+
 
 async def add_letter(
     redis: RedisClient, request_id: str, code: str = "too_many_crashes", *, kind: Kind = "request", **fields: str

@@ -14,6 +14,8 @@ from penstock.worker.errors import RedisRefused
 from penstock.worker.protocol import faults
 from penstock.worker.readiness import Readiness
 
+pytestmark = pytest.mark.every_server
+
 PASSING = [
     exceptions.ConnectionError("gone"),
     exceptions.TimeoutError("no answer"),

@@ -20,6 +20,8 @@ from penstock.worker.metrics import Metrics
 from penstock.worker.protocol.heartbeat import RETIRE_COUNT, Heartbeat, Reclaimer
 from penstock.worker.readiness import Readiness
 
+pytestmark = pytest.mark.every_server
+
 KEY = keys.heartbeat("q", "w")
 SERVING = keys.serving("q")
 CARD = keys.card("q")

@@ -10,6 +10,8 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine
 from penstock.worker.protocol.members import Member, UnknownWorker, members, tell_to_drain
 
+pytestmark = pytest.mark.every_server
+
 
 def is_chunk(entry: object) -> bool:
     return getattr(entry, "type", None) == "chunk"

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -34,6 +35,8 @@ from penstock.worker.delivery import reconnect
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.consumers import set_aside_for
 from penstock.worker.protocol.scripts import Claim, NotClaimed
+
+pytestmark = pytest.mark.every_server
 
 QUEUE = "q"
 REQUESTS = ("a", "b", "c")

@@ -13,6 +13,8 @@ from penstock.producer.wire import Envelope
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts.calls import MAX_DROPPED
 
+pytestmark = pytest.mark.every_server
+
 CALLS, ANSWERS = keys.calls("q"), keys.answers("q", "m")
 LONG_AGO_MS = 1_700_000_000_000
 

@@ -15,7 +15,7 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.scripts import Claim, NotClaimed, Standing
 
-pytestmark = pytest.mark.usefixtures("group")
+pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
 END = ["type", "end", "finish_reason", "stop"]
 

@@ -11,7 +11,7 @@ from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.protocol import dead_letters, faults, scripts
 
-pytestmark = pytest.mark.usefixtures("group")
+pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
 LETTERS = keys.dead("q")
 

@@ -10,7 +10,7 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Beaten, Rival
 
-pytestmark = pytest.mark.usefixtures("group")
+pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
 BEAT = keys.heartbeat("q", "w")
 DRAIN = keys.drain("q", "w")

@@ -1,0 +1,146 @@
+"""What prompt lookup does end to end for a model that copies what it is given, with an edit on the way.
+
+    python -m benchmarks.copying
+
+Trains a model of the demo model's size first, for some minutes, and keeps it under `.cache/copying`. A prompt is two
+words and a text of random words; the reply is the text with the one word in place of the other. Each round gives all
+prompts one after the other to an engine without speculation, then to the same engine with it; the ratio is the median
+of the rounds' times. Appends one JSON line to `benchmarks/results/copying.jsonl`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax  # type: ignore[import-untyped]
+from flax import nnx
+from rich.console import Console
+
+from benchmarks.engine import COMPILE_CACHE, RESULTS
+from examples.demo_model.attention import PackedAttention
+from examples.demo_model.config import DEMO_CONFIG
+from examples.demo_model.export import export
+from examples.demo_model.tokenizer import END, VOCAB_SIZE, build
+from penstock.engine import Engine, EngineConfig, Request, SamplingParams
+from penstock.engine.models.decoder import Decoder
+from penstock.engine.speculation.drafter import Drafter
+from penstock.engine.speculation.ngrams import NgramDrafter
+from penstock.worker.bench.report import append_result
+
+FOLDER = Path(".cache/copying")
+FIRST_WORD, SEPARATOR = 16, 8  # token ids; words are all from the first on
+ROWS, LONGEST = 12, 48
+
+
+def example(numbers: Random, length: int) -> tuple[list[int], list[int]]:
+    """A prompt, and the reply to it without its end."""
+    words = [numbers.randrange(FIRST_WORD, VOCAB_SIZE) for _ in range(length)]
+    old, new = numbers.choice(words), numbers.randrange(FIRST_WORD, VOCAB_SIZE)
+    return [old, new, SEPARATOR, *words, SEPARATOR], [new if word == old else word for word in words]
+
+
+def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids and targets, i32 `[ROWS, 2 * LONGEST + 4]`; only targets of replies count.
+
+    Most texts are short at first: that is where copying is learnt.
+    """
+    numbers = Random(step)
+    tokens = np.zeros((ROWS, 2 * LONGEST + 5), np.int32)
+    targets = np.full(tokens.shape, -1, np.int32)
+    for row in range(ROWS):
+        prompt, reply = example(numbers, LONGEST if row % 4 == 0 else numbers.randint(8, min(LONGEST, 12 + step // 16)))
+        whole = [*prompt, *reply, END]
+        tokens[row, : len(whole)] = whole
+        targets[row, len(prompt) : len(whole)] = whole[len(prompt) :]
+    return tokens[:, :-1], targets[:, 1:]
+
+
+def loss_of(graph: Any, params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+    model = nnx.merge(graph, params)
+    attend = PackedAttention((jnp.zeros_like(tokens),))
+    positions = jnp.tile(jnp.arange(tokens.shape[1]), len(tokens))
+    hidden, _ = model(tokens.reshape(-1), positions, (None,) * DEMO_CONFIG.num_layers, attend)
+    wanted = targets.reshape(-1)
+    losses = optax.softmax_cross_entropy_with_integer_labels(model.logits(hidden), jnp.maximum(wanted, 0))
+    return jnp.sum(losses * (wanted >= 0)) / jnp.sum(wanted >= 0)
+
+
+def train(num_steps: int, folder: Path) -> None:
+    graph, params = nnx.split(Decoder(DEMO_CONFIG, rngs=nnx.Rngs(0)))
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, 100, num_steps, 3e-5)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98))
+    state = optimizer.init(params)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def advance(params: Any, state: Any, tokens: jax.Array, targets: jax.Array) -> tuple[Any, Any, jax.Array]:
+        loss, grads = jax.value_and_grad(partial(loss_of, graph))(params, tokens, targets)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    console = Console()
+    for step in range(num_steps):
+        params, state, loss = advance(params, state, *batch(step))
+        if step % 25 == 24:
+            console.print(f"step {step + 1} of {num_steps}: loss {float(loss):.4f}", highlight=False)
+    export(nnx.merge(graph, params), build(), folder)
+
+
+def run(engine: Engine, drafter: Drafter | None, requests: list[Request]) -> tuple[float, list[list[int]]]:
+    """Seconds for all of them, one after the other, and their replies."""
+    engine.speculate(drafter)
+    replies: list[list[int]] = []
+    start = time.perf_counter()
+    for request in requests:
+        engine.add(request)
+        replies.append([])
+        while engine.has_work():
+            for output in engine.step():
+                replies[-1] += output.token_ids
+    return time.perf_counter() - start, replies
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--training-steps", type=int, default=1000)
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", default="float32")
+    arguments = parser.parse_args()
+    if not (FOLDER / "config.json").exists():
+        train(arguments.training_steps, FOLDER)
+    settings = EngineConfig(dtype=arguments.dtype, prefix_caching=False, compile_cache_dir=COMPILE_CACHE)
+    engine = Engine.from_checkpoint(FOLDER, settings)
+    engine.warm_up()
+    examples = [example(Random(-1 - number), LONGEST) for number in range(arguments.requests)]
+    params = SamplingParams(temperature=0.0, max_tokens=2 * LONGEST)
+    requests = [Request(f"r{number}", tuple(prompt), params) for number, (prompt, _) in enumerate(examples)]
+    ratios = []
+    for _ in range(arguments.rounds):
+        plain_s, plain = run(engine, None, requests)
+        before = engine.stats()
+        seconds, replies = run(engine, NgramDrafter(), requests)
+        after = engine.stats()
+        if replies != plain:
+            raise AssertionError("other tokens than without speculation")
+        ratios.append(plain_s / seconds)
+    right = sum(reply[:-1] == wanted for reply, (_, wanted) in zip(plain, examples, strict=True))
+    drafted = after.drafted_tokens_total - before.drafted_tokens_total
+    accepted = after.accepted_tokens_total - before.accepted_tokens_total
+    Console().print(
+        f"{right} of {len(examples)} texts edited right; {accepted} of {drafted} drafted tokens were right in "
+        f"{sum(map(len, plain))}; {median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})"
+    )
+    append_result(RESULTS / "copying.jsonl", {"arguments": vars(arguments), "ratios": ratios, "right": right})
+
+
+if __name__ == "__main__":
+    main()

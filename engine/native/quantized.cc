@@ -1,0 +1,122 @@
+// Matmuls with quantized weights for CPUs (quantized.h), called by XLA through its foreign function interface.
+
+#include "quantized.h"
+
+#include <vector>
+
+#include "team.h"
+
+namespace ffi = xla::ffi;
+
+namespace penstock {
+namespace {
+
+struct Task {
+  int64_t group, first_row, num_rows;  // group: of rows that have weights of their own
+};
+
+// Rows in the order of their groups; without sizes all rows are of one. Rows behind all groups are left as they are, and
+// the weights of a group without rows are not touched.
+std::vector<Task> TasksOf(ffi::Buffer<ffi::S32>& sizes, int64_t rows, int64_t panels, int64_t threads) {
+  std::vector<Task> tasks;
+  const bool is_grouped = sizes.element_count() > 0;
+  const int64_t groups = is_grouped ? static_cast<int64_t>(sizes.element_count()) : 1;
+  const int64_t rows_each = is_grouped ? kRowsPerTask : Grid(rows, panels, threads).rows_each;
+  int64_t row = 0;
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t size = is_grouped ? std::max(sizes.typed_data()[group], 0) : rows;
+    const int64_t end = std::min(rows, row + size);
+    for (; row < end; row += tasks.back().num_rows) tasks.push_back({group, row, std::min(rows_each, end - row)});
+  }
+  return tasks;
+}
+
+template <int kBits, typename Rows, typename U>
+void RunTasks(ffi::ThreadPool& pool, const std::vector<Task>& tasks, const Matmul& matmul,
+              const QuantizedWeights& weights, const Rows& rows, U* y) {
+  const int64_t count = static_cast<int64_t>(tasks.size());
+  const int64_t lanes = matmul.panels * weights.depth / kInLane<kBits> * kPanel;
+  const int64_t scale_bytes = matmul.panels * weights.Groups() * kPanel * (weights.scale_type == ScaleType::kFloat ? 4 : 2);
+  ForEach(pool, matmul.panels * count, [&](int64_t i) {
+    const Task& task = tasks[i % count];
+    Matmul own = matmul;
+    QuantizedWeights own_weights = weights;
+    if (own.bias != nullptr) own.bias += task.group * matmul.panels * kPanel;
+    own_weights.codes += task.group * lanes;
+    own_weights.scales = static_cast<const char*>(weights.scales) + task.group * scale_bytes;
+    own_weights.offsets = static_cast<const char*>(weights.offsets) + task.group * scale_bytes;
+    RunQuantizedTask<kBits>(own, own_weights, rows, task.first_row, task.num_rows, i / count,
+                            [&](int64_t row, int64_t column, const float* values, int64_t width) {
+                              for (int64_t j = 0; j < width; ++j) Store(&y[row * matmul.columns + column + j], values[j]);
+                            });
+  });
+}
+
+template <typename T>
+ByteRows Quantized(ffi::ThreadPool& pool, const T* x, int64_t rows, int64_t depth, uint8_t* bytes, float* scales) {
+  constexpr int64_t kRowsEach = 8;
+  ForEach(pool, (rows + kRowsEach - 1) / kRowsEach, [&](int64_t i) {
+    for (int64_t row = i * kRowsEach; row < std::min(rows, (i + 1) * kRowsEach); ++row)
+      scales[row] = QuantizeRow(x + row * depth, depth, bytes + row * depth);
+  });
+  return ByteRows{bytes, scales, depth};
+}
+
+// `bytes` and `row_scales` are for rows that are quantized, and empty where they are not.
+ffi::Error QuantizedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::U32> codes, ffi::AnyBuffer scales,
+                           ffi::AnyBuffer offsets, ffi::Buffer<ffi::F32> bias, ffi::Buffer<ffi::S32> group_sizes,
+                           ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::Buffer<ffi::U8>> bytes,
+                           ffi::Result<ffi::Buffer<ffi::F32>> row_scales, int64_t bits, int64_t offset, int64_t gate) {
+  const int64_t rows = x.dimensions()[0], depth = x.dimensions()[1];
+  const auto code_dims = codes.dimensions(), scale_dims = scales.dimensions();
+  const int64_t panels = code_dims[code_dims.size() - 3];
+  const int64_t groups = scale_dims[scale_dims.size() - 2];
+  if (code_dims[code_dims.size() - 2] * 32 / bits != depth || code_dims.back() != kPanel || depth % groups != 0)
+    return ffi::Error::InvalidArgument("weights of another shape");
+  const ScaleType type = scales.element_type() == ffi::F32    ? ScaleType::kFloat
+                         : scales.element_type() == ffi::BF16 ? ScaleType::kBFloat16
+                                                              : ScaleType::kHalf;
+  const Matmul matmul{depth, panels, y->dimensions()[1], Gate{gate}, bias.element_count() ? bias.typed_data() : nullptr};
+  const QuantizedWeights weights{depth, depth / groups, codes.typed_data(), scales.untyped_data(),
+                                 offsets.untyped_data(), type, Offset{offset}};
+  const std::vector<Task> tasks = TasksOf(group_sizes, rows, panels, pool.num_threads());
+  const auto run = [&](auto* in, auto* out) {
+    using T = std::remove_pointer_t<decltype(in)>;
+    if (bytes->element_count() > 0)
+      RunTasks<8>(pool, tasks, matmul, weights,
+                  Quantized(pool, in, rows, depth, bytes->typed_data(), row_scales->typed_data()), out);
+    else if (bits == 8)
+      RunTasks<8>(pool, tasks, matmul, weights, PlainRows<T>{in, depth}, out);
+    else
+      RunTasks<4>(pool, tasks, matmul, weights, PlainRows<T>{in, depth}, out);
+  };
+  const bool is_wide = y->element_type() == ffi::F32;
+  if (x.element_type() == ffi::F32 && is_wide)
+    run(static_cast<float*>(x.untyped_data()), static_cast<float*>(y->untyped_data()));
+  else if (x.element_type() == ffi::BF16 && is_wide)
+    run(static_cast<BFloat16*>(x.untyped_data()), static_cast<float*>(y->untyped_data()));
+  else if (x.element_type() == ffi::BF16 && y->element_type() == ffi::BF16)
+    run(static_cast<BFloat16*>(x.untyped_data()), static_cast<BFloat16*>(y->untyped_data()));
+  else
+    return ffi::Error::InvalidArgument("only f32 and bf16 are supported");
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace penstock
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockQuantizedMatmul, penstock::QuantizedMatmul,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::Buffer<ffi::U8>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<int64_t>("bits")
+                                  .Attr<int64_t>("offset")
+                                  .Attr<int64_t>("gate"));

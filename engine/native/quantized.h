@@ -1,0 +1,242 @@
+// Matmuls with quantized weights: the kernels themselves, which know neither XLA nor threads.
+//
+// A weight is `scale * code - offset`, with a scale and an offset for each column and each group of input features. The
+// scales and offsets of a panel are [groups, kPanel], its codes are in lanes (codes.h).
+//
+// Rows are either as the model computes them (f32, bf16): then a piece of a panel is unpacked into the first-level
+// cache, where the codes are exact in either type, and multiplied as any other weights. Or they are quantized to 8 bits
+// too (dots.h): then products are summed in whole numbers, which no order of summing changes. Either way a group's sum
+// is scaled in f32, group after group: a row's result depends on nothing but that row.
+
+#ifndef PENSTOCK_QUANTIZED_H_
+#define PENSTOCK_QUANTIZED_H_
+
+#include <type_traits>
+
+#include "codes.h"
+#include "dots.h"
+#include "matmul.h"
+
+namespace penstock {
+
+// ---- A group of features, or a piece of one
+
+template <int R>
+using Rows = std::integral_constant<int, R>;
+
+// Calls `tile` with how many rows it has, up to kRows, known when it is compiled.
+template <typename Tile>
+inline void OfRows(int64_t rows, Tile&& tile) {
+  switch (rows) {
+    case 1: return tile(Rows<1>{});
+    case 2: return tile(Rows<2>{});
+    case 3: return tile(Rows<3>{});
+    case 4: return tile(Rows<4>{});
+    case 5: return tile(Rows<5>{});
+    default: return tile(Rows<kRows>{});
+  }
+}
+
+// totals[R][kPanel] += scales[kPanel] * (x[R][depth] * piece[depth][kPanel])
+template <int R, typename T>
+__attribute__((noinline)) void ScaledTile(const T* x, int64_t stride, const T* piece, int64_t depth,
+                                          const Vector* scales, Vector (*totals)[kVectors]) {
+  Vector sums[R][kVectors] = {};
+  Multiply<R>(x, stride, piece, depth, sums);
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) totals[r][v] += sums[r][v] * scales[v];
+}
+
+// The same of weights that are unpacked in registers, a lane's features at a time: quicker for few rows, and the same to
+// the bit where it is used, for an instruction does all that is rounded. Other sums compilers may put into another order.
+#if defined(__AVX512BF16__)
+template <typename T>
+constexpr int64_t kFewRows = sizeof(T) == 2 ? 4 : 0;
+#else
+template <typename T>
+constexpr int64_t kFewRows = 0;
+#endif
+
+template <int R, typename T, int kBits>
+__attribute__((noinline)) void FewTile(const T* x, int64_t stride, const uint32_t* lanes, int64_t depth, float zero,
+                                       const Vector* scales, Vector (*totals)[kVectors]) {
+  constexpr int64_t kAcross = kLanes * (sizeof(T) == 2 ? 2 : 1);
+  const Unpacker<T, kBits> unpack(zero);
+  Vector sums[R][kVectors] = {};
+  for (int64_t k = 0; k < depth; k += kInLane<kBits>, lanes += kPanel) {
+    alignas(64) T step[kInLane<kBits> * kPanel];
+    for (int v = 0; v < kVectors; ++v) unpack(LoadLanes(lanes + v * kLanes), step + v * kAcross);
+    Multiply<R>(x + k, stride, step, kInLane<kBits>, sums);
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) totals[r][v] += sums[r][v] * scales[v];
+}
+
+// The same of whole numbers. What was added to x makes the sums larger by `added`; `adds`: that is still to be summed.
+template <int R, bool adds>
+__attribute__((noinline)) void DotTile(const uint8_t* x, int64_t stride, const uint32_t* lanes, int64_t depth,
+                                       const Vector* scales, Ints* added, Vector (*totals)[kVectors]) {
+  Ints sums[R][kVectors] = {}, larger[kVectors] = {};
+  for (int64_t k = 0; k < depth; k += 4, lanes += kPanel) {
+    Words w[kVectors];
+    for (int v = 0; v < kVectors; ++v) w[v] = LoadLanes(lanes + v * kLanes);
+    if (adds)
+      for (int v = 0; v < kVectors; ++v) larger[v] = Dot(larger[v], kUnsigned - Words{}, w[v]);
+    for (int r = 0; r < R; ++r) {
+      uint32_t lane;
+      std::memcpy(&lane, x + r * stride + k, sizeof lane);
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = Dot(sums[r][v], lane - Words{}, w[v]);
+    }
+  }
+  if (adds) std::memcpy(added, larger, sizeof larger);
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v)
+      totals[r][v] += __builtin_convertvector(sums[r][v] - added[v], Vector) * scales[v];
+}
+
+// Rows as the model computes them.
+template <typename T>
+struct PlainRows {
+  const T* x;
+  int64_t depth;
+
+  float Scale(int64_t) const { return 1.0f; }
+
+  float Sum(int64_t row, int64_t first, int64_t count) const {
+    const T* from = x + row * depth + first;
+    Vector parts = {};  // the same ones wherever in memory the row is
+    int64_t k = 0;
+    for (; k + kLanes <= count; k += kLanes) parts += LoadVector(from + k);
+    float sum = 0.0f;
+    for (; k < count; ++k) sum += Load(from[k]);
+    for (int lane = 0; lane < kLanes; ++lane) sum += parts[lane];
+    return sum;
+  }
+
+  // totals += scales * (rows' `count` features from `first` on, times those of a panel)
+  template <int kBits>
+  void Multiply(int64_t row, int64_t num_rows, int64_t first, int64_t count, const uint32_t* lanes, float zero,
+                const Vector* scales, Vector (*totals)[kVectors]) const {
+    constexpr int64_t kPiece = kUnpackedBytes / kPanel / static_cast<int64_t>(sizeof(T));
+    alignas(64) T piece[kPiece * kPanel];
+    for (int64_t k = 0; k < count; k += kPiece) {
+      const int64_t depth_here = std::min(kPiece, count - k);
+      const uint32_t* here = lanes + k / kInLane<kBits> * kPanel;
+      if (num_rows <= kFewRows<T>) {
+        OfRows(num_rows, [&](auto tile) {
+          if constexpr (tile() <= kFewRows<T>)
+            FewTile<tile(), T, kBits>(x + row * depth + first + k, depth, here, depth_here, zero, scales, totals);
+        });
+        continue;
+      }
+      UnpackPiece<T, kBits>(here, depth_here, zero, piece);
+      for (int64_t r = 0; r < num_rows; r += kRows)
+        OfRows(std::min<int64_t>(kRows, num_rows - r), [&](auto tile) {
+          ScaledTile<tile()>(x + (row + r) * depth + first + k, depth, piece, depth_here, scales, totals + r);
+        });
+    }
+  }
+};
+
+// Rows that are quantized.
+struct ByteRows {
+  const uint8_t* x;
+  const float* scales;  // of each row
+  int64_t depth;
+
+  float Scale(int64_t row) const { return scales[row]; }
+
+  float Sum(int64_t row, int64_t first, int64_t count) const {
+    int32_t sum = 0;
+    for (int64_t k = first; k < first + count; ++k)
+      sum += kUnsigned ? x[row * depth + k] - 128 : static_cast<int8_t>(x[row * depth + k]);
+    return static_cast<float>(sum);
+  }
+
+  // A group is summed at once: what is rounded does not depend on how long pieces are.
+  template <int kBits>
+  void Multiply(int64_t row, int64_t num_rows, int64_t first, int64_t count, const uint32_t* lanes, float,
+                const Vector* weight_scales, Vector (*totals)[kVectors]) const {
+    static_assert(kBits == 8, "codes of 4 bits are multiplied with rows that are not quantized");
+    const uint8_t* from = x + row * depth + first;
+    Ints added[kVectors] = {};
+    int64_t r = 0;
+    if (kUnsigned) {
+      r = std::min<int64_t>(num_rows, kRows - 2);  // there are registers for so many beside what is added
+      OfRows(r, [&](auto tile) { DotTile<tile(), true>(from, depth, lanes, count, weight_scales, added, totals); });
+    }
+    for (; r < num_rows; r += kRows)
+      OfRows(std::min<int64_t>(kRows, num_rows - r), [&](auto tile) {
+        DotTile<tile(), false>(from + r * depth, depth, lanes, count, weight_scales, added, totals + r);
+      });
+  }
+};
+
+// ---- A task: a panel and some rows
+
+enum class ScaleType { kFloat, kBFloat16, kHalf };
+enum class Offset : int64_t { kNone = 0, kZeros = 1, kMinimums = 2 };  // zeros are times the scale
+
+struct QuantizedWeights {
+  int64_t depth, group;          // features, and how many of them share a scale
+  const uint32_t* codes;         // [panels, depth / features in a lane, kPanel]
+  const void *scales, *offsets;  // [panels, groups, kPanel]
+  ScaleType scale_type;          // of both
+  Offset offset;
+
+  int64_t Groups() const { return depth / group; }
+
+  void LoadScales(const void* from, int64_t panel, int64_t number, Vector* to) const {
+    const int64_t at = (panel * Groups() + number) * kPanel;
+    for (int v = 0; v < kVectors; ++v) switch (scale_type) {
+        case ScaleType::kFloat: to[v] = LoadVector(static_cast<const float*>(from) + at + v * kLanes); break;
+        case ScaleType::kBFloat16: to[v] = LoadVector(static_cast<const BFloat16*>(from) + at + v * kLanes); break;
+        case ScaleType::kHalf: to[v] = LoadVector(static_cast<const Half*>(from) + at + v * kLanes); break;
+      }
+  }
+};
+
+// totals[num_rows][kPanel] = rows * weights of a panel
+template <int kBits, typename Rows>
+void MultiplyQuantized(const QuantizedWeights& weights, const Rows& rows, int64_t first_row, int64_t num_rows,
+                       int64_t panel, Vector (*totals)[kVectors]) {
+  constexpr int64_t kEach = kInLane<kBits>;
+  const uint32_t* lanes = weights.codes + panel * weights.depth / kEach * kPanel;
+  const float zero = kBits == 4 && weights.offset == Offset::kNone ? 8.0f : 0.0f;
+  std::memset(totals, 0, num_rows * sizeof totals[0]);
+  for (int64_t number = 0; number < weights.Groups(); ++number) {
+    const int64_t first = number * weights.group;
+    Vector scales[kVectors], offsets[kVectors];
+    weights.LoadScales(weights.scales, panel, number, scales);
+    rows.template Multiply<kBits>(first_row, num_rows, first, weights.group, lanes + first / kEach * kPanel, zero,
+                                  scales, totals);
+    if (weights.offset == Offset::kNone) continue;
+    weights.LoadScales(weights.offsets, panel, number, offsets);
+    if (weights.offset == Offset::kZeros)
+      for (int v = 0; v < kVectors; ++v) offsets[v] *= scales[v];
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const float sum = rows.Sum(first_row + r, first, weights.group);
+      for (int v = 0; v < kVectors; ++v) totals[r][v] -= sum * offsets[v];
+    }
+  }
+  for (int64_t r = 0; r < num_rows; ++r)
+    for (int v = 0; v < kVectors; ++v) totals[r][v] *= rows.Scale(first_row + r);
+}
+
+// As RunTask of matmul.h.
+template <int kBits, typename Rows, typename Put>
+void RunQuantizedTask(const Matmul& matmul, const QuantizedWeights& weights, const Rows& rows, int64_t first_row,
+                      int64_t num_rows, int64_t panel, Put&& put) {
+  alignas(64) Vector totals[kRowsPerTask][kVectors];
+  alignas(64) float full[kPanel];
+  MultiplyQuantized<kBits>(weights, rows, first_row, num_rows, panel, totals);
+  const int64_t column = panel * (matmul.gate == Gate::kNone ? kPanel : kPanel / 2);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const int64_t width = Finish(totals[r], matmul.bias ? matmul.bias + panel * kPanel : nullptr, matmul.gate, full);
+    put(first_row + r, column, full, std::min(width, matmul.columns - column));
+  }
+}
+
+}  // namespace penstock
+
+#endif  // PENSTOCK_QUANTIZED_H_

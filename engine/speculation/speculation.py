@@ -1,0 +1,152 @@
+"""When drafts pay, and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import takewhile
+
+from penstock.engine.scheduling.pace import Pace
+from penstock.engine.scheduling.scheduler import SequenceFailed
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import StepPlan
+from penstock.engine.speculation.acceptance import Acceptance, count_right
+from penstock.engine.speculation.drafter import Draft, Drafter
+
+_BEST_CHANCE = 0.95  # of drafts, for the question whether any could pay
+
+
+class Speculation:
+    """Asks a drafter how sequences go on, and proposes as much of that as is worth its rows.
+
+    `within` makes of a draft what a sequence's grammar allows, or forces.
+
+    A drafter is judged by what it says at each step, used or not, against the tokens that come: so drafts are given up
+    where they fail and taken up again where they would not have, at no cost but for the asking. And with so many rows
+    in a step that even good drafts would not pay, nobody is asked.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        within: Callable[[Sequence, Draft], Draft],
+        *,
+        max_tokens: int,  # of one sequence in a step
+        max_rows: int,  # that draw tokens in a step
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._drafter = drafter
+        self._within = within
+        self._max_tokens = max_tokens
+        self._max_rows = max_rows
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._records: dict[Sequence, _Record] = {}
+        self._of_kind: dict[int, Acceptance] = {}  # of all sequences
+        self._pace: Pace | None = None
+        self._can_pay: dict[int, bool] = {}  # at this pace, by the number of sequences in a step
+
+    def propose(self, sequences: Collection[Sequence], pace: Pace, room: int) -> dict[Sequence, tuple[int, ...]]:
+        """What the scheduler asks for."""
+        if not self._is_worth_asking(len(sequences), pace):
+            return {}
+        counts = dict.fromkeys(sequences, 0)
+        for sequence in self._worth_it(sequences, pace, room):
+            counts[sequence] += 1
+        return {
+            sequence: self._records[sequence].draft.token_ids[:count] for sequence, count in counts.items() if count
+        }
+
+    def has_to_know(self, plan: StepPlan, pace: Pace) -> bool:
+        """Whether the results of `plan`, which is on its way, should be there before the next step is planned: because
+        it has drafts, or the next step is likely to, and they follow the tokens that this one draws.
+        """
+        if plan.has_drafts:
+            return True
+        sequences = [row.sequence for row in plan.rows if row.num_sampled and not row.sequence.is_finished]
+        if len(sequences) < len(plan.rows) or not self._is_worth_asking(len(sequences), pace):
+            return False
+        return any(self._worth_it(sequences, pace, self._max_rows - len(sequences)))
+
+    def forget(self, sequence: Sequence) -> None:
+        if self._records.pop(sequence, None) is not None:
+            self._drafter.forget(sequence)
+
+    def _is_worth_asking(self, num_rows: int, pace: Pace) -> bool:
+        if pace is not self._pace:
+            self._pace, self._can_pay = pace, {}
+        if num_rows not in self._can_pay:
+            most = min(self._max_rows - num_rows, num_rows * self._max_tokens)
+            self._can_pay[num_rows] = pace.num_drafts(num_rows, 0, (_BEST_CHANCE,) * most) > 0
+        return self._can_pay[num_rows]
+
+    def _worth_it(self, sequences: Collection[Sequence], pace: Pace, room: int) -> Iterator[Sequence]:
+        """Whose next drafted token to verify, again and again, the most likely ones first."""
+        chances = sorted(self._chances(sequences), key=lambda chance: -chance[0])[:room]
+        num_pairs = sum(sequence.num_tokens for sequence in sequences)
+        count = pace.num_drafts(len(sequences), num_pairs, [chance for chance, _ in chances])
+        return (sequence for _, sequence in chances[:count])
+
+    def _chances(self, sequences: Iterable[Sequence]) -> Iterator[tuple[float, Sequence]]:
+        """Of each drafted token, that it is right with all before it. Those in place of tokens in flight are left out:
+        they are drafted anew once these are known.
+        """
+        for sequence in sequences:
+            record = self._asked(sequence)
+            chance = record.chance
+            for number in range(1, len(record.draft.token_ids) - sequence.num_in_flight + 1):
+                yield chance**number, sequence
+
+    def _asked(self, sequence: Sequence) -> _Record:
+        """The draft behind a sequence's known tokens."""
+        record = self._records.get(sequence)
+        if record is None:
+            record = self._records[sequence] = _Record()
+        if record.end != len(sequence.token_ids):
+            record.judge(sequence.token_ids)
+            try:
+                draft = self._draft(sequence)
+            except Exception as error:
+                raise SequenceFailed(sequence) from error
+            record.take(len(sequence.token_ids), draft, self._of_kind)
+        return record
+
+    def _draft(self, sequence: Sequence) -> Draft:
+        """Without what can't be drawn, and nothing from a token on that ends the sequence."""
+        ends = sequence.request.sampling.stop_ids(self._eos_token_ids)
+        draft = self._drafter.draft(sequence, self._max_tokens)
+        usable = takewhile(lambda id_: 0 <= id_ < self._vocab_size, draft.token_ids)
+        draft = self._within(sequence, draft._replace(token_ids=tuple(usable)))
+        usable = takewhile(lambda id_: id_ not in ends, draft.token_ids[: self._max_tokens])
+        return draft._replace(token_ids=tuple(usable))
+
+
+class _Record:
+    """One sequence's last draft, and how often each kind was right."""
+
+    __slots__ = ("_of_kind", "draft", "end")
+
+    def __init__(self) -> None:
+        self.draft = Draft()
+        self.end = 0  # how many tokens there were when it was made
+        self._of_kind: dict[int, Acceptance] = {}
+
+    @property
+    def chance(self) -> float:
+        """That a token of the draft is right, if those before it are."""
+        return self._of_kind[self.draft.kind].chance
+
+    def judge(self, token_ids: list[int]) -> None:
+        """By the tokens that came since."""
+        drafts = self.draft.token_ids
+        if drafts:
+            new = token_ids[self.end : self.end + len(drafts)]
+            num_right = count_right(drafts, new)
+            self._of_kind[self.draft.kind].note(num_right, num_right + (num_right < len(new)))
+
+    def take(self, end: int, draft: Draft, of_kind: dict[int, Acceptance]) -> None:
+        """`of_kind` has what is known of all sequences."""
+        self.end, self.draft = end, draft
+        if draft.kind not in self._of_kind:
+            known = of_kind.setdefault(draft.kind, Acceptance())
+            self._of_kind[draft.kind] = Acceptance(known)
