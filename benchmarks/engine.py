@@ -2,7 +2,8 @@
 
     python -m benchmarks.engine --model tiny --dtype float32 --repeats 3
 
-Prints tables and appends one JSON line to `benchmarks/results/engine.jsonl`. `penstock bench engine` has more options.
+Prints tables and appends one JSON line to `benchmarks/results/engine.jsonl`; with `--profile`,
+shows what its steps are made of (`step_profile`). `penstock bench engine` has more options.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.step_profile import profiled
+from benchmarks.tables import table_of
 from penstock.engine import Engine, EngineConfig
 from penstock.worker import garbage
 from penstock.worker.bench.load import Load
@@ -50,7 +53,7 @@ def loaded_engine(arguments: argparse.Namespace, **options: Any) -> tuple[Engine
 
 def shared_load(model: str, count: int, **options: Any) -> Load:
     """The workload that engines are compared on."""
-    return LoadOptions(requests=count, **options).load(GEOMETRIES[model][0])
+    return LoadOptions(requests=count, **options).load(GEOMETRIES[model].vocab_size)
 
 
 def engine_arguments(description: str | None) -> argparse.ArgumentParser:
@@ -67,6 +70,7 @@ def engine_arguments(description: str | None) -> argparse.ArgumentParser:
 def main() -> None:
     parser = engine_arguments(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--profile", action="store_true", help="show what steps are made of, in one run more")
     arguments = parser.parse_args()
     machine = describe_machine()
     engine, warm_up_s = loaded_engine(arguments)
@@ -83,6 +87,15 @@ def main() -> None:
     report = Report.of(title, {**vars(arguments), "warm_up_s": warm_up_s, "steps": steps}, runs, machine)
     Console().print(report.tables())
     append_result(RESULTS / "engine.jsonl", report.to_json())
+    if arguments.profile:
+        show_profile(engine, load)
+
+
+def show_profile(engine: Engine, load: Load) -> None:
+    profile = profiled(engine, lambda: run_on_engine(engine, engine.tokenizer, load))
+    for title, rows in (("programs", profile.programs), ("who computes", profile.places), ("what", profile.operations)):
+        Console().print(table_of(title, rows, digits=3))
+    Console().print(f"no operation ran in {profile.idle_share:.1%} of the time")
 
 
 if __name__ == "__main__":

@@ -279,6 +279,7 @@ def run_peers(arguments: argparse.Namespace) -> None:
     model, dtype = ("nano", "float32") if arguments.model == NANO else ("llama8", "bfloat16")
     environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45", **os.environ}
     command = [sys.executable, "-m", "benchmarks.peers.run", "--model", model, "--dtype", dtype]
+    command += ["--peers", "transformers"]
     raise SystemExit(subprocess.run(command, env=environment, check=False).returncode)
 
 

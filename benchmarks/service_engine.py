@@ -72,7 +72,7 @@ def with_slow_redis(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def load_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of `penstock bench serve` that make the same requests as `shared_load`."""
-    return {"requests": arguments.requests, "vocab_size": GEOMETRIES[arguments.model][0]}
+    return {"requests": arguments.requests, "vocab_size": GEOMETRIES[arguments.model].vocab_size}
 
 
 def _warm_up(engine: Engine, server: EmbeddedServer, arguments: argparse.Namespace) -> None:

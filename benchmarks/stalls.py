@@ -32,19 +32,19 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4, help="how many come, one after the other")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    limits = (EngineConfig().max_prefill_slowdown, None)
-    engines = {limit: loaded_engine(arguments, max_prefill_slowdown=limit)[0] for limit in limits}
+    limits = (EngineConfig().prefill_share, 1.0)
+    engines = {limit: loaded_engine(arguments, prefill_share=limit)[0] for limit in limits}
     rows = []
     for number in range(arguments.rounds):
         for limit, engine in engines.items():
-            rows.append({"round": number + 1, "max_prefill_slowdown": limit, **measure(engine, arguments, number)})
+            rows.append({"round": number + 1, "prefill_share": limit, **measure(engine, arguments, number)})
     Console().print(table_of(f"{arguments.model} {arguments.dtype}, {arguments.streams} streams", rows))
     append_result(RESULTS / "stalls.jsonl", {"options": vars(arguments), "rows": rows})
 
 
 def measure(engine: Engine, arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
     """Gaps of the streams, and how long the prompts took, in milliseconds."""
-    vocab = GEOMETRIES[arguments.model][0]
+    vocab = GEOMETRIES[arguments.model].vocab_size
     endless = SamplingParams(temperature=0.0, max_tokens=900, ignore_eos=True)
     short = dataclasses.replace(endless, max_tokens=1)
     for place in range(arguments.streams):

@@ -43,6 +43,9 @@ class SteadyEngine:
         if row is not None:
             self._ended.append(Output(request_id, 0, row.num_tokens, (), "", None, reason, None, row.num_prompt, 0))
 
+    def slack_s(self) -> float:
+        return 0.0
+
     def has_work(self) -> bool:
         return bool(self._rows or self._ended)
 
@@ -104,9 +107,10 @@ class TimedEngine:
     def __init__(self, engine: StepEngine) -> None:
         self._engine = engine
         self.check = engine.check
-        self.add = engine.add
+        self.enqueue = engine.enqueue
         self.abort = engine.abort
         self.has_work = engine.has_work
+        self.slack_s = engine.slack_s
         self.stats = engine.stats
         self.num_tokens = 0
         self.in_steps_s = 0.0

@@ -20,6 +20,7 @@ from benchmarks.tables import table_of
 from penstock.engine import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.execution.runner import Runner
+from penstock.engine.execution.step_memory import StepMemory
 from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import FAMILIES, ModelConfig, num_parameters
@@ -33,7 +34,8 @@ FORMS = ("native", "xla")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=list(GEOMETRIES), default="tiny")
+    dense = [name for name, geometry in GEOMETRIES.items() if not geometry.num_experts]
+    parser.add_argument("--model", choices=dense, default="tiny")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--max-batch-tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
@@ -69,12 +71,13 @@ def measured(arguments: argparse.Namespace, form: str) -> list[dict[str, Any]]:
 
 def models_of(name: str, dtype: str) -> dict[str, ModelConfig]:
     """A geometry with a feed-forward in each layer, and with experts that together are as large."""
-    vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, tied = GEOMETRIES[name]
+    geometry = GEOMETRIES[name]
     fields = {
-        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
-        "tie_word_embeddings": tied, "num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_CHOSEN,
-        "moe_intermediate_size": intermediate // NUM_EXPERTS,
+        "vocab_size": geometry.vocab_size, "hidden_size": geometry.hidden, "intermediate_size": geometry.intermediate,
+        "num_hidden_layers": geometry.layers, "num_attention_heads": geometry.heads,
+        "num_key_value_heads": geometry.kv_heads, "head_dim": geometry.head_dim, "tie_word_embeddings": geometry.tied,
+        "num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_CHOSEN,
+        "moe_intermediate_size": geometry.intermediate // NUM_EXPERTS,
     }  # fmt: skip
     families = {"dense": "qwen3", f"{NUM_CHOSEN} of {NUM_EXPERTS} experts": "qwen3_moe"}
     return {title: FAMILIES[family].config(fields, dtype) for title, family in families.items()}
@@ -89,7 +92,13 @@ def warm_up_once(deployment: Deployment) -> tuple[float, float, int]:
     runner = Runner(model, deployment.attention, spec, deployment.geometry(deployment.max_model_len))
     programs: set[str] = set()
     start, cpu_start = time.perf_counter(), time.process_time()
-    warm_up(runner, lambda done, total, name: programs.add(name), decode_steps=None, max_slowdown=1.5)
+    warm_up(
+        runner,
+        lambda done, total, name: programs.add(name),
+        decode_steps=None,
+        prefill_share=0.4,
+        memory=StepMemory(None),
+    )
     return time.perf_counter() - start, time.process_time() - cpu_start, len(programs)
 
 

@@ -44,7 +44,7 @@ class EngineConfig:
     speculation: str = "ngram"  # who drafts tokens, where that pays: ngram, or off; tokens are the same
     max_draft_tokens: int = 15  # of one sequence in a step
     decode_steps: int | None = None  # in one dispatch; None: 1 on TPU, else what warm-up measures to be quicker
-    max_prefill_slowdown: float | None = 1.5  # by a prompt, of a step in which sequences decode; None: no limit
+    prefill_share: float = 0.4  # of the longest step, which prompts may add to one in which sequences decode
     tensor_parallel: int = 1  # devices that the model is split over, or each group of them
     expert_parallel: int = 1  # groups of `tensor_parallel` devices that experts are divided over
     attention: str = "auto"  # auto, xla, native (C++, for CPU), triton (for GPU), ragged or fused (for TPU)
@@ -68,8 +68,8 @@ class EngineConfig:
             raise ConfigError(f"max_batch_tokens must be a power of two from 16, not {self.max_batch_tokens}")
         if self.decode_steps is not None and not 1 <= self.decode_steps <= 64:
             raise ConfigError(f"decode_steps must be 1 to 64, not {self.decode_steps}")
-        if self.max_prefill_slowdown is not None and not self.max_prefill_slowdown >= 1:
-            raise ConfigError(f"max_prefill_slowdown must be 1 or more, not {self.max_prefill_slowdown}")
+        if not 0 <= self.prefill_share <= 1:
+            raise ConfigError(f"prefill_share must be 0 to 1, not {self.prefill_share}")
         if self.max_num_seqs > self.max_batch_tokens:
             raise ConfigError(
                 f"max_num_seqs {self.max_num_seqs} is above max_batch_tokens {self.max_batch_tokens}: "

@@ -37,6 +37,9 @@ class StepEngine(Protocol):
 
     def has_work(self) -> bool: ...
 
+    def slack_s(self) -> float:
+        """For so long the next step may wait for more requests, while the engine has work, and lose nothing by it."""
+
     def stats(self) -> EngineStats: ...
 
 
@@ -208,17 +211,19 @@ class EngineDriver:
             self._on_loop(self._deliver, outputs)
 
     def _take_inbox(self) -> bool:
-        """Runs what the event loop asked for, sleeping while there is nothing to do; False once it asked to end."""
-        block = not self._engine.has_work()
+        """Runs what the event loop asked for; False once it asked to end.
+
+        Sleeps while there is nothing to do, or nothing yet: a request that comes before the next step has to be planned
+        is in it.
+        """
         while True:
             try:
-                command = self._inbox.get(block)
+                command = self._inbox.get(timeout=self._engine.slack_s() if self._engine.has_work() else None)
             except Empty:
                 return True
             if command is None:
                 return False
             command()
-            block = False
 
     def _on_loop(self, function: Callable[..., None], *args: object) -> None:
         loop = self._running()[0]

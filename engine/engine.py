@@ -18,6 +18,7 @@ from penstock.engine.execution.masks import MaskBuilder
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import Runner
 from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT
+from penstock.engine.execution.step_memory import StepMemory
 from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.limits import Limits
@@ -28,6 +29,7 @@ from penstock.engine.scheduling.pace import Pace
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Scheduler, SequenceFailed
 from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.slack import StepClock, foretold_s
 from penstock.engine.scheduling.step_plan import Row, StepPlan
 from penstock.engine.speculation.drafter import Drafter
 from penstock.engine.speculation.ngrams import NgramDrafter
@@ -97,8 +99,10 @@ class Engine:
         self._masks = MaskBuilder(model.config.vocab_size, defaults.eos_token_ids)
         self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
         self._decode_steps = deployment.decode_steps  # None: to be measured
-        self._max_slowdown = config.max_prefill_slowdown
+        self._prefill_share = config.prefill_share
+        self._step_memory = StepMemory(config.compile_cache_dir, deployment.model, self._info, geometry, config)
         self._pace = Pace(decode_steps=dict.fromkeys(geometry.row_buckets, self._decode_steps or 1))
+        self._clock = StepClock()
         self._max_draft_tokens = config.max_draft_tokens
         self.speculate(NgramDrafter() if config.speculation == "ngram" else None)
         self._new_choices = NewChoices(tokenizer, defaults.eos_token_ids, self.max_model_len)
@@ -125,7 +129,13 @@ class Engine:
         """Compiles all shapes and measures them. Without it, each compiles when it is first met."""
         with contextlib.suppress(Exception):  # a grammar raises it again; all other requests can do without
             self.grammars.prepare()
-        self._pace = warm_up(self._runner, progress, decode_steps=self._decode_steps, max_slowdown=self._max_slowdown)
+        self._pace = warm_up(
+            self._runner,
+            progress,
+            decode_steps=self._decode_steps,
+            prefill_share=self._prefill_share,
+            memory=self._step_memory,
+        )
 
     def speculate(self, drafter: Drafter | None) -> None:
         """From now on `drafter`, or nobody, guesses tokens. Which ones come does not depend on it, only how soon."""
@@ -199,6 +209,10 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._choices or self._early_outputs or self._in_flight)
 
+    def slack_s(self) -> float:
+        """For so long `step` may wait for more requests: the device is still at work, and none is served sooner."""
+        return self._clock.slack_s()
+
     def step(self) -> list[Output]:
         """Plans and dispatches the next step, then commits the one before it: that first, if drafts depend on it.
 
@@ -210,6 +224,7 @@ class Engine:
         try:
             if self._has_to_know():
                 outputs += self._commit(self._take_in_flight())
+            self._clock.begin(is_idle=self._in_flight is None)
             plan = self._plan()
             outputs += self._take_early_outputs()
             last = self._take_in_flight()
@@ -271,7 +286,10 @@ class Engine:
         try:
             batch = self._builder.build(plan)
             if not plan.is_constrained:
-                return Dispatched(plan, self._runner.dispatch(batch))
+                in_flight = self._runner.dispatch(batch)
+                self._clock.dispatched(foretold_s(plan, self._pace))
+                return Dispatched(plan, in_flight)
+            self._clock.dispatched(None)
             started = self._runner.start(batch)
             newest = {} if last is None else last.newest()
             return Dispatched(plan, self._runner.finish(started, self._masks.build(plan, newest)))
@@ -284,6 +302,10 @@ class Engine:
         """Waits for a step. Where it failed, the next one, which it feeds, is lost too and not to blame."""
         if last is None:
             return []
+        try:
+            last.results()
+        finally:
+            self._clock.ended()
         outputs: list[Output] = []
         for drawn in last.drawn():
             if not drawn.row.sequence.is_finished:

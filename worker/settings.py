@@ -124,9 +124,10 @@ class Settings(BaseSettings):
     )
     max_draft_tokens: int = _engine("max_draft_tokens", "Guessed tokens of one sequence that a step verifies at most.")
     prefix_caching: bool = _engine("prefix_caching", "Keep the pages of finished prompts for prompts that begin alike.")
-    max_prefill_slowdown: Annotated[float | None, _OrNone] = _engine(
-        "max_prefill_slowdown",
-        "How many times as long a step may take because a prompt is computed beside running sequences; none: no limit.",
+    prefill_share: float = _engine(
+        "prefill_share",
+        "How long prompts may make a step in which sequences decode, as a share of the longest step there is (one of "
+        "max_batch_tokens): less for even streams, more for a first token that comes early; 1: no limit.",
     )
     tensor_parallel: int = _engine(
         "tensor_parallel",

@@ -13,35 +13,48 @@ import numpy as np
 import openvino  # type: ignore[import-not-found]
 import openvino_genai as genai  # type: ignore[import-not-found]
 
-from benchmarks.peers.protocol import KV_CACHE_GIB, Clock, Got, Run, Wanted, serve
+from benchmarks.peers.protocol import (
+    KV_CACHE_GIB,
+    MAX_BATCH_TOKENS,
+    MAX_NUM_SEQS,
+    Clock,
+    Got,
+    Run,
+    Setup,
+    Wanted,
+    serve,
+)
 
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
 
-def load(model: Path, dtype: str) -> Run:
+def load(setup: Setup) -> Run:
     scheduler = genai.SchedulerConfig()
-    scheduler.max_num_batched_tokens = 512
-    scheduler.max_num_seqs = 64
+    scheduler.max_num_batched_tokens = MAX_BATCH_TOKENS
+    scheduler.max_num_seqs = MAX_NUM_SEQS
     scheduler.cache_size = KV_CACHE_GIB
     scheduler.dynamic_split_fuse = True
-    scheduler.enable_prefix_caching = False
-    precision = PRECISIONS[dtype]
-    options = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision, "PERFORMANCE_HINT": "LATENCY",
-               "INFERENCE_NUM_THREADS": len(os.sched_getaffinity(0))}  # fmt: skip
-    pipeline = genai.ContinuousBatchingPipeline(str(converted(model)), scheduler, "CPU", options)
+    scheduler.enable_prefix_caching = setup.prefix_caching
+    precision = PRECISIONS[setup.dtype]
+    options = {
+        "INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": "u8" if setup.is_int8 else precision,
+        "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": len(os.sched_getaffinity(0)),
+    }  # fmt: skip
+    model = converted(Path(setup.model), "int8" if setup.is_int8 else "fp32")
+    pipeline = genai.ContinuousBatchingPipeline(str(model), scheduler, "CPU", options)
     run(pipeline, [Wanted([5] * 20, 4, 0.0)])
     return lambda wanted: run(pipeline, wanted)
 
 
-def converted(model: Path) -> Path:
-    """Weights are kept in f32; `INFERENCE_PRECISION_HINT` says what is computed in."""
-    target = model.with_name(model.name + "-openvino")
+def converted(model: Path, weights: str) -> Path:
+    """Weights are kept in f32 or int8; `INFERENCE_PRECISION_HINT` says what is computed in."""
+    target = model.with_name(f"{model.name}-openvino-{weights}")
     if not target.is_dir():
-        scratch = model.with_name(model.name + "-openvino.part")
+        scratch = target.with_name(target.name + ".part")
         shutil.rmtree(scratch, ignore_errors=True)
         command = [
             str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(model),
-            "--task", "text-generation-with-past", "--weight-format", "fp32", str(scratch),
+            "--task", "text-generation-with-past", "--weight-format", weights, str(scratch),
         ]  # fmt: skip
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
         scratch.rename(target)

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import cast
 
 from benchmarks.engine import COMPILE_CACHE
-from benchmarks.peers.protocol import KV_CACHE_GIB, Clock, Got, Run, Wanted, serve
-from penstock.engine import Engine, EngineConfig, Request, SamplingParams
+from benchmarks.peers.protocol import (
+    KV_CACHE_GIB,
+    MAX_BATCH_TOKENS,
+    MAX_NUM_SEQS,
+    Clock,
+    Got,
+    Run,
+    Setup,
+    Wanted,
+    serve,
+)
+from penstock.engine import Engine, Request, SamplingParams
 from penstock.worker import garbage
+from penstock.worker.local.engine_options import EngineOptions, engine_config
 
 
-def load(model: Path, dtype: str) -> Run:
-    config = EngineConfig(
-        dtype=dtype,
-        max_num_seqs=64,
-        max_batch_tokens=512,
-        max_model_len=1024,
-        kv_cache_bytes=KV_CACHE_GIB * 2**30,
-        prefix_caching=False,
-        compile_cache_dir=COMPILE_CACHE,
-    )
-    engine = Engine.from_checkpoint(model, config)
+def load(setup: Setup) -> Run:
+    options = {
+        "dtype": setup.dtype,
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_batch_tokens": MAX_BATCH_TOKENS,
+        "max_model_len": setup.max_model_len,
+        "kv_cache_bytes": KV_CACHE_GIB * 2**30,
+        "prefix_caching": setup.prefix_caching,
+        "compile_cache_dir": COMPILE_CACHE,
+    }
+    engine = Engine.from_checkpoint(setup.model, engine_config(cast(EngineOptions, options | setup.options)))
     engine.warm_up()
     garbage.settle()
     return lambda wanted: run(engine, wanted)
@@ -36,6 +47,9 @@ def run(engine: Engine, wanted: list[Wanted]) -> list[Got]:
             num_sent += 1
         if not engine.has_work():
             clock.sleep_until(wanted[num_sent].time_s)
+            continue
+        if (slack_s := engine.slack_s()) > 0.0:
+            clock.sleep_until(clock.now_s() + slack_s)
             continue
         outputs = engine.step()
         now_s = clock.now_s()

@@ -12,8 +12,19 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What an adapter loads, and how."""
+
+    model: str  # a folder in Hugging Face format, or what the engine's `Kind.checkpoint` made of it
+    dtype: str
+    max_model_len: int
+    prefix_caching: bool
+    is_int8: bool  # weights, and what goes with them at this engine's best
+    options: dict[str, str] = field(default_factory=dict)  # of Penstock's engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,9 @@ class Got:
 KV_CACHE_GIB = 3
 """What each engine may use for keys and values."""
 
+MAX_NUM_SEQS = 64
+MAX_BATCH_TOKENS = 512
+
 Run: TypeAlias = Callable[[list[Wanted]], list[Got]]
 
 
@@ -56,11 +70,11 @@ class Clock:
         time.sleep(max(0.0, time_s - self.now_s()))
 
 
-def serve(version: str, load: Callable[[Path, str], Run]) -> None:
-    """Loads the model that the command line names (folder, dtype) and answers loads until standard input ends."""
+def serve(version: str, load: Callable[[Setup], Run]) -> None:
+    """Loads what the command line says (a `Setup`, in JSON) and answers loads until standard input ends."""
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is not for the runner
-    run = load(Path(sys.argv[1]), sys.argv[2])
+    run = load(Setup(**json.loads(sys.argv[1])))
     channel.write(json.dumps({"version": version}) + "\n")
     for line in sys.stdin:
         got = run([Wanted(**wanted) for wanted in json.loads(line)])

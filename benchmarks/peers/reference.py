@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from benchmarks.peers.protocol import Clock, Got, Run, Wanted, serve
+from benchmarks.peers.protocol import Clock, Got, Run, Setup, Wanted, serve
 
 
-def load(model: Path, dtype: str) -> Run:
+def load(setup: Setup) -> Run:
     torch.set_grad_enabled(False)
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+    loaded = AutoModelForCausalLM.from_pretrained(setup.model, dtype=getattr(torch, setup.dtype))
     loaded.eval()  # type: ignore[no-untyped-call]
     return lambda wanted: [answer(loaded, each) for each in wanted]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,28 +10,33 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from benchmarks.peers.protocol import Clock, Got, Run, Wanted, serve
+from benchmarks.peers.protocol import MAX_BATCH_TOKENS, MAX_NUM_SEQS, Clock, Got, Run, Setup, Wanted, serve
 
+PAGE_SIZE, NUM_BLOCKS = 32, 700
 NO_TOKEN = -1  # an end token that no model has
 
 
-def load(model: Path, dtype: str) -> Run:
+def load(setup: Setup) -> Run:
     torch.set_grad_enabled(False)
     loaded = AutoModelForCausalLM.from_pretrained(
-        model, dtype=getattr(torch, dtype), attn_implementation="paged|sdpa"
+        setup.model, dtype=getattr(torch, setup.dtype), attn_implementation="paged|sdpa"
     ).eval()  # type: ignore[no-untyped-call]
     loaded.to("cuda" if torch.cuda.is_available() else "cpu")
-    run(loaded, [Wanted([5] * 20, 4, 0.0)])
-    return lambda wanted: run(loaded, wanted)
+    batching = ContinuousBatchingConfig(
+        num_blocks=max(NUM_BLOCKS, 6 * setup.max_model_len // PAGE_SIZE),
+        page_size=PAGE_SIZE,
+        max_batch_tokens=MAX_BATCH_TOKENS,
+        max_requests_per_batch=MAX_NUM_SEQS,
+        allow_block_sharing=setup.prefix_caching,
+    )
+    run(loaded, batching, [Wanted([5] * 20, 4, 0.0)])
+    return lambda wanted: run(loaded, batching, wanted)
 
 
-def run(model: Any, wanted: list[Wanted]) -> list[Got]:
+def run(model: Any, batching: ContinuousBatchingConfig, wanted: list[Wanted]) -> list[Got]:
     longest = max(each.num_tokens for each in wanted)
     generation = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=False, max_new_tokens=longest, eos_token_id=NO_TOKEN, pad_token_id=0
-    )
-    batching = ContinuousBatchingConfig(
-        num_blocks=700, page_size=32, max_batch_tokens=512, max_requests_per_batch=64, allow_block_sharing=False
     )
     got = [Got() for _ in wanted]
     with model.continuous_batching_context_manager(

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import vllm  # type: ignore[import-not-found]
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
 
-from benchmarks.peers.protocol import Clock, Got, Run, Wanted, serve
+from benchmarks.peers.protocol import MAX_BATCH_TOKENS, MAX_NUM_SEQS, Clock, Got, Run, Setup, Wanted, serve
 
 
-def load(model: Path, dtype: str) -> Run:
+def load(setup: Setup) -> Run:
     engine = LLMEngine.from_engine_args(
         EngineArgs(
-            model=str(model),
-            dtype=dtype,
-            max_model_len=1024,
-            max_num_seqs=64,
-            max_num_batched_tokens=512,
-            enable_prefix_caching=False,
+            model=setup.model,
+            dtype=setup.dtype,
+            max_model_len=setup.max_model_len,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=MAX_BATCH_TOKENS,
+            enable_prefix_caching=setup.prefix_caching,
             disable_log_stats=True,
         )
     )

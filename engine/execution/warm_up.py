@@ -12,6 +12,7 @@ from penstock.engine.execution.options import Options, neutral_options
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import Runner
 from penstock.engine.execution.sampling import NOT_A_TOKEN
+from penstock.engine.execution.step_memory import Measured, StepMemory
 from penstock.engine.scheduling.pace import Pace, StepTimes
 from penstock.engine.stats import ReportProgress
 
@@ -21,6 +22,10 @@ LOOP_STEPS = 8
 LONGEST_LOOP_S = 0.01
 """A longer dispatch would show in the stream, and make a new request wait."""
 
+_BRIEF_S = 0.05
+"""A step that was measured at an earlier start runs once more if it is no longer than this: so its first run is not a
+request's, and the shorter time is kept."""
+
 _FEW = (1, 4)
 """Sampled rows, fewer than the smallest bucket has, whose steps are measured too: where drafts pay most."""
 
@@ -29,22 +34,31 @@ _ENOUGH_S = 0.2  # steps that take so long are not repeated
 
 
 def warm_up(
-    runner: Runner, progress: ReportProgress | None = None, *, decode_steps: int | None, max_slowdown: float | None
+    runner: Runner,
+    progress: ReportProgress | None = None,
+    *,
+    decode_steps: int | None,
+    prefill_share: float,
+    memory: StepMemory,
 ) -> Pace:
-    """Compiles every step there is, runs each on padding, and measures them.
+    """Compiles every step there is, runs each on padding, and measures those that no earlier start has measured.
 
     `decode_steps` in one dispatch; where that is None, several for those row buckets where they are quicker and short.
     """
     runner.compile_steps(progress)
-    times = measure_steps(runner)
-    if decode_steps is None:
+    kept = memory.recall()
+    times = measure_steps(runner) if kept is None else measure_again(runner, kept.times)
+    if decode_steps is not None:
+        loops = dict.fromkeys(runner.geometry.row_buckets, decode_steps) if decode_steps > 1 else {}
+    elif kept is None:
         loops = choose_decode_steps(runner, times)
     else:
-        loops = dict.fromkeys(runner.geometry.row_buckets, decode_steps) if decode_steps > 1 else {}
+        loops = dict(kept.loops)
+    memory.keep(Measured(times, loops))
     runner.compile_loops(loops, progress)
     loop_s = {num_rows: _fastest_looped(runner, num_rows, num_steps) for num_rows, num_steps in loops.items()}
     runner.start_watch()
-    return Pace(replace(times, loop_s=loop_s), max_slowdown, loops)
+    return Pace(replace(times, loop_s=loop_s), prefill_share, loops)
 
 
 def measure_steps(runner: Runner) -> StepTimes:
@@ -57,6 +71,23 @@ def measure_steps(runner: Runner) -> StepTimes:
         count: _fastest(runner, _decode_batch(geometry, geometry.row_buckets[0], num_seqs=count)) for count in _FEW
     }
     return StepTimes(prompt_s, decode_s, _pair_s(runner, prompt_s[geometry.token_buckets[0]]), few_s)
+
+
+def measure_again(runner: Runner, kept: StepTimes) -> StepTimes:
+    """Runs the brief steps once; the shorter of both times counts."""
+    geometry = runner.geometry
+    for num_rows in geometry.extended_row_buckets:
+        if kept.decode_s[num_rows] <= _BRIEF_S:
+            _seconds(runner, _decode_batch(geometry, num_rows, extended=True))
+    prompt_s = {
+        bucket: min(known_s, _seconds(runner, _prompt_batch(geometry, bucket))) if known_s <= _BRIEF_S else known_s
+        for bucket, known_s in kept.prompt_s.items()
+    }
+    decode_s = {
+        bucket: min(known_s, _seconds(runner, _decode_batch(geometry, bucket))) if known_s <= _BRIEF_S else known_s
+        for bucket, known_s in kept.decode_s.items()
+    }
+    return replace(kept, prompt_s=prompt_s, decode_s=decode_s)
 
 
 def choose_decode_steps(runner: Runner, times: StepTimes) -> dict[int, int]:
@@ -101,10 +132,14 @@ def _pair_s(runner: Runner, alone_s: float) -> float:
 def _fastest(runner: Runner, batch: Batch) -> float:
     seconds: list[float] = []
     while len(seconds) <= _REPEATS and sum(seconds[1:]) < _ENOUGH_S:  # the first run sets things up
-        start = time.perf_counter()
-        runner.dispatch(batch).token_ids()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(_seconds(runner, batch))
     return min(seconds)
+
+
+def _seconds(runner: Runner, batch: Batch) -> float:
+    start = time.perf_counter()
+    runner.dispatch(batch).token_ids()
+    return time.perf_counter() - start
 
 
 def _prompt_batch(geometry: Geometry, num_tokens: int, context: int = 0) -> Batch:

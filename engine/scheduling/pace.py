@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+PROMPT_WEIGHT = 2
+"""A prompt that waits counts as so many sequences that decode: a first token is missed more than the next one."""
+
 MIN_CHUNK = 16
 """Tokens of a prompt that every step may compute, so that prompts advance whatever the times say."""
 
@@ -29,6 +32,16 @@ class StepTimes:
     pair_s: float = 0.0  # what each pair of a query and a key before it adds
     few_s: Mapping[int, float] = field(default_factory=dict)  # of steps that sample less than the smallest row bucket
     loop_s: Mapping[int, float] = field(default_factory=dict)  # by row bucket: of one of several steps in a dispatch
+
+    @property
+    def longest_s(self) -> float:
+        """A step that prompts fill."""
+        return max(self.prompt_s.values())
+
+    def step_s(self, num_tokens: int, num_rows: int, num_pairs: int) -> float:
+        """A step of so many tokens, of which so many are sampled after."""
+        tokens_s = self.prompt_s[_bucket(self.prompt_s, num_tokens)]
+        return tokens_s + self.sampling_s(num_rows) + num_pairs * self.pair_s
 
     def decoding_s(self, num_decoding: int, num_pairs: int) -> float:
         return self.decode_s[_bucket(self.decode_s, num_decoding)] + num_pairs * self.pair_s
@@ -58,13 +71,17 @@ class Pace:
     """What bounds a step besides `max_batch_tokens`. By default nothing does."""
 
     times: StepTimes | None = None
-    max_slowdown: float | None = None  # of a step in which sequences decode, for each prompt that waits
+    prefill_share: float = 1.0  # of the longest step, which prompts may add to one in which sequences decode; 1: all
     decode_steps: Mapping[int, int] = field(default_factory=dict)  # in one dispatch, by row bucket; 1 where not named
 
     def max_steps(self, num_rows: int) -> int:
         """Decode steps that one dispatch of so many rows may hold."""
         buckets = [bucket for bucket in self.decode_steps if bucket >= num_rows]
         return self.decode_steps[min(buckets)] if buckets else 1
+
+    def foretold_s(self, num_tokens: int, num_rows: int, num_pairs: int) -> float | None:
+        """How long such a step will take; None if none was measured."""
+        return None if self.times is None else self.times.step_s(num_tokens, num_rows, num_pairs)
 
     def num_drafts(self, num_rows: int, num_pairs: int, chances: Sequence[float]) -> int:
         """How many drafted tokens to verify in a step of `num_rows` sequences that decode, `num_pairs` tokens long in
@@ -94,18 +111,20 @@ class Pace:
     def prompt_budget(self, decoding: Iterable[int], num_prompts: int) -> PromptBudget:
         """For prompts, in a step in which sequences of these lengths decode.
 
-        One prompt must not slow those that decode noticeably. Where more wait, their waiting counts too, and larger
-        chunks are computed faster: the limit grows with their number.
+        A bound in time, not in proportion to the step: a decode step of few sequences is short, and prompts cut to
+        fit it come late without anybody noticing the gain. Waiting counts on both sides: nothing bounds the prompt
+        that finds two streams, and a burst is computed in full steps.
         """
-        if not num_prompts or self.times is None or self.max_slowdown is None:
-            return PromptBudget(None, 0.0, 0, 0)
         lengths = list(decoding)
-        if not lengths:
+        if not num_prompts or not lengths or self.times is None:
+            return PromptBudget(None, 0.0, 0, 0)
+        share = max(self.prefill_share, PROMPT_WEIGHT * num_prompts / len(lengths))
+        if share >= 1:
             return PromptBudget(None, 0.0, 0, 0)
         num_pairs = sum(lengths)
         usual_s = self.times.decoding_s(len(lengths), num_pairs)
         sampling_s = self.times.sampling_s(len(lengths))
-        left_s = usual_s * self.max_slowdown * num_prompts - sampling_s - num_pairs * self.times.pair_s
+        left_s = usual_s + share * self.times.longest_s - sampling_s - num_pairs * self.times.pair_s
         return PromptBudget(self.times, left_s, len(lengths), 0, sampling_s)
 
 

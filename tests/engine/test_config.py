@@ -33,10 +33,10 @@ def test_contradictory_settings_are_refused(config: dict[str, Any], names: str) 
         EngineConfig(**config)
 
 
-@pytest.mark.parametrize("value", [0.5, float("nan"), -1])
-def test_a_slowdown_below_one_is_refused(value: float) -> None:
-    with pytest.raises(ConfigError, match="max_prefill_slowdown must be 1 or more"):
-        EngineConfig(max_prefill_slowdown=value)
+@pytest.mark.parametrize("value", [1.5, float("nan"), -1])
+def test_a_share_that_is_none_is_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match=f"prefill_share must be 0 to 1, not {value}"):
+        EngineConfig(prefill_share=value)
 
 
 def test_the_defaults_are_consistent_and_the_smallest_step_is_allowed() -> None:

@@ -79,6 +79,9 @@ class BrokenEngine:
     def step(self) -> list[Output]:
         raise RuntimeError("the device is gone")
 
+    def slack_s(self) -> float:
+        return 0.0
+
     def has_work(self) -> bool:
         return bool(self.requests)
 
@@ -129,11 +132,33 @@ class ScriptedEngine:
             )
         return outputs
 
+    def slack_s(self) -> float:
+        return 0.0
+
     def has_work(self) -> bool:
         return bool(self.rows)
 
     def stats(self) -> EngineStats:
         return EngineStats(num_waiting=self.num_waiting)
+
+
+class UnhurriedEngine(ScriptedEngine):
+    """Its device is at work until there are two requests."""
+
+    def slack_s(self) -> float:
+        return 0.0 if len(self.rows) == 2 else WAIT_S
+
+
+async def test_a_request_that_comes_while_the_device_is_at_work_is_in_the_next_step() -> None:
+    engine = UnhurriedEngine()
+    engine.steps.release()
+    driver = EngineDriver(engine)
+    await driver.start()
+    async with asyncio.timeout(WAIT_S / 2):
+        first = collect(driver, Request("a", (1,), SamplingParams(max_tokens=1)))
+        second = collect(driver, Request("b", (1,), SamplingParams(max_tokens=1)))
+        assert [len(outputs) for outputs in await asyncio.gather(first, second)] == [1, 1]
+    await driver.stop()
 
 
 async def until(holds: Callable[[], bool]) -> None:

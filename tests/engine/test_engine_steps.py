@@ -17,6 +17,8 @@ from penstock.engine import Engine, InvalidRequest, PromptTooLong, Request, Samp
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight
 from penstock.engine.execution.sampling import NOTHING_LEFT
+from penstock.engine.scheduling.pace import Pace, StepTimes
+from penstock.engine.scheduling.slack import StepClock
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
@@ -27,6 +29,22 @@ def some_prompt(length: int, seed: int = 0) -> tuple[int, ...]:
 
 def tokens_of(engine: Engine, request: Request) -> list[int]:
     return drive(engine, [request])[request.id, 0].token_ids
+
+
+# --- when a step is planned ---
+
+
+def test_while_the_device_is_at_a_long_step_the_next_may_wait(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    hour_s = dict.fromkeys(engine._runner.geometry.token_buckets, 3600.0)
+    monkeypatch.setattr(engine, "_pace", Pace(StepTimes(hour_s, hour_s)))
+    monkeypatch.setattr(engine, "_clock", StepClock())  # that of other tests trusts no forecast of these short steps
+    assert engine.slack_s() == 0.0
+    engine.add(Request("r", some_prompt(5), GREEDY))
+    engine.step()
+    assert 3000 < engine.slack_s() < 3600
+    while engine.has_work():
+        engine.step()
+    assert engine.slack_s() == 0.0
 
 
 # --- what is refused ---

@@ -3,6 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from penstock.engine import Request, SamplingParams
 from penstock.engine.scheduling.pace import MIN_CHUNK, Pace, StepTimes
 from penstock.engine.scheduling.page_pool import PagePool
@@ -12,50 +14,59 @@ from penstock.engine.scheduling.sequence import Sequence
 LINEAR = StepTimes(
     prompt_s={16: 0.016, 32: 0.032, 64: 0.064, 128: 0.128, 256: 0.256}, decode_s={16: 0.018, 32: 0.036, 64: 0.072}
 )
-PACED = Pace(LINEAR, max_slowdown=2.0)
+PACED = Pace(LINEAR, prefill_share=0.25)  # 64 ms
 
 
 def allowed(pace: Pace, lengths: list[int], context: int = 0, num_prompts: int = 1) -> int | None:
     return pace.prompt_budget(lengths, num_prompts).tokens(context)
 
 
-def test_a_prompt_may_slow_a_step_down_by_the_factor_and_no_more() -> None:
-    # 16 decode in 18 ms, of which sampling is 2 ms: 36 ms in all leave 34 for tokens, and those are 32 tokens.
-    assert allowed(PACED, [10] * 16) == 16
-    assert allowed(PACED, [10] * 10) == 22
-    # 64 decode in 72 ms: 144 - 8 = 136 ms are 128 tokens.
+def test_a_prompt_makes_a_step_longer_by_its_share_and_no_more() -> None:
+    # 16 decode in 18 ms, of which sampling is 2 ms: 16 + 64 ms in all are 64 tokens.
+    assert allowed(PACED, [10] * 16) == 48
+    assert allowed(PACED, [10] * 9) == 55
+    # 64 decode in 72 ms: 64 + 64 ms are 128 tokens.
     assert allowed(PACED, [10] * 64) == 64
 
 
 def test_a_prompt_that_is_scored_pays_for_rows_too() -> None:
-    # 8 decode in 18 ms: 34.2 - 2 = 32.2 ms are 32 tokens, of which 24 are free. Sampling 32 takes 2 ms more.
-    pace = replace(PACED, max_slowdown=1.9)
-    prompts = pace.prompt_budget([10] * 8, 1)
-    assert (prompts.tokens(0), prompts.tokens(0, are_scored=True)) == (24, MIN_CHUNK)
+    # 32 decode in 36 ms: 65.3 ms for tokens are 64, of which 32 are free. Sampling 64 takes 4 ms more.
+    pace = replace(PACED, prefill_share=0.13)
+    prompts = pace.prompt_budget([10] * 32, 1)
+    assert (prompts.tokens(0), prompts.tokens(0, are_scored=True)) == (32, MIN_CHUNK)
     assert Pace().prompt_budget([10] * 8, 1).tokens(0, are_scored=True) is None
 
 
 def test_where_nothing_decodes_or_nothing_was_measured_there_is_no_limit() -> None:
     assert allowed(PACED, []) is None
-    assert allowed(Pace(), [10] * 16) is None
-    assert allowed(Pace(LINEAR, max_slowdown=None), [10] * 16) is None
+    assert allowed(Pace(prefill_share=0.25), [10] * 16) is None
+    assert allowed(Pace(LINEAR), [10] * 16) is None
 
 
-def test_the_more_prompts_wait_the_larger_are_chunks() -> None:
-    assert [allowed(PACED, [10] * 16, num_prompts=count) for count in (1, 2, 8)] == [16, 48, 240]
+def test_the_more_prompts_wait_the_larger_are_chunks_and_beside_few_streams_nothing_bounds_them() -> None:
+    assert [allowed(PACED, [10] * 16, num_prompts=count) for count in (1, 2, 4, 7, 8)] == [48, 48, 112, 112, None]
+    assert [allowed(PACED, [10] * count) for count in (1, 2, 4)] == [None, None, 124]
 
 
 def test_a_chunk_far_behind_in_its_prompt_is_smaller_because_it_attends_to_more() -> None:
     pace = replace(PACED, times=replace(LINEAR, pair_s=1e-6))
-    near, far = allowed(pace, [0] * 64, context=0), allowed(pace, [0] * 64, context=1000)
-    assert near == 64
-    assert far == MIN_CHUNK  # 8 ms that are left pay for 8 tokens behind 1,000 others
-    assert allowed(pace, [1000] * 64, context=1000) == 64  # beside streams that attend to as much
+    near, far = allowed(pace, [0] * 32, context=0), allowed(pace, [0] * 32, context=1000)
+    assert near == 32
+    assert far == 32  # 96 ms, of which 64 are for 64 tokens, pay for 32 behind 1,000 others
+    assert allowed(pace, [0] * 32, context=1600) == 20
+    assert allowed(pace, [1000] * 32, context=1600) == 20  # whatever the streams attend to
+
+
+def test_a_step_is_foretold_from_what_was_measured() -> None:
+    pace = replace(PACED, times=replace(LINEAR, pair_s=1e-6))
+    assert pace.foretold_s(16, 16, 0) == pytest.approx(0.018)
+    assert pace.foretold_s(70, 3, 1000) == pytest.approx(0.128 + 0.002 + 0.001)
+    assert Pace().foretold_s(16, 16, 0) is None
 
 
 def test_every_step_computes_a_few_tokens_whatever_the_times_say() -> None:
     steep = StepTimes(prompt_s={16: 0.01, 32: 1.0, 64: 9.0}, decode_s={16: 0.01, 32: 1.0})
-    prompts = Pace(steep, max_slowdown=1.0).prompt_budget([10] * 16, 1)
+    prompts = Pace(steep, prefill_share=0.0).prompt_budget([10] * 16, 1)
     assert prompts.tokens(0) == MIN_CHUNK
     prompts.take(10, 0)
     assert prompts.tokens(0) == MIN_CHUNK - 10
@@ -76,7 +87,7 @@ def test_the_scheduler_computes_a_prompt_in_chunks_beside_running_sequences_and_
         scheduler.add(sequence(f"s{i}", 2, i))
     assert [plan.num_tokens for plan in steps(scheduler, 1)] == [32]  # nobody decodes yet
     scheduler.add(sequence("long", 100, 16))
-    assert [plan.num_tokens for plan in steps(scheduler, 7)] == [32] * 6 + [16 + 100 - 6 * 16]
+    assert [plan.num_tokens for plan in steps(scheduler, 3)] == [64, 64, 16 + 100 - 2 * 48]
     assert [plan.num_tokens for plan in steps(scheduler, 1)] == [17]
     scheduler.check()
 

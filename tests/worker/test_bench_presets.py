@@ -13,9 +13,9 @@ from penstock.worker.bench.errors import ImpossibleLoad
 from penstock.worker.bench.presets import preset_dir
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_random_model_is_a_whole_checkpoint(tmp_path: Path, dtype: str) -> None:
-    directory = preset_dir("nano", dtype, tmp_path)
+@pytest.mark.parametrize(("name", "dtype"), [("nano", "float32"), ("nano", "bfloat16"), ("nano-moe", "float32")])
+def test_a_random_model_is_a_whole_checkpoint(tmp_path: Path, name: str, dtype: str) -> None:
+    directory = preset_dir(name, dtype, tmp_path)
     config = read_model_config(directory)
     assert (config.dtype, config.vocab_size) == (dtype, 512)
     check_weights(directory, config)
@@ -24,7 +24,7 @@ def test_a_random_model_is_a_whole_checkpoint(tmp_path: Path, dtype: str) -> Non
     assert len(tokenizer.encode("tea at ten")) < len("tea at ten")
     assert tokenizer.encode_chat(Conversation([{"role": "user", "content": "hi"}])).token_ids
     stamp = directory.stat().st_mtime_ns
-    assert preset_dir("nano", dtype, tmp_path).stat().st_mtime_ns == stamp
+    assert preset_dir(name, dtype, tmp_path).stat().st_mtime_ns == stamp
     assert [path.name for path in tmp_path.iterdir()] == [directory.name]
 
 

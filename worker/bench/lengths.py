@@ -8,8 +8,11 @@ import numpy as np
 
 from penstock.worker.bench.errors import ImpossibleLoad
 
-_ARITY = {"fixed": 1, "uniform": 2, "loguniform": 2, "normal": 2}
-FORMS = "N, uniform:LOW:HIGH, loguniform:LOW:HIGH or normal:MEAN:DEVIATION"
+_ARITY = {"fixed": 1, "uniform": 2, "loguniform": 2, "normal": 2, "lognormal": 3}
+FORMS = "N, uniform:LOW:HIGH, loguniform:LOW:HIGH, normal:MEAN:DEVIATION or lognormal:MEDIAN:LOW:HIGH"
+
+_RANGE_DEVIATIONS = 5
+"""The range of a log-normal distribution is so many of its deviations wide. What lies beyond counts as its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Lengths:
         if _ARITY.get(kind) != len(parts) or not all(part.isascii() and part.isdigit() for part in parts):
             raise ImpossibleLoad(f"{option} must be {FORMS}, not {text!r}")
         values = tuple(map(int, parts))
-        if values[0] < 1 or (kind.endswith("uniform") and values[1] < values[0]):
+        if not _are_lengths(kind, values):
             raise ImpossibleLoad(
                 f"{option} {text!r} has no lengths: they start at 1, and the upper end is not the lower"
             )
@@ -38,15 +41,25 @@ class Lengths:
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
         """`count` lengths."""
-        low, high = self.values[0], self.values[-1]
+        low, high = self.values[-2:] if len(self.values) > 1 else self.values * 2
         if self.kind == "fixed":
             return [low] * count
         if self.kind == "uniform":
             return [int(length) for length in rng.integers(low, high + 1, count)]
         if self.kind == "normal":
             return [max(1, round(length)) for length in rng.normal(low, high, count)]
-        drawn = np.exp(rng.uniform(np.log(low), np.log(high), count)).round()
-        return [int(length) for length in drawn.clip(low, high)]
+        if self.kind == "lognormal":
+            logs = rng.normal(np.log(self.values[0]), np.log(high / low) / _RANGE_DEVIATIONS, count)
+        else:
+            logs = rng.uniform(np.log(low), np.log(high), count)
+        return [int(length) for length in np.exp(logs).round().clip(low, high)]
 
     def __str__(self) -> str:
         return ":".join([self.kind, *map(str, self.values)]) if self.kind != "fixed" else str(self.values[0])
+
+
+def _are_lengths(kind: str, values: tuple[int, ...]) -> bool:
+    if kind == "lognormal":
+        median, low, high = values
+        return 1 <= low <= median <= high
+    return values[0] >= 1 and (not kind.endswith("uniform") or values[0] <= values[1])

@@ -56,6 +56,9 @@ def run_on_engine(engine: StepEngine, text: TextEncoder, load: Load, progress: P
         if not engine.has_work():
             time.sleep(max(0.0, times_s[num_sent] - elapsed_s))
             continue
+        if (slack_s := engine.slack_s()) > 0.0:
+            time.sleep(slack_s)  # what comes meanwhile is in the next step
+            continue
         outputs = engine.step()
         _note(running, outputs, time.perf_counter())
         progress(num_sent - len(running), len(requests), f"{len(running)} running")

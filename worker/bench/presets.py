@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import ml_dtypes
 import numpy as np
@@ -23,12 +23,29 @@ from penstock.worker.bench.errors import ImpossibleLoad
 PREFIX = "random:"
 Dtype = Literal["float32", "bfloat16"]
 
-# Qwen3: vocabulary, hidden, intermediate, layers, heads, KV heads, head_dim, tied embeddings
+
+class Geometry(NamedTuple):
+    """Of Qwen3, or of its mixture of experts where it has some."""
+
+    vocab_size: int
+    hidden: int
+    intermediate: int  # of one expert, where there are experts
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tied: bool  # embeddings
+    num_experts: int = 0
+    experts_per_token: int = 0
+
+
 GEOMETRIES = {
-    "nano": (512, 32, 64, 2, 2, 1, 16, True),  # to try a benchmark itself out
-    "tiny": (8192, 384, 2304, 8, 6, 2, 64, False),  # 31M parameters
-    "qwen06": (32768, 1024, 3072, 28, 16, 8, 128, True),  # 474M
-    "llama8": (128256, 4096, 14336, 32, 32, 8, 128, False),  # 8.0G, the sizes of Llama-3.1-8B: for accelerators
+    "nano": Geometry(512, 32, 64, 2, 2, 1, 16, True),  # to try a benchmark itself out
+    "nano-moe": Geometry(512, 32, 32, 2, 2, 1, 16, True, 4, 2),
+    "tiny": Geometry(8192, 384, 2304, 8, 6, 2, 64, False),  # 31M parameters
+    "qwen06": Geometry(32768, 1024, 3072, 28, 16, 8, 128, True),  # 474M
+    "moe": Geometry(32768, 2048, 768, 4, 32, 4, 128, True, 64, 8),  # 1.4G, in the widths of Qwen3-30B-A3B
+    "llama8": Geometry(128256, 4096, 14336, 32, 32, 8, 128, False),  # 8.0G, the sizes of Llama-3.1-8B: for accelerators
 }
 _MAX_POSITION = 2048
 _DEVIATION = 0.02
@@ -73,40 +90,64 @@ def write_preset(name: str, dtype: str, directory: Path) -> None:
     rng = np.random.default_rng(0)
     tensors = {
         tensor: (np.ones(shape, np.float32) if "norm" in tensor else _normal(rng, shape)).astype(kind)
-        for tensor, shape in _shapes(config).items()
+        for tensor, shape in _shapes(GEOMETRIES[name]).items()
     }
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def _config(name: str, dtype: str) -> dict[str, Any]:
-    vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, tied = GEOMETRIES[name]
-    return {
+    geometry = GEOMETRIES[name]
+    config = {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "dtype": dtype, "torch_dtype": dtype,
-        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
-        "tie_word_embeddings": tied, "max_position_embeddings": _MAX_POSITION, "rms_norm_eps": 1e-6,
+        "vocab_size": geometry.vocab_size, "hidden_size": geometry.hidden, "intermediate_size": geometry.intermediate,
+        "num_hidden_layers": geometry.layers, "num_attention_heads": geometry.heads,
+        "num_key_value_heads": geometry.kv_heads, "head_dim": geometry.head_dim,
+        "tie_word_embeddings": geometry.tied, "max_position_embeddings": _MAX_POSITION, "rms_norm_eps": 1e-6,
         "rope_theta": 1e6, "hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0,
         "use_sliding_window": False, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
     }  # fmt: skip
+    return config | _expert_fields(geometry) if geometry.num_experts else config
 
 
-def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    layer = {
+def _expert_fields(geometry: Geometry) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": geometry.num_experts,
+        "num_experts_per_tok": geometry.experts_per_token, "moe_intermediate_size": geometry.intermediate,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    }  # fmt: skip
+
+
+def _shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
+    hidden = geometry.hidden
+    layer = _attention_shapes(geometry) | _mlp_shapes(geometry)
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (geometry.vocab_size, hidden)}
+    for place in range(geometry.layers):
+        shapes |= {f"model.layers.{place}.{part}.weight": shape for part, shape in layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not geometry.tied:
+        shapes["lm_head.weight"] = (geometry.vocab_size, hidden)
+    return shapes
+
+
+def _attention_shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
+    hidden, head_dim = geometry.hidden, geometry.head_dim
+    q_size, kv_size = geometry.heads * head_dim, geometry.kv_heads * head_dim
+    return {
         "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
         "self_attn.q_proj": (q_size, hidden), "self_attn.k_proj": (kv_size, hidden),
         "self_attn.v_proj": (kv_size, hidden), "self_attn.o_proj": (hidden, q_size),
         "self_attn.q_norm": (head_dim,), "self_attn.k_norm": (head_dim,),
-        "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
     }  # fmt: skip
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
-    for place in range(config["num_hidden_layers"]):
-        shapes |= {f"model.layers.{place}.{part}.weight": shape for part, shape in layer.items()}
-    shapes["model.norm.weight"] = (hidden,)
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
-    return shapes
+
+
+def _mlp_shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
+    hidden, inner = geometry.hidden, geometry.intermediate
+    parts = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    if not geometry.num_experts:
+        return {f"mlp.{part}": shape for part, shape in parts.items()}
+    experts = range(geometry.num_experts)
+    shapes = {f"mlp.experts.{expert}.{part}": shape for expert in experts for part, shape in parts.items()}
+    return {"mlp.gate": (geometry.num_experts, hidden), **shapes}
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float32]]:

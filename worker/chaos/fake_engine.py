@@ -139,6 +139,9 @@ class FakeEngine:
             if row.request.id == request_id:
                 row.ended = reason
 
+    def slack_s(self) -> float:
+        return 0.0
+
     def has_work(self) -> bool:
         return bool(self._rows)
 

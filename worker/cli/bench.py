@@ -48,7 +48,7 @@ _LOAD: dict[str, tuple[Any, str, str]] = {
         "Goodput counts requests whose p99 gap between chunks is within this many milliseconds.",
     ),
 }
-_LENGTHS_NOTE = "LENGTHS: N, uniform:LOW:HIGH, loguniform:LOW:HIGH or normal:MEAN:DEVIATION."
+_LENGTHS_NOTE = "LENGTHS: N, uniform:LOW:HIGH, loguniform:LOW:HIGH, normal:MEAN:DEVIATION or lognormal:MEDIAN:LOW:HIGH."
 _ENGINE = [name for name, field in Settings.model_fields.items() if group_of(field) == "Engine"]
 
 Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.", metavar="FILE")]

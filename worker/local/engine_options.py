@@ -27,9 +27,9 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_dtype: str
     prefix_caching: bool
     decode_steps: int | None
+    prefill_share: float
     speculation: str
     max_draft_tokens: int
-    max_prefill_slowdown: float | None
     tensor_parallel: int
     expert_parallel: int
     attention: str

@@ -1,0 +1,98 @@
+"""What warm-up measured, kept beside the compilations, so that the next start need not measure it again.
+
+It holds for one machine, model, set of shapes and version of the code: any other has a file of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jaxlib.version
+
+from penstock.engine.scheduling.pace import StepTimes
+
+_FOLDER = "step_times"
+_SOURCES = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Step times, and what was decided from them: decode steps in one dispatch, by row bucket."""
+
+    times: StepTimes
+    loops: Mapping[int, int]
+
+
+class StepMemory:
+    """A file in `directory`, or none. `facts` are what step times depend on besides machine and code."""
+
+    def __init__(self, directory: Path | None, *facts: object) -> None:
+        self._path: Path | None = None
+        if directory is not None:
+            key = hashlib.sha256("|".join([_machine(), _code(), *map(repr, facts)]).encode()).hexdigest()[:24]
+            self._path = directory / _FOLDER / f"{key}.json"
+
+    def recall(self) -> Measured | None:
+        """What was kept last; None if there is nothing, or nothing that can be read."""
+        if self._path is None:
+            return None
+        try:
+            kept = json.loads(self._path.read_text())
+            times = StepTimes(
+                _by_bucket(kept["prompt_s"]), _by_bucket(kept["decode_s"]), float(kept["pair_s"]),
+                _by_bucket(kept["few_s"]),
+            )  # fmt: skip
+            return Measured(times, {int(rows): int(steps) for rows, steps in kept["loops"].items()})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def keep(self, measured: Measured) -> None:
+        """Whole or not at all. A folder that can't be written to costs the next start its time, and no more."""
+        if self._path is None:
+            return
+        times = measured.times
+        kept = {
+            "prompt_s": times.prompt_s, "decode_s": times.decode_s, "few_s": times.few_s, "pair_s": times.pair_s,
+            "loops": measured.loops,
+        }  # fmt: skip
+        scratch = self._path.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            scratch.write_text(json.dumps(kept))
+            scratch.replace(self._path)
+
+
+def _by_bucket(kept: Mapping[str, float]) -> dict[int, float]:
+    return {int(bucket): float(seconds) for bucket, seconds in kept.items()}
+
+
+def _machine() -> str:
+    devices = jax.devices()
+    kinds = sorted({device.device_kind for device in devices})
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{_processor()}, {cores} cores, {len(devices)} of {kinds}"
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def _code() -> str:
+    """The engine's sources, the C++ among them, and what compiles and runs them."""
+    digest = hashlib.sha256(f"{jax.__version__} {jaxlib.version.__version__}".encode())
+    for path in sorted(_SOURCES.rglob("*")):
+        if path.suffix in (".py", ".cc", ".h"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
