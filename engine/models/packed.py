@@ -26,7 +26,7 @@ from penstock.engine.models.packed_quantized import (
     has_kernel,
 )
 from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedGroupedLinear, QuantizedLinear
-from penstock.engine.native import GROUP_ROWS, GROUPED_MATMUL, MATMUL, ROUTE, SUM_ROWS, panel_width
+from penstock.engine.native import GROUP_ROWS, GROUPED_MATMUL, MATMUL, ROUTE, SUM_ROWS, panel_width, value_or_empty
 
 GATES = {"silu": 1, "swish": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu": 3, "relu": 4}
 """The activations that the kernel has in it, by the numbers that it knows them by (`Gate` in matmul.h)."""
@@ -116,7 +116,7 @@ class PackedLinear(Linear):
     @property
     def operands(self) -> tuple[jax.Array, jax.Array]:
         """Weights and bias, as kernels take them."""
-        return self.weights[...], jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...]
+        return self.weights[...], value_or_empty(self.bias)
 
 
 class PackedAttention(Attention):
@@ -168,7 +168,7 @@ class PackedExperts(GroupedMLP):
         call = jax.ffi.ffi_call(ROUTE, results)
         chosen, weights = call(
             logits,
-            jnp.zeros((0,), jnp.float32) if correction is None else correction,
+            value_or_empty(correction),
             is_sigmoid=config.scores == "sigmoid",
             is_normalized=config.normalized,
             scale=np.float32(config.scale),
@@ -206,9 +206,8 @@ class PackedGroups(GroupedLinear):
 
     def multiply(self, rows: jax.Array, group_sizes: jax.Array, dtype: jnp.dtype) -> jax.Array:
         result = _result((rows.shape[0], self.num_columns), dtype)
-        bias = jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...]
         call = jax.ffi.ffi_call(GROUPED_MATMUL, result)
-        y: jax.Array = call(rows, self.weights[...], bias, group_sizes, gate=np.int64(self.gate))
+        y: jax.Array = call(rows, self.weights[...], value_or_empty(self.bias), group_sizes, gate=np.int64(self.gate))
         return y
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from penstock.engine.formats.packing import OFFSETS
 from penstock.engine.models.attend import AttentionOptions, GroupCache, NativeAttend
 from penstock.engine.models.attention import Attention, StepInputs
 from penstock.engine.models.block import Block
@@ -19,8 +20,13 @@ from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.experts import Experts
 from penstock.engine.models.layers import GatedMLP, LayerNorm, Linear, RMSNorm
 from penstock.engine.models.packed import PackedAttention, PackedLinear, PackedMLP, pack_halves
+from penstock.engine.models.packed_quantized import PackedQuantizedLinear
 from penstock.engine.models.rope import query_scales
-from penstock.engine.native import ATTENTION_HALF, FEED_FORWARD, panel_width
+from penstock.engine.native import ATTENTION_HALF, FEED_FORWARD, panel_width, value_or_empty
+
+Packed = PackedLinear | PackedQuantizedLinear
+Linears = tuple[Packed, Packed]
+"""What a half multiplies by, first and last."""
 
 
 def pack_blocks(model: Decoder, library: ctypes.CDLL) -> None:
@@ -46,23 +52,24 @@ class PackedBlock(Block):
         self.mlp_factors = nnx.List([_factors_of(read_norm), _factors_of(block.mlp_out_norm)])
         self.head_factors = nnx.List(_head_factors(block.attention))
         sinks = block.attention.sinks
-        self.sinks = nnx.Param(_none() if sinks is None else sinks[...].astype(jnp.float32))
+        self.sinks = nnx.Param(value_or_empty(sinks).astype(jnp.float32))
 
     def attend(self, x: jax.Array, step: StepInputs, cache: GroupCache) -> tuple[jax.Array, GroupCache]:
         linears = _of_attention(self.attention)
         if linears is None or not isinstance(step.attend, NativeAttend):
             return super().attend(x, step, cache)
         config, batch = self.config.attention, step.attend.batch_of(cache.group)
-        pages = cache.pages if len(cache.pages) == 4 else (*cache.pages, _none(), _none())  # with scales or not
-        cos, sin = (_none(), _none()) if config.rope is None else step.rotary[config.rope]
-        scales = _none() if config.query_scale is None else query_scales(step.positions, config.query_scale)
+        none = value_or_empty(None)
+        pages = cache.pages if len(cache.pages) == 4 else (*cache.pages, none, none)  # int8 alone has scales
+        cos, sin = (none, none) if config.rope is None else step.rotary[config.rope]
+        scales = none if config.query_scale is None else query_scales(step.positions, config.query_scale)
         results = [jax.typeof(array) for array in (x, *pages)]
         call = jax.ffi.ffi_call(ATTENTION_HALF, results, input_output_aliases={i: i for i in range(len(results))})
         x, *written = call(
             x, *pages, batch.slots, batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs,
-            *_given(self.attention_factors), *linears[0].operands, *linears[1].operands,
+            *_given(self.attention_factors), *_operands(linears[0]), *_operands(linears[1]),
             *_given(self.head_factors), cos, sin, scales, self.sinks[...],
-            **self._shared(), **_attention_attributes(config),
+            **self._shared(linears), **_attention_attributes(config),
         )  # fmt: skip
         return x, cache._replace(pages=tuple(written[: len(cache.pages)]))
 
@@ -75,33 +82,49 @@ class PackedBlock(Block):
         source = before if self.is_parallel else jnp.zeros((0,), x.dtype)
         call = jax.ffi.ffi_call(FEED_FORWARD, [jax.typeof(x)], input_output_aliases={0: 0})
         (y,) = call(
-            x, source, num_rows, *_given(self.mlp_factors), *gate_up.operands, *down.operands,
-            **self._shared(), intermediate=np.int64(gate_up.num_columns), gate=np.int64(gate_up.gate),
+            x, source, num_rows, *_given(self.mlp_factors), *_operands(gate_up), *_operands(down),
+            **self._shared(linears), intermediate=np.int64(gate_up.num_columns), gate=np.int64(gate_up.gate),
         )  # fmt: skip
         return y
 
-    def _shared(self) -> dict[str, Any]:
-        norm = self.config.norm
-        return {**_norm_attributes(norm), "residual_scale": np.float32(self.residual_scale)}
+    def _shared(self, linears: Linears) -> dict[str, Any]:
+        """Of either half."""
+        attributes = {**_norm_attributes(self.config.norm), "residual_scale": np.float32(self.residual_scale)}
+        for name, linear in zip(("first", "last"), linears, strict=True):
+            packing = linear.panels.packing if isinstance(linear, PackedQuantizedLinear) else None
+            attributes[f"{name}_offset"] = np.int64(0 if packing is None else OFFSETS.index(packing.offset))
+            attributes[f"{name}_reads_bytes"] = packing is not None and packing.has_int8_activations
+        return attributes
 
 
-def _of_attention(attention: Attention) -> tuple[PackedLinear, PackedLinear] | None:
+def _of_attention(attention: Attention) -> Linears | None:
     """What the kernel multiplies by, if it has all else that this attention does."""
     has_one_norm = attention.config.qk_norm is None or attention.config.qk_projection_norm is None
     if not (isinstance(attention, PackedAttention) and has_one_norm):
         return None
-    return _plain(attention.qkv, attention.out)
+    return _packed(attention.qkv, attention.out)
 
 
-def _of_mlp(mlp: GatedMLP | Experts) -> tuple[PackedLinear, PackedLinear] | None:
-    return _plain(mlp.gate_up, mlp.down) if isinstance(mlp, PackedMLP) else None
+def _of_mlp(mlp: GatedMLP | Experts) -> Linears | None:
+    return _packed(mlp.gate_up, mlp.down) if isinstance(mlp, PackedMLP) else None
 
 
-def _plain(first: Linear, second: Linear) -> tuple[PackedLinear, PackedLinear] | None:
-    """Weights that are quantized have kernels of their own."""
-    if isinstance(first, PackedLinear) and isinstance(second, PackedLinear):
-        return first, second
+def _packed(first: Linear, last: Linear) -> Linears | None:
+    """None where one of them has no kernel."""
+    if isinstance(first, PackedLinear | PackedQuantizedLinear) and isinstance(
+        last, PackedLinear | PackedQuantizedLinear
+    ):
+        return first, last
     return None
+
+
+def _operands(linear: Packed) -> tuple[jax.Array, ...]:
+    """Weights or codes, their scales and offsets, and biases."""
+    if isinstance(linear, PackedLinear):
+        weights, bias = linear.operands
+        return weights, value_or_empty(None), value_or_empty(None), bias
+    panels = linear.panels
+    return panels.codes[...], panels.scales[...], value_or_empty(panels.offsets), value_or_empty(panels.bias)
 
 
 def _head_factors(attention: Attention) -> list[nnx.Param[jax.Array]]:
@@ -114,7 +137,7 @@ def _head_factors(attention: Attention) -> list[nnx.Param[jax.Array]]:
 def _factors_of(norm: RMSNorm | LayerNorm | None) -> nnx.Param[jax.Array]:
     """What the kernel multiplies by, in f32; empty where there is no norm."""
     if norm is None:
-        return nnx.Param(_none())
+        return nnx.Param(value_or_empty(None))
     factors = norm.scale[...].astype(jnp.float32)
     has_offset = isinstance(norm, RMSNorm) and norm.config.unit_offset
     return nnx.Param(factors + 1 if has_offset else factors)
@@ -122,11 +145,6 @@ def _factors_of(norm: RMSNorm | LayerNorm | None) -> nnx.Param[jax.Array]:
 
 def _given(factors: Iterable[nnx.Param[jax.Array]]) -> tuple[jax.Array, ...]:
     return tuple(factor[...] for factor in factors)
-
-
-def _none() -> jax.Array:
-    """As kernels take what a layer does not have."""
-    return jnp.zeros((0,), jnp.float32)
 
 
 def _norm_attributes(norm: NormConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from penstock.engine.formats.packing import FLOATS, OFFSETS, PLANES, Packing
 from penstock.engine.models.experts import GroupedLinear, RowGroups
 from penstock.engine.models.layers import Linear
 from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedGroupedLinear, QuantizedLinear
-from penstock.engine.native import QUANTIZED_MATMUL
+from penstock.engine.native import QUANTIZED_MATMUL, value_or_empty
 
 Quantized = QuantizedLinear | QuantizedEmbedding | QuantizedGroupedLinear
 
@@ -78,7 +78,7 @@ class Panels(nnx.Module):
         num_rows, num_in = x.shape
         num_quantized = num_rows if self.packing.has_int8_activations else 0
         results = (
-            _result((num_rows, self.splits[0] if self.gate else sum(self.splits)), dtype),
+            _result((num_rows, self.num_columns), dtype),
             _result((num_quantized, num_in), jnp.uint8),
             _result((num_quantized,), jnp.float32),
         )
@@ -86,14 +86,18 @@ class Panels(nnx.Module):
             x,
             self.codes[...],
             self.scales[...],
-            jnp.zeros((0,), self.packing.scale) if self.offsets is None else self.offsets[...],
-            jnp.zeros((0,), jnp.float32) if self.bias is None else self.bias[...],
+            value_or_empty(self.offsets),
+            value_or_empty(self.bias),
             jnp.zeros((0,), jnp.int32) if group_sizes is None else group_sizes,
             bits=np.int64(PLANES[self.packing.code][0]),
             offset=np.int64(OFFSETS.index(self.packing.offset)),
             gate=np.int64(self.gate),
         )
         return y
+
+    @property
+    def num_columns(self) -> int:
+        return self.splits[0] if self.gate else sum(self.splits)
 
     def columns(self, numbers: jax.Array) -> jax.Array:
         """Of the weights, f32 `[len(numbers), in]`."""
@@ -114,10 +118,14 @@ class PackedQuantizedLinear(Linear):
 
     def __init__(self, width: int, *layers: QuantizedLinear, gate: int = 0) -> None:
         self.panels = Panels(layers, width, gate=gate)
-        self.splits = self.panels.splits
+        self.splits, self.gate = self.panels.splits, gate
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.panels.multiply(x, x.dtype)
+
+    @property
+    def num_columns(self) -> int:
+        return self.panels.num_columns
 
     def wide(self, x: jax.Array) -> jax.Array:
         return self.panels.multiply(x, jnp.float32)

@@ -18,6 +18,7 @@ from penstock.engine.native.library import (
     NativeUnavailableError,
     load_library,
     panel_width,
+    value_or_empty,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "NativeUnavailableError",
     "load_library",
     "panel_width",
+    "value_or_empty",
 ]

@@ -10,6 +10,11 @@ namespace ffi = xla::ffi;
 
 namespace penstock {
 namespace attention {
+PENSTOCK_PLAN_RUN(float, float);
+PENSTOCK_PLAN_RUN(BFloat16, BFloat16);
+PENSTOCK_PLAN_RUN(float, int8_t);
+PENSTOCK_PLAN_RUN(BFloat16, int8_t);
+
 namespace {
 
 constexpr int64_t kTokensPerTask = 8;  // that one thread writes at once

@@ -149,6 +149,14 @@ void Plan::Run(int64_t index, const Options& options, Rows<const Q> queries, Row
   walk.Finish(task.first_head, out);
 }
 
+// Compiled once, in attention.cc: for activations in f32 or bf16, with pages of that type or of int8.
+#define PENSTOCK_PLAN_RUN(T, C)                                                                                    \
+  template void Plan::Run<T, T, C>(int64_t, const Options&, Rows<const T>, Rows<T>, const Cache<C>&, Scratch&)
+extern PENSTOCK_PLAN_RUN(float, float);
+extern PENSTOCK_PLAN_RUN(BFloat16, BFloat16);
+extern PENSTOCK_PLAN_RUN(float, int8_t);
+extern PENSTOCK_PLAN_RUN(BFloat16, int8_t);
+
 }  // namespace attention
 }  // namespace penstock
 

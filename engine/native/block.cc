@@ -8,7 +8,9 @@
 // Activations between the phases are f32, but for what a matmul or attention reads, which is of the model's type.
 
 #include "attention.h"
+#include "buffers.h"
 #include "matmul.h"
+#include "quantized.h"
 #include "rows.h"
 #include "team.h"
 
@@ -17,12 +19,7 @@ namespace ffi = xla::ffi;
 namespace penstock {
 namespace {
 
-using F32 = ffi::Buffer<ffi::F32>;
-using S32 = ffi::Buffer<ffi::S32>;
-
 constexpr int64_t kRowsEach = 4;  // of a phase that goes row by row
-
-const float* OrNull(const F32& buffer) { return buffer.element_count() ? buffer.typed_data() : nullptr; }
 
 template <typename Work>
 void ForEachRow(Team& team, int64_t rows, Work work) {
@@ -32,22 +29,80 @@ void ForEachRow(Team& team, int64_t rows, Work work) {
   });
 }
 
-// A linear layer, and what it is multiplied with by a team.
+// Takes columns [column, column + width) of a row of a matmul's result. Refers to the function that it is made of.
+class Put {
+ public:
+  template <typename Function>
+  Put(const Function& function)  // NOLINT: what is given to a matmul is written where it is called
+      : function_(&function), call_([](const void* put, int64_t row, int64_t column, const float* values, int64_t width) {
+          (*static_cast<const Function*>(put))(row, column, values, width);
+        }) {}
+  void operator()(int64_t row, int64_t column, const float* values, int64_t width) const {
+    call_(function_, row, column, values, width);
+  }
+
+ private:
+  const void* function_;
+  void (*call_)(const void*, int64_t, int64_t, const float*, int64_t);
+};
+
+// A linear layer as XLA gives it: weights in panels, or codes with scales and maybe offsets.
+struct LinearBuffers {
+  ffi::AnyBuffer weights, scales, offsets;
+  F32 bias;
+  int64_t offset;
+  bool reads_bytes;  // its rows are quantized
+};
+
+// A linear layer, and how a team multiplies with it. T is the type of the rows.
 template <typename T>
 struct Linear {
-  const T* weights;
+  LinearBuffers buffers;
   Matmul shape;
 
-  Linear(const ffi::AnyBuffer& weights, const F32& bias, int64_t depth, int64_t columns, Gate gate)
-      : weights(static_cast<const T*>(weights.untyped_data())),
-        shape{depth, weights.dimensions().front(), columns, gate, OrNull(bias)} {}
+  Linear(const LinearBuffers& buffers, int64_t depth, int64_t columns, Gate gate)
+      : buffers(buffers), shape{depth, buffers.weights.dimensions().front(), columns, gate, OrNull(buffers.bias)} {}
 
-  template <typename Put>
-  void Multiply(Team& team, int64_t rows, const T* x, Put&& put) const {
+  void Multiply(Team& team, int64_t rows, const T* x, const Put& put) const {
+    if (buffers.weights.element_type() != ffi::U32) {
+      const T* weights = static_cast<const T*>(buffers.weights.untyped_data());
+      return RunGrid(team, rows, [&](int64_t first_row, int64_t num_rows, int64_t panel) {
+        RunTask(shape, first_row, num_rows, panel, x, weights, put);
+      });
+    }
+    const QuantizedWeights weights =
+        QuantizedOf(buffers.weights, buffers.scales, buffers.offsets, shape.depth, buffers.offset);
+    if (buffers.reads_bytes) return MultiplyQuantized<8>(team, rows, weights, Quantized(team, rows, x), put);
+    const PlainRows<T> plain{x, shape.depth};
+    if (buffers.weights.dimensions()[1] * kInLane<8> == shape.depth)
+      MultiplyQuantized<8>(team, rows, weights, plain, put);
+    else
+      MultiplyQuantized<4>(team, rows, weights, plain, put);
+  }
+
+ private:
+  template <typename Work>
+  void RunGrid(Team& team, int64_t rows, const Work& work) const {
     const Grid grid(rows, shape.panels, team.size());
-    team.Run(grid.size(), [&](int64_t i) {
-      RunTask(shape, grid.FirstRow(i), grid.NumRows(i), grid.Panel(i), x, weights, put);
+    team.Run(grid.size(), [&](int64_t i) { work(grid.FirstRow(i), grid.NumRows(i), grid.Panel(i)); });
+  }
+
+  template <int kBits, typename Rows>
+  void MultiplyQuantized(Team& team, int64_t rows, const QuantizedWeights& weights, const Rows& x,
+                         const Put& put) const {
+    RunGrid(team, rows, [&](int64_t first_row, int64_t num_rows, int64_t panel) {
+      RunQuantizedTask<kBits>(shape, weights, x, first_row, num_rows, panel, put);
     });
+  }
+
+  ByteRows Quantized(Team& team, int64_t rows, const T* x) const {
+    static thread_local Buffer kept_bytes, kept_scales;
+    uint8_t* bytes = kept_bytes.Of<uint8_t>(rows * shape.depth);
+    float* scales = kept_scales.Of<float>(rows);
+    ForEachRow(team, rows, [&](int64_t row) {
+      scales[row] = QuantizeRow(x + row * shape.depth, shape.depth, bytes + row * shape.depth);
+    });
+    return {bytes, scales, shape.depth};
   }
 };
 
@@ -183,12 +238,14 @@ bool IsSame(const Argument& argument, Result& result) {
 ffi::Error RunAttention(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer keys, ffi::AnyBuffer values,
                         F32 key_scales, F32 value_scales,  // of int8 pages; else empty
                         S32 slots, S32 kv_lens, S32 page_indices, S32 cu_q_lens, S32 num_seqs, F32 norm, F32 out_norm,
-                        ffi::AnyBuffer qkv, F32 qkv_bias, ffi::AnyBuffer out, F32 out_bias, F32 q_norm, F32 k_norm,
-                        F32 cos, F32 sin, F32 query_scales, F32 sinks, ffi::Result<ffi::AnyBuffer> y,
+                        ffi::AnyBuffer qkv, ffi::AnyBuffer qkv_scales, ffi::AnyBuffer qkv_offsets, F32 qkv_bias,
+                        ffi::AnyBuffer out, ffi::AnyBuffer out_scales, ffi::AnyBuffer out_offsets, F32 out_bias,
+                        F32 q_norm, F32 k_norm, F32 cos, F32 sin, F32 query_scales, F32 sinks, ffi::Result<ffi::AnyBuffer> y,
                         ffi::Result<ffi::AnyBuffer> new_keys, ffi::Result<ffi::AnyBuffer> new_values,
                         ffi::Result<F32> new_key_scales, ffi::Result<F32> new_value_scales, int64_t num_heads,
                         int64_t head_dim, float eps, bool is_layer_norm, float residual_scale, float qk_eps,
-                        bool is_qk_layer_norm, bool is_interleaved, float scale, int64_t window, float soft_cap) {
+                        bool is_qk_layer_norm, bool is_interleaved, float scale, int64_t window, float soft_cap, int64_t first_offset,
+                        bool first_reads_bytes, int64_t last_offset, bool last_reads_bytes) {
   if (!IsSame(x, y) || !IsSame(keys, new_keys) || !IsSame(values, new_values) || !IsSame(key_scales, new_key_scales) ||
       !IsSame(value_scales, new_value_scales))
     return ffi::Error::Internal("the KV cache or the residual stream was copied: they must be donated");
@@ -217,8 +274,10 @@ ffi::Error RunAttention(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer k
         {static_cast<C*>(new_keys->untyped_data()), static_cast<C*>(new_values->untyped_data()),
          new_key_scales->typed_data(), new_value_scales->typed_data()},
         heads,
-        {qkv, qkv_bias, hidden, (num_heads + 2 * kv_heads) * head_dim, Gate::kNone},
-        {out, out_bias, num_heads * head_dim, hidden, Gate::kNone},
+        {{qkv, qkv_scales, qkv_offsets, qkv_bias, first_offset, first_reads_bytes},
+         hidden, (num_heads + 2 * kv_heads) * head_dim, Gate::kNone},
+        {{out, out_scales, out_offsets, out_bias, last_offset, last_reads_bytes},
+         num_heads * head_dim, hidden, Gate::kNone},
         {static_cast<T*>(y->untyped_data()), batch.num_tokens(), hidden, residual_scale,
          {OrNull(norm), eps, is_layer_norm}, {OrNull(out_norm), eps, is_layer_norm}},
     }.Run(team);
@@ -227,8 +286,12 @@ ffi::Error RunAttention(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer k
 
 ffi::Error RunFeedForward(ffi::ThreadPool pool, ffi::AnyBuffer x,
                           ffi::AnyBuffer source,  // what it reads, where that is not x; or empty
-                          S32 num_rows, F32 norm, F32 out_norm, ffi::AnyBuffer gate_up, F32 gate_up_bias, ffi::AnyBuffer down,
-                          F32 down_bias, ffi::Result<ffi::AnyBuffer> y, int64_t intermediate, int64_t gate, float eps, bool is_layer_norm, float residual_scale) {
+                          S32 num_rows, F32 norm, F32 out_norm, ffi::AnyBuffer gate_up, ffi::AnyBuffer gate_up_scales,
+                          ffi::AnyBuffer gate_up_offsets, F32 gate_up_bias, ffi::AnyBuffer down,
+                          ffi::AnyBuffer down_scales, ffi::AnyBuffer down_offsets, F32 down_bias,
+                          ffi::Result<ffi::AnyBuffer> y, int64_t intermediate, int64_t gate, float eps,
+                          bool is_layer_norm, float residual_scale, int64_t first_offset, bool first_reads_bytes,
+                          int64_t last_offset, bool last_reads_bytes) {
   if (!IsSame(x, y)) return ffi::Error::Internal("the residual stream was copied");
   const int64_t hidden = x.dimensions()[1], rows = num_rows.typed_data()[0];
   return OfType(x, [&](auto* of) {
@@ -237,8 +300,10 @@ ffi::Error RunFeedForward(ffi::ThreadPool pool, ffi::AnyBuffer x,
     Team team(pool);
     const Residual<T> residual{static_cast<T*>(y->untyped_data()), rows, hidden, residual_scale,
                                {OrNull(norm), eps, is_layer_norm}, {OrNull(out_norm), eps, is_layer_norm}};
-    const Linear<T> first(gate_up, gate_up_bias, hidden, intermediate, Gate{gate});
-    const Linear<T> last(down, down_bias, intermediate, hidden, Gate::kNone);
+    const Linear<T> first({gate_up, gate_up_scales, gate_up_offsets, gate_up_bias, first_offset, first_reads_bytes},
+                          hidden, intermediate, Gate{gate});
+    const Linear<T> last({down, down_scales, down_offsets, down_bias, last_offset, last_reads_bytes}, intermediate,
+                         hidden, Gate::kNone);
     const T* read = source.element_count() ? static_cast<const T*>(source.untyped_data()) : nullptr;
     const T* input = residual.Read(team, read, normed);
     T* inner = activated.Of<T>(rows * intermediate);
@@ -268,7 +333,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockAttentionHalf, penstock::RunAttention,
                                   .Arg<penstock::F32>()
                                   .Arg<penstock::F32>()
                                   .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<penstock::F32>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<penstock::F32>()
                                   .Arg<penstock::F32>()
@@ -292,7 +361,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockAttentionHalf, penstock::RunAttention,
                                   .Attr<bool>("is_interleaved")
                                   .Attr<float>("scale")
                                   .Attr<int64_t>("window")
-                                  .Attr<float>("soft_cap"));
+                                  .Attr<float>("soft_cap")
+                                  .Attr<int64_t>("first_offset")
+                                  .Attr<bool>("first_reads_bytes")
+                                  .Attr<int64_t>("last_offset")
+                                  .Attr<bool>("last_reads_bytes"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockFeedForward, penstock::RunFeedForward,
                               ffi::Ffi::Bind()
@@ -303,7 +376,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockFeedForward, penstock::RunFeedForward,
                                   .Arg<penstock::F32>()
                                   .Arg<penstock::F32>()
                                   .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<penstock::F32>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<penstock::F32>()
                                   .Ret<ffi::AnyBuffer>()
@@ -311,4 +388,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockFeedForward, penstock::RunFeedForward,
                                   .Attr<int64_t>("gate")
                                   .Attr<float>("eps")
                                   .Attr<bool>("is_layer_norm")
-                                  .Attr<float>("residual_scale"));
+                                  .Attr<float>("residual_scale")
+                                  .Attr<int64_t>("first_offset")
+                                  .Attr<bool>("first_reads_bytes")
+                                  .Attr<int64_t>("last_offset")
+                                  .Attr<bool>("last_reads_bytes"));

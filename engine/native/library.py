@@ -9,10 +9,14 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+from flax import nnx
 
 from penstock.engine.errors import ConfigError
 
@@ -26,7 +30,7 @@ ROUTE, GROUP_ROWS, SUM_ROWS = "penstock_route", "penstock_group_rows", "penstock
 _SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cc")))
 _HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
 _FLAGS = (
-    "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-w",
+    "-std=c++17", "-O3", "-march=native", "-fPIC", "-w",
     # What vectorising sums needs of -ffast-math, without what would lose a NaN.
     "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno",
 )  # fmt: skip
@@ -95,6 +99,11 @@ def _register(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
+def value_or_empty(value: jax.Array | nnx.Variable[jax.Array] | None) -> jax.Array:
+    """As kernels take what a layer may not have."""
+    return jnp.zeros((0,), jnp.float32) if value is None else jnp.asarray(value[...])
+
+
 def panel_width(library: ctypes.CDLL) -> int:
     """Columns of a panel of packed weights, which depends on the processor."""
     library.PenstockPanelWidth.restype = ctypes.c_int64
@@ -112,20 +121,31 @@ def _build(build_dir: Path) -> Path:
     if library.exists():
         return library
     build_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=build_dir, suffix=".so") as unfinished:
-        sources = [str(source) for source in _SOURCES]
-        command = [compiler, *_FLAGS, f"-I{jax.ffi.include_dir()}", *sources, "-o", unfinished.name]
-        try:
-            result = subprocess.run(  # noqa: S603 - our own sources and flags
-                command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NativeUnavailableError(f"{compiler} could not be run: {error}") from error
-        if result.returncode:
-            raise NativeUnavailableError(f"{compiler} failed: {result.stderr.strip()[-2000:]}")
+    with tempfile.TemporaryDirectory(dir=build_dir) as scratch:
+        objects = [Path(scratch) / f"{source.stem}.o" for source in _SOURCES]
+        includes = f"-I{jax.ffi.include_dir()}"
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            commands = [
+                (compiler, *_FLAGS, includes, "-c", str(source), "-o", str(to))
+                for source, to in zip(_SOURCES, objects, strict=True)
+            ]
+            list(threads.map(_run, commands))
+        linked = Path(scratch) / library.name
+        _run((compiler, "-shared", *map(str, objects), "-o", str(linked)))
         with suppress(FileExistsError):  # another process was faster
-            os.link(unfinished.name, library)
+            os.link(linked, library)
     return library
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        result = subprocess.run(  # noqa: S603 - our own sources and flags
+            command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailableError(f"{command[0]} could not be run: {error}") from error
+    if result.returncode:
+        raise NativeUnavailableError(f"{command[0]} failed: {result.stderr.strip()[-2000:]}")
 
 
 def _processor() -> str:

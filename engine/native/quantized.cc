@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "buffers.h"
 #include "team.h"
 
 namespace ffi = xla::ffi;
@@ -63,7 +64,7 @@ ByteRows Quantized(ffi::ThreadPool& pool, const T* x, int64_t rows, int64_t dept
 }
 
 // `bytes` and `row_scales` are for rows that are quantized, and empty where they are not.
-ffi::Error QuantizedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::U32> codes, ffi::AnyBuffer scales,
+ffi::Error QuantizedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer codes, ffi::AnyBuffer scales,
                            ffi::AnyBuffer offsets, ffi::Buffer<ffi::F32> bias, ffi::Buffer<ffi::S32> group_sizes,
                            ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::Buffer<ffi::U8>> bytes,
                            ffi::Result<ffi::Buffer<ffi::F32>> row_scales, int64_t bits, int64_t offset, int64_t gate) {
@@ -73,12 +74,8 @@ ffi::Error QuantizedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<f
   const int64_t groups = scale_dims[scale_dims.size() - 2];
   if (code_dims[code_dims.size() - 2] * 32 / bits != depth || code_dims.back() != kPanel || depth % groups != 0)
     return ffi::Error::InvalidArgument("weights of another shape");
-  const ScaleType type = scales.element_type() == ffi::F32    ? ScaleType::kFloat
-                         : scales.element_type() == ffi::BF16 ? ScaleType::kBFloat16
-                                                              : ScaleType::kHalf;
-  const Matmul matmul{depth, panels, y->dimensions()[1], Gate{gate}, bias.element_count() ? bias.typed_data() : nullptr};
-  const QuantizedWeights weights{depth, depth / groups, codes.typed_data(), scales.untyped_data(),
-                                 offsets.untyped_data(), type, Offset{offset}};
+  const Matmul matmul{depth, panels, y->dimensions()[1], Gate{gate}, OrNull(bias)};
+  const QuantizedWeights weights = QuantizedOf(codes, scales, offsets, depth, offset);
   const std::vector<Task> tasks = TasksOf(group_sizes, rows, panels, pool.num_threads());
   const auto run = [&](auto* in, auto* out) {
     using T = std::remove_pointer_t<decltype(in)>;
@@ -109,7 +106,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockQuantizedMatmul, penstock::QuantizedMatmul
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::F32>>()

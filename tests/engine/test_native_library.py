@@ -9,7 +9,7 @@ import pytest
 
 from penstock.engine import ConfigError
 from penstock.engine.native import NativeLibrary, NativeUnavailableError, load_library
-from penstock.engine.native.library import _build
+from penstock.engine.native.library import _SOURCES, _build
 
 
 def script(path: Path, text: str) -> None:
@@ -36,7 +36,7 @@ def test_a_compiler_that_fails_is_quoted_and_asked_once(tmp_path: Path, monkeypa
     library = NativeLibrary(tmp_path / "built")
     assert [library.load_for(name, "auto") for name in ("attention", "matmul")] == [None, None]
     assert library.missing == f"{tmp_path}/c++ failed: error: no such intrinsic"
-    assert (tmp_path / "calls").read_text().splitlines() == ["called"]
+    assert 1 <= len((tmp_path / "calls").read_text().splitlines()) <= len(_SOURCES)  # for one library
     assert list((tmp_path / "built").iterdir()) == []  # nothing half-made is left to be loaded
 
 
@@ -55,7 +55,7 @@ def test_the_library_is_built_once_per_folder(tmp_path: Path, monkeypatch: pytes
     assert first.read_text() == "built\n"
     assert _build(tmp_path / "built") == first
     assert list((tmp_path / "built").iterdir()) == [first]
-    assert (tmp_path / "calls").read_text().splitlines() == ["called"]
+    assert len((tmp_path / "calls").read_text().splitlines()) == len(_SOURCES) + 1  # and to link them
     monkeypatch.setattr("penstock.engine.native.library._processor", lambda: "another")
     assert _build(tmp_path / "built") != first  # what was built for one processor does not run on another
 
