@@ -37,7 +37,7 @@ def chatting(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
     tokenizer = byte_level()
     tokenizer.add_tokens(list(TOKENS))
     assert tokenizer.convert_tokens_to_ids(TOKENS[0]) == FIRST_TAG
-    monkeypatch.setattr(engine, "_replies", ReplyStreams(Tokenizer(tokenizer)))
+    monkeypatch.setattr(engine._new_choices, "_streams", ReplyStreams(Tokenizer(tokenizer)))
     return engine
 
 

@@ -236,7 +236,7 @@ def test_without_a_compiler_auto_leaves_products_to_xla_and_native_says_why(
     monkeypatch.setenv("PATH", str(tmp_path))
     config = replace(SMALL, compile_cache_dir=tmp_path / "compiled")
     monkeypatch.setattr(
-        "penstock.engine.engine.keep_compilations", lambda directory: None
+        "penstock.engine.opening.keep_compilations", lambda directory: None
     )  # it would change this process
     request = Request("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=3))
     assert drive(Engine.from_checkpoint(tiny_model, config), [request])["a", 0].finish_reason == "length"
