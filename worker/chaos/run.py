@@ -26,7 +26,7 @@ from penstock.worker.chaos.saboteur import ClientWatcher, Saboteur
 from penstock.worker.chaos.site import Site
 from penstock.worker.progress import Progress
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0  # workers that load beside a busy machine's other work take a minute before they say a word
 FAKE_TTL_S = 1.0
 MODEL_TTL_S = 4.0
 EMPTY_TIMEOUT_S = 15.0
