@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock.engine.execution.logprobs import Logprobs, logprobs_of
-from penstock.engine.execution.sampling import NEVER, SamplingRows, are_sound, sample
+from penstock.engine.execution.sampling import NEVER, SamplingRows, sample, survey
 from penstock.engine.execution.sampling_state import GENERATED, IN_PROMPT, STOPS, SamplingState, counted
 
 NO_TARGET = -1
@@ -50,6 +50,8 @@ def sample_extended(
     rows: ExtendedRows,
     state: SamplingState,
     masks: jax.Array | None = None,  # i32 [num_rows, mask_words]: which tokens may be drawn; -1 for all
+    *,
+    is_native: bool = False,  # as in `survey`
 ) -> tuple[jax.Array, Logprobs, SamplingState]:
     """Draws one token per row, i32 `[num_rows]`, and counts it. A row with a target gives that.
 
@@ -57,13 +59,13 @@ def sample_extended(
     it as if they had been generated; what it draws is counted if these turn out right. A loop of steps has no drafts,
     nor masks.
     """
-    is_sound = are_sound(logits)
+    is_sound = survey(logits, is_native=is_native).is_sound
     logits = jax.lax.cond(
         jnp.any(rows.is_adjusted), adjust, lambda logits, *_: logits, logits, rows, state, sampling.output_index
     )
     if masks is not None:
         logits = jax.lax.cond(jnp.any(masks != -1), masked, lambda logits, _: logits, logits, masks)
-    token_ids = sample(logits, sampling, is_sound)
+    token_ids = sample(logits, sampling, survey(logits, is_native=is_native)._replace(is_sound=is_sound))
     token_ids = jnp.where((rows.target >= 0) & is_sound, rows.target, token_ids)
     logprobs = logprobs_of(logits, token_ids, rows.scored, rows.num_scored)
     is_drawn = rows.is_penalised

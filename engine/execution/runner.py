@@ -16,6 +16,7 @@ import numpy as np
 from penstock.engine.attention import AttentionBackend, KVCacheSpec
 from penstock.engine.execution.compilation import CompileWatch
 from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.huge_pages import HugePages
 from penstock.engine.execution.logprobs import Logprobs
 from penstock.engine.execution.options import neutral_options
 from penstock.engine.execution.packing import Batch
@@ -95,6 +96,8 @@ class Runner:
         self._neutral_options: dict[int, jax.Array] = {}  # by row bucket, as the masks
         self._open_masks: dict[int, jax.Array] = {}
         self._watch = CompileWatch()
+        self._huge_pages = HugePages()
+        self._huge_pages.hold(jax.tree.leaves(self._params))
         self.reset_cache()
 
     @property
@@ -105,6 +108,7 @@ class Runner:
     def reset_cache(self) -> None:
         """Starts over with an empty cache, after a failure that may have lost the old one."""
         self._cache = self._attention.init_cache(self._spec)
+        self._huge_pages.hold(jax.tree.leaves(self._cache))
         self._last_tokens = self._zeros((self._geometry.max_rows,), np.dtype(np.int32))
         self._state = sampling_state(self._geometry, self._zeros)
 
@@ -124,6 +128,7 @@ class Runner:
                 jobs[name] = partial(self._head, num_rows, extended)
         jobs["sampling state"] = self._fill
         _run_side_by_side(jobs, progress)
+        self._huge_pages.wait()
 
     def compile_loops(self, steps_by_rows: Mapping[int, int], progress: ReportProgress | None = None) -> None:
         """Compiles dispatches of several decode steps."""
@@ -159,12 +164,12 @@ class Runner:
             return InFlight(None, None, 0, started.rows)
         if batch.options is None and masks is None:
             head = self._head(batch.num_rows, False)
-            self._last_tokens = head(self._params, started.rows, started.sampling)
+            self._last_tokens = head(self._steps.head_params, started.rows, started.sampling)
             return InFlight(self._last_tokens, None, batch.num_sampled, started.rows)
         num_rows = self._geometry.row_bucket(batch.num_sampled, extended=True)
         head = self._head(num_rows, True)
         self._last_tokens, logprobs, self._state = head(
-            self._params,
+            self._steps.head_params,
             started.rows,
             started.sampling,
             self._state,

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from penstock.engine.native import SURVEY
 
 NOT_A_TOKEN = -1
 """Sampled where a logit is NaN or plus infinity: the model's numbers broke down for that row."""
@@ -38,23 +41,35 @@ class SamplingRows:
     output_index: jax.Array  # i32 [num_rows]
 
 
-def are_sound(logits: jax.Array) -> jax.Array:
-    """Whether no logit of a row is NaN or plus infinity, bool `[num_rows]`. Minus infinity is a token with no chance.
+class Survey(NamedTuple):
+    """What is asked of each row of logits, whatever its parameters."""
 
-    Asked of each logit, not of their maximum: XLA's maximum on CPU drops a NaN, from some shapes on.
+    greedy: jax.Array  # i32 [num_rows]: its first maximum
+    is_sound: jax.Array  # bool [num_rows]: no logit is NaN or plus infinity; minus infinity is a token with no chance
+
+
+def survey(logits: jax.Array, *, is_native: bool = False) -> Survey:
+    """Of f32 logits `[num_rows, vocab]`; `is_native`: by the CPU's kernel, which reads them once.
+
+    Soundness is asked of each logit, not of their maximum: XLA's maximum on CPU drops a NaN, from some shapes on.
     """
-    return jnp.all(logits < jnp.inf, axis=-1)
+    if is_native:
+        shape = logits.shape[:1]
+        results = [jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.bool_)]  # type: ignore[no-untyped-call]
+        return Survey(*jax.ffi.ffi_call(SURVEY, results)(logits))
+    greedy = jax.lax.platform_dependent(logits, cpu=_argmax_on_cpu, default=partial(jnp.argmax, axis=-1))
+    return Survey(greedy.astype(jnp.int32), jnp.all(logits < jnp.inf, axis=-1))
 
 
-def sample(logits: jax.Array, rows: SamplingRows, is_sound: jax.Array) -> jax.Array:
+def sample(logits: jax.Array, rows: SamplingRows, found: Survey) -> jax.Array:
     """Draws one token per row, i32 `[num_rows]`, from f32 logits `[num_rows, vocab]`.
 
     Filters apply in the order of Hugging Face's generate: temperature, top_k, top_p, min_p. Of equally likely tokens at
-    a filter's edge all are kept; of equal maxima greedy takes the first. `is_sound` tells what `are_sound` found in the
-    model's own logits: a row that is not gives NOT_A_TOKEN. One without a token that may be drawn gives NOTHING_LEFT.
+    a filter's edge all are kept; of equal maxima greedy takes the first. `found` has the first maximum of these logits,
+    and whether the model's own were sound: a row whose were not gives NOT_A_TOKEN. One without a token that may be
+    drawn gives NOTHING_LEFT.
     """
-    greedy = jax.lax.platform_dependent(logits, cpu=_argmax_on_cpu, default=partial(jnp.argmax, axis=-1))
-    greedy = greedy.astype(jnp.int32)
+    greedy, is_sound = found
     drawn = jax.lax.cond(
         jnp.any(rows.temperature > 0), _draw, lambda _logits, _rows, greedy: greedy, logits, rows, greedy
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +16,18 @@ from penstock.engine.execution.decode_loop import decode_loop
 from penstock.engine.execution.extended import sample_extended
 from penstock.engine.execution.geometry import NUM_SAMPLING_WORDS, Geometry
 from penstock.engine.execution.logprobs import Logprobs
-from penstock.engine.execution.sampling import are_sound, sample
+from penstock.engine.execution.sampling import sample, survey
 from penstock.engine.execution.sampling_state import SamplingState, filled, sampling_state
 from penstock.engine.execution.unpacking import lengths_at, unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.models import Decoder, LayerCache
+from penstock.engine.models.decoder import Unembedding
 from penstock.engine.sharding import Placement, gathered
 
 Cache = tuple[LayerCache, ...]
 Params = list[jax.Array]
 Rebuild = Callable[[Params], Decoder]
+RebuildHead = Callable[[Params], Unembedding]
+_M = TypeVar("_M", bound=nnx.Module)
 
 
 class Steps:
@@ -33,9 +36,8 @@ class Steps:
     def __init__(
         self, model: Decoder, attention: AttentionBackend, geometry: Geometry, placement: Placement | None = None
     ) -> None:
-        graph, state = nnx.split(model)
-        self.params, structure = jax.tree.flatten(state)  # plain arrays pass into a compiled call several times faster
-        self._rebuild = partial(_rebuild, graph, structure)
+        self.params, self._rebuild = _in_two(model)
+        self.head_params, self._rebuild_head = _in_two(model.unembedding)
         self._config = model.config
         self._attention = attention
         self._geometry = geometry
@@ -60,16 +62,16 @@ class Steps:
         """
         function = _sample_extended_rows if is_extended else _sample_rows
         step = jax.jit(
-            partial(function, self._rebuild, self._geometry, num_rows, self._placement),
+            partial(function, self._rebuild_head, self._geometry, num_rows, self._placement),
             donate_argnames=("state",) if is_extended else None,
             out_shardings=self._sharding,
         )
         model, max_rows = self._config, self._geometry.max_rows
         rows = (self._shape(max_rows, model.hidden_size, dtype=model.dtype), self._shape(max_rows, NUM_SAMPLING_WORDS))
         if not is_extended:
-            return step.lower(self.params, *rows)
+            return step.lower(self.head_params, *rows)
         masks = self._shape(num_rows, self._geometry.mask_words)
-        return step.lower(self.params, *rows, self._state(), self._options(num_rows), masks)
+        return step.lower(self.head_params, *rows, self._state(), self._options(num_rows), masks)
 
     def loop(self, num_rows: int, num_steps: int, cache: Cache) -> jax.stages.Lowered:
         """Several decode steps of a row bucket; `cache` and the sampling state are donated."""
@@ -108,8 +110,16 @@ class Steps:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding)  # type: ignore[no-untyped-call]
 
 
-def _rebuild(graph: nnx.GraphDef[Decoder], structure: jax.tree_util.PyTreeDef, params: Params) -> Decoder:
-    return nnx.merge(graph, jax.tree.unflatten(structure, params))
+def _in_two(module: _M) -> tuple[Params, Callable[[Params], _M]]:
+    """Its parameters, and what makes it of them: plain arrays pass into a compiled call several times faster."""
+    graph, state = nnx.split(module)
+    params, structure = jax.tree.flatten(state)
+
+    def rebuild(params: Params) -> _M:
+        whole: _M = nnx.merge(graph, jax.tree.unflatten(structure, params))
+        return whole
+
+    return params, rebuild
 
 
 def _compute_hidden(
@@ -134,7 +144,7 @@ def _compute_hidden(
 
 
 def _sample_rows(
-    rebuild: Rebuild,
+    rebuild: RebuildHead,
     geometry: Geometry,
     num_rows: int,
     placement: Placement | None,
@@ -143,13 +153,15 @@ def _sample_rows(
     sampling: jax.Array,  # i32 [max_rows, words]
 ) -> jax.Array:
     """Samples the first `num_rows` rows. Tokens are i32 `[max_rows]`, so that the next step has one shape for all."""
-    logits = gathered(rebuild(params).logits(rows[:num_rows]), placement, geometry.vocab_size)
-    token_ids = sample(logits, unpack_sampling(sampling[:num_rows]), are_sound(logits))
+    unembedding = rebuild(params)
+    logits = gathered(unembedding(rows[:num_rows]), placement, geometry.vocab_size)
+    found = survey(logits, is_native=unembedding.is_native)
+    token_ids = sample(logits, unpack_sampling(sampling[:num_rows]), found)
     return jnp.pad(token_ids, (0, geometry.max_rows - num_rows))
 
 
 def _sample_extended_rows(
-    rebuild: Rebuild,
+    rebuild: RebuildHead,
     geometry: Geometry,
     num_rows: int,
     placement: Placement | None,
@@ -161,9 +173,12 @@ def _sample_extended_rows(
     masks: jax.Array,  # i32 [num_rows, mask_words]
 ) -> tuple[jax.Array, Logprobs, SamplingState]:
     """The same with all options."""
-    logits = gathered(rebuild(params).logits(rows[:num_rows]), placement, geometry.vocab_size)
+    unembedding = rebuild(params)
+    logits = gathered(unembedding(rows[:num_rows]), placement, geometry.vocab_size)
     extended = unpack_extended(geometry.extended_layout(num_rows), options)
-    token_ids, logprobs, state = sample_extended(logits, unpack_sampling(sampling[:num_rows]), extended, state, masks)
+    token_ids, logprobs, state = sample_extended(
+        logits, unpack_sampling(sampling[:num_rows]), extended, state, masks, is_native=unembedding.is_native
+    )
     return jnp.pad(token_ids, (0, geometry.max_rows - num_rows)), logprobs, state
 
 

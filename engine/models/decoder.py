@@ -134,12 +134,33 @@ class Decoder(nnx.Module):
         return rows
 
     def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab_rows]
-        if self.head is not None:
-            logits = self.head.wide(hidden)
-        elif isinstance(self.embedding, QuantizedEmbedding):
-            logits = self.embedding.wide(hidden)
+        return self.unembedding(hidden)
+
+    @property
+    def unembedding(self) -> Unembedding:
+        """What gives logits, by itself: with the same parameters."""
+        return Unembedding(self.config, self.embedding if self.head is None else self.head)
+
+
+class Unembedding(nnx.Module):
+    """Turns hidden states into logits. A call that is given its parameters alone is made sooner than one with all."""
+
+    def __init__(
+        self, config: ModelConfig, table: Any
+    ) -> None:  # the head, or the embedding where that is the head too
+        self.config = config
+        self.table = table
+
+    @property
+    def is_native(self) -> bool:
+        """Whether logits come from the CPU's kernels, in the memory of one device."""
+        return not isinstance(self.table, nnx.Param) and self.table.is_native
+
+    def __call__(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab_rows]
+        if isinstance(self.table, nnx.Param):
+            logits = jnp.einsum("rh,vh->rv", hidden, self.table[...], preferred_element_type=jnp.float32)
         else:
-            logits = jnp.einsum("rh,vh->rv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
+            logits = self.table.wide(hidden)
         return soft_capped(scaled(logits, self.config.logit_scale), self.config.logit_soft_cap)
 
 

@@ -28,6 +28,9 @@ class Linear(nnx.Module):
     The explicit accumulation type is also what keeps XLA on CPU in its fast bfloat16 path.
     """
 
+    is_native = False
+    """Whether it is computed by the CPU's kernels."""
+
     def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         init = nnx.initializers.normal(0.02)
         self.kernel = nnx.Param(init(rngs.params(), (in_features, out_features), dtype))

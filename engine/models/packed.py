@@ -66,6 +66,8 @@ class PackedLinear(Linear):
     With a `gate`, of two kernels of the same shape, it gives `activation(x @ first) * (x @ second)`.
     """
 
+    is_native = True
+
     def __init__(
         self,
         parts: Sequence[tuple[jax.Array, jax.Array | None]],  # kernels [in, out] and biases [out]

@@ -52,7 +52,7 @@ class PackedBlock(Block):
         self.mlp_factors = nnx.List([_factors_of(read_norm), _factors_of(block.mlp_out_norm)])
         self.head_factors = nnx.List(_head_factors(block.attention))
         sinks = block.attention.sinks
-        self.sinks = nnx.Param(value_or_empty(sinks).astype(jnp.float32))
+        self.sinks = None if sinks is None else nnx.Param(sinks[...].astype(jnp.float32))
 
     def attend(self, x: jax.Array, step: StepInputs, cache: GroupCache) -> tuple[jax.Array, GroupCache]:
         linears = _of_attention(self.attention)
@@ -68,7 +68,7 @@ class PackedBlock(Block):
         x, *written = call(
             x, *pages, batch.slots, batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs,
             *_given(self.attention_factors), *_operands(linears[0]), *_operands(linears[1]),
-            *_given(self.head_factors), cos, sin, scales, self.sinks[...],
+            *_given(self.head_factors), cos, sin, scales, value_or_empty(self.sinks),
             **self._shared(linears), **_attention_attributes(config),
         )  # fmt: skip
         return x, cache._replace(pages=tuple(written[: len(cache.pages)]))
@@ -127,24 +127,24 @@ def _operands(linear: Packed) -> tuple[jax.Array, ...]:
     return panels.codes[...], panels.scales[...], value_or_empty(panels.offsets), value_or_empty(panels.bias)
 
 
-def _head_factors(attention: Attention) -> list[nnx.Param[jax.Array]]:
+def _head_factors(attention: Attention) -> list[nnx.Param[jax.Array] | None]:
     """Of queries and keys: as many as are normed together, a head's or all."""
     if attention.q_norm is not None:
         return [_factors_of(attention.q_norm), _factors_of(attention.k_norm)]
     return [_factors_of(attention.q_projection_norm), _factors_of(attention.k_projection_norm)]
 
 
-def _factors_of(norm: RMSNorm | LayerNorm | None) -> nnx.Param[jax.Array]:
-    """What the kernel multiplies by, in f32; empty where there is no norm."""
+def _factors_of(norm: RMSNorm | LayerNorm | None) -> nnx.Param[jax.Array] | None:
+    """What the kernel multiplies by, in f32."""
     if norm is None:
-        return nnx.Param(value_or_empty(None))
+        return None
     factors = norm.scale[...].astype(jnp.float32)
     has_offset = isinstance(norm, RMSNorm) and norm.config.unit_offset
     return nnx.Param(factors + 1 if has_offset else factors)
 
 
-def _given(factors: Iterable[nnx.Param[jax.Array]]) -> tuple[jax.Array, ...]:
-    return tuple(factor[...] for factor in factors)
+def _given(factors: Iterable[nnx.Param[jax.Array] | None]) -> tuple[jax.Array, ...]:
+    return tuple(map(value_or_empty, factors))
 
 
 def _norm_attributes(norm: NormConfig) -> dict[str, Any]:

@@ -116,6 +116,8 @@ class Panels(nnx.Module):
 class PackedQuantizedLinear(Linear):
     """As PackedLinear, of quantized weights."""
 
+    is_native = True
+
     def __init__(self, width: int, *layers: QuantizedLinear, gate: int = 0) -> None:
         self.panels = Panels(layers, width, gate=gate)
         self.splits, self.gate = self.panels.splits, gate
@@ -133,6 +135,8 @@ class PackedQuantizedLinear(Linear):
 
 class PackedQuantizedEmbedding(QuantizedEmbedding):
     """As QuantizedEmbedding, of a table that is the head too."""
+
+    is_native = True
 
     def __init__(self, table: QuantizedEmbedding, width: int) -> None:
         self.panels, self.dtype = Panels([table], width), table.dtype

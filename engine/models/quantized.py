@@ -78,6 +78,7 @@ class QuantizedEmbedding(nnx.Module):
     """A table `[tokens, features]` that is held as a Packing says: rows that are asked for are unpacked."""
 
     is_in_pieces = False
+    is_native = False
 
     def __init__(self, shape: tuple[int, int], packing: Packing, dtype: jnp.dtype) -> None:
         self.packing, self.shape, self.dtype = packing, shape, dtype

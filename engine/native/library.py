@@ -25,6 +25,7 @@ MATMUL, GROUPED_MATMUL = "penstock_packed_matmul", "penstock_grouped_matmul"
 QUANTIZED_MATMUL = "penstock_quantized_matmul"
 ATTENTION_HALF, FEED_FORWARD = "penstock_attention_half", "penstock_feed_forward"
 ROUTE, GROUP_ROWS, SUM_ROWS = "penstock_route", "penstock_group_rows", "penstock_sum_rows"
+SURVEY = "penstock_survey"
 """What the kernels are called in `jax.ffi.ffi_call`, once `load_library` has been called."""
 
 _SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cc")))
@@ -93,6 +94,7 @@ def _register(library: ctypes.CDLL) -> ctypes.CDLL:
         ROUTE: library.PenstockRoute,
         GROUP_ROWS: library.PenstockGroupRows,
         SUM_ROWS: library.PenstockSumRows,
+        SURVEY: library.PenstockSurvey,
     }
     for target, handler in handlers.items():
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")  # type: ignore[no-untyped-call]

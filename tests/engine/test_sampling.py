@@ -18,6 +18,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from penstock.engine.deployment import DEFAULT_BUILD_DIR
 from penstock.engine.execution.sampling import (
     NEVER,
     NOT_A_TOKEN,
@@ -25,9 +26,10 @@ from penstock.engine.execution.sampling import (
     SamplingRows,
     _filter,
     _first_past,
-    are_sound,
     sample,
+    survey,
 )
+from penstock.engine.native import NativeLibrary
 
 VOCAB = 60
 
@@ -50,7 +52,7 @@ def logits(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(count, VOCAB)).astype(np.float32) * 2
 
 
-draw = jax.jit(lambda scores, rows: sample(scores, rows, are_sound(scores)))
+draw = jax.jit(lambda scores, rows: sample(scores, rows, survey(scores)))
 
 
 @pytest.mark.parametrize(
@@ -181,3 +183,24 @@ def test_no_rounding_of_the_sums_draws_a_token_without_weight() -> None:
     greedy = weights.argmax(-1).astype(np.int32)
     drawn = np.asarray(_first_past(target[:, None], cumulative[row], weights[row], greedy[row]))
     assert (weights[row, drawn] > 0).all()
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 60, 64, 8192, 50257])
+def test_the_kernel_finds_what_xla_finds(vocab: int) -> None:
+    """First maxima, and rows that are not sound, wherever in a row they are."""
+    if NativeLibrary(DEFAULT_BUILD_DIR / "native").load_for("kernels", "auto") is None:
+        pytest.skip("needs a C++ compiler")
+    rng = np.random.default_rng(vocab)
+    scores = rng.normal(size=(37, vocab)).astype(np.float32)
+    scores[1] = np.round(scores[1])  # equal maxima
+    scores[2], scores[3], scores[4] = 0.0, -np.inf, -0.0
+    scores[4, vocab // 2] = 0.0
+    scores[5, -1], scores[6, 0] = 1e30, 1e30
+    for row, value in enumerate((np.nan, np.inf, -np.inf), 7):
+        scores[row, rng.integers(vocab)] = value
+    expected = jax.jit(survey)(jnp.asarray(scores))
+    found = jax.jit(partial(survey, is_native=True))(jnp.asarray(scores))
+    np.testing.assert_array_equal(found.is_sound, expected.is_sound)
+    sound = np.asarray(expected.is_sound)
+    assert list(np.flatnonzero(~sound)) == [7, 8]
+    np.testing.assert_array_equal(np.asarray(found.greedy)[sound], np.asarray(expected.greedy)[sound])
