@@ -39,7 +39,7 @@ def open_model(
         pack_head=None if library is None else partial(pack_head, library=library),
     )
     if library is not None:
-        pack_blocks(loaded, library)
+        loaded = pack_blocks(loaded, library)
     if deployment.unpacks_in_pieces:
         unpack_in_pieces(loaded)
     return loaded, tokenizer, defaults, deployment

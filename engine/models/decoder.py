@@ -82,15 +82,21 @@ class Decoder(nnx.Module):
         if self.is_stacked:
             x, pages = self._scan(x, step, caches[0])
             return self.norm(x if wanted is None else x[wanted.tokens]), (pages,)
+        x, caches = self._layers(x, step, caches, wanted)
+        return self.norm(x), caches
+
+    def _layers(
+        self, x: jax.Array, step: StepInputs, caches: tuple[LayerCache, ...], wanted: Wanted | None
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         written = list(caches)
         for block, (group, array) in zip(self.blocks, layer_groups(self.config).places, strict=True):
             before = x
             x, cache = block.attend(before, step, GroupCache(written[array], group))
             written[array] = cache.pages
             if wanted is not None and block is self.blocks[-1]:
-                x, before, step = x[wanted.tokens], before[wanted.tokens], _of_wanted(step, wanted)
+                x, before, step = x[wanted.tokens], before[wanted.tokens], of_wanted(step, wanted)
             x = block.feed_forward(x, before, step)
-        return self.norm(x), tuple(written)
+        return x, tuple(written)
 
     def _scan(self, x: jax.Array, step: StepInputs, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
         """All layers: one loop per run, which carries the pages, so that they are updated where they are."""
@@ -164,7 +170,7 @@ class Unembedding(nnx.Module):
         return soft_capped(scaled(logits, self.config.logit_scale), self.config.logit_soft_cap)
 
 
-def _of_wanted(step: StepInputs, wanted: Wanted) -> StepInputs:
+def of_wanted(step: StepInputs, wanted: Wanted) -> StepInputs:
     """For the last feed-forward: nothing comes behind it that would need the other tokens."""
     is_real = jnp.arange(wanted.tokens.shape[0]) < wanted.num
     return step._replace(is_real=is_real, num_rows=wanted.num)

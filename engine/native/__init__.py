@@ -5,11 +5,10 @@ Nothing needs a compiler to install or to run: where there is none, XLA does the
 
 from penstock.engine.native.library import (
     ATTENTION,
-    ATTENTION_HALF,
     ATTENTION_INT8,
-    FEED_FORWARD,
     GROUP_ROWS,
     GROUPED_MATMUL,
+    HALVES,
     MATMUL,
     QUANTIZED_MATMUL,
     ROUTE,
@@ -24,11 +23,10 @@ from penstock.engine.native.library import (
 
 __all__ = [
     "ATTENTION",
-    "ATTENTION_HALF",
     "ATTENTION_INT8",
-    "FEED_FORWARD",
     "GROUPED_MATMUL",
     "GROUP_ROWS",
+    "HALVES",
     "MATMUL",
     "QUANTIZED_MATMUL",
     "ROUTE",

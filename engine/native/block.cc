@@ -1,9 +1,10 @@
-// The two halves of a decoder layer for CPUs, each of them one call of XLA's: attention, and the feed-forward, with the
-// norms and residual connections around them.
+// The halves of decoder layers for CPUs: attention, and the feed-forward, with the norms and residual connections around
+// them. One call of XLA's is given as many of them as come one after the other, all but the last of a whole model.
 //
 // A step of few rows is as fast as the weights come from memory, if no thread waits: what lies between two matmuls takes
-// microseconds, and XLA's way from one operation to the next takes as many. So a half goes from phase to phase with the
-// same team of threads, on the tokens that there are instead of a padded number.
+// microseconds, XLA's way from one operation to the next takes as many, and a thread of its pool comes to help a tenth of
+// a millisecond after it is called. So a call goes from phase to phase with the same team of threads, on the tokens that
+// there are instead of a padded number.
 //
 // Activations between the phases are f32, but for what a matmul or attention reads, which is of the model's type.
 
@@ -230,166 +231,151 @@ ffi::Error OfTypes(const ffi::AnyBuffer& x, const ffi::AnyBuffer& cache, Run run
   });
 }
 
-template <typename Argument, typename Result>
-bool IsSame(const Argument& argument, Result& result) {
-  return argument.element_count() == 0 || argument.untyped_data() == result->untyped_data();
-}
+// What a half is besides its arrays, in the order in which Python gives it (`_Numbers` in packed_block.py).
+struct Integers {
+  int64_t is_attention;
+  int64_t is_layer_norm;
+  int64_t columns, gate;  // of the first matmul
+  int64_t first_offset, first_reads_bytes, last_offset, last_reads_bytes;
+  int64_t num_heads, head_dim, is_qk_layer_norm, is_interleaved, window;  // of attention
+};
+struct Floats {
+  float eps, residual_scale;
+  float qk_eps, scale, soft_cap;  // of attention
+};
 
-ffi::Error RunAttention(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer keys, ffi::AnyBuffer values,
-                        F32 key_scales, F32 value_scales,  // of int8 pages; else empty
-                        S32 slots, S32 kv_lens, S32 page_indices, S32 cu_q_lens, S32 num_seqs, F32 norm, F32 out_norm,
-                        ffi::AnyBuffer qkv, ffi::AnyBuffer qkv_scales, ffi::AnyBuffer qkv_offsets, F32 qkv_bias,
-                        ffi::AnyBuffer out, ffi::AnyBuffer out_scales, ffi::AnyBuffer out_offsets, F32 out_bias,
-                        F32 q_norm, F32 k_norm, F32 cos, F32 sin, F32 query_scales, F32 sinks, ffi::Result<ffi::AnyBuffer> y,
-                        ffi::Result<ffi::AnyBuffer> new_keys, ffi::Result<ffi::AnyBuffer> new_values,
-                        ffi::Result<F32> new_key_scales, ffi::Result<F32> new_value_scales, int64_t num_heads,
-                        int64_t head_dim, float eps, bool is_layer_norm, float residual_scale, float qk_eps,
-                        bool is_qk_layer_norm, bool is_interleaved, float scale, int64_t window, float soft_cap, int64_t first_offset,
-                        bool first_reads_bytes, int64_t last_offset, bool last_reads_bytes) {
-  if (!IsSame(x, y) || !IsSame(keys, new_keys) || !IsSame(values, new_values) || !IsSame(key_scales, new_key_scales) ||
-      !IsSame(value_scales, new_value_scales))
-    return ffi::Error::Internal("the KV cache or the residual stream was copied: they must be donated");
+// The arrays of a call, one after the other.
+class Arrays {
+ public:
+  Arrays(const ffi::RemainingArgs& given, const ffi::RemainingRets& results) : given_(given), results_(results) {}
+
+  ffi::AnyBuffer Next() { return *given_.get<ffi::AnyBuffer>(num_given_++); }
+  const int32_t* Integers() { return static_cast<const int32_t*>(Next().untyped_data()); }
+  F32 OfFloats() { return *given_.get<F32>(num_given_++); }
+  const float* FloatsOrNull() { return OrNull(OfFloats()); }
+  Norm NextNorm(float eps, bool is_layer) { return {FloatsOrNull(), eps, is_layer}; }
+  LinearBuffers NextLinear(int64_t offset, bool reads_bytes) {
+    const ffi::AnyBuffer weights = Next(), scales = Next(), offsets = Next();
+    return {weights, scales, offsets, OfFloats(), offset, reads_bytes};
+  }
+  // One that is changed where it is: it has to be the next result too.
+  ffi::AnyBuffer NextChanged() {
+    const ffi::AnyBuffer array = Next();
+    if (array.element_count() == 0) return array;  // a part that this cache does not have
+    is_in_place_ &= array.untyped_data() == (*results_.get<ffi::AnyBuffer>(num_results_++))->untyped_data();
+    return array;
+  }
+  bool is_in_place() const { return is_in_place_; }
+
+ private:
+  const ffi::RemainingArgs& given_;
+  const ffi::RemainingRets& results_;
+  size_t num_given_ = 0, num_results_ = 0;
+  bool is_in_place_ = true;
+};
+
+// The residual stream, and who works on it.
+struct Stream {
+  Team& team;
+  ffi::AnyBuffer x;
+  int64_t hidden() const { return x.dimensions()[1]; }
+};
+
+ffi::Error RunAttention(const Stream& stream, const Integers& ints, const Floats& floats, Arrays& arrays) {
+  const ffi::AnyBuffer keys = arrays.NextChanged(), values = arrays.NextChanged();
+  const ffi::AnyBuffer key_scales = arrays.NextChanged(), value_scales = arrays.NextChanged();
+  const int32_t *slots = arrays.Integers(), *kv_lens = arrays.Integers();
+  const ffi::AnyBuffer page_indices = arrays.Next();
+  const int32_t *cu_q_lens = arrays.Integers(), *num_seqs = arrays.Integers();
+  const Norm before = arrays.NextNorm(floats.eps, ints.is_layer_norm);
+  const Norm after = arrays.NextNorm(floats.eps, ints.is_layer_norm);
+  const LinearBuffers qkv = arrays.NextLinear(ints.first_offset, ints.first_reads_bytes);
+  const LinearBuffers out = arrays.NextLinear(ints.last_offset, ints.last_reads_bytes);
+  const F32 q_norm = arrays.OfFloats(), k_norm = arrays.OfFloats(), cos = arrays.OfFloats(), sin = arrays.OfFloats();
+  const F32 query_scales = arrays.OfFloats(), sinks = arrays.OfFloats();
+  if (!arrays.is_in_place()) return ffi::Error::Internal("the KV cache was copied: it must be donated");
   const auto key_dims = keys.dimensions();
-  const int64_t hidden = x.dimensions()[1], kv_heads = key_dims[1];
-  const attention::Shape shape{num_heads, kv_heads, head_dim, key_dims[3], page_indices.dimensions()[1]};
-  const attention::Batch batch{num_seqs.typed_data()[0], slots.typed_data(), kv_lens.typed_data(),
-                               page_indices.typed_data(), cu_q_lens.typed_data()};
-  const Heads heads{{OrNull(q_norm), qk_eps, is_qk_layer_norm},
-                    {OrNull(k_norm), qk_eps, is_qk_layer_norm},
+  const attention::Shape shape{ints.num_heads, key_dims[1], ints.head_dim, key_dims[3], page_indices.dimensions()[1]};
+  const attention::Batch batch{*num_seqs, slots, kv_lens, static_cast<const int32_t*>(page_indices.untyped_data()),
+                               cu_q_lens};
+  const bool is_layer = ints.is_qk_layer_norm;
+  const Heads heads{{OrNull(q_norm), floats.qk_eps, is_layer},
+                    {OrNull(k_norm), floats.qk_eps, is_layer},
                     static_cast<int64_t>(q_norm.element_count()),
                     static_cast<int64_t>(k_norm.element_count()),
                     OrNull(cos),
                     OrNull(sin),
                     cos.dimensions().back(),
-                    is_interleaved,
+                    ints.is_interleaved != 0,
                     OrNull(query_scales)};
-  return OfTypes(x, keys, [&](auto* of_x, auto* of_cache) {
+  return OfTypes(stream.x, keys, [&](auto* of_x, auto* of_cache) {
     using T = std::remove_pointer_t<decltype(of_x)>;
     using C = std::remove_pointer_t<decltype(of_cache)>;
-    Team team(pool);
     AttentionHalf<T, C>{
         shape,
         batch,
-        {scale, window, soft_cap, OrNull(sinks)},
-        {static_cast<C*>(new_keys->untyped_data()), static_cast<C*>(new_values->untyped_data()),
-         new_key_scales->typed_data(), new_value_scales->typed_data()},
+        {floats.scale, ints.window, floats.soft_cap, OrNull(sinks)},
+        {static_cast<C*>(keys.untyped_data()), static_cast<C*>(values.untyped_data()),
+         static_cast<float*>(key_scales.untyped_data()), static_cast<float*>(value_scales.untyped_data())},
         heads,
-        {{qkv, qkv_scales, qkv_offsets, qkv_bias, first_offset, first_reads_bytes},
-         hidden, (num_heads + 2 * kv_heads) * head_dim, Gate::kNone},
-        {{out, out_scales, out_offsets, out_bias, last_offset, last_reads_bytes},
-         num_heads * head_dim, hidden, Gate::kNone},
-        {static_cast<T*>(y->untyped_data()), batch.num_tokens(), hidden, residual_scale,
-         {OrNull(norm), eps, is_layer_norm}, {OrNull(out_norm), eps, is_layer_norm}},
-    }.Run(team);
+        {qkv, stream.hidden(), ints.columns, Gate::kNone},
+        {out, ints.num_heads * ints.head_dim, stream.hidden(), Gate::kNone},
+        {static_cast<T*>(stream.x.untyped_data()), batch.num_tokens(), stream.hidden(), floats.residual_scale, before,
+         after},
+    }.Run(stream.team);
   });
 }
 
-ffi::Error RunFeedForward(ffi::ThreadPool pool, ffi::AnyBuffer x,
-                          ffi::AnyBuffer source,  // what it reads, where that is not x; or empty
-                          S32 num_rows, F32 norm, F32 out_norm, ffi::AnyBuffer gate_up, ffi::AnyBuffer gate_up_scales,
-                          ffi::AnyBuffer gate_up_offsets, F32 gate_up_bias, ffi::AnyBuffer down,
-                          ffi::AnyBuffer down_scales, ffi::AnyBuffer down_offsets, F32 down_bias,
-                          ffi::Result<ffi::AnyBuffer> y, int64_t intermediate, int64_t gate, float eps,
-                          bool is_layer_norm, float residual_scale, int64_t first_offset, bool first_reads_bytes,
-                          int64_t last_offset, bool last_reads_bytes) {
-  if (!IsSame(x, y)) return ffi::Error::Internal("the residual stream was copied");
-  const int64_t hidden = x.dimensions()[1], rows = num_rows.typed_data()[0];
-  return OfType(x, [&](auto* of) {
+ffi::Error RunFeedForward(const Stream& stream, const Integers& ints, const Floats& floats, Arrays& arrays) {
+  const ffi::AnyBuffer source = arrays.Next();  // what it reads, where that is not x; or empty
+  const int64_t rows = *arrays.Integers();
+  const Norm before = arrays.NextNorm(floats.eps, ints.is_layer_norm);
+  const Norm after = arrays.NextNorm(floats.eps, ints.is_layer_norm);
+  const LinearBuffers gate_up = arrays.NextLinear(ints.first_offset, ints.first_reads_bytes);
+  const LinearBuffers down = arrays.NextLinear(ints.last_offset, ints.last_reads_bytes);
+  return OfType(stream.x, [&](auto* of) {
     using T = std::remove_pointer_t<decltype(of)>;
     static thread_local Buffer normed, activated, whole;
-    Team team(pool);
-    const Residual<T> residual{static_cast<T*>(y->untyped_data()), rows, hidden, residual_scale,
-                               {OrNull(norm), eps, is_layer_norm}, {OrNull(out_norm), eps, is_layer_norm}};
-    const Linear<T> first({gate_up, gate_up_scales, gate_up_offsets, gate_up_bias, first_offset, first_reads_bytes},
-                          hidden, intermediate, Gate{gate});
-    const Linear<T> last({down, down_scales, down_offsets, down_bias, last_offset, last_reads_bytes}, intermediate,
-                         hidden, Gate::kNone);
+    const Residual<T> residual{static_cast<T*>(stream.x.untyped_data()), rows, stream.hidden(), floats.residual_scale,
+                               before, after};
+    const Linear<T> first(gate_up, stream.hidden(), ints.columns, Gate{ints.gate});
+    const Linear<T> last(down, ints.columns, stream.hidden(), Gate::kNone);
     const T* read = source.element_count() ? static_cast<const T*>(source.untyped_data()) : nullptr;
-    const T* input = residual.Read(team, read, normed);
-    T* inner = activated.Of<T>(rows * intermediate);
-    first.Multiply(team, rows, input, [&](int64_t row, int64_t column, const float* values, int64_t width) {
-      for (int64_t i = 0; i < width; ++i) Store(&inner[row * intermediate + column + i], values[i]);
+    const T* input = residual.Read(stream.team, read, normed);
+    T* inner = activated.Of<T>(rows * ints.columns);
+    first.Multiply(stream.team, rows, input, [&](int64_t row, int64_t column, const float* values, int64_t width) {
+      for (int64_t i = 0; i < width; ++i) Store(&inner[row * ints.columns + column + i], values[i]);
     });
-    residual.Add(team, last, inner, whole);
+    residual.Add(stream.team, last, inner, whole);
   });
+}
+
+ffi::Error RunHalves(ffi::ThreadPool pool, ffi::RemainingArgs given, ffi::RemainingRets results,
+                     ffi::Span<const int64_t> integers, ffi::Span<const float> floats) {
+  constexpr size_t kIntegers = sizeof(Integers) / sizeof(int64_t), kFloats = sizeof(Floats) / sizeof(float);
+  Arrays arrays(given, results);
+  const ffi::AnyBuffer x = arrays.NextChanged();
+  if (!arrays.is_in_place()) return ffi::Error::Internal("the residual stream was copied");
+  Team team(pool);
+  const Stream stream{team, x};
+  for (size_t half = 0; half < integers.size() / kIntegers; ++half) {
+    Integers own_integers;
+    Floats own_floats;
+    std::memcpy(&own_integers, integers.begin() + half * kIntegers, sizeof own_integers);
+    std::memcpy(&own_floats, floats.begin() + half * kFloats, sizeof own_floats);
+    const auto run = own_integers.is_attention ? RunAttention : RunFeedForward;
+    if (ffi::Error error = run(stream, own_integers, own_floats, arrays); error.failure()) return error;
+  }
+  return ffi::Error::Success();
 }
 
 }  // namespace
 }  // namespace penstock
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockAttentionHalf, penstock::RunAttention,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockHalves, penstock::RunHalves,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<penstock::F32>()
-                                  .Arg<penstock::F32>()
-                                  .Arg<penstock::S32>()
-                                  .Arg<penstock::S32>()
-                                  .Arg<penstock::S32>()
-                                  .Arg<penstock::S32>()
-                                  .Arg<penstock::S32>()
-                                  .Arg<penstock::F32>()
-                                  .Arg<penstock::F32>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<penstock::F32>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<penstock::F32>()
-                                  .Arg<penstock::F32>()
-                                  .Arg<penstock::F32>()
-                                  .Arg<penstock::F32>()
-                                  .Arg<penstock::F32>()
-                                  .Arg<penstock::F32>()
-                                  .Arg<penstock::F32>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<penstock::F32>()
-                                  .Ret<penstock::F32>()
-                                  .Attr<int64_t>("num_heads")
-                                  .Attr<int64_t>("head_dim")
-                                  .Attr<float>("eps")
-                                  .Attr<bool>("is_layer_norm")
-                                  .Attr<float>("residual_scale")
-                                  .Attr<float>("qk_eps")
-                                  .Attr<bool>("is_qk_layer_norm")
-                                  .Attr<bool>("is_interleaved")
-                                  .Attr<float>("scale")
-                                  .Attr<int64_t>("window")
-                                  .Attr<float>("soft_cap")
-                                  .Attr<int64_t>("first_offset")
-                                  .Attr<bool>("first_reads_bytes")
-                                  .Attr<int64_t>("last_offset")
-                                  .Attr<bool>("last_reads_bytes"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockFeedForward, penstock::RunFeedForward,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<penstock::S32>()
-                                  .Arg<penstock::F32>()
-                                  .Arg<penstock::F32>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<penstock::F32>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<penstock::F32>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<int64_t>("intermediate")
-                                  .Attr<int64_t>("gate")
-                                  .Attr<float>("eps")
-                                  .Attr<bool>("is_layer_norm")
-                                  .Attr<float>("residual_scale")
-                                  .Attr<int64_t>("first_offset")
-                                  .Attr<bool>("first_reads_bytes")
-                                  .Attr<int64_t>("last_offset")
-                                  .Attr<bool>("last_reads_bytes"));
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attr<ffi::Span<const int64_t>>("integers")
+                                  .Attr<ffi::Span<const float>>("floats"));

@@ -23,7 +23,7 @@ from penstock.engine.errors import ConfigError
 ATTENTION, ATTENTION_INT8 = "penstock_ragged_attention", "penstock_ragged_attention_int8"
 MATMUL, GROUPED_MATMUL = "penstock_packed_matmul", "penstock_grouped_matmul"
 QUANTIZED_MATMUL = "penstock_quantized_matmul"
-ATTENTION_HALF, FEED_FORWARD = "penstock_attention_half", "penstock_feed_forward"
+HALVES = "penstock_halves"
 ROUTE, GROUP_ROWS, SUM_ROWS = "penstock_route", "penstock_group_rows", "penstock_sum_rows"
 SURVEY = "penstock_survey"
 """What the kernels are called in `jax.ffi.ffi_call`, once `load_library` has been called."""
@@ -89,8 +89,7 @@ def _register(library: ctypes.CDLL) -> ctypes.CDLL:
         MATMUL: library.PenstockPackedMatmul,
         GROUPED_MATMUL: library.PenstockGroupedMatmul,
         QUANTIZED_MATMUL: library.PenstockQuantizedMatmul,
-        ATTENTION_HALF: library.PenstockAttentionHalf,
-        FEED_FORWARD: library.PenstockFeedForward,
+        HALVES: library.PenstockHalves,
         ROUTE: library.PenstockRoute,
         GROUP_ROWS: library.PenstockGroupRows,
         SUM_ROWS: library.PenstockSumRows,

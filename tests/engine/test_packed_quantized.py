@@ -234,14 +234,12 @@ def _loaded(path: Path, *, native: bool, weights: str = "auto", whole: bool = Fa
         )
         config = replace(config, blocks=blocks)
     model = load_model(path, config)
-    if native:
-        _pack(model)
-    return model
+    return _packed(model) if native else model
 
 
-def _pack(model: Decoder) -> None:
+def _packed(model: Decoder) -> Decoder:
     pack_head(model, library())
-    pack_blocks(model, library())
+    return pack_blocks(model, library())
 
 
 @cache
@@ -287,7 +285,7 @@ def test_packing_holds_one_matmul_twice_and_no_more(tmp_path: Path, monkeypatch:
     model = _loaded(tmp_path, native=False, weights="int4")
     before, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
-    _pack(model)
+    model = _packed(model)
     held, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert packed <= held <= before + 0.03 * stored + 2**19  # what was read is gone; the rest is objects of Python
