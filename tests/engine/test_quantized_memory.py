@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ def _traced(directory: Path, setting: str, *, stacked: bool) -> tuple[int, int, 
     """Of the memory of numpy: what a loaded model holds, and the most that there was; and the model's size."""
     config = read_model_config(directory, weights=setting)
     load_model(directory, config, stacked=stacked)  # what is made once and kept counts for nothing
+    gc.collect()  # so that what others left is not collected late in between, with this model's own
     tracemalloc.start()
     model = load_model(directory, config, stacked=stacked)
     held, peak = tracemalloc.get_traced_memory()
