@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from engines import SMALL, drive, write_model
 from flax import nnx
 
+from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.attention import GroupedBatch, KVCacheSpec, attend_in_groups, attention_for
 from penstock.engine.formats.packing import Packing
 from penstock.engine.models import AttentionConfig, BlockConfig, ExpertsConfig, LayerCache, MLPConfig, NormConfig
@@ -185,3 +187,20 @@ def test_a_token_does_not_depend_on_padding_or_on_who_helps(dtype: str) -> None:
         for got in threads.map(lambda n: two_steps(block, PLAIN, dtype, 21 + n), range(12)):
             for one, other in zip(got, expected, strict=True):
                 np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("family", "calls"),
+    [("qwen3", 2), ("gemma2", 4), ("cohere2", 4), ("qwen3_moe", 2)],
+    ids=["all layers but the last feed-forward", "layers share pages", "halves side by side", "attention alone"],
+)
+def test_what_one_call_is_given(family: str, calls: int, tmp_path: Path) -> None:
+    """Models of two layers; and their tokens are those of XLA's matmuls."""
+    write_model(tmp_path, family, **({"sliding_window": 8} if family == "gemma2" else {}))
+    engines = [Engine.from_checkpoint(tmp_path, replace(SMALL, matmul=matmul)) for matmul in ("native", "xla")]
+    runner = engines[0]._runner
+    text = runner._steps.backbone(16, runner._cache).as_text()
+    assert text.count("@penstock_halves") == calls
+    request = Request("a", (5, 6, 7, 8), SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+    native, plain = (drive(engine, [request])["a", 0].token_ids for engine in engines)
+    assert native == plain
