@@ -100,9 +100,12 @@ def test_so_many_are_verified_as_make_most_tokens_per_second() -> None:
     assert Pace(mild).num_drafts(1, 0, half) == 2  # 1.75 tokens in 80 ms, 1.875 in 90
     assert Pace(mild).num_drafts(1, 0, [0.9**number for number in range(1, 9)]) == 7
     assert Pace(mild).num_drafts(1, 0, [0.03]) == 0
-    few = StepTimes(prompt_s={16: 0.05}, decode_s={16: 0.05}, few_s={1: 0.005, 4: 0.006})
+    few = StepTimes(prompt_s={16: 0.5}, decode_s={16: 0.5}, few_s={1: 0.05, 4: 0.06})
     assert Pace(few).num_drafts(1, 0, half) == 3  # 16 take ten times what one does: padding is skipped
-    assert [few.sampled_s(count, 0) for count in (1, 4, 10, 16)] == pytest.approx([0.005, 0.006, 0.028, 0.05])
+    assert [few.sampled_s(count, 0) for count in (1, 4, 10, 16)] == pytest.approx([0.05, 0.06, 0.28, 0.5])
+    quick = StepTimes(prompt_s={16: 0.005}, decode_s={16: 0.005}, few_s={1: 0.003, 4: 0.003})
+    assert Pace(quick).num_drafts(1, 0, half) == 0  # the device would wait for the host
+    assert Pace(quick).num_drafts(1, 0, [0.9**number for number in range(1, 4)]) == 3
     assert Pace().num_drafts(1, 0, half) == 8
     looped = StepTimes(prompt_s={16: 0.05}, decode_s={16: 0.05}, loop_s={16: 0.005})
     assert Pace(looped).num_drafts(1, 0, half) == 0  # ten steps of a loop take what one alone does
