@@ -97,7 +97,7 @@ class Runner:
         self._open_masks: dict[int, jax.Array] = {}
         self._watch = CompileWatch()
         self._huge_pages = HugePages()
-        self._huge_pages.hold(jax.tree.leaves(self._params))
+        self._huge_pages.hold(self._params)
         self.reset_cache()
 
     @property

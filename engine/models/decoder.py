@@ -151,11 +151,9 @@ class Decoder(nnx.Module):
 class Unembedding(nnx.Module):
     """Turns hidden states into logits. A call that is given its parameters alone is made sooner than one with all."""
 
-    def __init__(
-        self, config: ModelConfig, table: Any
-    ) -> None:  # the head, or the embedding where that is the head too
+    def __init__(self, config: ModelConfig, table: Any) -> None:
         self.config = config
-        self.table = table
+        self.table = table  # the head, or the embedding where that is the head too
 
     @property
     def is_native(self) -> bool:

@@ -20,14 +20,6 @@
 namespace penstock {
 namespace attention {
 
-typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
-
-inline Words LoadWords(const uint32_t* from) {
-  Words result;
-  std::memcpy(&result, from, sizeof result);
-  return result;
-}
-
 // sum += x * w, by lanes.
 struct Floats {
   using Sum = Vector;

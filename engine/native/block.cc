@@ -250,7 +250,7 @@ class Arrays {
   Arrays(const ffi::RemainingArgs& given, const ffi::RemainingRets& results) : given_(given), results_(results) {}
 
   ffi::AnyBuffer Next() { return *given_.get<ffi::AnyBuffer>(num_given_++); }
-  const int32_t* Integers() { return static_cast<const int32_t*>(Next().untyped_data()); }
+  const int32_t* OfIntegers() { return static_cast<const int32_t*>(Next().untyped_data()); }
   F32 OfFloats() { return *given_.get<F32>(num_given_++); }
   const float* FloatsOrNull() { return OrNull(OfFloats()); }
   Norm NextNorm(float eps, bool is_layer) { return {FloatsOrNull(), eps, is_layer}; }
@@ -284,9 +284,9 @@ struct Stream {
 ffi::Error RunAttention(const Stream& stream, const Integers& ints, const Floats& floats, Arrays& arrays) {
   const ffi::AnyBuffer keys = arrays.NextChanged(), values = arrays.NextChanged();
   const ffi::AnyBuffer key_scales = arrays.NextChanged(), value_scales = arrays.NextChanged();
-  const int32_t *slots = arrays.Integers(), *kv_lens = arrays.Integers();
+  const int32_t *slots = arrays.OfIntegers(), *kv_lens = arrays.OfIntegers();
   const ffi::AnyBuffer page_indices = arrays.Next();
-  const int32_t *cu_q_lens = arrays.Integers(), *num_seqs = arrays.Integers();
+  const int32_t *cu_q_lens = arrays.OfIntegers(), *num_seqs = arrays.OfIntegers();
   const Norm before = arrays.NextNorm(floats.eps, ints.is_layer_norm);
   const Norm after = arrays.NextNorm(floats.eps, ints.is_layer_norm);
   const LinearBuffers qkv = arrays.NextLinear(ints.first_offset, ints.first_reads_bytes);
@@ -328,7 +328,7 @@ ffi::Error RunAttention(const Stream& stream, const Integers& ints, const Floats
 
 ffi::Error RunFeedForward(const Stream& stream, const Integers& ints, const Floats& floats, Arrays& arrays) {
   const ffi::AnyBuffer source = arrays.Next();  // what it reads, where that is not x; or empty
-  const int64_t rows = *arrays.Integers();
+  const int64_t rows = *arrays.OfIntegers();
   const Norm before = arrays.NextNorm(floats.eps, ints.is_layer_norm);
   const Norm after = arrays.NextNorm(floats.eps, ints.is_layer_norm);
   const LinearBuffers gate_up = arrays.NextLinear(ints.first_offset, ints.first_reads_bytes);

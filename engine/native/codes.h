@@ -16,13 +16,6 @@
 
 namespace penstock {
 
-typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
-
-inline Words LoadLanes(const uint32_t* from) {
-  Words result;
-  std::memcpy(&result, from, sizeof result);
-  return result;
-}
 inline void StoreLanes(void* to, Words value) { std::memcpy(to, &value, sizeof value); }
 
 struct Half {
@@ -143,7 +136,7 @@ __attribute__((noinline)) void UnpackPiece(const uint32_t* lanes, int64_t depth,
   for (int64_t k = 0; k < depth; k += kInLane<kBits>, lanes += kPanel)
     for (int v = 0; v < kVectors; ++v) {
       __builtin_prefetch(lanes + ahead + v * kLanes);
-      unpack(LoadLanes(lanes + v * kLanes), piece + k * kPanel + v * kAcross);
+      unpack(LoadWords(lanes + v * kLanes), piece + k * kPanel + v * kAcross);
     }
 }
 

@@ -41,8 +41,15 @@ constexpr int kLanes = 4, kVectors = 4, kRows = 6;  // 24 in 32
 #endif
 
 typedef float Vector __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t HalfWords __attribute__((vector_size(kLanes * 2)));
+
+inline Words LoadWords(const uint32_t* from) {
+  Words result;
+  std::memcpy(&result, from, sizeof result);
+  return result;
+}
 
 inline Vector LoadVector(const float* from) {
   Vector result;

@@ -65,7 +65,7 @@ __attribute__((noinline)) void FewTile(const T* x, int64_t stride, const uint32_
   Vector sums[R][kVectors] = {};
   for (int64_t k = 0; k < depth; k += kInLane<kBits>, lanes += kPanel) {
     alignas(64) T step[kInLane<kBits> * kPanel];
-    for (int v = 0; v < kVectors; ++v) unpack(LoadLanes(lanes + v * kLanes), step + v * kAcross);
+    for (int v = 0; v < kVectors; ++v) unpack(LoadWords(lanes + v * kLanes), step + v * kAcross);
     Multiply<R>(x + k, stride, step, kInLane<kBits>, sums);
   }
   for (int r = 0; r < R; ++r)
@@ -79,7 +79,7 @@ __attribute__((noinline)) void DotTile(const uint8_t* x, int64_t stride, const u
   Ints sums[R][kVectors] = {}, larger[kVectors] = {};
   for (int64_t k = 0; k < depth; k += 4, lanes += kPanel) {
     Words w[kVectors];
-    for (int v = 0; v < kVectors; ++v) w[v] = LoadLanes(lanes + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) w[v] = LoadWords(lanes + v * kLanes);
     if (adds)
       for (int v = 0; v < kVectors; ++v) larger[v] = Dot(larger[v], kUnsigned - Words{}, w[v]);
     for (int r = 0; r < R; ++r) {
