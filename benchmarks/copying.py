@@ -29,7 +29,7 @@ from benchmarks.engine import COMPILE_CACHE, RESULTS
 from examples.demo_model.attention import PackedAttention
 from examples.demo_model.config import DEMO_CONFIG
 from examples.demo_model.export import export
-from examples.demo_model.tokenizer import END, VOCAB_SIZE, build
+from examples.demo_model.tokenizer import END, build
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.speculation.drafter import Drafter
@@ -37,31 +37,27 @@ from penstock.engine.speculation.ngrams import NgramDrafter
 from penstock.worker.bench.report import append_result
 
 FOLDER = Path(".cache/copying")
-FIRST_WORD, SEPARATOR = 16, 8  # token ids; words are all from the first on
-ROWS, LONGEST = 12, 48
+WORDS, SEPARATOR = range(16, 80), 8  # token ids
+ROWS, LENGTH = 16, 48  # of each batch, and of every text, in words: copying over one distance is learnt in minutes
 
 
-def example(numbers: Random, length: int) -> tuple[list[int], list[int]]:
+def example(numbers: Random) -> tuple[list[int], list[int]]:
     """A prompt, and the reply to it without its end."""
-    words = [numbers.randrange(FIRST_WORD, VOCAB_SIZE) for _ in range(length)]
-    old, new = numbers.choice(words), numbers.randrange(FIRST_WORD, VOCAB_SIZE)
+    words = numbers.choices(WORDS, k=LENGTH)
+    old, new = numbers.choice(words), numbers.choice(WORDS)
     return [old, new, SEPARATOR, *words, SEPARATOR], [new if word == old else word for word in words]
 
 
 def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids and targets, i32 `[ROWS, 2 * LONGEST + 4]`; only targets of replies count.
-
-    Most texts are short at first: that is where copying is learnt.
-    """
+    """Token ids and targets, i32 `[ROWS, 2 * LENGTH + 4]`; only targets of replies count."""
     numbers = Random(step)
-    tokens = np.zeros((ROWS, 2 * LONGEST + 5), np.int32)
-    targets = np.full(tokens.shape, -1, np.int32)
+    tokens = np.zeros((ROWS, 2 * LENGTH + 5), np.int32)
     for row in range(ROWS):
-        prompt, reply = example(numbers, LONGEST if row % 4 == 0 else numbers.randint(8, min(LONGEST, 12 + step // 16)))
-        whole = [*prompt, *reply, END]
-        tokens[row, : len(whole)] = whole
-        targets[row, len(prompt) : len(whole)] = whole[len(prompt) :]
-    return tokens[:, :-1], targets[:, 1:]
+        prompt, reply = example(numbers)
+        tokens[row] = [*prompt, *reply, END]
+    targets = tokens[:, 1:].copy()
+    targets[:, : len(prompt) - 1] = -1
+    return tokens[:, :-1], targets
 
 
 def loss_of(graph: Any, params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:
@@ -120,8 +116,8 @@ def main() -> None:
     settings = EngineConfig(dtype=arguments.dtype, prefix_caching=False, compile_cache_dir=COMPILE_CACHE)
     engine = Engine.from_checkpoint(FOLDER, settings)
     engine.warm_up()
-    examples = [example(Random(-1 - number), LONGEST) for number in range(arguments.requests)]
-    params = SamplingParams(temperature=0.0, max_tokens=2 * LONGEST)
+    examples = [example(Random(-1 - number)) for number in range(arguments.requests)]
+    params = SamplingParams(temperature=0.0, max_tokens=2 * LENGTH)
     requests = [Request(f"r{number}", tuple(prompt), params) for number, (prompt, _) in enumerate(examples)]
     ratios = []
     for _ in range(arguments.rounds):

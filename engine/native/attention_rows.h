@@ -17,27 +17,7 @@ constexpr float kLowest = -1e30f;  // finite, so that a difference of two is 0
 
 typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
 
-inline void StoreVector(float* to, Vector value) { std::memcpy(to, &value, sizeof value); }
-inline Vector ToFloats(Ints value) { return __builtin_convertvector(value, Vector); }
 inline Ints LoadInts(const uint32_t* from) { return (Ints)LoadWords(from); }
-
-// e^x of x <= 0 within 2 ulp, by the polynomial of Exp; 0 below -87. A NaN stays one.
-inline Vector ExpOfNegative(Vector x) {
-  const Vector least = Vector{} - 87.0f;
-  const Vector in = x < least ? least : x;
-  const Ints n = __builtin_convertvector(in * 1.44269504f - 0.5f, Ints);  // to nearest, as it rounds towards 0
-  const Vector whole = ToFloats(n);
-  const Vector r = (in - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  Vector y = Vector{} + 1.9875691500e-4f;
-  y = y * r + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * r * r + r + 1.0f;
-  const Vector power = (Vector)((n + 127) << 23);
-  return x < least ? Vector{} : y * power;
-}
 
 inline float Largest(Vector values) {
   float top = values[0];

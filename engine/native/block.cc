@@ -344,7 +344,7 @@ ffi::Error RunFeedForward(const Stream& stream, const Integers& ints, const Floa
     const T* input = residual.Read(stream.team, read, normed);
     T* inner = activated.Of<T>(rows * ints.columns);
     first.Multiply(stream.team, rows, input, [&](int64_t row, int64_t column, const float* values, int64_t width) {
-      for (int64_t i = 0; i < width; ++i) Store(&inner[row * ints.columns + column + i], values[i]);
+      StoreRow(width, values, inner + row * ints.columns + column);
     });
     residual.Add(stream.team, last, inner, whole);
   });

@@ -8,6 +8,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 namespace penstock {
 
 struct BFloat16 {
@@ -62,6 +66,26 @@ inline Vector LoadVector(const BFloat16* from) {
   return (Vector)(__builtin_convertvector(halves, Words) << 16);
 }
 
+inline void StoreVector(float* to, Vector values) { std::memcpy(to, &values, sizeof values); }
+inline void StoreVector(BFloat16* to, Vector values) {
+#if defined(__AVX512BF16__)
+  const __m256bh halves = _mm512_cvtneps_pbh((__m512)values);
+  std::memcpy(to, &halves, sizeof halves);
+#else
+  for (int i = 0; i < kLanes; ++i) Store(&to[i], values[i]);
+#endif
+}
+
+// y = x, rounded where T is narrower.
+template <typename T>
+inline void StoreRow(int64_t size, const float* __restrict x, T* __restrict y) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) StoreVector(y + i, LoadVector(x + i));
+  for (; i < size; ++i) Store(&y[i], x[i]);
+}
+
+inline Vector ToFloats(Ints value) { return __builtin_convertvector(value, Vector); }
+
 // e^x within 2 ulp, in a form that compilers vectorise: 2^n times a polynomial in the rest (Cephes' expf). Outside of
 // [-87, 88] it is that of the nearer end.
 inline float Exp(float x) {
@@ -79,6 +103,24 @@ inline float Exp(float x) {
   float power;
   std::memcpy(&power, &bits, sizeof power);
   return y * power;
+}
+
+// e^x of x <= 0 within 2 ulp, by the polynomial of Exp; 0 below -87. A NaN stays one.
+inline Vector ExpOfNegative(Vector x) {
+  const Vector least = Vector{} - 87.0f;
+  const Vector in = x < least ? least : x;
+  const Ints n = __builtin_convertvector(in * 1.44269504f - 0.5f, Ints);  // to nearest, as it rounds towards 0
+  const Vector whole = ToFloats(n);
+  const Vector r = (in - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  Vector y = Vector{} + 1.9875691500e-4f;
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * r * r + r + 1.0f;
+  const Vector power = (Vector)((n + 127) << 23);
+  return x < least ? Vector{} : y * power;
 }
 
 // The hyperbolic tangent within 2 ulp, in a form that compilers vectorise: a polynomial near 0 (Cephes' tanhf), and e^2x

@@ -30,7 +30,7 @@ ffi::Error OfTypes(const ffi::AnyBuffer& x, const ffi::AnyBuffer& weights, ffi::
 template <typename U>
 auto StoreInto(U* y, int64_t columns) {
   return [=](int64_t row, int64_t column, const float* values, int64_t width) {
-    for (int64_t i = 0; i < width; ++i) Store(&y[row * columns + column + i], values[i]);
+    StoreRow(width, values, y + row * columns + column);
   };
 }
 

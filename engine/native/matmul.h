@@ -13,10 +13,6 @@
 
 #include "kernels.h"
 
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
-
 namespace penstock {
 
 constexpr int64_t kPanel = kLanes * kVectors;
@@ -97,7 +93,6 @@ enum class Gate : int64_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kGelu = 3, kRel
 
 inline float Activated(Gate gate, float x) {
   switch (gate) {
-    case Gate::kSilu: return x / (1.0f + Exp(-x));
     case Gate::kGeluTanh: return 0.5f * x * (1.0f + Tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
     case Gate::kGelu: return 0.5f * x * (1.0f + Erf(0.7071067812f * x));
     case Gate::kRelu: return std::max(x, 0.0f);
@@ -105,8 +100,18 @@ inline float Activated(Gate gate, float x) {
   }
 }
 
+inline Vector Silu(Vector x) {
+  const Vector power = ExpOfNegative(x < 0.0f ? x : -x);  // a NaN stays one
+  return x * (x < 0.0f ? power : Vector{} + 1.0f) / (1.0f + power);
+}
+
 template <Gate gate>
 inline void ActivateHalf(float* __restrict full) {
+  if constexpr (gate == Gate::kSilu) {
+    for (int64_t i = 0; i < kPanel / 2; i += kLanes)
+      StoreVector(full + i, Silu(LoadVector(full + i)) * LoadVector(full + kPanel / 2 + i));
+    return;
+  }
   for (int64_t i = 0; i < kPanel / 2; ++i) full[i] = Activated(gate, full[i]) * full[kPanel / 2 + i];
 }
 

@@ -48,7 +48,7 @@ void RunTasks(ffi::ThreadPool& pool, const std::vector<Task>& tasks, const Matmu
     own_weights.offsets = static_cast<const char*>(weights.offsets) + task.group * scale_bytes;
     RunQuantizedTask<kBits>(own, own_weights, rows, task.first_row, task.num_rows, i / count,
                             [&](int64_t row, int64_t column, const float* values, int64_t width) {
-                              for (int64_t j = 0; j < width; ++j) Store(&y[row * matmul.columns + column + j], values[j]);
+                              StoreRow(width, values, y + row * matmul.columns + column);
                             });
   });
 }

@@ -60,7 +60,9 @@ inline void RotateHead(const Rotation& rotation, float* __restrict head) {
 // x += scale * y, rounded once.
 template <typename T>
 inline void AddRow(int64_t size, float scale, const float* __restrict y, T* __restrict x) {
-  for (int64_t i = 0; i < size; ++i) Store(&x[i], Load(x[i]) + scale * y[i]);
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) StoreVector(x + i, LoadVector(x + i) + scale * LoadVector(y + i));
+  for (; i < size; ++i) Store(&x[i], Load(x[i]) + scale * y[i]);
 }
 
 // Memory that is kept from step to step, and grows.
