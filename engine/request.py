@@ -169,7 +169,7 @@ class ToolCallDelta:
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it took three times as long to make one for each token
 class Output:
     """What one step produced for one choice of one request.
 

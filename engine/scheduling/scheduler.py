@@ -85,6 +85,7 @@ class Scheduler:
         return tuple(self._waiting)
 
     def add(self, sequence: Sequence) -> None:
+        sequence.max_tokens = min(sequence.num_prompt + sequence.request.sampling.max_tokens, self._max_model_len)
         insort(self._waiting, sequence, key=_rank)
 
     def finish(self, sequence: Sequence) -> None:
@@ -184,11 +185,17 @@ class Scheduler:
         else:
             running = [sequence for sequence in self._running if not sequence.is_suspect]
             waiting = [sequence for sequence in self._waiting if not sequence.is_suspect]
-        wanting = [sequence for sequence in running if self._wants_token(sequence)]
-        decoding = [sequence for sequence in wanting if sequence.num_pending == 1]
-        prefilling = [sequence for sequence in wanting if sequence.num_pending > 1]
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for sequence in running:
+            num_tokens = sequence.num_tokens
+            num_pending = num_tokens - sequence.num_computed
+            # Of no use if the token in flight is the last that is allowed.
+            if num_pending and not (sequence.num_in_flight and num_tokens >= sequence.max_tokens):
+                (decoding if num_pending == 1 else prefilling).append(sequence)
         prompts = pace.prompt_budget((sequence.num_tokens for sequence in decoding), len(prefilling) + len(waiting))
-        prompts.num_free_rows = self._max_rows - len(wanting)  # one is for the token that each may sample
+        # One is for the token that each may sample.
+        prompts.num_free_rows = self._max_rows - len(decoding) - len(prefilling)
         chosen: dict[Sequence, int] = {}
         budget = self._max_batch_tokens
         for sequence in decoding + prefilling:
@@ -219,7 +226,7 @@ class Scheduler:
         count = _chunk(sequence, budget, prompts) if sequence.num_pending > 1 else min(1, budget)
         if sequence.batch_slot < 0 or not count:  # without a batch slot it was preempted a moment ago
             return 0
-        if self._rope_length(sequence) != sequence.rope_length:
+        if self._length_rule is not None and self._rope_length(sequence) != sequence.rope_length:
             self._preempt(sequence)
             return 0
         returned = 0
@@ -270,21 +277,12 @@ class Scheduler:
         """What a chosen sequence samples in so many steps, if it gets to its end in the first."""
         if self._length_rule is not None and self._length_rule.switches and not sequence.rope_length:
             num_steps = min(num_steps, self._length_rule.original + 1 - sequence.num_tokens)
-        return min(num_steps, self._num_allowed(sequence))
+        return min(num_steps, sequence.max_tokens - sequence.num_tokens)
 
     def _rope_length(self, sequence: Sequence) -> int:
         """What its keys' frequencies depend on, if they are computed from now on."""
         rule = self._length_rule
         return 0 if rule is None else rule.rope_length(sequence.num_prompt, sequence.num_tokens)
-
-    def _num_allowed(self, sequence: Sequence) -> int:
-        """How many more tokens a sequence may generate beyond those that exist."""
-        by_request = sequence.request.sampling.max_tokens - sequence.num_generated
-        return min(by_request, self._max_model_len - sequence.num_tokens)
-
-    def _wants_token(self, sequence: Sequence) -> bool:
-        """Whether computing on would be of use: not if the token in flight is the last that is allowed."""
-        return sequence.num_pending > 0 and not (sequence.num_in_flight and self._num_allowed(sequence) <= 0)
 
     def _hold_pages(self, sequence: Sequence, num_tokens: int, chosen: dict[Sequence, int]) -> int:
         """Gives `sequence` pages for its first `num_tokens` tokens, preempting from the back, itself if it is the last.
@@ -327,9 +325,9 @@ class Scheduler:
 
     def _pages_to_grow(self, sequence: Sequence) -> int:
         """Pages that a sequence will still need: for all its pending tokens, and up to the look-ahead for new ones."""
-        remaining = sequence.request.sampling.max_tokens - sequence.num_generated
-        end = sequence.num_tokens + min(max(remaining, 0), LOOKAHEAD_PAGES * self._pool.page_size)
-        return self._pages.to_grow(sequence, min(end, self._max_model_len))
+        num_tokens = sequence.num_tokens
+        end = min(num_tokens + LOOKAHEAD_PAGES * self._pool.page_size, max(num_tokens, sequence.max_tokens))
+        return self._pages.to_grow(sequence, end)
 
     def _start(self, sequence: Sequence, cached: list[list[int]]) -> None:
         self._waiting.remove(sequence)

@@ -22,6 +22,7 @@ class Sequence:
         "index",
         "is_finished",
         "is_suspect",
+        "max_tokens",
         "num_accepted",
         "num_cached",
         "num_computed",
@@ -54,6 +55,7 @@ class Sequence:
         generated = request.generated[index] if request.generated else ()
         self.token_ids: list[int] = [*request.prompt_token_ids, *generated]
         self.num_prompt = len(request.prompt_token_ids)
+        self.max_tokens = self.num_prompt + request.sampling.max_tokens  # it may get: of prompt and output together
         self.scores_prompt = _scores_prompt(request, index)
         # Behind so many tokens the log-probability of the next one is known, or not wanted.
         self.num_scored = 0 if self.scores_prompt else self.num_prompt - 1

@@ -69,15 +69,15 @@ class StepPlan:
 
 def row_of(sequence: Sequence, num_tokens: int, num_sampled: int, drafts: tuple[int, ...] = ()) -> Row:
     """Of its next `num_tokens` tokens; it samples if they reach its end, and then computes the drafts behind it."""
-    start = sequence.num_computed
-    reaches_end = start + num_tokens == sequence.num_tokens
+    start, num_known = sequence.num_computed, len(sequence.token_ids)
+    end, all_tokens = start + num_tokens, num_known + sequence.num_in_flight
     return Row(
-        sequence=sequence,
-        start=start,
-        num_tokens=num_tokens + len(drafts),
-        num_known=max(0, min(num_tokens, len(sequence.token_ids) - start)),
-        num_sampled=num_sampled if reaches_end else 0,
-        output_index=sequence.num_generated,
+        sequence,
+        start,
+        num_tokens + len(drafts),
+        num_known=num_tokens if end <= num_known else max(0, num_known - start),
+        num_sampled=num_sampled if end == all_tokens else 0,
+        output_index=all_tokens - sequence.num_prompt,
         num_scored=_num_scored(sequence, start, num_tokens) if sequence.scores_prompt else 0,
         drafts=drafts,
     )
