@@ -67,8 +67,8 @@ struct Linear {
   void Multiply(Team& team, int64_t rows, const T* x, const Put& put) const {
     if (buffers.weights.element_type() != ffi::U32) {
       const T* weights = static_cast<const T*>(buffers.weights.untyped_data());
-      return RunGrid(team, rows, [&](int64_t first_row, int64_t num_rows, int64_t panel) {
-        RunTask(shape, first_row, num_rows, panel, x, weights, put);
+      return RunGrid(team, rows, [&](int64_t first_row, int64_t num_rows, int64_t panel, int64_t next_panel) {
+        RunTask(shape, first_row, num_rows, panel, next_panel, x, weights, put);
       });
     }
     const QuantizedWeights weights =
@@ -85,14 +85,14 @@ struct Linear {
   template <typename Work>
   void RunGrid(Team& team, int64_t rows, const Work& work) const {
     const Grid grid(rows, shape.panels, team.size());
-    team.Run(grid.size(), [&](int64_t i) { work(grid.FirstRow(i), grid.NumRows(i), grid.Panel(i)); });
+    team.Run(grid.size(), [&](int64_t i) { work(grid.FirstRow(i), grid.NumRows(i), grid.Panel(i), grid.NextPanel(i)); });
   }
 
   template <int kBits, typename Rows>
   void MultiplyQuantized(Team& team, int64_t rows, const QuantizedWeights& weights, const Rows& x,
                          const Put& put) const {
-    RunGrid(team, rows, [&](int64_t first_row, int64_t num_rows, int64_t panel) {
-      RunQuantizedTask<kBits>(shape, weights, x, first_row, num_rows, panel, put);
+    RunGrid(team, rows, [&](int64_t first_row, int64_t num_rows, int64_t panel, int64_t next_panel) {
+      RunQuantizedTask<kBits>(shape, weights, x, first_row, num_rows, panel, next_panel, put);
     });
   }
 

@@ -47,8 +47,8 @@ ffi::Error PackedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w
     const Grid grid(rows, panels, pool.num_threads());
     const auto put = StoreInto(static_cast<U*>(y->untyped_data()), matmul.columns);
     ForEach(pool, grid.size(), [&](int64_t i) {
-      RunTask(matmul, grid.FirstRow(i), grid.NumRows(i), grid.Panel(i), static_cast<const T*>(x.untyped_data()),
-              static_cast<const T*>(weights.untyped_data()), put);
+      RunTask(matmul, grid.FirstRow(i), grid.NumRows(i), grid.Panel(i), grid.NextPanel(i),
+              static_cast<const T*>(x.untyped_data()), static_cast<const T*>(weights.untyped_data()), put);
     });
   });
 }
@@ -90,7 +90,7 @@ ffi::Error GroupedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
       const RowBlock& block = blocks[i % num_blocks];
       Matmul own = matmul;
       if (own.bias) own.bias += block.group * panels * kPanel;
-      RunTask(own, block.first_row, block.num_rows, i / num_blocks, static_cast<const T*>(x.untyped_data()),
+      RunTask(own, block.first_row, block.num_rows, i / num_blocks, -1, static_cast<const T*>(x.untyped_data()),
               static_cast<const T*>(weights.untyped_data()) + block.group * panels * depth * kPanel, put);
     });
   });

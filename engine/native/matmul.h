@@ -19,13 +19,28 @@ constexpr int64_t kPanel = kLanes * kVectors;
 constexpr int64_t kRowsPerTask = 96;   // their sums, 24 KiB, stay in the cache while panels pass
 constexpr int64_t kPieceBytes = 131072;  // of a panel: half of the second-level cache or less
 
+// Weights that are needed next, and come from memory to the second-level cache while others are multiplied: with each step
+// through the depth half as many as that step reads, so that two blocks of rows fetch a piece of a panel. Without that the
+// first rows of each piece wait for it.
+struct Ahead {
+  static constexpr int64_t kLine = 64, kLines = std::max<int64_t>(1, kPanel * 2 / kLine);  // a step reads 4 bytes a column
+  const char* from = nullptr;
+  int64_t bytes = 0;
+
+  void Fetch() {
+    for (int64_t i = 0; i < kLines; ++i) __builtin_prefetch(from + i * kLine, 0, 2);
+    from += kLines * kLine, bytes -= kLines * kLine;
+  }
+};
+
 // sums[R][kPanel] += x[R][depth] * weights[depth][kPanel]
-template <int R>
-inline void Multiply(const float* x, int64_t stride, const float* weights, int64_t depth,
-                     Vector (*sums)[kVectors]) {
+template <int R, bool kFetches = false>
+inline void Multiply(const float* x, int64_t stride, const float* weights, int64_t depth, Vector (*sums)[kVectors],
+                     Ahead* ahead = nullptr) {
   Vector held[R][kVectors];
   std::memcpy(held, sums, sizeof held);
   for (int64_t k = 0; k < depth; ++k, weights += kPanel) {
+    if constexpr (kFetches) ahead->Fetch();
     Vector w[kVectors];
     for (int v = 0; v < kVectors; ++v) w[v] = LoadVector(weights + v * kLanes);
     for (int r = 0; r < R; ++r) {
@@ -36,12 +51,13 @@ inline void Multiply(const float* x, int64_t stride, const float* weights, int64
   std::memcpy(sums, held, sizeof held);
 }
 
-template <int R>
+template <int R, bool kFetches = false>
 inline void Multiply(const BFloat16* x, int64_t stride, const BFloat16* weights, int64_t depth,
-                     Vector (*sums)[kVectors]) {
+                     Vector (*sums)[kVectors], Ahead* ahead = nullptr) {
   Vector held[R][kVectors];
   std::memcpy(held, sums, sizeof held);
   for (int64_t k = 0; k < depth; k += 2, weights += 2 * kPanel) {
+    if constexpr (kFetches) ahead->Fetch();
     Words w[kVectors];
     for (int v = 0; v < kVectors; ++v) std::memcpy(&w[v], weights + 2 * v * kLanes, sizeof w[v]);
     for (int r = 0; r < R; ++r) {
@@ -65,27 +81,35 @@ inline void Multiply(const BFloat16* x, int64_t stride, const BFloat16* weights,
 }
 
 template <typename T>
-void MultiplyRows(int64_t rows, const T* x, int64_t stride, const T* weights, int64_t depth,
-                  Vector (*sums)[kVectors]) {
+void MultiplyRows(int64_t rows, const T* x, int64_t stride, const T* weights, int64_t depth, Vector (*sums)[kVectors],
+                  Ahead* ahead) {
   switch (rows) {
     case 1: return Multiply<1>(x, stride, weights, depth, sums);
     case 2: return Multiply<2>(x, stride, weights, depth, sums);
     case 3: return Multiply<3>(x, stride, weights, depth, sums);
     case 4: return Multiply<4>(x, stride, weights, depth, sums);
     case 5: return Multiply<5>(x, stride, weights, depth, sums);
-    default: return Multiply<kRows>(x, stride, weights, depth, sums);
   }
+  if (ahead != nullptr && ahead->bytes > 0) Multiply<kRows, true>(x, stride, weights, depth, sums, ahead);
+  else Multiply<kRows>(x, stride, weights, depth, sums);
 }
 
-// sums = x[num_rows][depth] * panel[depth][kPanel], for up to kRowsPerTask rows.
+// sums = x[num_rows][depth] * panel[depth][kPanel], for up to kRowsPerTask rows. `next`, if there is one, is the panel that
+// this thread will multiply by then.
 template <typename T>
-void MultiplyPanel(const T* x, int64_t num_rows, const T* panel, int64_t depth, Vector (*sums)[kVectors]) {
+void MultiplyPanel(const T* x, int64_t num_rows, const T* panel, int64_t depth, const T* next,
+                   Vector (*sums)[kVectors]) {
   constexpr int64_t kPiece = kPieceBytes / kPanel / static_cast<int64_t>(sizeof(T));
+  const auto bytes = [&](int64_t k) { return std::min(kPiece, depth - k) * kPanel * static_cast<int64_t>(sizeof(T)); };
   std::memset(sums, 0, num_rows * sizeof sums[0]);
-  for (int64_t k = 0; k < depth; k += kPiece)
+  for (int64_t k = 0; k < depth; k += kPiece) {
+    Ahead ahead;
+    if (k + kPiece < depth) ahead = {reinterpret_cast<const char*>(panel + (k + kPiece) * kPanel), bytes(k + kPiece)};
+    else if (next != nullptr) ahead = {reinterpret_cast<const char*>(next), bytes(0)};
     for (int64_t r = 0; r < num_rows; r += kRows)
       MultiplyRows(std::min<int64_t>(kRows, num_rows - r), x + r * depth + k, depth, panel + k * kPanel,
-                   std::min(kPiece, depth - k), sums + r);
+                   std::min(kPiece, depth - k), sums + r, r == 0 ? nullptr : &ahead);
+  }
 }
 
 // What a gated panel's first half does to its second: columns come in pairs, a gate and an up, half a panel apart.
@@ -137,12 +161,15 @@ struct Matmul {
 };
 
 // Rows [first_row, first_row + num_rows) of x times one panel; `put(row, column, values, width)` takes the results.
+// `next_panel` is that of this thread's next task, or -1.
 template <typename T, typename Put>
-void RunTask(const Matmul& matmul, int64_t first_row, int64_t num_rows, int64_t panel, const T* x, const T* weights,
-             Put&& put) {
+void RunTask(const Matmul& matmul, int64_t first_row, int64_t num_rows, int64_t panel, int64_t next_panel, const T* x,
+             const T* weights, Put&& put) {
   alignas(64) Vector sums[kRowsPerTask][kVectors];
   alignas(64) float full[kPanel];
-  MultiplyPanel(x + first_row * matmul.depth, num_rows, weights + panel * matmul.depth * kPanel, matmul.depth, sums);
+  const int64_t panel_size = matmul.depth * kPanel;
+  MultiplyPanel(x + first_row * matmul.depth, num_rows, weights + panel * panel_size, matmul.depth,
+                next_panel < 0 ? nullptr : weights + next_panel * panel_size, sums);
   const int64_t column = panel * (matmul.gate == Gate::kNone ? kPanel : kPanel / 2);
   for (int64_t r = 0; r < num_rows; ++r) {
     const int64_t width = Finish(sums[r], matmul.bias ? matmul.bias + panel * kPanel : nullptr, matmul.gate, full);
@@ -153,15 +180,21 @@ void RunTask(const Matmul& matmul, int64_t first_row, int64_t num_rows, int64_t 
 // How the rows and panels of a matmul are cut into tasks: few of them for each thread, so that threads end together,
 // but each with so many rows that a panel pays.
 struct Grid {
-  int64_t rows, panels, rows_each;
+  int64_t rows, panels, threads, rows_each;
 
-  Grid(int64_t rows, int64_t panels, int64_t threads) : rows(rows), panels(panels), rows_each(kRowsPerTask) {
+  Grid(int64_t rows, int64_t panels, int64_t threads)
+      : rows(rows), panels(panels), threads(threads), rows_each(kRowsPerTask) {
     constexpr int64_t kFewestRows = 4 * kRows, kTasksEach = 12;
     while (rows_each > kFewestRows && panels * Blocks() < kTasksEach * threads) rows_each /= 2;
   }
   int64_t Blocks() const { return (rows + rows_each - 1) / rows_each; }
   int64_t size() const { return panels * Blocks(); }
   int64_t Panel(int64_t task) const { return task / Blocks(); }  // neighbours share one
+  // Of the task that the thread of this one most likely takes next, if that is another panel; or -1.
+  int64_t NextPanel(int64_t task) const {
+    const int64_t next = task + threads;
+    return next < size() && Panel(next) != Panel(task) ? Panel(next) : -1;
+  }
   int64_t FirstRow(int64_t task) const { return task % Blocks() * rows_each; }
   int64_t NumRows(int64_t task) const { return std::min(rows_each, rows - FirstRow(task)); }
 };

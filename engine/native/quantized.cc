@@ -38,15 +38,18 @@ void RunTasks(ffi::ThreadPool& pool, const std::vector<Task>& tasks, const Matmu
   const int64_t count = static_cast<int64_t>(tasks.size());
   const int64_t lanes = matmul.panels * weights.depth / kInLane<kBits> * kPanel;
   const int64_t scale_bytes = matmul.panels * weights.Groups() * kPanel * (weights.scale_type == ScaleType::kFloat ? 4 : 2);
+  const int64_t threads = pool.num_threads();
   ForEach(pool, matmul.panels * count, [&](int64_t i) {
     const Task& task = tasks[i % count];
+    const int64_t panel = i / count, next = i + threads;
+    const bool has_next = next / count < matmul.panels && next / count > panel && tasks[next % count].group == task.group;
     Matmul own = matmul;
     QuantizedWeights own_weights = weights;
     if (own.bias != nullptr) own.bias += task.group * matmul.panels * kPanel;
     own_weights.codes += task.group * lanes;
     own_weights.scales = static_cast<const char*>(weights.scales) + task.group * scale_bytes;
     own_weights.offsets = static_cast<const char*>(weights.offsets) + task.group * scale_bytes;
-    RunQuantizedTask<kBits>(own, own_weights, rows, task.first_row, task.num_rows, i / count,
+    RunQuantizedTask<kBits>(own, own_weights, rows, task.first_row, task.num_rows, panel, has_next ? next / count : -1,
                             [&](int64_t row, int64_t column, const float* values, int64_t width) {
                               StoreRow(width, values, y + row * matmul.columns + column);
                             });

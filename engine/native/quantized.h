@@ -37,12 +37,22 @@ inline void OfRows(int64_t rows, Tile&& tile) {
   }
 }
 
+// The same of as many rows as there are, kRows at a time, from `first` on: `tile` is also told whether to fetch what comes
+// next. The first block of rows does not, as it reads what may not have come yet.
+template <typename Tile>
+inline void OfBlocks(int64_t first, int64_t rows, const Ahead& ahead, Tile&& tile) {
+  for (int64_t r = first; r < rows; r += kRows) {
+    if (r > 0 && r + kRows <= rows && ahead.bytes > 0) tile(r, Rows<kRows>{}, std::true_type{});
+    else OfRows(std::min<int64_t>(kRows, rows - r), [&](auto count) { tile(r, count, std::false_type{}); });
+  }
+}
+
 // totals[R][kPanel] += scales[kPanel] * (x[R][depth] * piece[depth][kPanel])
-template <int R, typename T>
+template <int R, bool kFetches, typename T>
 __attribute__((noinline)) void ScaledTile(const T* x, int64_t stride, const T* piece, int64_t depth,
-                                          const Vector* scales, Vector (*totals)[kVectors]) {
+                                          const Vector* scales, Ahead* ahead, Vector (*totals)[kVectors]) {
   Vector sums[R][kVectors] = {};
-  Multiply<R>(x, stride, piece, depth, sums);
+  Multiply<R, kFetches>(x, stride, piece, depth, sums, ahead);
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) totals[r][v] += sums[r][v] * scales[v];
 }
@@ -73,11 +83,12 @@ __attribute__((noinline)) void FewTile(const T* x, int64_t stride, const uint32_
 }
 
 // The same of whole numbers. What was added to x makes the sums larger by `added`; `adds`: that is still to be summed.
-template <int R, bool adds>
+template <int R, bool adds, bool kFetches>
 __attribute__((noinline)) void DotTile(const uint8_t* x, int64_t stride, const uint32_t* lanes, int64_t depth,
-                                       const Vector* scales, Ints* added, Vector (*totals)[kVectors]) {
+                                       const Vector* scales, Ahead* ahead, Ints* added, Vector (*totals)[kVectors]) {
   Ints sums[R][kVectors] = {}, larger[kVectors] = {};
   for (int64_t k = 0; k < depth; k += 4, lanes += kPanel) {
+    if constexpr (kFetches) ahead->Fetch();
     Words w[kVectors];
     for (int v = 0; v < kVectors; ++v) w[v] = LoadWords(lanes + v * kLanes);
     if (adds)
@@ -116,7 +127,7 @@ struct PlainRows {
   // totals += scales * (rows' `count` features from `first` on, times those of a panel)
   template <int kBits>
   void Multiply(int64_t row, int64_t num_rows, int64_t first, int64_t count, const uint32_t* lanes, float zero,
-                const Vector* scales, Vector (*totals)[kVectors]) const {
+                const Vector* scales, Ahead& ahead, Vector (*totals)[kVectors]) const {
     constexpr int64_t kPiece = kUnpackedBytes / kPanel / static_cast<int64_t>(sizeof(T));
     alignas(64) T piece[kPiece * kPanel];
     for (int64_t k = 0; k < count; k += kPiece) {
@@ -130,10 +141,10 @@ struct PlainRows {
         continue;
       }
       UnpackPiece<T, kBits>(here, depth_here, zero, piece);
-      for (int64_t r = 0; r < num_rows; r += kRows)
-        OfRows(std::min<int64_t>(kRows, num_rows - r), [&](auto tile) {
-          ScaledTile<tile()>(x + (row + r) * depth + first + k, depth, piece, depth_here, scales, totals + r);
-        });
+      OfBlocks(0, num_rows, ahead, [&](int64_t r, auto tile, auto fetches) {
+        ScaledTile<tile(), fetches()>(x + (row + r) * depth + first + k, depth, piece, depth_here, scales, &ahead,
+                                      totals + r);
+      });
     }
   }
 };
@@ -156,19 +167,20 @@ struct ByteRows {
   // A group is summed at once: what is rounded does not depend on how long pieces are.
   template <int kBits>
   void Multiply(int64_t row, int64_t num_rows, int64_t first, int64_t count, const uint32_t* lanes, float,
-                const Vector* weight_scales, Vector (*totals)[kVectors]) const {
+                const Vector* weight_scales, Ahead& ahead, Vector (*totals)[kVectors]) const {
     static_assert(kBits == 8, "codes of 4 bits are multiplied with rows that are not quantized");
     const uint8_t* from = x + row * depth + first;
     Ints added[kVectors] = {};
     int64_t r = 0;
     if (kUnsigned) {
       r = std::min<int64_t>(num_rows, kRows - 2);  // there are registers for so many beside what is added
-      OfRows(r, [&](auto tile) { DotTile<tile(), true>(from, depth, lanes, count, weight_scales, added, totals); });
-    }
-    for (; r < num_rows; r += kRows)
-      OfRows(std::min<int64_t>(kRows, num_rows - r), [&](auto tile) {
-        DotTile<tile(), false>(from + r * depth, depth, lanes, count, weight_scales, added, totals + r);
+      OfRows(r, [&](auto tile) {
+        DotTile<tile(), true, false>(from, depth, lanes, count, weight_scales, &ahead, added, totals);
       });
+    }
+    OfBlocks(r, num_rows, ahead, [&](int64_t r, auto tile, auto fetches) {
+      DotTile<tile(), false, fetches()>(from + r * depth, depth, lanes, count, weight_scales, &ahead, added, totals + r);
+    });
   }
 };
 
@@ -199,9 +211,12 @@ struct QuantizedWeights {
 // totals[num_rows][kPanel] = rows * weights of a panel
 template <int kBits, typename Rows>
 void MultiplyQuantized(const QuantizedWeights& weights, const Rows& rows, int64_t first_row, int64_t num_rows,
-                       int64_t panel, Vector (*totals)[kVectors]) {
+                       int64_t panel, int64_t next_panel, Vector (*totals)[kVectors]) {
   constexpr int64_t kEach = kInLane<kBits>;
-  const uint32_t* lanes = weights.codes + panel * weights.depth / kEach * kPanel;
+  const int64_t panel_size = weights.depth / kEach * kPanel;
+  const uint32_t* lanes = weights.codes + panel * panel_size;
+  Ahead ahead;
+  if (next_panel >= 0) ahead = {reinterpret_cast<const char*>(weights.codes + next_panel * panel_size), panel_size * 4};
   const float zero = kBits == 4 && weights.offset == Offset::kNone ? 8.0f : 0.0f;
   std::memset(totals, 0, num_rows * sizeof totals[0]);
   for (int64_t number = 0; number < weights.Groups(); ++number) {
@@ -209,7 +224,7 @@ void MultiplyQuantized(const QuantizedWeights& weights, const Rows& rows, int64_
     Vector scales[kVectors], offsets[kVectors];
     weights.LoadScales(weights.scales, panel, number, scales);
     rows.template Multiply<kBits>(first_row, num_rows, first, weights.group, lanes + first / kEach * kPanel, zero,
-                                  scales, totals);
+                                  scales, ahead, totals);
     if (weights.offset == Offset::kNone) continue;
     weights.LoadScales(weights.offsets, panel, number, offsets);
     if (weights.offset == Offset::kZeros)
@@ -226,10 +241,10 @@ void MultiplyQuantized(const QuantizedWeights& weights, const Rows& rows, int64_
 // As RunTask of matmul.h.
 template <int kBits, typename Rows, typename Put>
 void RunQuantizedTask(const Matmul& matmul, const QuantizedWeights& weights, const Rows& rows, int64_t first_row,
-                      int64_t num_rows, int64_t panel, Put&& put) {
+                      int64_t num_rows, int64_t panel, int64_t next_panel, Put&& put) {
   alignas(64) Vector totals[kRowsPerTask][kVectors];
   alignas(64) float full[kPanel];
-  MultiplyQuantized<kBits>(weights, rows, first_row, num_rows, panel, totals);
+  MultiplyQuantized<kBits>(weights, rows, first_row, num_rows, panel, next_panel, totals);
   const int64_t column = panel * (matmul.gate == Gate::kNone ? kPanel : kPanel / 2);
   for (int64_t r = 0; r < num_rows; ++r) {
     const int64_t width = Finish(totals[r], matmul.bias ? matmul.bias + panel * kPanel : nullptr, matmul.gate, full);

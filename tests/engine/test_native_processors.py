@@ -53,9 +53,9 @@ def functions(library: Path) -> dict[str, str]:
         ("avx512_vnni", r"penstock::attention::Multiply\w*<penstock::attention::KeyBytes\b", "vpdpbusd"),
         ("avx512_vnni", r"penstock::attention::Multiply\w*<penstock::attention::ValueBytes\b", "vpdpbusd"),
         ("avx512_bf16", r"penstock::attention::Multiply\w*<penstock::attention::BFloat16Pairs\b", "vdpbf16ps"),
-        ("avx512_bf16", r"penstock::ScaledTile<6, penstock::BFloat16>", "vdpbf16ps"),
+        ("avx512_bf16", r"penstock::ScaledTile<6, true, penstock::BFloat16>", "vdpbf16ps"),
         ("avx512_bf16", r"penstock::FewTile<1, penstock::BFloat16, 4>", "vdpbf16ps"),
-        ("avx512_bf16", r"penstock::Multiply<6>\(penstock::BFloat16", "vdpbf16ps"),
+        ("avx512_bf16", r"penstock::Multiply<6, true>\(penstock::BFloat16", "vdpbf16ps"),
     ],
 )
 def test_the_library_has_the_instructions_that_it_claims(flag: str, name: str, instruction: str) -> None:
