@@ -82,6 +82,10 @@ async def _consumers(redis: RedisClient, names: set[str]) -> bool:
     return {consumer["name"] for consumer in consumers} - {keys.UNOWNED} == names
 
 
+async def _is_live(redis: RedisClient, worker: str) -> bool:
+    return worker in {member.name for member in await members(redis, "q") if member.is_live}
+
+
 async def test_drain_over_redis_hands_back(redis_cluster_url: str) -> None:
     async with (
         AsyncClient(redis_cluster_url, queue="q") as client,
@@ -95,7 +99,7 @@ async def test_drain_over_redis_hands_back(redis_cluster_url: str) -> None:
         assert await presence(raw, "q", "first", instance) == "left"
         async with running_worker(redis_cluster_url, name="second"):
             assert (await handle.result()).text == expected_text("x", handle.id, 300)
-            assert "second" in {member.name for member in await members(raw, "q") if member.is_live}
+            await eventually(lambda: _is_live(raw, "second"))
 
 
 async def test_dead_letters(redis_cluster_url: str, redis: RedisClient) -> None:
