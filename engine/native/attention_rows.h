@@ -40,11 +40,20 @@ inline float LargestOf(const float* values, int64_t count) {  // a multiple of k
   return Largest(top);
 }
 
-// To nearest, ties to even, in the upper half of each word.
-inline Words RoundToBFloat16(Vector x) {
-  const Words bits = (Words)x;
+// e^x of x <= 0 in bf16, to nearest but where it is within 1e-4 of a tie. A NaN stays one.
+inline HalfWords BFloat16ExpOfNegative(Vector x) {
+#if defined(__AVX512BF16__)  // 2^n times a polynomial in the rest (minimax, and 1 at 0), as near as 8 bits can show
+  const __m512 least = _mm512_set1_ps(-150.0f);
+  const Vector t = (Vector)_mm512_max_ps(least, (__m512)(x * 1.44269504f));  // of what is no number the second
+  const Vector n = (Vector)_mm512_roundscale_ps((__m512)t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), r = t - n;
+  const Vector y = ((5.50089313e-2f * r + 2.42210968e-1f) * r + 6.93282928e-1f) * r + 1.0f;
+  return (HalfWords)_mm512_cvtneps_pbh(_mm512_scalef_ps((__m512)y, (__m512)n));
+#else
+  const Vector y = ExpOfNegative(x);
+  const Words bits = (Words)y;
   const Words rounded = bits + (0x7fffu + ((bits >> 16) & 1u));
-  return (x == x ? rounded : (bits | 0x400000u)) & 0xffff0000u;
+  return __builtin_convertvector((y == y ? rounded : (bits | 0x400000u)) >> 16, HalfWords);
+#endif
 }
 
 // How to read the sums of a query's words.
@@ -113,10 +122,9 @@ struct Form<BFloat16> {
   static Weighed Weights(const float* scores, int64_t count, float top, const float*, Matrix<uint32_t> words) {
     Vector sum = {};
     for (int64_t j = 0; j < count; j += kLanes) {
-      const Words weights = RoundToBFloat16(ExpOfNegative(LoadVector(scores + j) - top));
-      const HalfWords halves = __builtin_convertvector(weights >> 16, HalfWords);
-      std::memcpy(words.data + j / 2, &halves, sizeof halves);
-      sum += (Vector)weights;
+      const HalfWords weights = BFloat16ExpOfNegative(LoadVector(scores + j) - top);
+      std::memcpy(words.data + j / 2, &weights, sizeof weights);
+      sum += (Vector)(__builtin_convertvector(weights, Words) << 16);
     }
     return {SumOf(sum), 1.0f};
   }
