@@ -86,41 +86,38 @@ inline void StoreRow(int64_t size, const float* __restrict x, T* __restrict y) {
 
 inline Vector ToFloats(Ints value) { return __builtin_convertvector(value, Vector); }
 
-// e^x within 2 ulp, in a form that compilers vectorise: 2^n times a polynomial in the rest (Cephes' expf). Outside of
+// e^r of r in [-log(2) / 2, log(2) / 2], by Cephes' expf. T is float or Vector.
+template <typename T>
+inline T ExpOfRest(T r) {
+  T y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  return y * r * r + r + 1.0f;
+}
+
+// e^x within 2 ulp, in a form that compilers vectorise: 2^n times a polynomial in the rest. Outside of
 // [-87, 88] it is that of the nearer end.
 inline float Exp(float x) {
   x = std::min(std::max(x, -87.0f), 88.0f);  // a NaN stays one
   const float n = std::floor(x * 1.44269504f + 0.5f);
   const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float y = 1.9875691500e-4f;
-  y = y * r + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * r * r + r + 1.0f;
   const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
   float power;
   std::memcpy(&power, &bits, sizeof power);
-  return y * power;
+  return ExpOfRest(r) * power;
 }
 
-// e^x of x <= 0 within 2 ulp, by the polynomial of Exp; 0 below -87. A NaN stays one.
+// e^x of x <= 0 within 2 ulp; 0 below -87. A NaN stays one.
 inline Vector ExpOfNegative(Vector x) {
   const Vector least = Vector{} - 87.0f;
   const Vector in = x < least ? least : x;
   const Ints n = __builtin_convertvector(in * 1.44269504f - 0.5f, Ints);  // to nearest, as it rounds towards 0
   const Vector whole = ToFloats(n);
   const Vector r = (in - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  Vector y = Vector{} + 1.9875691500e-4f;
-  y = y * r + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * r * r + r + 1.0f;
   const Vector power = (Vector)((n + 127) << 23);
-  return x < least ? Vector{} : y * power;
+  return x < least ? Vector{} : ExpOfRest(r) * power;
 }
 
 // The hyperbolic tangent within 2 ulp, in a form that compilers vectorise: a polynomial near 0 (Cephes' tanhf), and e^2x
