@@ -112,12 +112,15 @@ class Speculation:
         return record
 
     def _draft(self, sequence: Sequence) -> Draft:
-        """Without what can't be drawn, and nothing from a token on that ends the sequence."""
+        """Without what can't be drawn, and nothing from a token on that ends the sequence. Tokens in flight come first:
+        of several steps in one dispatch they are as many as a draft may have.
+        """
         ends = sequence.request.sampling.stop_ids(self._eos_token_ids)
-        draft = self._drafter.draft(sequence, self._max_tokens)
+        most = self._max_tokens + sequence.num_in_flight
+        draft = self._drafter.draft(sequence, most)
         usable = takewhile(lambda id_: 0 <= id_ < self._vocab_size, draft.token_ids)
         draft = self._within(sequence, draft._replace(token_ids=tuple(usable)))
-        usable = takewhile(lambda id_: id_ not in ends, draft.token_ids[: self._max_tokens])
+        usable = takewhile(lambda id_: id_ not in ends, draft.token_ids[:most])
         return draft._replace(token_ids=tuple(usable))
 
 

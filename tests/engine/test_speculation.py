@@ -160,4 +160,7 @@ def test_a_plan_waits_for_tokens_only_where_drafts_are_likely_to_follow_them() -
     assert speculation_of(3, 3).has_to_know(plan, FREE)
     assert not speculation_of(3).has_to_know(plan, FREE)  # that one is in place of the token in flight
     assert not speculation_of(3, 3).has_to_know(plan, DEAR)
+    sequence.num_in_flight = 4  # of several steps in one dispatch, as many as are drafted at most
+    assert speculation_of(3, 3, 3, 3, 3, 3).has_to_know(plan, FREE)
+    assert not speculation_of(3, 3, 3, 3).has_to_know(plan, FREE)
     assert speculation_of().has_to_know(drafted, DEAR)
