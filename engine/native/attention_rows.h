@@ -47,12 +47,9 @@ inline HalfWords BFloat16ExpOfNegative(Vector x) {
   const Vector t = (Vector)_mm512_max_ps(least, (__m512)(x * 1.44269504f));  // of what is no number the second
   const Vector n = (Vector)_mm512_roundscale_ps((__m512)t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), r = t - n;
   const Vector y = ((5.50089313e-2f * r + 2.42210968e-1f) * r + 6.93282928e-1f) * r + 1.0f;
-  return (HalfWords)_mm512_cvtneps_pbh(_mm512_scalef_ps((__m512)y, (__m512)n));
+  return Rounded((Vector)_mm512_scalef_ps((__m512)y, (__m512)n));
 #else
-  const Vector y = ExpOfNegative(x);
-  const Words bits = (Words)y;
-  const Words rounded = bits + (0x7fffu + ((bits >> 16) & 1u));
-  return __builtin_convertvector((y == y ? rounded : (bits | 0x400000u)) >> 16, HalfWords);
+  return Rounded(ExpOfNegative(x));
 #endif
 }
 

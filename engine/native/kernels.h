@@ -67,13 +67,21 @@ inline Vector LoadVector(const BFloat16* from) {
 }
 
 inline void StoreVector(float* to, Vector values) { std::memcpy(to, &values, sizeof values); }
-inline void StoreVector(BFloat16* to, Vector values) {
+
+// In bf16, to nearest, ties to even; a NaN stays one.
+inline HalfWords Rounded(Vector x) {
 #if defined(__AVX512BF16__)
-  const __m256bh halves = _mm512_cvtneps_pbh((__m512)values);
-  std::memcpy(to, &halves, sizeof halves);
+  return (HalfWords)_mm512_cvtneps_pbh((__m512)x);
 #else
-  for (int i = 0; i < kLanes; ++i) Store(&to[i], values[i]);
+  const Words bits = (Words)x;
+  const Words rounded = (bits + (0x7fffu + ((bits >> 16) & 1u))) >> 16;
+  return __builtin_convertvector(x == x ? rounded : Words{} + 0x7fc0u, HalfWords);
 #endif
+}
+
+inline void StoreVector(BFloat16* to, Vector values) {
+  const HalfWords halves = Rounded(values);
+  std::memcpy(to, &halves, sizeof halves);
 }
 
 // y = x, rounded where T is narrower.

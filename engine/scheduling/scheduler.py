@@ -226,7 +226,7 @@ class Scheduler:
         count = _chunk(sequence, budget, prompts) if sequence.num_pending > 1 else min(1, budget)
         if sequence.batch_slot < 0 or not count:  # without a batch slot it was preempted a moment ago
             return 0
-        if self._length_rule is not None and self._rope_length(sequence) != sequence.rope_length:
+        if self._rope_length(sequence) != sequence.rope_length:
             self._preempt(sequence)
             return 0
         returned = 0

@@ -34,7 +34,8 @@ int main(int argc, char** argv) {
   const auto run = [&](auto with_bits, const auto& of_x) {
     for (int64_t panel = 0; panel < panels; ++panel)
       for (int64_t row = 0; row < rows; row += kRowsPerTask)
-        RunQuantizedTask<with_bits()>(matmul, weights, of_x, row, std::min(kRowsPerTask, rows - row), panel, (panel + 1) % panels,
+        RunQuantizedTask<with_bits()>(matmul, weights, of_x, row, std::min(kRowsPerTask, rows - row), panel,
+                                      (panel + 1) % panels,
                                       [&](int64_t row, int64_t column, const float* values, int64_t width) {
                                         std::copy(values, values + width, &y[row * matmul.columns + column]);
                                       });
