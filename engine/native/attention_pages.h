@@ -15,7 +15,7 @@
 namespace penstock {
 namespace attention {
 
-constexpr int64_t kKeysPerStride = 128;  // about: at least one page
+constexpr int64_t kKeysPerStride = 256;  // about: at least one page
 constexpr int64_t kKeysPerPart = 1024;   // about: whole strides
 constexpr int64_t kEven = 16;            // elements of the widest vectors
 

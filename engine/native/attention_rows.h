@@ -13,7 +13,8 @@
 namespace penstock {
 namespace attention {
 
-constexpr float kLowest = -1e30f;  // finite, so that a difference of two is 0
+constexpr float kLowest = -1e30f;  // of a row that has seen no key: finite, so that a difference of two is 0
+constexpr float kUnseen = -1e36f;  // a score whose weight is 0 even beside that, whatever scores' scale
 
 typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
 
@@ -40,16 +41,15 @@ inline float LargestOf(const float* values, int64_t count) {  // a multiple of k
   return Largest(top);
 }
 
-// e^x of x <= 0 in bf16, to nearest but where it is within 1e-4 of a tie. A NaN stays one.
-inline HalfWords BFloat16ExpOfNegative(Vector x) {
-#if defined(__AVX512BF16__)  // 2^n times a polynomial in the rest (minimax, and 1 at 0), as near as 8 bits can show
-  const __m512 least = _mm512_set1_ps(-150.0f);
-  const Vector t = (Vector)_mm512_max_ps(least, (__m512)(x * 1.44269504f));  // of what is no number the second
-  const Vector n = (Vector)_mm512_roundscale_ps((__m512)t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), r = t - n;
-  const Vector y = ((5.50089313e-2f * r + 2.42210968e-1f) * r + 6.93282928e-1f) * r + 1.0f;
-  return Rounded((Vector)_mm512_scalef_ps((__m512)y, (__m512)n));
+// e^(x * scale - top), which is 1 at most, as near as bf16 can show. A NaN stays one.
+inline Vector CoarseExp(Vector x, float scale, float top) {
+#if defined(__AVX512BF16__)  // 2^floor(t), and 2^rest by a polynomial (minimax of the third degree that is 1 at 0: 9e-5)
+  const Vector t = x * (scale * 1.44269504f) - top * 1.44269504f;
+  const Vector r = (Vector)_mm512_reduce_ps((__m512)t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  const Vector y = ((7.70672403e-2f * r + 2.27644978e-1f) * r + 6.95116631e-1f) * r + 1.0f;
+  return (Vector)_mm512_scalef_ps((__m512)y, (__m512)t);
 #else
-  return Rounded(ExpOfNegative(x));
+  return ExpOfNegative(x * scale - top);
 #endif
 }
 
@@ -61,13 +61,13 @@ struct QueryScale {
 
 // What becomes of a row's scores in a stride.
 struct Weighed {
-  float sum;     // of the weights
+  Vector sum;    // of the weights, by lanes
   float factor;  // of the sums of their words
 };
 
 // What a type of pages asks of a row, which is kWordRows rows of words: to make words of a query; scores, in place, of
-// the sums of its words by keys; words of its weights, e^(score - top); and f32, in place, of the sums of those by values.
-// Counts are multiples of kLanes.
+// the sums of its words by keys; words of its weights, e^(score * scale - top); and f32, in place, of the sums of those by
+// values. Counts are multiples of kLanes.
 template <typename C>
 struct Form;
 
@@ -86,14 +86,15 @@ struct Form<float> {
 
   static void Scores(Matrix<uint32_t>, int64_t, const QueryScale&, const float*) {}
 
-  static Weighed Weights(const float* scores, int64_t count, float top, const float*, Matrix<uint32_t> words) {
+  static Weighed Weights(const float* scores, int64_t count, float scale, float top, const float*,
+                         Matrix<uint32_t> words) {
     Vector sum = {};
     for (int64_t j = 0; j < count; j += kLanes) {
-      const Vector weights = ExpOfNegative(LoadVector(scores + j) - top);
+      const Vector weights = ExpOfNegative(LoadVector(scores + j) * scale - top);
       std::memcpy(words.data + j, &weights, sizeof weights);
       sum += weights;
     }
-    return {SumOf(sum), 1.0f};
+    return {sum, 1.0f};
   }
 
   static void Sums(Matrix<uint32_t>, int64_t, float) {}
@@ -116,14 +117,26 @@ struct Form<BFloat16> {
   static void Scores(Matrix<uint32_t>, int64_t, const QueryScale&, const float*) {}
 
   // The sum is that of the rounded weights: so those of a row add up to 1.
-  static Weighed Weights(const float* scores, int64_t count, float top, const float*, Matrix<uint32_t> words) {
+  static Weighed Weights(const float* scores, int64_t count, float scale, float top, const float*,
+                         Matrix<uint32_t> words) {
     Vector sum = {};
-    for (int64_t j = 0; j < count; j += kLanes) {
-      const HalfWords weights = BFloat16ExpOfNegative(LoadVector(scores + j) - top);
+    int64_t j = 0;
+#if defined(__AVX512BF16__)  // two vectors at once, summed as products with 1
+    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
+    for (; j + 2 * kLanes <= count; j += 2 * kLanes) {
+      const Vector low = CoarseExp(LoadVector(scores + j), scale, top);
+      const Vector high = CoarseExp(LoadVector(scores + j + kLanes), scale, top);
+      const __m512bh weights = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+      std::memcpy(words.data + j / 2, &weights, sizeof weights);
+      sum = (Vector)_mm512_dpbf16_ps((__m512)sum, weights, ones);
+    }
+#endif
+    for (; j < count; j += kLanes) {
+      const HalfWords weights = Rounded(CoarseExp(LoadVector(scores + j), scale, top));
       std::memcpy(words.data + j / 2, &weights, sizeof weights);
       sum += (Vector)(__builtin_convertvector(weights, Words) << 16);
     }
-    return {SumOf(sum), 1.0f};
+    return {sum, 1.0f};
   }
 
   static void Sums(Matrix<uint32_t>, int64_t, float) {}
@@ -168,10 +181,11 @@ struct Form<int8_t> {
     }
   }
 
-  static Weighed Weights(float* scores, int64_t count, float top, const float* value_scales, Matrix<uint32_t> words) {
+  static Weighed Weights(float* scores, int64_t count, float scale, float top, const float* value_scales,
+                         Matrix<uint32_t> words) {
     Vector sum = {}, most = {};
     for (int64_t j = 0; j < count; j += kLanes) {
-      const Vector weights = ExpOfNegative(LoadVector(scores + j) - top);
+      const Vector weights = ExpOfNegative(LoadVector(scores + j) * scale - top);
       const Vector scaled = weights * LoadVector(value_scales + j);
       StoreVector(scores + j, scaled);
       sum += weights;
@@ -184,7 +198,7 @@ struct Form<int8_t> {
       std::memcpy(words.data + j / 4, &high, sizeof high);
       std::memcpy(words.data + words.stride + j / 4, &low, sizeof low);
     }
-    return {SumOf(sum), inverse > 0.0f ? largest / kMostOfWeight : 0.0f};
+    return {sum, inverse > 0.0f ? largest / kMostOfWeight : 0.0f};
   }
 
   static void Sums(Matrix<uint32_t> sums, int64_t count, float factor) {

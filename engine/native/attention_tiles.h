@@ -8,6 +8,7 @@
 #define PENSTOCK_ATTENTION_TILES_H_
 
 #include <type_traits>
+#include <utility>
 
 #include "kernels.h"
 
@@ -83,6 +84,7 @@ struct Matrix {
   int64_t stride;  // elements of a row
 };
 
+constexpr int kFewRows = 8;  // that one tile has: the matrix, which may come from memory, is read once
 constexpr int kSecondLevel = 2;  // of caches, which has more lines under way than the first
 
 // sums[R][V vectors] += x[R][depth] * w[depth][V vectors]. Where few rows read w, which then comes from memory, it asks
@@ -95,7 +97,7 @@ inline void AddTile(Matrix<const uint32_t> x, Matrix<const uint32_t> w, int64_t 
     Words row[V];
     for (int v = 0; v < V; ++v) {
       row[v] = LoadWords(from + v * kLanes);
-      if (R <= 8) __builtin_prefetch(reinterpret_cast<const char*>(from + v * kLanes) + ahead, 0, kSecondLevel);
+      if (R <= kFewRows) __builtin_prefetch(reinterpret_cast<const char*>(from + v * kLanes) + ahead, 0, kSecondLevel);
     }
     for (int r = 0; r < R; ++r) {
       const Words value = Words{} + x.data[r * x.stride + k];
@@ -103,8 +105,6 @@ inline void AddTile(Matrix<const uint32_t> x, Matrix<const uint32_t> w, int64_t 
     }
   }
 }
-
-constexpr int kMostRows = 12;
 
 // Vectors of a tile of R rows, whose sums stay in registers.
 constexpr int Width(int rows) {
@@ -130,8 +130,9 @@ inline void MultiplyColumns(Matrix<const uint32_t> x, const Span* spans, int64_t
   for (int r = 0; r < R; ++r) std::memcpy(out.data + r * out.stride + c, sums[r], sizeof sums[r]);
 }
 
+// A function of its own, that a profile and the tests of the library's instructions find.
 template <typename Kind, int R>
-inline void MultiplyRows(Matrix<const uint32_t> x, const Span* spans, int64_t depth, int64_t whole_depth,
+__attribute__((noinline)) void MultiplyRows(Matrix<const uint32_t> x, const Span* spans, int64_t depth, int64_t whole_depth,
                          int64_t columns, Matrix<uint32_t> out) {
   constexpr int V = Width(R);
   int64_t c = 0;
@@ -144,22 +145,19 @@ inline void MultiplyRows(Matrix<const uint32_t> x, const Span* spans, int64_t de
     for (; c < columns; c += kLanes) MultiplyColumns<Kind, R, 1>(x, spans, depth, whole_depth, c, out);
 }
 
+template <typename Kind, int... R>
+inline void MultiplyFew(int64_t rows, Matrix<const uint32_t> x, const Span* spans, int64_t depth, int64_t whole_depth,
+                        int64_t columns, Matrix<uint32_t> out, std::integer_sequence<int, R...>) {
+  ((rows == R + 1 ? MultiplyRows<Kind, R + 1>(x, spans, depth, whole_depth, columns, out) : void()), ...);
+}
+
 // out[rows][columns] = x[rows][whole_depth] * spans, whose `columns` are a multiple of kLanes.
 template <typename Kind>
 void Multiply(int64_t rows, Matrix<const uint32_t> x, const Span* spans, int64_t depth, int64_t whole_depth,
               int64_t columns, Matrix<uint32_t> out) {
-  int64_t r = 0;
-  const auto some = [&](auto count) {
-    for (; r + count <= rows; r += count)
-      MultiplyRows<Kind, count>({x.data + r * x.stride, x.stride}, spans, depth, whole_depth, columns,
-                                {out.data + r * out.stride, out.stride});
-  };
-  some(std::integral_constant<int, kMostRows>());
-  some(std::integral_constant<int, 8>());
-  some(std::integral_constant<int, 4>());
-  some(std::integral_constant<int, 3>());
-  some(std::integral_constant<int, 2>());
-  some(std::integral_constant<int, 1>());
+  for (; rows > kFewRows; rows -= kRows, x.data += kRows * x.stride, out.data += kRows * out.stride)
+    MultiplyRows<Kind, kRows>(x, spans, depth, whole_depth, columns, out);
+  MultiplyFew<Kind>(rows, x, spans, depth, whole_depth, columns, out, std::make_integer_sequence<int, kFewRows>());
 }
 
 }  // namespace attention

@@ -11,6 +11,7 @@ namespace penstock {
 namespace attention {
 
 constexpr int64_t kRowsPerTask = 72;  // about: at least one query with all its heads
+constexpr int64_t kRowsAtOnce = 12;  // whose scores in a stride stay in the first level of caches
 constexpr int64_t kMostSpans = kKeysPerStride / kEven;
 
 // How dot products of queries and keys become scores, and which of them are seen.
@@ -56,12 +57,12 @@ class Buffer {
   std::unique_ptr<T[]> data_;
 };
 
-// Rows' softmax so far: [rows], [rows] and [rows, width].
+// Rows' softmax so far: the largest score [rows], weights' sums by lanes [rows, kLanes], and those of values [rows, width].
 struct Softmax {
   float *tops, *totals, *sums;
-  static int64_t Size(int64_t rows, int64_t width) { return rows * (width + 2); }
+  static int64_t Size(int64_t rows, int64_t width) { return rows * (width + kLanes + 1); }
   static Softmax In(float* memory, int64_t rows, int64_t width) {
-    return {memory + rows * width, memory + rows * (width + 1), memory};
+    return {memory + rows * (width + kLanes), memory + rows * width, memory};
   }
 };
 
@@ -114,7 +115,7 @@ class Walk {
   // Of keys from `first` to the end of their part. `next_head`, if there is one, is attended behind the last of them.
   void AttendPart(int64_t head, int64_t first, const Softmax& part, int64_t next_head) {
     std::fill(part.tops, part.tops + rows_, kLowest);
-    std::fill(part.totals, part.totals + rows_, 0.0f);
+    std::fill(part.totals, part.totals + rows_ * kLanes, 0.0f);
     std::fill(part.sums, part.sums + rows_ * width_, 0.0f);
     const int64_t per_part = shape_.keys_per_part();
     const int64_t end = std::min((first / per_part + 1) * per_part, block_.end_key);
@@ -128,7 +129,7 @@ class Walk {
   void Begin(int64_t head) {
     for (int64_t i = 0; i < rows_; ++i) {
       total_.tops[i] = options_.sinks ? options_.sinks[head * shape_.group() + i % shape_.group()] : kLowest;
-      total_.totals[i] = options_.sinks ? 1.0f : 0.0f;
+      StoreVector(total_.totals + i * kLanes, Vector{options_.sinks ? 1.0f : 0.0f});
     }
     std::fill(total_.sums, total_.sums + rows_ * width_, 0.0f);
   }
@@ -138,7 +139,8 @@ class Walk {
       const float top = std::max(total_.tops[i], part.tops[i]);
       const float before = Exp(total_.tops[i] - top), now = Exp(part.tops[i] - top);
       total_.tops[i] = top;
-      total_.totals[i] = total_.totals[i] * before + part.totals[i] * now;
+      float* total = total_.totals + i * kLanes;
+      StoreVector(total, LoadVector(total) * before + LoadVector(part.totals + i * kLanes) * now);
       float* __restrict sums = total_.sums + i * width_;
       const float* __restrict more = part.sums + i * width_;
       for (int64_t d = 0; d < width_; ++d) sums[d] = sums[d] * before + more[d] * now;
@@ -149,7 +151,7 @@ class Walk {
   void Finish(int64_t head, Rows<O> out) const {
     for (int64_t i = 0; i < rows_; ++i) {
       O* to = out.at(Token(i), Element(head, i));
-      const float factor = 1.0f / total_.totals[i];
+      const float factor = 1.0f / SumOf(LoadVector(total_.totals + i * kLanes));
       for (int64_t d = 0; d < shape_.head_dim; ++d) Store(&to[d], total_.sums[i * width_ + d] * factor);
     }
   }
@@ -177,7 +179,7 @@ class Walk {
           rows_ * kWordRows, {queries_.data, depth_}, &stride.keys[s], depth_, depth_,
           RoundUp(std::min(span_keys, stride.count - s * span_keys), kLanes),
           {products_.data + s * span_keys, products_.stride});
-    for (int64_t i = 0; i < rows_; ++i) Weigh(i, first, stride.count, part);
+    Weigh(first, stride.count, part);
     Multiply<typename Form<C>::ValueKind>(rows_ * kWordRows, {weights_.data, weights_.stride}, stride.values,
                                           span_keys / kPack, CeilDivide(stride.count, kPack), width_, products_);
     for (int64_t i = 0; i < rows_; ++i) {
@@ -189,30 +191,45 @@ class Walk {
     }
   }
 
-  // Makes weights of a row's scores in a stride, and adds them to its softmax.
-  void Weigh(int64_t i, int64_t first, int64_t count, const Softmax& part) {
-    const int64_t position = block_.position + i / shape_.group(), window = options_.window;
-    const int64_t begin = window > 0 ? std::max<int64_t>(0, position - window + 1 - first) : 0;
-    const int64_t end = std::min(count, position + 1 - first), padded = RoundUp(count, kLanes);
-    const Matrix<uint32_t> words{weights_.data + i * kWordRows * weights_.stride, weights_.stride};
-    corrections_[i] = 1.0f, factors_[i] = 0.0f;
-    if (begin >= end) {
-      for (int64_t r = 0; r < kWordRows; ++r) std::memset(words.data + r * words.stride, 0, words.stride * 4);
-      return;
+  // Makes weights of the scores in a stride, and adds them to their rows' softmax. One kind of work for some rows before
+  // the next: a row waits for each of its results, and so those of several are under way.
+  void Weigh(int64_t first, int64_t count, const Softmax& part) {
+    const float scale = options_.soft_cap > 0 ? 1.0f : options_.scale;  // capped scores have theirs
+    for (int64_t begin = 0; begin < rows_; begin += kRowsAtOnce) {
+      const int64_t end = std::min(begin + kRowsAtOnce, rows_);
+      for (int64_t i = begin; i < end; ++i) corrections_[i] = LargestScore(i, first, count) * scale;
+      for (int64_t i = begin; i < end; ++i) {
+        const float top = std::max(part.tops[i], corrections_[i]);
+        corrections_[i] = Exp(part.tops[i] - top);
+        part.tops[i] = top;
+      }
+      for (int64_t i = begin; i < end; ++i) {
+        float* scores = reinterpret_cast<float*>(products_.data + i * kWordRows * products_.stride);
+        const Weighed weighed =
+            Form<C>::Weights(scores, RoundUp(count, kLanes), scale, part.tops[i], value_scales_,
+                             {weights_.data + i * kWordRows * weights_.stride, weights_.stride});
+        factors_[i] = weighed.factor;
+        float* total = part.totals + i * kLanes;
+        StoreVector(total, LoadVector(total) * corrections_[i] + weighed.sum);
+      }
     }
+  }
+
+  // Of a row in a stride, capped where options say so. What the row does not see becomes kUnseen.
+  float LargestScore(int64_t i, int64_t first, int64_t count) {
+    const int64_t position = block_.position + i / shape_.group(), window = options_.window;
+    const int64_t padded = RoundUp(count, kLanes);
+    const int64_t begin = window > 0 ? std::clamp<int64_t>(position - window + 1 - first, 0, count) : 0;
+    const int64_t end = std::clamp(position + 1 - first, begin, count);
     uint32_t* products = products_.data + i * kWordRows * products_.stride;
     Form<C>::Scores({products, products_.stride}, padded, scales_[i], key_scales_);
     float* scores = reinterpret_cast<float*>(products);
-    for (int64_t j = 0; j < padded; ++j) scores[j] *= options_.scale;
     if (options_.soft_cap > 0)
-      for (int64_t j = begin; j < end; ++j) scores[j] = options_.soft_cap * Tanh(scores[j] / options_.soft_cap);
-    std::fill(scores, scores + begin, kLowest);
-    std::fill(scores + end, scores + padded, kLowest);
-    const float top = std::max(part.tops[i], LargestOf(scores, padded));
-    const Weighed weighed = Form<C>::Weights(scores, padded, top, value_scales_, words);
-    corrections_[i] = Exp(part.tops[i] - top), factors_[i] = weighed.factor;
-    part.totals[i] = part.totals[i] * corrections_[i] + weighed.sum;
-    part.tops[i] = top;
+      for (int64_t j = begin; j < end; ++j)
+        scores[j] = options_.soft_cap * Tanh(scores[j] * (options_.scale / options_.soft_cap));
+    std::fill(scores, scores + begin, kUnseen);
+    std::fill(scores + end, scores + padded, kUnseen);
+    return LargestOf(scores, padded);
   }
 
   Stride SpansOf(int64_t head, int64_t first) const {
