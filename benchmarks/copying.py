@@ -38,7 +38,7 @@ from penstock.worker.bench.report import append_result
 
 FOLDER = Path(".cache/copying")
 WORDS, SEPARATOR = range(16, 80), 8  # token ids
-ROWS, LENGTH = 16, 48  # of each batch, and of every text, in words: copying over one distance is learnt in minutes
+ROWS, LENGTH = 16, 96  # of each batch, and of every text, in words: copying over one distance is learnt in minutes
 
 
 def example(numbers: Random) -> tuple[list[int], list[int]]:

@@ -149,6 +149,7 @@ class Engine:
             max_rows=self._runner.geometry.max_rows,
             vocab_size=self._info.vocab_size,
             eos_token_ids=self.defaults.eos_token_ids,
+            clock=self._clock,
         )
 
     @property
@@ -310,6 +311,7 @@ class Engine:
         for drawn in last.drawn():
             if not drawn.row.sequence.is_finished:
                 self._commit_row(drawn, outputs)
+        self._clock.committed()
         return outputs
 
     def _end_by_grammar(self) -> list[Output]:

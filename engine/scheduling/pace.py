@@ -19,9 +19,9 @@ MIN_CHUNK = 16
 WORTH_IT = 1.2
 """How many times the rate of tokens drafts have to promise: neither times nor chances are known exactly."""
 
-HOST_S = 0.002
-"""What it costs that host and device do not overlap: the host's own work, the way to the device and back, and threads
-that went to sleep meanwhile. Measured on CPU, on two cores."""
+WAKE_S = 0.0005
+"""What it costs that host and device do not overlap, beside the host's own work: the way to the device and back, and
+threads that went to sleep meanwhile. Measured on CPU, on two cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,16 @@ class Pace:
         """How long such a step will take; None if none was measured."""
         return None if self.times is None else self.times.step_s(num_tokens, num_rows, num_pairs)
 
-    def num_drafts(self, num_rows: int, num_pairs: int, chances: Sequence[float]) -> int:
+    def num_drafts(self, num_rows: int, num_pairs: int, chances: Sequence[float], host_s: float) -> int:
         """How many drafted tokens to verify in a step of `num_rows` sequences that decode, `num_pairs` tokens long in
-        all: so many that tokens come at the highest rate. `chances` says how likely each is to count, falling.
+        all: so many that tokens come at the highest rate. `chances` says how likely each is to count, falling, and
+        `host_s` how long the host works for a step: beside the device, unless drafts wait for what it drew.
         """
         best, best_rate, num_tokens = 0, num_rows / self._decoding_s(num_rows, num_pairs) * WORTH_IT, float(num_rows)
         for count, chance in enumerate(chances, 1):
             num_tokens += chance
-            rate = num_tokens / self._verifying_s(num_rows + count, num_pairs * (num_rows + count) // num_rows)
+            step_s = self._verifying_s(num_rows + count, num_pairs * (num_rows + count) // num_rows)
+            rate = num_tokens / (step_s + host_s)
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
@@ -106,8 +108,8 @@ class Pace:
         return self.times.sampled_s(num_rows, num_pairs)
 
     def _verifying_s(self, num_rows: int, num_pairs: int) -> float:
-        """Of a step with drafts, during whose planning the device waits for the host."""
-        return 1.0 if self.times is None else self.times.sampled_s(num_rows, num_pairs) + HOST_S
+        """Of a step with drafts on a device that waited for it."""
+        return 1.0 if self.times is None else self.times.sampled_s(num_rows, num_pairs) + WAKE_S
 
     def prompt_budget(self, decoding: Iterable[int], num_prompts: int) -> PromptBudget:
         """For prompts, in a step in which sequences of these lengths decode.

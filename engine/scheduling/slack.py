@@ -13,6 +13,7 @@ _MARGIN_S = 0.5e-3  # a thread that sleeps wakes up late
 _WAIT_S = 0.2e-3  # reading results that are there takes no longer
 _FADE = 0.98  # per step: a rare long or short one is forgotten after a hundred
 _RETREAT = 0.8  # of what was trusted, after the device had nothing to do
+_NEWEST = 0.1  # the weight of the newest step among those before it
 
 
 def foretold_s(plan: StepPlan, pace: Pace) -> float | None:
@@ -34,6 +35,9 @@ class StepClock:
         self._now_s = now_s
         self._trust = 1.0  # the part of the foretold time that steps of late took at least; never more than all of it
         self._host_s = 0.0  # that planning and dispatching took of late, at most
+        self._turn_s = 0.0  # that the host worked for a step, usually
+        self._ended_s = 0.0
+        self._commit_s = 0.0  # that results of the last step took
         self._begun_s = 0.0  # when the host turned to the newest step
         self._dispatched_s = 0.0
         self._foretold_s: deque[float | None] = deque()  # of the steps that the device has, in order; None: unknown
@@ -49,7 +53,10 @@ class StepClock:
         """The device has one more step. None: nobody knows how long it takes, or the host waited meanwhile."""
         self._dispatched_s = self._now_s()
         if foretold_s is not None:
-            self._host_s = max(self._dispatched_s - self._begun_s, self._host_s * _FADE)
+            plan_s = self._dispatched_s - self._begun_s
+            self._host_s = max(plan_s, self._host_s * _FADE)
+            turn_s = plan_s + self._commit_s
+            self._turn_s += _NEWEST * (turn_s - self._turn_s) if self._turn_s else turn_s
         if not self._foretold_s:
             self._start_s = self._dispatched_s
         self._foretold_s.append(foretold_s)
@@ -63,7 +70,18 @@ class StepClock:
                 self._trust *= _RETREAT
             else:
                 self._trust = min(1.0, (now_s - self._start_s) / foretold_s, self._trust / _FADE)
-        self._start_s = now_s
+        self._start_s = self._ended_s = now_s
+
+    def committed(self) -> None:
+        """The host is through with the results of the step that ended."""
+        self._commit_s = self._now_s() - self._ended_s
+
+    @property
+    def turn_s(self) -> float:
+        """Seconds that the host works for a step, from its plan to its outputs: so long the device waits where a step
+        is planned by the results of the one before it.
+        """
+        return self._turn_s
 
     def slack_s(self) -> float:
         """Seconds until the next step has to be planned; 0 where that is now, or nothing runs."""

@@ -41,7 +41,8 @@ class NgramIndex:
     """Where in a growing list of tokens its last ones came before: constant time for each token, bounded memory.
 
     A table of places by the hash of the tokens before them, the newest wins, and what it says is compared with the
-    tokens themselves. Once a place is found it is followed from token to token, as long as they agree.
+    tokens themselves. Once a place is found it is followed from token to token, as long as they agree, and past one
+    that was exchanged: in an edited text what comes behind it is as it was.
     """
 
     __slots__ = ("_mask", "_num_read", "_place", "_table", "num_agreeing")
@@ -54,7 +55,7 @@ class NgramIndex:
         self._num_read = 0
         self._place = 0  # the token there is the guess at the next one; 0: there is none
         self.num_agreeing = 0
-        """Tokens, at least, that agree before that place and at the end."""
+        """Tokens, at least, that agree before that place and at the end; 0 right behind one that was exchanged."""
 
     def follow(self, tokens: list[int]) -> None:
         """Takes the tokens that came since; of many at once only as many as the table can tell apart."""
@@ -62,17 +63,20 @@ class NgramIndex:
         if end - self._num_read > len(self._table):
             self._num_read, self._place = end - len(self._table), 0
         for last in range(max(self._num_read, NGRAM - 1), end):
-            if self._place and tokens[self._place] == tokens[last]:
+            follows = self._place and tokens[self._place] == tokens[last]
+            first, second, third = tokens[last - 2 : last + 1]
+            slot = (first * 0x9E3779B1 ^ second * 0x85EBCA77 ^ third * 0xC2B2AE3D) >> 7 & self._mask
+            if follows:
                 self._place += 1
                 self.num_agreeing += 1
             else:
-                self._place = 0
-            first, second, third = tokens[last - 2 : last + 1]
-            slot = (first * 0x9E3779B1 ^ second * 0x85EBCA77 ^ third * 0xC2B2AE3D) >> 7 & self._mask
-            if not self._place:
                 place = self._table[slot]
-                agrees = place and tokens[place - NGRAM : place] == [first, second, third]
-                self._place, self.num_agreeing = (place, NGRAM) if agrees else (0, 0)
+                if place and tokens[place - NGRAM : place] == [first, second, third]:
+                    self._place, self.num_agreeing = place, NGRAM
+                elif self._place and self.num_agreeing >= NGRAM:
+                    self._place, self.num_agreeing = self._place + 1, 0
+                else:
+                    self._place = self.num_agreeing = 0
             self._table[slot] = last + 1
         self._num_read = end
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import takewhile
 
 from penstock.engine.scheduling.pace import Pace
 from penstock.engine.scheduling.scheduler import SequenceFailed
 from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.slack import StepClock
 from penstock.engine.scheduling.step_plan import StepPlan
 from penstock.engine.speculation.acceptance import Acceptance, count_right
 from penstock.engine.speculation.drafter import Draft, Drafter
 
 _BEST_CHANCE = 0.95  # of drafts, for the question whether any could pay
+_TURN_S = 0.25e-3  # and to so much the host's turn is rounded up
 
 
 class Speculation:
@@ -34,6 +37,7 @@ class Speculation:
         max_rows: int,  # that draw tokens in a step
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
+        clock: StepClock,
     ) -> None:
         self._drafter = drafter
         self._within = within
@@ -41,10 +45,11 @@ class Speculation:
         self._max_rows = max_rows
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
+        self._clock = clock
         self._records: dict[Sequence, _Record] = {}
         self._of_kind: dict[int, Acceptance] = {}  # of all sequences
         self._pace: Pace | None = None
-        self._can_pay: dict[int, bool] = {}  # at this pace, by the number of sequences in a step
+        self._can_pay: dict[tuple[int, int], bool] = {}  # at this pace, by a step's sequences and the host's turn
 
     def propose(self, sequences: Collection[Sequence], pace: Pace, room: int) -> dict[Sequence, tuple[int, ...]]:
         """What the scheduler asks for."""
@@ -75,16 +80,18 @@ class Speculation:
     def _is_worth_asking(self, num_rows: int, pace: Pace) -> bool:
         if pace is not self._pace:
             self._pace, self._can_pay = pace, {}
-        if num_rows not in self._can_pay:
+        turn = math.ceil(self._clock.turn_s / _TURN_S)
+        if (num_rows, turn) not in self._can_pay:
             most = min(self._max_rows - num_rows, num_rows * self._max_tokens)
-            self._can_pay[num_rows] = pace.num_drafts(num_rows, 0, (_BEST_CHANCE,) * most) > 0
-        return self._can_pay[num_rows]
+            chances = (_BEST_CHANCE,) * most
+            self._can_pay[num_rows, turn] = pace.num_drafts(num_rows, 0, chances, turn * _TURN_S) > 0
+        return self._can_pay[num_rows, turn]
 
     def _worth_it(self, sequences: Collection[Sequence], pace: Pace, room: int) -> Iterator[Sequence]:
         """Whose next drafted token to verify, again and again, the most likely ones first."""
         chances = sorted(self._chances(sequences), key=lambda chance: -chance[0])[:room]
         num_pairs = sum(sequence.num_tokens for sequence in sequences)
-        count = pace.num_drafts(len(sequences), num_pairs, [chance for chance, _ in chances])
+        count = pace.num_drafts(len(sequences), num_pairs, [chance for chance, _ in chances], self._clock.turn_s)
         return (sequence for _, sequence in chances[:count])
 
     def _chances(self, sequences: Iterable[Sequence]) -> Iterator[tuple[float, Sequence]]:

@@ -141,7 +141,7 @@ async def test_the_reply_is_the_undisturbed_one_wherever_its_worker_died(
     redis_url: str, redis: RedisClient, model: Path, compile_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As many as there are: whether drafts pay depends on the machine and how busy it is.
-    monkeypatch.setattr(Pace, "num_drafts", lambda pace, num_rows, num_pairs, chances: len(chances))
+    monkeypatch.setattr(Pace, "num_drafts", lambda pace, num_rows, num_pairs, chances, host_s: len(chances))
     settings: dict[str, Any] = {**SIZES, "compile_cache_dir": compile_cache}
     engine = Engine.from_checkpoint(model, EngineConfig(**settings, speculation="off"))
     outputs = {kind: generate(engine, request(kind, 0)) for kind in ASKED}

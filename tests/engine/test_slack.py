@@ -11,6 +11,7 @@ class Machine:
     """A device that takes `real_s` for each step, of which `foretold_s` is expected, and a host that takes 1 ms."""
 
     host_s = 0.001
+    commit_s = 0.0
 
     def __init__(self, real_s: float, foretold_s: float | None = 0.010) -> None:
         self.now_s, self.real_s, self.foretold_s = 0.0, real_s, foretold_s
@@ -31,6 +32,8 @@ class Machine:
         if len(self.ends_s) > 1:
             self.now_s = max(self.now_s, self.ends_s[-2])
             self.clock.ended()
+            self.now_s += self.commit_s
+            self.clock.committed()
         return slack_s
 
     def steps(self, count: int) -> list[float]:
@@ -92,3 +95,16 @@ def test_a_step_that_the_host_waited_in_says_nothing_about_others() -> None:
     machine.steps(3)
     machine.foretold_s, machine.host_s = 0.010, 0.001
     assert machine.steps(3)[-1] == pytest.approx(usual_s, abs=0.001)
+
+
+def test_what_the_host_works_for_a_step_follows_the_steps_of_late() -> None:
+    machine = Machine(real_s=0.010)
+    assert machine.clock.turn_s == 0.0
+    machine.commit_s = 0.0005
+    machine.steps(3)
+    assert 0.001 <= machine.clock.turn_s < 0.0015  # the first had no results to commit
+    machine.steps(60)
+    assert machine.clock.turn_s == pytest.approx(0.0015, rel=0.01)
+    machine.host_s = 0.003
+    machine.steps(60)
+    assert machine.clock.turn_s == pytest.approx(0.0035, rel=0.01)
