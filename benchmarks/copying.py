@@ -2,7 +2,7 @@
 
     python -m benchmarks.copying
 
-Trains a model of the demo model's size first, for some minutes, and keeps it under `.cache/copying`. A prompt is two
+Trains a model of 10 million parameters first, for some minutes, and keeps it under `.cache/copying`. A prompt is two
 words and a text of random words; the reply is the text with the one word in place of the other. Each round gives all
 prompts one after the other to an engine without speculation, then to the same engine with it; the ratio is the median
 of the rounds' times. Appends one JSON line to `benchmarks/results/copying.jsonl`.
@@ -27,7 +27,7 @@ from rich.console import Console
 
 from benchmarks.engine import COMPILE_CACHE, RESULTS
 from examples.demo_model.attention import PackedAttention
-from examples.demo_model.config import DEMO_CONFIG
+from examples.demo_model.config import CONFIG_JSON, QWEN3
 from examples.demo_model.export import export
 from examples.demo_model.tokenizer import END, build
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
@@ -37,6 +37,8 @@ from penstock.engine.speculation.ngrams import NgramDrafter
 from penstock.worker.bench.report import append_result
 
 FOLDER = Path(".cache/copying")
+SIZES = {**CONFIG_JSON, "hidden_size": 384, "intermediate_size": 1024, "head_dim": 64, "num_hidden_layers": 6}
+MODEL = QWEN3.config(SIZES, "float32")
 WORDS, SEPARATOR = range(16, 80), 8  # token ids
 ROWS, LENGTH = 16, 96  # of each batch, and of every text, in words: copying over one distance is learnt in minutes
 
@@ -64,15 +66,15 @@ def loss_of(graph: Any, params: Any, tokens: jax.Array, targets: jax.Array) -> j
     model = nnx.merge(graph, params)
     attend = PackedAttention((jnp.zeros_like(tokens),))
     positions = jnp.tile(jnp.arange(tokens.shape[1]), len(tokens))
-    hidden, _ = model(tokens.reshape(-1), positions, (None,) * DEMO_CONFIG.num_layers, attend)
+    hidden, _ = model(tokens.reshape(-1), positions, (None,) * MODEL.num_layers, attend)
     wanted = targets.reshape(-1)
     losses = optax.softmax_cross_entropy_with_integer_labels(model.logits(hidden), jnp.maximum(wanted, 0))
     return jnp.sum(losses * (wanted >= 0)) / jnp.sum(wanted >= 0)
 
 
 def train(num_steps: int, folder: Path) -> None:
-    graph, params = nnx.split(Decoder(DEMO_CONFIG, rngs=nnx.Rngs(0)))
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, 100, num_steps, 3e-5)
+    graph, params = nnx.split(Decoder(MODEL, rngs=nnx.Rngs(0)))
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1.5e-3, 50, num_steps, 3e-5)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98))
     state = optimizer.init(params)
 
@@ -87,7 +89,7 @@ def train(num_steps: int, folder: Path) -> None:
         params, state, loss = advance(params, state, *batch(step))
         if step % 25 == 24:
             console.print(f"step {step + 1} of {num_steps}: loss {float(loss):.4f}", highlight=False)
-    export(nnx.merge(graph, params), build(), folder)
+    export(nnx.merge(graph, params), build(), folder, SIZES)
 
 
 def run(engine: Engine, drafter: Drafter | None, requests: list[Request]) -> tuple[float, list[list[int]]]:
@@ -106,10 +108,10 @@ def run(engine: Engine, drafter: Drafter | None, requests: list[Request]) -> tup
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--training-steps", type=int, default=1000)
+    parser.add_argument("--training-steps", type=int, default=200)
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     arguments = parser.parse_args()
     if not (FOLDER / "config.json").exists():
         train(arguments.training_steps, FOLDER)
@@ -128,11 +130,15 @@ def main() -> None:
         if replies != plain:
             raise AssertionError("other tokens than without speculation")
         ratios.append(plain_s / seconds)
-    right = sum(reply[:-1] == wanted for reply, (_, wanted) in zip(plain, examples, strict=True))
+    right = sum(
+        word == other
+        for reply, (_, wanted) in zip(plain, examples, strict=True)
+        for word, other in zip(reply, wanted, strict=False)
+    )
     drafted = after.drafted_tokens_total - before.drafted_tokens_total
     accepted = after.accepted_tokens_total - before.accepted_tokens_total
     Console().print(
-        f"{right} of {len(examples)} texts edited right; {accepted} of {drafted} drafted tokens were right in "
+        f"{right} of {LENGTH * len(examples)} words right; {accepted} of {drafted} drafted tokens were right in "
         f"{sum(map(len, plain))}; {median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})"
     )
     append_result(RESULTS / "copying.jsonl", {"arguments": vars(arguments), "ratios": ratios, "right": right})

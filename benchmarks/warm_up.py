@@ -24,7 +24,8 @@ from penstock.engine.execution.step_memory import StepMemory
 from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import FAMILIES, ModelConfig, num_parameters
-from penstock.engine.models.packed import pack_weights
+from penstock.engine.models.packed import pack_head
+from penstock.engine.models.packed_block import pack_blocks
 from penstock.worker.bench.presets import GEOMETRIES
 from penstock.worker.bench.report import append_result
 
@@ -87,7 +88,8 @@ def warm_up_once(deployment: Deployment) -> tuple[float, float, int]:
     """Seconds, seconds of CPU time, and programs that were compiled."""
     model = random_model(deployment.model, 0)
     if deployment.matmul_library is not None:
-        pack_weights(model, deployment.matmul_library)
+        pack_head(model, deployment.matmul_library)
+        model = pack_blocks(model, deployment.matmul_library)
     spec = with_pages(deployment, deployment.free_bytes())
     runner = Runner(model, deployment.attention, spec, deployment.geometry(deployment.max_model_len))
     programs: set[str] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,14 +39,14 @@ CHAT_TEMPLATE = """\
 """
 
 
-def export(model: Decoder, tokenizer: Tokenizer, folder: Path) -> None:
+def export(model: Decoder, tokenizer: Tokenizer, folder: Path, config_json: Mapping[str, Any] = CONFIG_JSON) -> None:
     """Writes weights, configuration, tokenizer, chat template and generation defaults to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_bytes(save(_tensors(model), metadata={"format": "pt"}))
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     for name, content in (
-        ("config.json", dict(CONFIG_JSON)),
+        ("config.json", dict(config_json)),
         ("tokenizer_config.json", _tokenizer_config()),
         ("generation_config.json", {"do_sample": False, "eos_token_id": END, "pad_token_id": PAD}),
     ):
