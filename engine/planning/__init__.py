@@ -11,7 +11,6 @@ from penstock.engine.planning.topology import has_libtpu
 __all__ = [
     "ALL_OPTIONS",
     "PRESETS",
-    "WRITING",
     "Bucket",
     "Plan",
     "as_dict",

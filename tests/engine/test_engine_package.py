@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import subprocess
 import sys
 
 import pytest
 from patience import WAIT_S
 
+import penstock
 import penstock.engine
 from penstock.engine.engine import Engine
 
@@ -23,6 +26,16 @@ def test_the_door_has_what_it_lists() -> None:
     assert all(hasattr(penstock.engine, name) for name in penstock.engine.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Motor'"):
         _ = penstock.engine.Motor
+
+
+def test_every_package_has_what_it_lists() -> None:
+    found = [module.name for module in pkgutil.walk_packages(penstock.__path__, "penstock.") if module.ispkg]
+    listing = {name: getattr(importlib.import_module(name), "__all__", ()) for name in found}
+    assert "penstock.engine.planning" in listing
+    missing = [
+        f"{name}.{one}" for name, names in listing.items() for one in names if not hasattr(sys.modules[name], one)
+    ]
+    assert missing == []
 
 
 def test_settings_and_requests_are_there_without_jax() -> None:
