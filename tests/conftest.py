@@ -26,6 +26,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # start. What is promised of programs as they ship is tested with `as_shipped`.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
+# A TPU or GPU of this machine may be in use; and libtpu, which is here for its compiler, looks for one with much noise.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 # How long an example takes says more about what else the machine does than about the code.
 hypothesis.settings.register_profile("penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("penstock")

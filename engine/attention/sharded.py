@@ -14,6 +14,7 @@ from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, Rag
 from penstock.engine.sharding import Placement
 
 _WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
+_ANY_PAGE_SIZE = 128  # that every implementation takes
 
 
 class ShardedAttention(AttentionBackend):
@@ -86,7 +87,7 @@ class ShardedAttention(AttentionBackend):
     def _cache_specs(self, cache: LayerCache) -> Any:
         """Which dimension of a layer's arrays is split: the same in all layers, and in caches of all sizes."""
         dtype = jax.tree.leaves(cache)[0].dtype.name
-        arrays = self._inner.cache_arrays(KVCacheSpec(1, 1, 8, 1, 8, dtype))[0]
+        arrays = self._inner.cache_arrays(KVCacheSpec(1, 1, _ANY_PAGE_SIZE, 1, 8, dtype))[0]
         specs: Any = jax.tree.map(lambda array: self._placement.spec(array.axes), arrays)
         return StackedCache(specs, _WHOLE) if isinstance(cache, StackedCache) else specs
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import jax
 from jax import monitoring
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 _Options = dict[str, str | bool]
 
@@ -40,6 +42,19 @@ def keep_compilations(directory: Path) -> None:
     }
     for name, value in settings.items():
         jax.config.update(name, value)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def no_kept_compilations() -> Iterator[None]:
+    """Within it nothing is looked up or stored, whatever directory is set."""
+    name, was_on = "jax_enable_compilation_cache", jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    jax.config.update(name, False)  # type: ignore[no-untyped-call]
+    reset_cache()  # or what the first compilation of the process found stays true
+    try:
+        yield
+    finally:
+        jax.config.update(name, was_on)  # type: ignore[no-untyped-call]
+        reset_cache()
 
 
 def compiled(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:

@@ -12,7 +12,7 @@ from penstock.engine.attention import KVCacheSpec, ShardedAttention
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import SHARE_OF_FREE_MEMORY, Deployment, deploy, useful_pages, with_pages
 from penstock.engine.errors import ConfigError
-from penstock.engine.execution.compilation import printed
+from penstock.engine.execution.compilation import no_kept_compilations, printed
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.steps import Steps
 from penstock.engine.loading.checkpoint import abstract_model
@@ -129,7 +129,8 @@ def plan(
         raise ConfigError(f"{config.parallelism} does not divide the {len(devices)} devices of {topology}")
     deployment = deploy(config, model, devices)
     layout = _lay_out(deployment, config, chip)
-    buckets = layout.buckets(only, progress)
+    with no_kept_compilations():  # jax cannot read back what was compiled for devices that are not there
+        buckets = layout.buckets(only, progress)
     return Plan(
         topology=topology,
         tensor=config.tensor_parallel,

@@ -15,7 +15,7 @@ from penstock.engine.planning import has_libtpu
 from penstock.engine.planning.topology import devices_of
 
 pytestmark = [
-    pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: pip install 'penstock[tpu]'"),
+    pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64"),
     pytest.mark.usefixtures("as_shipped"),
 ]
 
