@@ -53,13 +53,13 @@ class Replica:
     ) -> None:
         """With `takes_all` whatever comes waits in the engine; else it takes what can run, as a worker does."""
         self.scheduler = scheduler
+        self.now_s = 0.0
         self.busy_s = 0.0  # that the device computed
         self.num_steps = 0  # of the device: a dispatch may hold several
         self.num_rows = 0  # of those steps together: sequences that were computed in them
         self.served: list[Served] = []
         self._pace, self._timing, self._max_num_seqs, self._takes_all = pace, timing, max_num_seqs, takes_all
-        self._now_s = 0.0
-        self._clock = StepClock(lambda: self._now_s)
+        self._clock = StepClock(lambda: self.now_s)
         self._active: dict[Sequence, Served] = {}
         self._has_waiting = False  # after the last step, as the driver knows it
         self._in_flight: _InFlight | None = None
@@ -85,7 +85,7 @@ class Replica:
 
     def begin(self, now_s: float) -> float:
         """Plans and dispatches a step. Returns when the outputs of the one before it will be there."""
-        self._now_s = now_s
+        self.now_s = now_s
         self._clock.begin(is_idle=self._in_flight is None)
         plan = self.scheduler.plan(self._pace)
         self._ending, self._in_flight = self._in_flight, None
@@ -94,10 +94,10 @@ class Replica:
         elif self._ending is None:
             raise AssertionError(f"{len(self._active)} requests are there, and none can be computed")
         if self._ending is not None:
-            self._now_s = max(self._now_s, self._ending.end_s)
+            self.now_s = max(self.now_s, self._ending.end_s)
             self._clock.ended()
-            self._now_s += self._timing.commit_s(self._ending.shape)
-        return self._now_s
+            self.now_s += self._timing.commit_s(self._ending.shape)
+        return self.now_s
 
     def commit(self) -> float:
         """The results become outputs. Returns when the next turn begins, if there is work and none comes first."""
@@ -107,14 +107,14 @@ class Replica:
                 self._commit_step(ending.plan, step)
             self._clock.committed()
         self._has_waiting = bool(self.scheduler.waiting)
-        return self._now_s + self._clock.slack_s()
+        return self.now_s + self._clock.slack_s()
 
     def _dispatch(self, plan: StepPlan) -> None:
         shape = StepShape.of(plan)
-        self._now_s += self._timing.plan_s(shape)
+        self.now_s += self._timing.plan_s(shape)
         self._clock.dispatched(foretold_s(plan, self._pace))
         step_s = self._timing.step_s(shape)
-        self._device_free_s = max(self._now_s, self._device_free_s) + step_s
+        self._device_free_s = max(self.now_s, self._device_free_s) + step_s
         self._in_flight = _InFlight(plan, shape, self._device_free_s)
         self.busy_s += step_s
         self.num_steps += shape.num_steps
@@ -127,7 +127,7 @@ class Replica:
                 continue
             self.scheduler.commit(row, served.request.output_id(served.number) if row.num_sampled else None)
             if row.num_sampled:
-                served.stamps_s.append(self._now_s)
+                served.stamps_s.append(self.now_s)
             if served.is_complete:
                 self.scheduler.finish(row.sequence)
                 served.num_cached = row.sequence.num_cached
