@@ -56,7 +56,7 @@ def foretold(engine: Engine, trace: Trace, steps: MeasuredSteps) -> Figures:
     """The simulation's medians over several draws."""
     found = []
     for seed in range(_DRAWS):
-        figures = simulate(trace, [replica_like(engine, replace(steps, seed=seed))]).slice
+        figures = simulate(trace, [replica_like(engine, replace(steps, seed=seed))]).total
         found.append(
             {
                 "output tokens/s": figures.output_tokens_per_s,

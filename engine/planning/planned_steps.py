@@ -105,12 +105,12 @@ class PlannedSteps:
         return total / self._model.num_layers
 
 
-def planned_replicas(plan: Plan, model: ModelConfig, config: EngineConfig) -> list[Replica]:
-    """As many as the slice of `plan` has, which was made of this model and these settings."""
+def planned_replicas(plan: Plan, model: ModelConfig, config: EngineConfig, slices: int = 1) -> list[Replica]:
+    """Those of so many slices of `plan`, which was made of this model and these settings."""
     deployment = deploy(config, model, devices_of(plan.topology))
     timing = PlannedSteps(plan, deployment)
     pace = timing.pace(config)
-    return [_replica(plan, deployment, timing, pace) for _ in range(plan.replicas)]
+    return [_replica(plan, deployment, timing, pace) for _ in range(slices * plan.replicas)]
 
 
 def _replica(plan: Plan, deployment: Deployment, timing: PlannedSteps, pace: Pace) -> Replica:

@@ -37,7 +37,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of a slice, or of one replica in it. Rates count from the first arrival of all to the last token of all.
+    """Of a fleet, or of one replica in it. Rates count from the first arrival of all to the last token of all.
 
     TTFT: from the arrival to the first token, the wait in the queue included. ITL: between two tokens of one request;
     several of one dispatch come at once.
@@ -60,7 +60,7 @@ class Figures:
 class Simulated:
     seconds: float  # from the first arrival to the last token
     longest_queue: int  # requests that waited for a replica with room, at once
-    slice: Figures
+    total: Figures
     replicas: tuple[Figures, ...]
 
 

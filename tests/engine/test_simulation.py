@@ -77,11 +77,11 @@ def test_a_lone_request_takes_a_step_for_each_token() -> None:
     found = simulated(one, asked(5.0, 20, 3))
     assert stamps_ms(one, 0) == [5020, 5030, 5040]
     assert one.served[0].ttft_s == pytest.approx(0.020)
-    assert (found.slice.itl_s.p50, found.slice.itl_s.p99) == (pytest.approx(0.010), pytest.approx(0.010))
+    assert (found.total.itl_s.p50, found.total.itl_s.p99) == (pytest.approx(0.010), pytest.approx(0.010))
     assert found.seconds == pytest.approx(0.040)
-    assert found.slice.output_tokens_per_s == pytest.approx(3 / 0.040)
-    assert found.slice.utilisation == pytest.approx(1.0)
-    assert (found.slice.steps, found.slice.sequences_per_step, found.longest_queue) == (4, 1.0, 0)
+    assert found.total.output_tokens_per_s == pytest.approx(3 / 0.040)
+    assert found.total.utilisation == pytest.approx(1.0)
+    assert (found.total.steps, found.total.sequences_per_step, found.longest_queue) == (4, 1.0, 0)
 
 
 def test_with_one_slot_the_second_waits_for_the_first_to_end() -> None:
@@ -112,7 +112,7 @@ def test_the_device_waits_for_a_host_that_takes_longer_than_a_step() -> None:
     assert stamps_ms(hidden, 0) == [17, 27, 37, 47]
     found = simulated(slow, asked(0.0, 4, 4))
     assert stamps_ms(slow, 0) == [25, 40, 55, 65]
-    assert found.slice.utilisation == pytest.approx(40 / 65)
+    assert found.total.utilisation == pytest.approx(40 / 65)
 
 
 def test_an_end_that_the_scheduler_cannot_foresee_costs_a_step() -> None:
@@ -135,7 +135,7 @@ def test_replicas_share_what_comes_in_turn() -> None:
     found = simulated(fleet, *(asked(0.0, 4, 2) for _ in range(6)))
     assert [figures.requests for figures in found.replicas] == [2, 2, 2]
     assert (found.seconds, found.longest_queue) == (pytest.approx(0.040), 3)
-    assert found.slice.output_tokens_per_s == pytest.approx(12 / 0.040)
+    assert found.total.output_tokens_per_s == pytest.approx(12 / 0.040)
     assert found.replicas[0].output_tokens_per_s == pytest.approx(4 / 0.040)
 
 
@@ -150,8 +150,8 @@ def test_a_prefix_that_is_cached_is_not_computed_again() -> None:
         return [TracedRequest(time_s, 40, 2, 2, num_prefix=num_prefix) for time_s in (0.0, 1.0)]
 
     alone, shared = replica(Even()), replica(Even())
-    assert simulated(alone, *requests(0)).slice.cached_tokens == 0
-    assert simulated(shared, *requests(30)).slice.cached_tokens == 28  # whole pages of 4
+    assert simulated(alone, *requests(0)).total.cached_tokens == 0
+    assert simulated(shared, *requests(30)).total.cached_tokens == 28  # whole pages of 4
     assert [round(each.ttft_s, 6) for each in alone.served] == [0.030, 0.030]
     assert [round(each.ttft_s, 6) for each in shared.served] == [0.030, 0.010]
 
@@ -159,7 +159,7 @@ def test_a_prefix_that_is_cached_is_not_computed_again() -> None:
 def test_too_few_pages_preempt_and_all_come_to_their_ends() -> None:
     one = replica(Even(), num_pages=18, max_model_len=64)
     found = simulated(one, *(asked(0.0, 8, 40) for _ in range(4)))
-    assert found.slice.preemptions > 0
+    assert found.total.preemptions > 0
     assert all(each.is_complete for each in one.served)
     one.scheduler.check()
 
@@ -226,6 +226,6 @@ def test_the_steps_are_those_of_a_real_engine(
     found = simulated(one, *requests)
     stats = engine.stats()
     assert timing.shapes == expected
-    assert (found.slice.preemptions, found.slice.cached_tokens) == (stats.preemptions_total, stats.cached_tokens_total)
-    assert (found.slice.preemptions > 0) == ("num_pages" in more)
+    assert (found.total.preemptions, found.total.cached_tokens) == (stats.preemptions_total, stats.cached_tokens_total)
+    assert (found.total.preemptions > 0) == ("num_pages" in more)
     assert not num_prefix or stats.cached_tokens_total

@@ -27,8 +27,9 @@ def plan(
     tensor: Annotated[int | None, typer.Option(help="Devices per copy of the model; none: all of the slice.")] = None,
     context: Annotated[int, typer.Option(help="Tokens of each sequence in the estimates.", min=1)] = 1024,
     trace: Annotated[
-        Path | None, typer.Option(help="JSON Lines of arrivals and lengths: simulate the slice that serves them.")
+        Path | None, typer.Option(help="JSON Lines of arrivals and lengths: simulate a fleet that serves them.")
     ] = None,
+    slices: Annotated[int, typer.Option(help="Slices that serve the trace together.", min=1)] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compile a model for a slice of TPUs, with no TPU and no weights, and say what fits and how fast it could be.
@@ -43,7 +44,9 @@ def plan(
     require_worker_extra()
     if settings.model is None:
         raise SettingsError(f"no model is set: give {flag('model')} a preset, a folder or a config.json")
+    if trace is None and slices > 1:
+        raise SettingsError(f"--slices {slices} is for --trace: without one, one slice is planned")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a device of this machine is not needed, and may be in use
-    from penstock.worker.cli.planning import run  # loads jax, which --help and a light install do without
+    from penstock.worker.cli.planning import Wanted, run  # loads jax, which --help and a light install do without
 
-    run(settings, topology, tensor, context, trace, as_json=as_json)
+    run(settings, Wanted(topology, tensor, context, trace, slices), as_json=as_json)

@@ -19,7 +19,7 @@ NOT_MEASURED = (
 
 
 def simulated_as_dict(simulated: Simulated) -> dict[str, Any]:
-    """Times in seconds. Rates of a replica count over the time of the slice."""
+    """Times in seconds. Rates of a replica count over the time of all."""
     return {"step_times": NOT_MEASURED, **asdict(simulated)}
 
 
@@ -31,7 +31,7 @@ def show_simulated(screen: Console, simulated: Simulated, source: str) -> None:
         "sequences/step", "busy", "preemptions",
         title="simulated", title_justify="left",
     )  # fmt: skip
-    table.add_row("slice", *_cells(simulated.slice))
+    table.add_row("total", *_cells(simulated.total))
     for number, figures in enumerate(simulated.replicas, 1) if len(simulated.replicas) > 1 else ():
         table.add_row(f"replica {number}", *_cells(figures))
     screen.print(table)
