@@ -1,17 +1,22 @@
 """Whether the simulator that `penstock plan --trace` uses foretells what a real engine on CPU does.
 
     python -m benchmarks.simulation --model tiny --rounds 8
+    python -m benchmarks.simulation --paced --model nano --rates 8 16 --fitted-rate 12
 
 Runs alternate: traces whose steps are recorded, then one that is to be foretold, with other lengths and arrivals. The
 step times fitted to the runs before and after it, and its own lengths and arrivals, are all that the simulation gets.
 Nobody speculates on either side. Printed is each figure of the real runs, how far apart they are, and simulated over
-real, pair by pair: the median over rounds, also with the steps of the very run, which leaves out how the machine's
-speed changed meanwhile. A JSON line goes to `benchmarks/results/simulation.jsonl`.
+real, pair by pair: the median over rounds, and over those in which steps were as long after the run as before; and with
+the steps of the very run, which leaves out how the machine's speed changed meanwhile. With --paced the engine is the
+real one and its device a timer, as an accelerator is to a host: other work on the machine hardly shows.
+
+A JSON line goes to `benchmarks/results/simulation.jsonl`.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +26,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.engine import engine_arguments, loaded_engine, shared_load
+from benchmarks.paced_engine import paced_engine
 from benchmarks.step_recording import MeasuredSteps, StepRecord, recorded
 from benchmarks.tables import table_of
 from penstock.engine import Engine
@@ -38,6 +44,7 @@ from penstock.worker.bench.summary import Summary
 RESULTS = Path(__file__).parent / "results"
 _DRAWS = 3  # simulations of a trace
 _FITTED_SEED = 1000
+_STEADY = 1.1  # the machine is where steps do not get slower or quicker by more
 
 Figures = Mapping[str, float]
 
@@ -106,6 +113,11 @@ class Pair:
     real: Figures
     told: Figures  # by the steps of other traces
     told_by_own: Figures
+    drift: float  # by how much its steps would have been longer after it than before, by what was recorded
+
+    @property
+    def is_steady(self) -> bool:
+        return abs(math.log(self.drift)) < math.log(_STEADY)
 
 
 def runs(engine: Engine, arguments: argparse.Namespace, kept: list[StepRecord]) -> Iterator[tuple[str, Pair]]:
@@ -118,8 +130,23 @@ def runs(engine: Engine, arguments: argparse.Namespace, kept: list[StepRecord]) 
         after = recorded_steps(engine, arguments) if given is None else []
         kept += after
         trace, steps = trace_of(load), given or MeasuredSteps.fitted(before + after)
-        yield name, Pair(real, foretold(engine, trace, steps), foretold(engine, trace, MeasuredSteps.fitted(own)))
+        yield (
+            name,
+            Pair(
+                real,
+                foretold(engine, trace, steps),
+                foretold(engine, trace, MeasuredSteps.fitted(own)),
+                1.0 if given else drift(before, after, own),
+            ),
+        )
         before = after
+
+
+def drift(before: Sequence[StepRecord], after: Sequence[StepRecord], own: Sequence[StepRecord]) -> float:
+    first_s, then_s = (
+        sum(steps.usual_s(record.shape) for record in own) for steps in map(MeasuredSteps.fitted, (before, after))
+    )
+    return then_s / first_s
 
 
 def recorded_steps(engine: Engine, arguments: argparse.Namespace) -> list[StepRecord]:
@@ -140,6 +167,7 @@ def rows(pairs: Mapping[str, Sequence[Pair]]) -> Iterator[dict[str, Any]]:
         for name in found[0].real:
             real = sorted(pair.real[name] for pair in found)
             ratios = sorted(pair.told[name] / pair.real[name] for pair in found)
+            steady = [pair.told[name] / pair.real[name] for pair in found if pair.is_steady]
             yield {
                 "load": load,
                 "figure": name,
@@ -150,6 +178,8 @@ def rows(pairs: Mapping[str, Sequence[Pair]]) -> Iterator[dict[str, Any]]:
                 "simulated/real": round(statistics.median(ratios), 3),
                 "from": round(ratios[0], 3),
                 "to": round(ratios[-1], 3),
+                "steady": round(statistics.median(steady), 3) if steady else math.nan,
+                "of": len(steady),
                 "by own steps": round(statistics.median(p.told_by_own[name] / p.real[name] for p in found), 3),
             }
 
@@ -161,11 +191,15 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[3.0, 6.0], help="of the traces that are foretold")
     parser.add_argument("--fitted-rate", type=float, default=4.5, help="of the traces whose steps are recorded")
     parser.add_argument("--fitted-requests", type=int, default=32)
+    parser.add_argument("--paced", action="store_true", help="a timer for a device; --model says no more than the ids")
     parser.add_argument("--keep", type=Path, help="write the step times fitted to all that was recorded to this file")
     parser.add_argument("--steps", type=Path, help="foretell by the step times in this file, and record none")
     arguments = parser.parse_args()
     machine = describe_machine()
-    engine, _ = loaded_engine(arguments, speculation="off")
+    if arguments.paced:
+        engine = paced_engine(64, arguments.max_batch_tokens)
+    else:
+        engine, _ = loaded_engine(arguments, speculation="off")
     pairs: dict[str, list[Pair]] = {}
     kept: list[StepRecord] = []
     for _ in range(arguments.rounds):
@@ -174,8 +208,8 @@ def main() -> None:
     if arguments.keep is not None:
         MeasuredSteps.fitted(kept).write(arguments.keep)
     table = list(rows(pairs))
-    title = f"{arguments.model} {arguments.dtype}, {arguments.rounds} rounds"
-    Console(width=160).print(table_of(title, table, digits=3))
+    title = "a paced device" if arguments.paced else f"{arguments.model} {arguments.dtype}"
+    Console(width=160).print(table_of(f"{title}, {arguments.rounds} rounds", table, digits=3))
     record = {
         "title": title,
         "options": {name: str(value) for name, value in vars(arguments).items()},
