@@ -178,7 +178,7 @@ def rows(pairs: Mapping[str, Sequence[Pair]]) -> Iterator[dict[str, Any]]:
                 "simulated/real": round(statistics.median(ratios), 3),
                 "from": round(ratios[0], 3),
                 "to": round(ratios[-1], 3),
-                "steady": round(statistics.median(steady), 3) if steady else math.nan,
+                "steady": round(statistics.median(steady), 3) if steady else None,
                 "of": len(steady),
                 "by own steps": round(statistics.median(p.told_by_own[name] / p.real[name] for p in found), 3),
             }

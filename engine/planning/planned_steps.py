@@ -57,7 +57,7 @@ class PlannedSteps:
         moved = self._program_bytes(num_tokens, num_rows, shape.num_steps > 1)
         moved += sum(self._kv_bytes(start + later) + (count - 1) * self._token_bytes for start, count in shape.chunks)
         moved += self._expert_bytes(num_tokens, shape)
-        keys = sum(self._keys_seen(start + later, count) for start, count in shape.chunks)
+        keys = sum(self._mean_keys(start + later, count) for start, count in shape.chunks)
         flops = self._padded_flops(num_tokens, num_rows) + keys * self._key_flops
         roofline_s = max(moved / self._chip.hbm_bytes_per_s, flops / self._chip.bf16_flops_per_s)
         return shape.num_steps * (roofline_s + collective_s(self._model, num_tokens, self._devices, self._chip))
@@ -99,9 +99,9 @@ class PlannedSteps:
     def _flops(self, num_tokens: int, num_rows: int) -> float:
         return step_flops(self._model, num_tokens, num_rows, 0) / self._devices
 
-    def _keys_seen(self, start: int, count: int) -> float:
+    def _mean_keys(self, start: int, count: int) -> float:
         """By the tokens of a chunk, themselves included; the mean over layers."""
-        total = sum(layers * _keys_in(window, start, count) for window, layers in self._windows.items())
+        total = sum(layers * keys_seen(window, start, count) for window, layers in self._windows.items())
         return total / self._model.num_layers
 
 
@@ -126,7 +126,7 @@ def _replica(plan: Plan, deployment: Deployment, timing: PlannedSteps, pace: Pac
     return Replica(scheduler, pace, timing, config.max_num_seqs)
 
 
-def _keys_in(window: int | None, start: int, count: int) -> int:
+def keys_seen(window: int | None, start: int, count: int) -> int:
     """Of tokens `[start, start + count)`, in a layer with that window."""
     if window is None:
         return count * start + count * (count + 1) // 2
