@@ -80,5 +80,6 @@ def test_two_slices_serve_twice_as_fast(model: ModelConfig, made: Plan) -> None:
     trace = Trace(tuple(TracedRequest(0.0, 200, 20, 20) for _ in range(256)))
     one, two = (simulate(trace, planned_replicas(made, model, CONFIG, slices)) for slices in (1, 2))
     assert [len(found.replicas) for found in (one, two)] == [2, 4]
-    assert two.total.output_tokens_per_s == pytest.approx(2 * one.total.output_tokens_per_s, rel=0.05)  # but for the beginning and the end
+    # But for the beginning and the end.
+    assert two.total.output_tokens_per_s == pytest.approx(2 * one.total.output_tokens_per_s, rel=0.05)
     assert one == simulate(trace, planned_replicas(made, model, CONFIG))
