@@ -8,7 +8,7 @@ served in turn, as Redis serves readers that block.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -30,9 +30,8 @@ class Percentiles:
     p99: float
 
     @classmethod
-    def of(cls, seconds: Iterable[float]) -> Percentiles:
-        values = np.fromiter(seconds, np.float64)
-        return cls(*map(float, np.percentile(values, (50, 90, 99)))) if values.size else cls(0.0, 0.0, 0.0)
+    def of(cls, seconds: np.ndarray) -> Percentiles:
+        return cls(*map(float, np.percentile(seconds, (50, 90, 99)))) if seconds.size else cls(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +146,8 @@ def _figures(replicas: Sequence[Replica], seconds: float) -> Figures:
         cached_tokens=sum(each.num_cached for each in served),
         output_tokens=output_tokens,
         output_tokens_per_s=output_tokens / seconds,
-        ttft_s=Percentiles.of(each.ttft_s for each in served),
-        itl_s=Percentiles.of(gap for each in served for gap in np.diff(each.stamps_s)),
+        ttft_s=Percentiles.of(np.array([each.ttft_s for each in served])),
+        itl_s=Percentiles.of(np.concatenate([np.empty(0), *(np.diff(each.stamps_s) for each in served)])),
         utilisation=sum(replica.busy_s for replica in replicas) / seconds / len(replicas),
         steps=num_steps,
         sequences_per_step=sum(replica.num_rows for replica in replicas) / max(1, num_steps),
