@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -26,7 +27,8 @@ from penstock.engine.scheduling.step_plan import StepPlan
 _WAITED_S = 0.2e-3  # a host that waited less may have come after the end
 _KNOTS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # tokens of a step
 _ROUNDS = 4  # of reweighting
-_NUM_RATIOS = 200
+_KEPT = 2000  # records at most, of which ratios are drawn
+_ALIKE = 30  # of them are about as long as a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,8 @@ def _records(turns: list[_Turn]) -> Iterator[StepRecord]:
 class MeasuredSteps:
     """A `StepTiming` that was fitted: seconds are linear in tokens between the knots, in sampled rows and in pairs.
 
-    Each step takes what the fit says times a ratio, drawn from those by which recorded steps differed from it: so the
-    same machine's unrest is in the simulation. The same seed draws the same.
+    Each step takes what the fit says times a ratio, drawn from those by which recorded steps of about that length
+    differed from it: so the same machine's unrest is in the simulation. The same seed draws the same.
     """
 
     tokens_s: dict[int, float]  # by knot, of one step
@@ -122,8 +124,7 @@ class MeasuredSteps:
     pair_s: float
     host_plan_s: tuple[float, float]  # of a step, and of each row
     host_commit_s: tuple[float, float]
-    ratios: tuple[float, ...]  # sorted
-    num_records: int
+    recorded: tuple[tuple[float, float], ...]  # steps: seconds by the fit, in order, and how many times that it took
     seed: int = 0
     _draws: random.Random = field(init=False, repr=False, compare=False)
 
@@ -139,22 +140,22 @@ class MeasuredSteps:
         seconds = np.array([record.step_s or 0.0 for record in known])
         weights = _fit(features, seconds)
         fitted_s = features @ weights
-        ratios = np.quantile(seconds / fitted_s, np.linspace(0, 1, _NUM_RATIOS))
+        recorded = sorted(zip(fitted_s.tolist(), (seconds / fitted_s).tolist(), strict=True))
         return cls(
             dict(zip(knots, map(float, weights), strict=False)),
             float(weights[-2]),
             float(weights[-1]),
             _per_row([(len(record.shape.chunks), record.plan_s) for record in records]),
             _per_row([(len(record.shape.chunks), record.commit_s) for record in records]),
-            tuple(map(float, ratios)),
-            len(known),
+            tuple(recorded[:: -(-len(recorded) // _KEPT)]),
         )
 
     @classmethod
     def read(cls, path: Path) -> MeasuredSteps:
         kept = json.loads(path.read_text())
         kept["tokens_s"] = {int(knot): seconds for knot, seconds in kept["tokens_s"].items()}
-        for name in ("host_plan_s", "host_commit_s", "ratios"):
+        kept["recorded"] = tuple(map(tuple, kept["recorded"]))
+        for name in ("host_plan_s", "host_commit_s"):
             kept[name] = tuple(kept[name])
         return cls(**kept)
 
@@ -169,7 +170,10 @@ class MeasuredSteps:
         return float(np.array(_features(shape, knots)) @ weights)
 
     def step_s(self, shape: StepShape) -> float:
-        return self.usual_s(shape) * self._draws.choice(self.ratios)
+        usual_s = self.usual_s(shape)
+        place = bisect(self.recorded, (usual_s,))
+        first = max(0, min(place - _ALIKE // 2, len(self.recorded) - _ALIKE))
+        return usual_s * self._draws.choice(self.recorded[first : first + _ALIKE])[1]
 
     def plan_s(self, shape: StepShape) -> float:
         return self.host_plan_s[0] + self.host_plan_s[1] * len(shape.chunks)
