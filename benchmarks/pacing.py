@@ -12,24 +12,24 @@ import argparse
 import random
 import statistics
 from collections.abc import Iterator
-from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from benchmarks.simulation import trace_of
 from benchmarks.tables import table_of
-from penstock.engine import Request, SamplingParams
 from penstock.engine.execution.geometry import Geometry
+from penstock.engine.planning.replica import Replica
+from penstock.engine.planning.simulation import simulate
+from penstock.engine.planning.step_times import StepShape
 from penstock.engine.scheduling.pace import Pace, StepTimes
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Scheduler
-from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.scheduling.slack import StepClock, foretold_s
-from penstock.engine.scheduling.step_plan import StepPlan
 from penstock.worker.bench.arrivals import Arrivals
-from penstock.worker.bench.datasets import BenchRequest, random_requests
+from penstock.worker.bench.datasets import random_requests
+from penstock.worker.bench.load import Load
 
 GEOMETRY = Geometry(max_num_seqs=64, max_batch_tokens=512, max_model_len=1024, page_size=16, vocab_size=8192)
 HOST_S = 0.3e-3  # planning and dispatching
@@ -57,63 +57,30 @@ DEVICES = {
 }
 
 
-class Simulation:
-    """An engine's loop: a step is planned and dispatched while the one before it runs."""
+class UnevenSteps:
+    """A `StepTiming` of a device, whose steps take up to NOISE longer than is known."""
 
-    def __init__(self, device: Device, pace: Pace, *, waits: bool, seed: int) -> None:
-        self.now_s = 0.0
-        self.stamps_s: dict[str, list[float]] = {}
-        self._measured, self._pace, self._waits = Pace(device.times()), pace, waits
-        self._clock = StepClock(lambda: self.now_s)
+    def __init__(self, device: Device, seed: int) -> None:
+        self._times = device.times()
         self._noise = random.Random(seed)
-        self._scheduler = Scheduler(
-            PagePool(4096, GEOMETRY.page_size, prefix_caching=False), max_num_seqs=GEOMETRY.max_num_seqs,
-            max_batch_tokens=GEOMETRY.max_batch_tokens, max_model_len=GEOMETRY.max_model_len,
-        )  # fmt: skip
-        self._in_flight: tuple[StepPlan, float] | None = None  # with its end
 
-    def run(self, requests: Rows[BenchRequest], times_s: Rows[float]) -> None:
-        coming = list(enumerate(zip(requests, times_s, strict=True)))[::-1]
-        while coming or self._scheduler.running or self._scheduler.waiting or self._in_flight:
-            if not (self._scheduler.running or self._scheduler.waiting or self._in_flight):
-                self.now_s = max(self.now_s, coming[-1][1][1])
-            if self._waits:
-                self.now_s += self._clock.slack_s()
-            while coming and coming[-1][1][1] <= self.now_s:
-                number, (request, _) = coming.pop()
-                self._add(number, request)
-            self._step()
+    def step_s(self, shape: StepShape) -> float:
+        usual_s = self._times.step_s(shape.num_tokens, shape.num_sampled, shape.num_pairs)
+        return usual_s * (1 + self._noise.uniform(0, NOISE))
 
-    def _add(self, number: int, request: BenchRequest) -> None:
-        ids = tuple(part for part in request.prompt if isinstance(part, int))
-        params = SamplingParams(max_tokens=request.max_tokens)
-        self.stamps_s[str(number)] = []
-        self._scheduler.add(Sequence(Request(str(number), ids, params), 0, number))
+    def plan_s(self, shape: StepShape) -> float:
+        return HOST_S
 
-    def _step(self) -> None:
-        self._clock.begin(is_idle=self._in_flight is None)
-        plan, last = self._scheduler.plan(self._pace), self._in_flight
-        self._in_flight = None
-        if plan is not None:
-            self.now_s += HOST_S
-            usual_s = foretold_s(plan, self._measured)
-            assert usual_s is not None
-            self._clock.dispatched(usual_s)
-            start_s = self.now_s if last is None else max(self.now_s, last[1])
-            self._in_flight = plan, start_s + usual_s * (1 + self._noise.uniform(0, NOISE))
-        if last is not None:
-            self.now_s = max(self.now_s, last[1])
-            self._clock.ended()
-            self._commit(last[0])
+    def commit_s(self, shape: StepShape) -> float:
+        return 0.0
 
-    def _commit(self, plan: StepPlan) -> None:
-        for row in plan.rows:
-            self._scheduler.commit(row, 7 if row.num_sampled else None)
-            if row.num_sampled:
-                stamps_s = self.stamps_s[row.sequence.request.id]
-                stamps_s.append(self.now_s)
-                if len(stamps_s) == row.sequence.request.sampling.max_tokens:
-                    self._scheduler.finish(row.sequence)
+
+class Hasty(Replica):
+    """Plans a step as soon as it can, whenever the device needs it."""
+
+    def commit(self) -> float:
+        super().commit()
+        return self.now_s
 
 
 def main() -> None:
@@ -152,14 +119,18 @@ def simulated(
     device: Device, pace: Pace, count: int, rate: float | None, seed: int, *, waits: bool = True
 ) -> dict[str, float]:
     requests = random_requests(count, GEOMETRY.vocab_size, seed=seed)
-    times_s = (Arrivals() if rate is None else Arrivals("poisson", rate)).times_s(count, seed + 1)
-    simulation = Simulation(device, pace, waits=waits, seed=seed)
-    simulation.run(requests, times_s)
-    stamps_s = list(simulation.stamps_s.values())
-    first_s = [stamps[0] - time_s for stamps, time_s in zip(stamps_s, times_s, strict=True)]
-    gaps_s = np.concatenate([np.diff(stamps) for stamps in stamps_s])
+    arrivals = Arrivals() if rate is None else Arrivals("poisson", rate)
+    scheduler = Scheduler(
+        PagePool(4096, GEOMETRY.page_size, prefix_caching=False), max_num_seqs=GEOMETRY.max_num_seqs,
+        max_batch_tokens=GEOMETRY.max_batch_tokens, max_model_len=GEOMETRY.max_model_len,
+    )  # fmt: skip
+    kind = Replica if waits else Hasty
+    replica = kind(scheduler, pace, UnevenSteps(device, seed), GEOMETRY.max_num_seqs, takes_all=True)
+    simulate(trace_of(Load(tuple(requests), arrivals, seed=seed + 1)), [replica])
+    first_s = [served.ttft_s for served in replica.served]
+    gaps_s = np.concatenate([np.diff(served.stamps_s) for served in replica.served])
     return {
-        "seconds": round(simulation.now_s, 3),
+        "seconds": round(replica.now_s, 3),
         "TTFT p50, ms": round(1e3 * float(np.percentile(first_s, 50)), 1),
         "TTFT p90, ms": round(1e3 * float(np.percentile(first_s, 90)), 1),
         "ITL p50, ms": round(1e3 * float(np.percentile(gaps_s, 50)), 1),

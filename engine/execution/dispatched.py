@@ -49,12 +49,15 @@ class Dispatched:
         return self._results
 
     def drawn(self) -> Iterator[Drawn]:
-        """Waits for the step: what it means for each row, step by step if it is several."""
+        """Waits for the step: what it means for each row, step by step if it is several. A row may take part in the
+        first of them only: what is there for it after that means nothing.
+        """
         token_ids, logprobs = self.results()
         for step, sampled in enumerate(token_ids):
             found = None if logprobs is None else logprobs[step]
             for row, place in self.plan.places():
-                yield Drawn(row, _drawn_by(row, sampled, place), place, found)
+                if step < max(1, row.num_sampled):
+                    yield Drawn(row, _drawn_by(row, sampled, place), place, found)
 
     def newest(self) -> dict[Sequence, int]:
         """The token of each sequence that a grammar constrains. A step with one that samples is no loop of steps, and

@@ -80,7 +80,7 @@ def decode_step(
     model, devices = deployment.model, _devices(deployment)
     weights = step_weight_bytes(model, batch, deployment.placement)
     ideal = weights + batch * kv_sequence_bytes(model, deployment.kv_dtype, context + 1) // devices
-    counted = backbone.hbm_bytes + head.hbm_bytes + batch * _kv_bytes_moved(deployment, context)
+    counted = backbone.hbm_bytes + head.hbm_bytes + batch * kv_bytes_moved(deployment, context)
     counted += grouped_matmul_bytes(model, batch, deployment.placement, backbone.grouped_matmuls)
     flops = step_flops(model, batch, batch, batch * _mean(min(context, seen) for seen in _windows(model))) / devices
     return Step(
@@ -125,7 +125,7 @@ def kv_sequence_bytes(model: ModelConfig, kv_dtype: str, num_tokens: int) -> int
     return layer * sum(min(num_tokens, seen) for seen in _windows(model))
 
 
-def _kv_bytes_moved(deployment: Deployment, context: int) -> int:
+def kv_bytes_moved(deployment: Deployment, context: int) -> int:
     """On each device, for a token that decodes behind `context` others: of whole rows of pages, as they are padded."""
     pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
     spec = deployment.cache_spec(2)

@@ -80,6 +80,13 @@ def test_a_request_alone_and_resumed_at_any_token_gives_the_same(model: Path) ->
             assert tokens_of(engine, [resumed]) == [whole[done:]], (len(prompt), done)
 
 
+def test_a_request_alone_crosses_in_the_middle_of_a_dispatch(model: Path) -> None:
+    """What the steps behind the crossing sampled for it is not its own: with that committed it never ended."""
+    engine = Engine.from_checkpoint(model, replace(SMALL, decode_steps=4))
+    for prompt, whole in zip(PROMPTS, expected(model), strict=True):
+        assert tokens_of(engine, [Request(str(len(prompt)), prompt, PARAMS)]) == [whole], len(prompt)
+
+
 def test_a_model_whose_sequences_never_are_so_long_uploads_no_lengths(model: Path) -> None:
     engine = Engine.from_checkpoint(model, replace(SMALL, max_model_len=ORIGINAL))
     assert not engine._builder._geometry.has_lengths

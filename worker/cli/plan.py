@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from penstock.worker.settings_loading import SettingsError, flag
 
 _SETTINGS = (
     "model", "dtype", "weights", "activations", "max_model_len", "max_num_seqs", "max_batch_tokens", "page_size",
-    "num_pages", "kv_cache_dtype", "decode_steps", "attention", "expert_parallel",
+    "num_pages", "kv_cache_dtype", "decode_steps", "attention", "expert_parallel", "prefix_caching", "prefill_share",
 )  # fmt: skip
 
 
@@ -25,6 +26,10 @@ def plan(
     topology: Annotated[str, typer.Option(help="Chip and shape of the slice, such as v5e:2x4, v6e:2x2, tpu7x:2x2x1.")],
     tensor: Annotated[int | None, typer.Option(help="Devices per copy of the model; none: all of the slice.")] = None,
     context: Annotated[int, typer.Option(help="Tokens of each sequence in the estimates.", min=1)] = 1024,
+    trace: Annotated[
+        Path | None, typer.Option(help="JSON Lines of arrivals and lengths: simulate a fleet that serves them.")
+    ] = None,
+    slices: Annotated[int, typer.Option(help="Slices that serve the trace together.", min=1)] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compile a model for a slice of TPUs, with no TPU and no weights, and say what fits and how fast it could be.
@@ -32,11 +37,16 @@ def plan(
     --model takes a preset (Qwen3-0.6B, Llama-3.1-8B, Qwen3-32B, Qwen3-30B-A3B, Mixtral-8x7B, Gemma-3-27B,
     Llama-3.3-70B, gpt-oss-20b, gpt-oss-120b), a checkpoint's folder, a GGUF file, or a config.json. Every function
     that a worker would compile is compiled, so what does not fit fails here.
+
+    With --trace the real scheduler then runs on a virtual clock, one for each copy of the model, over arrivals such as
+    {"arrival_s": 0.35, "prompt_tokens": 812, "output_tokens": 120}, and says how many tokens come how soon.
     """
     require_worker_extra()
     if settings.model is None:
         raise SettingsError(f"no model is set: give {flag('model')} a preset, a folder or a config.json")
+    if trace is None and slices > 1:
+        raise SettingsError(f"--slices {slices} is for --trace: without one, one slice is planned")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a device of this machine is not needed, and may be in use
-    from penstock.worker.cli.planning import run  # loads jax, which --help and a light install do without
+    from penstock.worker.cli.planning import Wanted, run  # loads jax, which --help and a light install do without
 
-    run(settings, topology, tensor, context, as_json=as_json)
+    run(settings, Wanted(topology, tensor, context, trace, slices), as_json=as_json)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -14,42 +15,75 @@ from rich.table import Table
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.errors import EngineError
-from penstock.engine.planning import Plan, as_dict, planned_model
+from penstock.engine.planning import (
+    Plan,
+    Simulated,
+    Trace,
+    as_dict,
+    planned_model,
+    planned_replicas,
+    read_trace,
+    simulate,
+)
 from penstock.engine.planning import plan as planned
 from penstock.engine.planning.topology import devices_of
 from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.progress import shown
+from penstock.worker.cli.simulated import show_simulated, simulated_as_dict
 from penstock.worker.logs import configure_logs
 from penstock.worker.settings import DEMO_MODEL, Settings
 
 _GIB = 2**30
 
 
-def run(settings: Settings, topology: str, tensor: int | None, context: int, *, as_json: bool) -> None:
-    """Plans and prints.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the command is asked beside settings."""
+
+    topology: str
+    tensor: int | None
+    context: int
+    trace: Path | None
+    slices: int  # that serve the trace
+
+
+def run(settings: Settings, wanted: Wanted, *, as_json: bool) -> None:
+    """Plans and prints; with a trace, simulates what its slices would make of it.
 
     Raises:
-        CommandFailed: libtpu is missing, or the model is unknown, cannot be split so, or does not fit.
+        CommandFailed: libtpu is missing, or the model is unknown, cannot be split so, or does not fit; or a line of the
+            trace is wrong, or too long for the model.
     """
     configure_logs(settings.log_level, settings.log_format, sys.stderr)  # the plan alone goes to stdout
     try:
-        made = _plan(settings, topology, tensor, context)
+        made, simulated = _plan(settings, wanted, None if wanted.trace is None else read_trace(wanted.trace))
     except EngineError as error:
         raise CommandFailed(str(error)) from error
     if as_json:
-        typer.echo(json.dumps(as_dict(made), indent=2))
-    else:
-        _show(console(), made)
+        of_trace = {} if simulated is None else {"trace": simulated_as_dict(simulated)}
+        typer.echo(json.dumps(as_dict(made) | of_trace, indent=2))
+        return
+    _show(console(), made)
+    if simulated is not None:
+        show_simulated(console(), simulated, str(wanted.trace))
 
 
-def _plan(settings: Settings, topology: str, tensor: int | None, context: int) -> Plan:
+def _plan(settings: Settings, wanted: Wanted, trace: Trace | None) -> tuple[Plan, Simulated | None]:
     config = settings.engine_config()
     name = str(MODEL_DIR) if settings.model == DEMO_MODEL else settings.model or ""
     model = planned_model(name, config.dtype, config.weights)
-    config = replace(config, tensor_parallel=tensor or len(devices_of(topology)) // config.expert_parallel or 1)
-    with shown(f"compiling for {topology}", "programs") as report:
-        return planned(model, topology, config, context=context, progress=report)
+    if trace is not None:  # before anything takes minutes
+        trace.check(config.max_model_len or model.max_position)
+    tensor = wanted.tensor or len(devices_of(wanted.topology)) // config.expert_parallel or 1
+    config = replace(config, tensor_parallel=tensor)
+    with shown(f"compiling for {wanted.topology}", "programs") as report:
+        made = planned(model, wanted.topology, config, context=wanted.context, progress=report)
+    if trace is None:
+        return made, None
+    trace.check(made.max_model_len)  # pages may hold less than the model takes
+    with shown("simulating", "requests") as report:
+        return made, simulate(trace, planned_replicas(made, model, config, wanted.slices), report)
 
 
 def _show(screen: Console, made: Plan) -> None:

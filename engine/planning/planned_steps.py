@@ -1,0 +1,141 @@
+"""How long steps of a planned replica take at best, from what the compiler made of them. Nothing here was measured.
+
+A step padded to its bucket takes the longer of bytes over bandwidth and FLOPs over peak, and then its collectives, as
+`roofline.py` has it:
+
+- Bytes: those of the bucket's backbone and head, counted from their HLO; the pages that kernels move, for the contexts
+  that rows have; the experts of a grouped matmul. A chunk of a prompt reads its context once, and writes its tokens.
+  Where the compiler cannot print a program, its weights once stand for the HLO.
+  Rows are sampled with temperature and filters, as most checkpoints ask for.
+- FLOPs: of all tokens and rows of the buckets, padding included, and of the keys that the real tokens see.
+
+The host's share is processor time that `benchmarks.host` found on the machine of docs/performance.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+
+from penstock.engine.config import EngineConfig
+from penstock.engine.deployment import Deployment, deploy
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.models import ModelConfig
+from penstock.engine.planning.plan import Plan
+from penstock.engine.planning.replica import Replica
+from penstock.engine.planning.roofline import collective_s, kv_bytes_moved, kv_token_bytes, logits_s, step_flops
+from penstock.engine.planning.step_times import StepShape
+from penstock.engine.planning.topology import devices_of
+from penstock.engine.planning.weights import grouped_matmul_bytes, step_weight_bytes
+from penstock.engine.scheduling.pace import Pace, StepTimes
+from penstock.engine.scheduling.page_pool import PagePool
+from penstock.engine.scheduling.scheduler import Scheduler
+
+HOST_STEP_S, HOST_ROW_S = 60e-6, 6e-6
+"""Of the host, for a step and for each of its rows; half of it before the dispatch, half with the results."""
+
+
+class PlannedSteps:
+    """The `StepTiming` of one replica."""
+
+    def __init__(self, plan: Plan, deployment: Deployment) -> None:
+        """`deployment` is what `plan` was made of, with all of its buckets."""
+        self.geometry: Geometry = deployment.geometry(plan.max_model_len)
+        self._deployment, self._chip, self._loop_steps = deployment, plan.chip, plan.decode_steps
+        self._model, self._devices = deployment.model, plan.tensor * plan.expert
+        self._traffic = {
+            (bucket.kind, bucket.size): bucket.full_traffic if bucket.kind == "head" else bucket.traffic
+            for bucket in plan.buckets
+        }
+        self._windows = Counter(block.attention.sliding_window for block in self._model.blocks)
+        self._token_bytes = kv_token_bytes(self._model, deployment.kv_dtype) // self._devices
+        self._key_flops = step_flops(self._model, 0, 0, 1) / self._devices
+        self._padded_flops = lru_cache(maxsize=None)(self._flops)
+        self._program_bytes = lru_cache(maxsize=None)(self._bytes)
+        self._kv_bytes = lru_cache(maxsize=None)(lambda context: kv_bytes_moved(deployment, context))
+
+    def step_s(self, shape: StepShape) -> float:
+        num_rows = self.geometry.row_bucket(shape.num_sampled) if shape.num_sampled else 0
+        num_tokens = num_rows if shape.num_steps > 1 else self.geometry.token_bucket(shape.num_tokens)
+        later = shape.num_steps // 2  # half-way through them, contexts are as much longer
+        moved = self._program_bytes(num_tokens, num_rows, shape.num_steps > 1)
+        moved += sum(self._kv_bytes(start + later) + (count - 1) * self._token_bytes for start, count in shape.chunks)
+        moved += self._expert_bytes(num_tokens, shape)
+        keys = sum(self._mean_keys(start + later, count) for start, count in shape.chunks)
+        flops = self._padded_flops(num_tokens, num_rows) + keys * self._key_flops
+        roofline_s = max(moved / self._chip.hbm_bytes_per_s, flops / self._chip.bf16_flops_per_s)
+        links_s = collective_s(self._model, num_tokens, self._devices, self._chip)
+        if num_rows:
+            links_s += logits_s(self._model, num_rows, self._devices, self._chip, is_drawn=True)
+        return shape.num_steps * (roofline_s + links_s)
+
+    def plan_s(self, shape: StepShape) -> float:
+        return 0.5 * (HOST_STEP_S + HOST_ROW_S * len(shape.chunks))
+
+    def commit_s(self, shape: StepShape) -> float:
+        return 0.5 * (HOST_STEP_S + HOST_ROW_S * len(shape.chunks)) * shape.num_steps
+
+    def pace(self, config: EngineConfig) -> Pace:
+        """What the warm-up of such a replica would find."""
+        geometry = self.geometry
+        prompt_s = {size: self.step_s(StepShape(((0, size),), 1)) for size in geometry.token_buckets}
+        decode_s = {size: self.step_s(StepShape(((1, 1),) * size, size)) for size in geometry.row_buckets}
+        count = geometry.token_buckets[0]
+        context = max(1, geometry.max_model_len - count)
+        longer_s = self.step_s(StepShape(((context, count),), 1)) - prompt_s[count]
+        times = StepTimes(prompt_s, decode_s, max(0.0, longer_s) / (count * context))
+        loops = dict.fromkeys(geometry.row_buckets, self._loop_steps) if self._loop_steps > 1 else {}
+        return Pace(times, config.prefill_share, loops)
+
+    def _bytes(self, num_tokens: int, num_rows: int, is_loop: bool) -> float:
+        """Of the programs of one step, without what kernels move."""
+        if is_loop:
+            moved = [self._traffic["loop", num_rows].hbm_bytes / self._loop_steps]
+        else:
+            sizes = [("backbone", num_tokens), *([("head", num_rows)] if num_rows else [])]
+            moved = [self._traffic[size].hbm_bytes for size in sizes]
+        return sum(moved) if all(moved) else step_weight_bytes(self._model, num_tokens, self._deployment.placement)
+
+    def _expert_bytes(self, num_tokens: int, shape: StepShape) -> int:
+        traffic = self._traffic["loop" if shape.num_steps > 1 else "backbone", num_tokens]
+        num_matmuls = traffic.grouped_matmuls // (self._loop_steps if shape.num_steps > 1 else 1)
+        if not num_matmuls:
+            return 0
+        return grouped_matmul_bytes(self._model, shape.num_tokens, self._deployment.placement, num_matmuls)
+
+    def _flops(self, num_tokens: int, num_rows: int) -> float:
+        return step_flops(self._model, num_tokens, num_rows, 0) / self._devices
+
+    def _mean_keys(self, start: int, count: int) -> float:
+        """By the tokens of a chunk, themselves included; the mean over layers."""
+        total = sum(layers * keys_seen(window, start, count) for window, layers in self._windows.items())
+        return total / self._model.num_layers
+
+
+def planned_replicas(plan: Plan, model: ModelConfig, config: EngineConfig, slices: int = 1) -> list[Replica]:
+    """Those of so many slices of `plan`, which was made of this model and these settings."""
+    deployment = deploy(config, model, devices_of(plan.topology))
+    timing = PlannedSteps(plan, deployment)
+    pace = timing.pace(config)
+    return [_replica(plan, deployment, timing, pace) for _ in range(slices * plan.replicas)]
+
+
+def _replica(plan: Plan, deployment: Deployment, timing: PlannedSteps, pace: Pace) -> Replica:
+    config = deployment.config
+    scheduler = Scheduler(
+        PagePool(plan.num_pages, plan.page_size, windows=plan.needs.windows, prefix_caching=config.prefix_caching),
+        max_num_seqs=config.max_num_seqs,
+        max_batch_tokens=config.max_batch_tokens,
+        max_model_len=plan.max_model_len,
+        max_rows=timing.geometry.max_rows,
+        length_rule=deployment.length_rule,
+    )
+    return Replica(scheduler, pace, timing, config.max_num_seqs)
+
+
+def keys_seen(window: int | None, start: int, count: int) -> int:
+    """Of tokens `[start, start + count)`, in a layer with that window."""
+    if window is None:
+        return count * start + count * (count + 1) // 2
+    short = min(count, max(0, window - start))  # those that see less than the window has
+    return short * start + short * (short + 1) // 2 + (count - short) * window
