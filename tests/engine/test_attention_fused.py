@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
@@ -32,7 +32,12 @@ def fused(
     interpret: pltpu.InterpretParams, options: AttentionOptions = PLAIN, **values: Any
 ) -> Callable[..., tuple[jax.Array, StackedCache]]:
     """The kernel with these values, compiled once for all tests of the same shapes."""
-    return jax.jit(partial(FusedAttention(interpret=interpret, **values), options=options))
+    attention = FusedAttention(interpret=interpret, **values)
+
+    def attend(qkv: QKV, cache: StackedCache, batch: RaggedBatch, sinks: jax.Array | None = None) -> Any:
+        return attention(qkv, cache, attention.prepare(batch, cache.pages.shape[2]), options=options, sinks=sinks)
+
+    return jax.jit(attend)
 
 
 def run(
