@@ -24,9 +24,7 @@ class GroupedBatch:
     num_seqs: jax.Array  # i32 [1]
 
     def of(self, group: int) -> RaggedBatch:
-        return RaggedBatch(
-            self.slots[group], self.kv_lens, self.page_indices[group], self.cu_q_lens, self.num_seqs
-        )
+        return RaggedBatch(self.slots[group], self.kv_lens, self.page_indices[group], self.cu_q_lens, self.num_seqs)
 
 
 def attend_in_groups(attention: AttentionBackend, batch: GroupedBatch, page_size: int) -> Attend:

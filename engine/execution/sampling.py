@@ -45,37 +45,63 @@ class Survey(NamedTuple):
     """What is asked of each row of logits, whatever its parameters."""
 
     greedy: jax.Array  # i32 [num_rows]: its first maximum
+    top: jax.Array  # f32 [num_rows]: the logit of that
     is_sound: jax.Array  # bool [num_rows]: no logit is NaN or plus infinity; minus infinity is a token with no chance
 
 
 def survey(logits: jax.Array, *, is_native: bool = False) -> Survey:
     """Of f32 logits `[num_rows, vocab]`; `is_native`: by the CPU's kernel, which reads them once.
 
-    Soundness is asked of each logit, not of their maximum: XLA's maximum on CPU drops a NaN, from some shapes on.
+    XLA's maximum on CPU drops a NaN, from some shapes on, so there soundness is asked of each logit. Elsewhere a NaN is
+    the first maximum, and logits are read once.
     """
     if is_native:
         shape = logits.shape[:1]
         results = [jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.bool_)]  # type: ignore[no-untyped-call]
-        return Survey(*jax.ffi.ffi_call(SURVEY, results)(logits))
-    greedy = jax.lax.platform_dependent(logits, cpu=_argmax_on_cpu, default=partial(jnp.argmax, axis=-1))
-    return Survey(greedy.astype(jnp.int32), jnp.all(logits < jnp.inf, axis=-1))
+        greedy, is_sound = jax.ffi.ffi_call(SURVEY, results)(logits)
+        return Survey(greedy, _logits_of(greedy, logits), is_sound)
+    found: Survey = jax.lax.platform_dependent(logits, cpu=_survey_on_cpu, default=_survey)
+    return found
 
 
-def sample(logits: jax.Array, rows: SamplingRows, found: Survey) -> jax.Array:
-    """Draws one token per row, i32 `[num_rows]`, from f32 logits `[num_rows, vocab]`.
+def sample(
+    logits: jax.Array,
+    rows: SamplingRows,
+    found: Survey,
+    whole: Callable[[jax.Array], jax.Array] = lambda logits: logits,
+) -> jax.Array:
+    """Draws one token per row, i32 `[num_rows]`, from f32 logits `[num_rows, vocab]`, which `whole` makes of `logits`
+    where any row is not greedy.
 
     Filters apply in the order of Hugging Face's generate: temperature, top_k, top_p, min_p. Of equally likely tokens at
     a filter's edge all are kept; of equal maxima greedy takes the first. `found` has the first maximum of these logits,
     and whether the model's own were sound: a row whose were not gives NOT_A_TOKEN. One without a token that may be
     drawn gives NOTHING_LEFT.
     """
-    greedy, is_sound = found
     drawn = jax.lax.cond(
-        jnp.any(rows.temperature > 0), _draw, lambda _logits, _rows, greedy: greedy, logits, rows, greedy
+        jnp.any(rows.temperature > 0),
+        lambda logits, rows, greedy: _draw(whole(logits), rows, greedy),
+        lambda _logits, _rows, greedy: greedy,
+        *(logits, rows, found.greedy),
     )
-    sampled = jnp.where(rows.temperature > 0, drawn, greedy)
-    has_choice = jnp.take_along_axis(logits, greedy[:, None], axis=-1)[:, 0] > NEVER
-    return jnp.where(is_sound, jnp.where(has_choice, sampled, NOTHING_LEFT), NOT_A_TOKEN)
+    sampled = jnp.where(rows.temperature > 0, drawn, found.greedy)
+    return jnp.where(found.is_sound, jnp.where(found.top > NEVER, sampled, NOTHING_LEFT), NOT_A_TOKEN)
+
+
+def _survey(logits: jax.Array) -> Survey:
+    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    top = _logits_of(greedy, logits)
+    return Survey(greedy, top, top < jnp.inf)
+
+
+def _survey_on_cpu(logits: jax.Array) -> Survey:
+    greedy = _argmax_on_cpu(logits).astype(jnp.int32)
+    return Survey(greedy, _logits_of(greedy, logits), jnp.all(logits < jnp.inf, axis=-1))
+
+
+def _logits_of(token_ids: jax.Array, logits: jax.Array) -> jax.Array:
+    """Of one token for each row, `[num_rows]`."""
+    return jnp.take_along_axis(logits, token_ids[:, None], axis=-1)[:, 0]
 
 
 def _argmax_on_cpu(logits: jax.Array) -> jax.Array:

@@ -18,6 +18,7 @@ from penstock.engine.execution.geometry import NUM_SAMPLING_WORDS, Geometry
 from penstock.engine.execution.logprobs import Logprobs
 from penstock.engine.execution.sampling import sample, survey
 from penstock.engine.execution.sampling_state import SamplingState, filled, sampling_state
+from penstock.engine.execution.split_logits import split_survey
 from penstock.engine.execution.unpacking import lengths_at, unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.models import Decoder, LayerCache
 from penstock.engine.models.decoder import Unembedding
@@ -154,9 +155,13 @@ def _sample_rows(
 ) -> jax.Array:
     """Samples the first `num_rows` rows. Tokens are i32 `[max_rows]`, so that the next step has one shape for all."""
     unembedding = rebuild(params)
-    logits = gathered(unembedding(rows[:num_rows]), placement, geometry.vocab_size)
-    found = survey(logits, is_native=unembedding.is_native)
-    token_ids = sample(logits, unpack_sampling(sampling[:num_rows]), found)
+    logits, of_rows = unembedding(rows[:num_rows]), unpack_sampling(sampling[:num_rows])
+    if placement is None:
+        token_ids = sample(logits, of_rows, survey(logits, is_native=unembedding.is_native))
+    else:
+        found = split_survey(logits, placement, geometry.vocab_size)
+        whole = partial(gathered, placement=placement, vocab_size=geometry.vocab_size)
+        token_ids = sample(logits, of_rows, found, whole)
     return jnp.pad(token_ids, (0, geometry.max_rows - num_rows))
 
 

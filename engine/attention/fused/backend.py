@@ -169,8 +169,8 @@ def _rows(x: jax.Array, lanes: int) -> jax.Array:
 
 
 def _cost(q: jax.Array, pages: jax.Array, tables: StepTables) -> pl.CostEstimate:
-    """For XLA's schedule. How long sequences are, shapes do not say: as many as there can be of them decode, each behind
-    half of what its table has pages for.
+    """For XLA's schedule. Shapes do not say how long sequences are: as many as there can be decode, each behind half of
+    what its table has pages for.
     """
     num_tokens, num_heads, _ = q.shape
     num_kv_heads, page_size, width = pages.shape[1:]

@@ -42,13 +42,14 @@ def attend_kernel(
     q, *others = refs[NUM_TABLES:-_NUM_OWN]
     parts, sinks = others[:num_parts], others[num_parts + 1 :]  # between them the pages as they come in
     out, pages, buffer, arrived, written, pending, *held = refs[-_NUM_OWN:]
+    row, q_block, new_block, out_block, moved = held[6:]
     (head_sinks,) = sinks or (None,)
     kv = PageBlocks(blocks, tables, pages, buffer, arrived, written, pages_per_seq)
-    tokens = TokenBlock(Operands(q, tuple(parts), out), *held[7:10], moved=held[10], group=group)
+    tokens = TokenBlock(Operands(q, tuple(parts), out), q_block, new_block, out_block, moved, group)
     buffer[...] = jnp.zeros_like(buffer)  # what no page fills is multiplied with a weight of 0
-    tokens.out[...] = jnp.zeros_like(tokens.out)
+    out_block[...] = jnp.zeros_like(out_block)
     state = Softmax(layout, scores, head_sinks, None, *held[:3])
-    Decode(tables, kv, state, tokens, held[6], pending, window).run()
+    Decode(tables, kv, state, tokens, row, pending, window).run()
     state = Softmax(layout, scores, head_sinks, blocks.num_queries, *held[3:6])
     Prefill(tables, kv, state, tokens, window).run()
 

@@ -56,7 +56,7 @@ class Blocks:
     keys: int
     keys_at_once: int  # of a block, that prefill attends to: what it takes to compile grows with it
     heads_at_once: int  # KV heads that decode side by side
-    tile_rows: int  # of the part of a page that a decoded token is written back with
+    tile_rows: int  # of the least part of a page that is moved
 
 
 def blocks_for(

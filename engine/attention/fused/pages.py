@@ -56,20 +56,18 @@ class PageBlocks:
 
     def write_rows(self, seq: Int, block: Int, slot: Int, first_row: Int, end_row: Int) -> None:
         """Writes the tiles that hold the rows `[first_row, end_row)` of a buffer, and waits for it."""
-        first, end = self._tiles(first_row, end_row)
+        first, end = self._in_tiles(first_row, end_row)
         self._each_piece(first, end, lambda row, size: self._write(seq, block, slot, row, size).start())
         self._each_piece(first, end, lambda row, size: self._write(seq, block, slot, row, size).wait())
 
-    def _each_arrival(
-        self, seq: Int, block: Int, slot: Int, first: Int, end: Int, act: Callable[[Any], None]
-    ) -> None:
+    def _each_arrival(self, seq: Int, block: Int, slot: Int, first: Int, end: Int, act: Callable[[Any], None]) -> None:
         start = block * self.blocks.keys
 
         def arrive(row: Int, size: int) -> None:
             rows, held = self._places(seq, block, slot, row, size)
             act(pltpu.make_async_copy(held, rows, self.arrived.at[slot]))
 
-        self._each_piece(*self._tiles(first - start, end - start), arrive)
+        self._each_piece(*self._in_tiles(first - start, end - start), arrive)
 
     def _write(self, seq: Int, block: Int, slot: Int, row: Int, size: int) -> Any:
         rows, held = self._places(seq, block, slot, row, size)
@@ -85,15 +83,15 @@ class PageBlocks:
             self.pages.at[page, :, pl.ds(aligned(row % page_size, tile), size), :],
         )
 
-    def _tiles(self, first_row: Int, end_row: Int) -> tuple[jax.Array, jax.Array]:
+    def _in_tiles(self, first_row: Int, end_row: Int) -> tuple[jax.Array, jax.Array]:
         """Where the tiles that hold the rows `[first_row, end_row)` begin and end, of those in a buffer."""
         tile = self.blocks.tile_rows
         end = jnp.clip(pl.cdiv(end_row, tile) * tile, 0, self.blocks.keys)
         return jnp.clip(first_row // tile * tile, 0, end), end
 
     def _each_piece(self, first: Int, end: Int, work: Callable[[Int, int], None]) -> None:
-        """Runs `work` with the first row and the size of pieces that the tiles from row `first` to `end` of a buffer are
-        cut into, each within a page: whole pages, and powers of two of tiles where a page is not whole.
+        """Runs `work` with the first row and the size of each piece of a buffer's rows from `first` to `end`: whole
+        pages, and of others powers of two of tiles, within the page.
         """
         page_size = self._page_size
         first_page, end_page = pl.cdiv(first, page_size), end // page_size
@@ -103,7 +101,7 @@ class PageBlocks:
         self._each_part(jnp.maximum(end_page * page_size, head_end), end, work)
 
     def _each_part(self, first: Int, end: Int, work: Callable[[Int, int], None]) -> None:
-        """Of a page, less than the whole."""
+        """Of a page of which not all rows are meant."""
         tile = self.blocks.tile_rows
         count = (end - first) // tile
         for bit in reversed(range((self._page_size // tile - 1).bit_length())):
