@@ -18,6 +18,7 @@ from penstock.engine.execution.steps import Steps
 from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig, layer_runs
 from penstock.engine.planning.chips import Chip
+from penstock.engine.planning.cycles import LayerCycles, layer_cycles
 from penstock.engine.planning.hlo import Program, Traffic
 from penstock.engine.planning.roofline import Step, decode_step, prefill_step
 from penstock.engine.planning.topology import chip_of, devices_of
@@ -42,6 +43,7 @@ class Bucket:
     aliased_bytes: int
     traffic: Traffic
     layer_collectives: dict[str, float]  # in the loop over layers, of each of them
+    layer: LayerCycles | None  # of an iteration of that loop, in a backbone
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,7 @@ class _Layout:
             aliased_bytes=memory.alias_size_in_bytes,
             traffic=program.traffic(self.cache_bytes) if program else Traffic(),
             layer_collectives=self._layer_collectives(kind, program) if program else {},
+            layer=layer_cycles(text) if program and kind == "backbone" else None,
         )
 
     def _lower(self, kind: str, size: int) -> jax.stages.Lowered:
