@@ -21,7 +21,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
 from penstock.engine.planning import ALL_OPTIONS, as_dict, has_libtpu, plan, preset
-from penstock.engine.planning.plan import WRITING
+from penstock.engine.planning.compiling import WRITING
 
 RESULTS = Path(__file__).parent / "results" / "tpu_aot.md"
 CONTEXT = 1024
@@ -56,7 +56,7 @@ CASES = (
     Case("Llama-3.1-8B", "tpu7x:2x2x1", 1),
     Case("Qwen3-32B", "v6e:2x4", 8),
     Case("Llama-3.3-70B", "v6e:2x4", 8),
-    Case("Llama-3.3-70B", "v5e:4x4", 16),
+    Case("Llama-3.3-70B", "v6e:2x4", 8, kv_cache_dtype="float8_e4m3fn"),
     Case("Llama-3.3-70B", "tpu7x:2x2x1", 8),
 )
 CONFIG: dict[str, int] = {"max_num_seqs": 128, "max_batch_tokens": 512, "max_model_len": 8192}
@@ -143,14 +143,18 @@ _FITS = """## Does it fit
 | --- | --- | --- | --- | --- | --- | --- | --- |"""
 _BYTES = """## Bytes of a decode step over the ideal, per device
 
-| model, slice, split, attention | batch 1 | batch 32 | batch 128 | at most 1.10 |
-| --- | --- | --- | --- | --- |"""
+The last three columns are of a head of 128 rows: MB of a greedy one, and what it moves over that with temperature and
+every filter, and with all options that a request can have.
+
+| model, slice, split, attention | batch 1 | batch 32 | batch 128 | at most 1.10 | head MB | filtered | all options |
+| --- | --- | --- | --- | --- | --- | --- | --- |"""
 _SECONDS = """## Seconds of compiling
 
-On 2 cores, functions one after the other, which a worker compiles side by side. Seconds are of processor time, threads
-added up; the last column is of the clock, and a start with an empty compile cache waits for no more than that.
+On 2 cores, functions side by side, as a worker compiles them. Seconds of a function are of the clock, while others were
+compiled; the last two columns are of all functions: processor time, threads added up, and the clock, which a start with
+an empty compile cache waits for.
 
-| model, slice, split, attention | functions | steps, by tokens | heads, by rows | all options | loops | sum | clock |
+| model, slice, split, attention | functions | steps, by tokens | heads, by rows | all options | loops | CPU | clock |
 | --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
@@ -178,12 +182,24 @@ def _decode(name: str, figures: dict[str, Any]) -> str:
     cells = [f"{ratios[batch]:.3f}" if batch in ratios else "" for batch in (1, 32, 128)]
     holds = bool(ratios) and all(ratios[batch] <= MAX_RATIO for batch in (1, 32, 128) if batch in ratios)
     verdict = "not counted" if not ratios else "yes" if holds else "**no**"
-    return f"| {name} | {' | '.join(cells)} | {verdict} |"
+    return f"| {' | '.join([name, *cells, verdict, *_heads(figures)])} |"
+
+
+def _heads(figures: dict[str, Any]) -> list[str]:
+    def of(kind: str, traffic: str) -> int:
+        found = [b[traffic] for b in figures["buckets"] if (b["kind"], b["size"]) == (kind, CONFIG["max_num_seqs"])]
+        return sum(counts["read_bytes"] + counts["written_bytes"] for counts in found)
+
+    greedy = of("head", "traffic")
+    if not greedy:
+        return ["", "", ""]
+    others = of("head", "full_traffic"), of(ALL_OPTIONS, "full_traffic")
+    return [f"{greedy / 1e6:.0f}", *(f"{other / greedy:.2f}" for other in others)]
 
 
 def _seconds(name: str, figures: dict[str, Any]) -> str:
     def of(kind: str) -> str:
-        return ", ".join(f"{b['size']}: {b['compile_cpu_s']:.0f}" for b in figures["buckets"] if b["kind"] == kind)
+        return ", ".join(f"{b['size']}: {b['compile_s']:.0f}" for b in figures["buckets"] if b["kind"] == kind)
 
     kinds = [of(kind) for kind in ("backbone", "head", ALL_OPTIONS, "loop")]
     sums = [f"{figures[kind]:.0f}" for kind in ("compile_cpu_s", "compile_s")]

@@ -33,7 +33,8 @@ from penstock.engine.stats import EngineInfo
 
 DEFAULT_BUILD_DIR = Path.home() / ".cache" / "penstock"
 
-SHARE_OF_FREE_MEMORY = 0.9  # for the KV cache, where its size is not set
+_SHARE_OF_FREE_MEMORY = 0.9  # for the KV cache at most, where its size is not set
+_COPIES_OF_LOGITS = 7  # that sampling with all options has at once, at most: what compiling it for TPUs showed
 _DEFAULT_KV_CACHE_BYTES = 2**30  # where it is unknown how much memory is free
 
 
@@ -104,8 +105,19 @@ class Deployment:
         stats = self.devices[0].memory_stats()
         if not stats or "bytes_limit" not in stats:
             return _DEFAULT_KV_CACHE_BYTES
-        free = stats["bytes_limit"] - stats["bytes_in_use"] - self.sampling_bytes
-        return max(0, int(free * SHARE_OF_FREE_MEMORY))
+        return self.kv_bytes(stats["bytes_limit"] - stats["bytes_in_use"])
+
+    def kv_bytes(self, free_bytes: int) -> int:
+        """What the KV cache may have of memory that is free on each device with the weights in it."""
+        free = free_bytes - self.sampling_bytes
+        return max(0, min(int(free * _SHARE_OF_FREE_MEMORY), free - self.logits_bytes))
+
+    @property
+    def logits_bytes(self) -> int:
+        """Of what the largest head needs beside its arguments, on each device, at most."""
+        geometry = self.geometry(self.max_model_len)
+        rows = -(-geometry.max_rows // (1 if self.placement is None else self.placement.num_shares))
+        return _COPIES_OF_LOGITS * rows * self.model.vocab_rows * 4
 
     def describe(self, spec: KVCacheSpec) -> EngineInfo:
         """Of an engine with a cache of this size."""

@@ -17,7 +17,7 @@ from penstock.engine.execution.grammar_drafts import GrammarDrafts
 from penstock.engine.execution.masks import MaskBuilder
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import Runner
-from penstock.engine.execution.sampling import NOT_A_TOKEN, NOTHING_LEFT
+from penstock.engine.execution.sampling_rows import NOT_A_TOKEN, NOTHING_LEFT
 from penstock.engine.execution.step_memory import StepMemory
 from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults

@@ -92,17 +92,6 @@ def place(devices: Sequence[jax.Device], tensor: int, expert: int = 1) -> Placem
     return Placement(Mesh(grid, (DATA, EXPERT, TENSOR)) if expert > 1 else Mesh(grid[:, 0], (DATA, TENSOR)))
 
 
-def gathered(logits: jax.Array, placement: Placement | None, vocab_size: int) -> jax.Array:
-    """`[num_rows, vocab_rows]`, of which each device makes a part, as `[num_rows, vocab]`, whole on all.
-
-    Sampling parts would communicate more. The padding is cut here, before anything can draw, mask or count it.
-    """
-    if placement is not None:
-        for axes in ((None, "vocab"), ()):
-            logits = jax.lax.with_sharding_constraint(logits, placement.sharding(axes))  # type: ignore[no-untyped-call]
-    return logits if logits.shape[1] == vocab_size else logits[:, :vocab_size]
-
-
 def split_model(model: ModelConfig, tensor: int, expert: int = 1) -> ModelConfig:
     """`model` as it is laid out over `tensor * expert` devices.
 

@@ -21,7 +21,7 @@ from penstock.engine.execution.logprobs import Logprobs, no_logprobs
 from penstock.engine.execution.sampling_state import SamplingState
 from penstock.engine.execution.unpacking import lengths_at, unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.models.decoder import Decoder
-from penstock.engine.sharding import Placement, gathered
+from penstock.engine.sharding import Placement
 
 
 def decode_loop(
@@ -62,9 +62,8 @@ def decode_loop(
         )
         held = _unpacked_after(token_ids, model)
         hidden, cache = held(token_ids, positions, cache, attend, is_active, lengths)
-        logits = gathered(held.logits(hidden), placement, geometry.vocab_size)
         rows = replace(sampling, output_index=sampling.output_index + step)
-        sampled, of_step, state = sample_extended(logits, rows, extended, state)
+        sampled, of_step, state = sample_extended(held.logits(hidden), rows, extended, state, placement=placement)
         logprobs = jax.tree.map(partial(_put, step=step), logprobs, of_step)
         has_ended = _has_ended(sampled, step, ends)
         tokens = tokens.at[step, :num_rows].set(sampled)

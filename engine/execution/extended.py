@@ -6,13 +6,18 @@ What no row of a step asks for, the step skips.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from penstock.engine.execution.logprobs import Logprobs, logprobs_of
-from penstock.engine.execution.sampling import NEVER, SamplingRows, sample, survey
+from penstock.engine.execution.sampling import joined, sample, survey
+from penstock.engine.execution.sampling_rows import NEVER, SamplingRows
 from penstock.engine.execution.sampling_state import GENERATED, IN_PROMPT, STOPS, SamplingState, counted
+from penstock.engine.execution.vocab_shares import by_rows
+from penstock.engine.sharding import Placement
 
 NO_TARGET = -1
 NO_DRAFT = -1
@@ -33,8 +38,7 @@ class ExtendedRows:
     min_tokens: jax.Array  # i32 [num_rows]: before that output index, no token that stops
     target: jax.Array  # i32 [num_rows]: the token to score, by a row that samples none; else NO_TARGET
     draft: jax.Array  # i32 [num_rows]: the token before it, of an adjusted row behind a draft; else NO_DRAFT
-    scored: jax.Array  # i32 [num_rows]: the rows that want log-probabilities, `num_scored` of them
-    num_scored: jax.Array  # i32 []
+    is_scored: jax.Array  # bool [num_rows]: whether it wants log-probabilities
 
     @property
     def is_penalised(self) -> jax.Array:
@@ -44,13 +48,30 @@ class ExtendedRows:
         return self.is_adjusted & has_penalty
 
 
+class SeenDrafts(NamedTuple):
+    """The drafts of a step, and which of them rows see as if they had been generated."""
+
+    ids: jax.Array  # i32 [num_drafts]; NO_DRAFT in places without
+    is_seen: jax.Array  # bool [num_rows, num_drafts]
+
+
+class _Asked(NamedTuple):
+    """What belongs to a row alone."""
+
+    sampling: SamplingRows
+    rows: ExtendedRows
+    sees: jax.Array  # as SeenDrafts.is_seen
+    masks: jax.Array | None
+
+
 def sample_extended(
-    logits: jax.Array,  # f32 [num_rows, vocab]
+    logits: jax.Array,  # f32 [num_rows, vocab_rows]
     sampling: SamplingRows,
     rows: ExtendedRows,
     state: SamplingState,
     masks: jax.Array | None = None,  # i32 [num_rows, mask_words]: which tokens may be drawn; -1 for all
     *,
+    placement: Placement | None = None,  # that splits the vocabulary
     is_native: bool = False,  # as in `survey`
 ) -> tuple[jax.Array, Logprobs, SamplingState]:
     """Draws one token per row, i32 `[num_rows]`, and counts it. A row with a target gives that.
@@ -59,15 +80,10 @@ def sample_extended(
     it as if they had been generated; what it draws is counted if these turn out right. A loop of steps has no drafts,
     nor masks.
     """
-    is_sound = survey(logits, is_native=is_native).is_sound
-    logits = jax.lax.cond(
-        jnp.any(rows.is_adjusted), adjust, lambda logits, *_: logits, logits, rows, state, sampling.output_index
-    )
-    if masks is not None:
-        logits = jax.lax.cond(jnp.any(masks != -1), masked, lambda logits, _: logits, logits, masks)
-    token_ids = sample(logits, sampling, survey(logits, is_native=is_native)._replace(is_sound=is_sound))
-    token_ids = jnp.where((rows.target >= 0) & is_sound, rows.target, token_ids)
-    logprobs = logprobs_of(logits, token_ids, rows.scored, rows.num_scored)
+    drafts = seen_drafts(rows)
+    asked = _Asked(sampling, rows, drafts.is_seen, masks)
+    work = partial(_sample_whole_rows, is_native=is_native)
+    token_ids, logprobs = by_rows(work, logits, asked, (state, drafts.ids), placement)
     is_drawn = rows.is_penalised
     if masks is not None:
         is_drawn = jax.lax.cond(
@@ -76,10 +92,33 @@ def sample_extended(
     return token_ids, logprobs, counted(state, rows.slot, token_ids, is_drawn)
 
 
+def _sample_whole_rows(
+    shares: jax.Array, asked: _Asked, common: tuple[SamplingState, jax.Array], *, is_native: bool
+) -> tuple[jax.Array, Logprobs]:
+    sampling, rows, sees, masks = asked
+    state, draft_ids = common
+    vocab_size = state.tokens.shape[1]
+    logits = joined(shares, vocab_size)
+    is_sound = survey(logits, is_native=is_native).is_sound
+    drafts = SeenDrafts(draft_ids, sees)
+    logits = jax.lax.cond(
+        jnp.any(rows.is_adjusted), adjust, lambda logits, *_: logits, logits, rows, state, sampling.output_index, drafts
+    )
+    if masks is not None:
+        logits = jax.lax.cond(jnp.any(masks != -1), masked, lambda logits, _: logits, logits, masks)
+    token_ids = sample(logits[None], sampling, vocab_size, is_sound=is_sound, is_native=is_native)
+    token_ids = jnp.where((rows.target >= 0) & is_sound, rows.target, token_ids)
+    return token_ids, logprobs_of(logits, token_ids, rows.is_scored)
+
+
 def behind_right_drafts(is_drawn: jax.Array, rows: ExtendedRows, token_ids: jax.Array) -> jax.Array:
     """`is_drawn` without the rows before which a draft is not the token that was drawn in its place."""
     is_wrong = (rows.draft >= 0) & (rows.draft != jnp.roll(token_ids, 1))
     return is_drawn & ~jnp.any(_drafts_before(rows) & is_wrong, axis=-1)
+
+
+def seen_drafts(rows: ExtendedRows) -> SeenDrafts:
+    return SeenDrafts(rows.draft, _drafts_before(rows))
 
 
 def _drafts_before(rows: ExtendedRows) -> jax.Array:
@@ -90,22 +129,24 @@ def _drafts_before(rows: ExtendedRows) -> jax.Array:
     return jnp.tril(is_same) & (rows.draft >= 0) & (rows.draft >= 0)[:, None]
 
 
-def _with_drafts(tokens: jax.Array, rows: ExtendedRows) -> jax.Array:
-    """The words of tokens `[num_rows, vocab]` with the drafts before each row counted."""
+def _with_drafts(tokens: jax.Array, drafts: SeenDrafts) -> jax.Array:
+    """The words of tokens `[num_rows, vocab]` with the drafts that each row sees counted."""
     # A matmul of zeros and ones, which is exact: each scatter takes a TPU's compiler many seconds.
-    is_draft = rows.draft[:, None] == jnp.arange(tokens.shape[-1], dtype=jnp.int32)
-    counts = _drafts_before(rows).astype(jnp.float32) @ is_draft.astype(jnp.float32)
+    is_draft = drafts.ids[:, None] == jnp.arange(tokens.shape[-1], dtype=jnp.int32)
+    counts = drafts.is_seen.astype(jnp.float32) @ is_draft.astype(jnp.float32)
     return tokens + GENERATED * counts.astype(jnp.int32)
 
 
-def adjust(logits: jax.Array, rows: ExtendedRows, state: SamplingState, output_index: jax.Array) -> jax.Array:
+def adjust(
+    logits: jax.Array, rows: ExtendedRows, state: SamplingState, output_index: jax.Array, drafts: SeenDrafts
+) -> jax.Array:
     """Applies penalties, biases and restrictions to logits `[num_rows, vocab]`, in one pass over them.
 
     Repetition as in CTRL (Keskar et al., arXiv 1909.05858), over prompt and output; presence and frequency as in
     OpenAI's API, over the output alone. What may not be drawn gets NEVER, whatever its bias; all else stays above it.
     """
     tokens, bias = state.tokens[rows.slot].astype(jnp.int32), state.bias[rows.slot]
-    tokens = jax.lax.cond(jnp.any(rows.draft >= 0), _with_drafts, lambda tokens, _: tokens, tokens, rows)
+    tokens = jax.lax.cond(jnp.any(drafts.ids >= 0), _with_drafts, lambda tokens, _: tokens, tokens, drafts)
     counts = tokens // GENERATED
     is_seen = (counts > 0) | (tokens & IN_PROMPT > 0)
     is_blocked = (tokens & STOPS > 0) & (output_index < rows.min_tokens)[:, None]

@@ -13,7 +13,7 @@ from penstock.engine.request import MAX_STOP_TOKENS
 MIN_BUCKET = 16
 
 NUM_SAMPLING_WORDS = 7
-_NUM_EXTENDED_WORDS = 8
+_NUM_EXTENDED_WORDS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Geometry:
 
     def extended_layout(self, num_rows: int) -> Layout:
         """Of the array that only steps with extended sampling upload."""
-        return Layout(words=(num_rows, _NUM_EXTENDED_WORDS), scored=(num_rows,), num_scored=(1,))
+        return Layout(words=(num_rows, _NUM_EXTENDED_WORDS))
 
 
 class Layout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -28,31 +29,37 @@ def no_logprobs(*shape: int) -> Logprobs:
     return Logprobs(jnp.zeros(rows), jnp.zeros((*rows, width), jnp.int32), jnp.zeros((*rows, width)))
 
 
-def logprobs_of(logits: jax.Array, token_ids: jax.Array, scored: jax.Array, num_scored: jax.Array) -> Logprobs:
-    """Of the drawn tokens and the most likely ones, for the rows at the first `num_scored` places of `scored`."""
-    inputs = (logits, token_ids, scored, num_scored)
-    found: Logprobs = jax.lax.platform_dependent(*inputs, cuda=_of_all_if_any, default=_one_by_one)
+def logprobs_of(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -> Logprobs:
+    """Of the drawn tokens and the most likely ones, for those rows of `[num_rows, vocab]` that are to be scored."""
+    nothing = no_logprobs(*logits.shape)
+    some = partial(jax.lax.platform_dependent, cuda=_of_all, default=_one_by_one)
+    found: Logprobs = jax.lax.cond(jnp.any(is_scored), some, lambda *_: nothing, logits, token_ids, is_scored)
     return found
 
 
-def _one_by_one(logits: jax.Array, token_ids: jax.Array, scored: jax.Array, num_scored: jax.Array) -> Logprobs:
+def _one_by_one(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -> Logprobs:
     update = jax.lax.dynamic_update_index_in_dim
 
-    def add(place: jax.Array, found: Logprobs) -> Logprobs:
-        row = scored[place]
+    def add(row: jax.Array, found: Logprobs) -> Logprobs:
         of_row = _of_row(jax.lax.dynamic_index_in_dim(logits, row, keepdims=False), token_ids[row])
         added: Logprobs = jax.tree.map(lambda rows, one: update(rows, one, row, axis=0), found, of_row)
         return added
 
-    found: Logprobs = jax.lax.fori_loop(0, num_scored, add, no_logprobs(*logits.shape))
+    def add_if_asked(row: jax.Array, found: Logprobs) -> Logprobs:
+        added: Logprobs = jax.lax.cond(is_scored[row], add, lambda _, found: found, row, found)
+        return added
+
+    found: Logprobs = jax.lax.fori_loop(0, logits.shape[0], add_if_asked, no_logprobs(*logits.shape))
     return found
 
 
-def _of_all_if_any(logits: jax.Array, token_ids: jax.Array, scored: jax.Array, num_scored: jax.Array) -> Logprobs:
+def _of_all(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -> Logprobs:
     """A CUDA graph takes in branches, but no loops."""
-    nothing = no_logprobs(*logits.shape)
-    found: Logprobs = jax.lax.cond(num_scored > 0, jax.vmap(_of_row), lambda *_: nothing, logits, token_ids)
-    return found
+    found = jax.vmap(_of_row)(logits, token_ids)
+    asked: Logprobs = jax.tree.map(
+        lambda rows: jnp.where(is_scored.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0), found
+    )
+    return asked
 
 
 def _of_row(logits: jax.Array, token_id: jax.Array) -> Logprobs:  # f32 [vocab], i32 []

@@ -75,10 +75,7 @@ class OptionsBuilder:
         flat, parts = neutral_options(self._geometry, num_rows)
         fills = [fill for row in rows if row.is_adjusted and (fill := self._follow(row.row.sequence)) is not None]
         parts["words"][: len(rows)] = [self._words_of(row) for row in rows]
-        scored = [place for place, row in enumerate(rows) if row.is_scored]
-        parts["scored"][: len(scored)] = scored
-        parts["num_scored"][0] = len(scored)
-        return Options(flat, tuple(fills), bool(scored))
+        return Options(flat, tuple(fills), any(row.is_scored for row in rows))
 
     def _follow(self, sequence: Sequence) -> SlotFill | None:
         """The state of a sequence that samples for the first time since it started; later the device keeps it."""
@@ -102,13 +99,13 @@ class OptionsBuilder:
 
     def _words_of(self, row: HeadRow) -> tuple[int, ...]:
         words = self._words[row.row.sequence.batch_slot] if row.is_adjusted else _NEUTRAL_WORDS
-        return (*words, row.target, row.draft if row.is_adjusted else NO_DRAFT)
+        return (*words, row.target, row.draft if row.is_adjusted else NO_DRAFT, int(row.is_scored))
 
 
 def neutral_options(geometry: Geometry, num_rows: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The options of rows that ask for none, and views of their parts."""
     flat, parts = geometry.extended_layout(num_rows).empty()
-    parts["words"][:] = (*_NEUTRAL_WORDS, NO_TARGET, NO_DRAFT)
+    parts["words"][:] = (*_NEUTRAL_WORDS, NO_TARGET, NO_DRAFT, 0)
     return flat, parts
 
 

@@ -7,101 +7,99 @@ index) alone. So a row's token does not depend on what else is in the batch, and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from penstock.engine.execution.draw_kernel import draw
+from penstock.engine.execution.sampling_rows import (
+    NEVER,
+    NOT_A_TOKEN,
+    NOTHING_LEFT,
+    SamplingRows,
+    ordered_to_float,
+    uniforms,
+)
 from penstock.engine.native import SURVEY
 
-NOT_A_TOKEN = -1
-"""Sampled where a logit is NaN or plus infinity: the model's numbers broke down for that row."""
-
-NOTHING_LEFT = -2
-"""Sampled where every token is forbidden, by the request or by a model that gives minus infinity to all."""
-
-NEVER = -1e30
-"""The logit of a token that may not be drawn: softmax gives it exactly 0, and it stays finite when shifted."""
-
 _ARGMAX_BLOCK = 64
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, slots=True)
-class SamplingRows:
-    """What every sampled row carries."""
-
-    temperature: jax.Array  # f32 [num_rows]; 0 is greedy
-    top_p: jax.Array  # f32 [num_rows]
-    min_p: jax.Array  # f32 [num_rows]
-    top_k: jax.Array  # i32 [num_rows]; 0 keeps all
-    seed: jax.Array  # u32 [num_rows, 2]
-    output_index: jax.Array  # i32 [num_rows]
 
 
 class Survey(NamedTuple):
     """What is asked of each row of logits, whatever its parameters."""
 
     greedy: jax.Array  # i32 [num_rows]: its first maximum
-    top: jax.Array  # f32 [num_rows]: the logit of that
     is_sound: jax.Array  # bool [num_rows]: no logit is NaN or plus infinity; minus infinity is a token with no chance
 
 
 def survey(logits: jax.Array, *, is_native: bool = False) -> Survey:
     """Of f32 logits `[num_rows, vocab]`; `is_native`: by the CPU's kernel, which reads them once.
 
-    XLA's maximum on CPU drops a NaN, from some shapes on, so there soundness is asked of each logit. Elsewhere a NaN is
-    the first maximum, and logits are read once.
+    Soundness is asked of each logit, not of their maximum: XLA's maximum on CPU drops a NaN, from some shapes on.
     """
     if is_native:
         shape = logits.shape[:1]
         results = [jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.bool_)]  # type: ignore[no-untyped-call]
-        greedy, is_sound = jax.ffi.ffi_call(SURVEY, results)(logits)
-        return Survey(greedy, _logits_of(greedy, logits), is_sound)
-    found: Survey = jax.lax.platform_dependent(logits, cpu=_survey_on_cpu, default=_survey)
-    return found
+        return Survey(*jax.ffi.ffi_call(SURVEY, results)(logits))
+    greedy = jax.lax.platform_dependent(logits, cpu=_argmax_on_cpu, default=partial(jnp.argmax, axis=-1))
+    return Survey(greedy.astype(jnp.int32), jnp.all(logits < jnp.inf, axis=-1))
 
 
 def sample(
-    logits: jax.Array,
+    shares: jax.Array,
     rows: SamplingRows,
-    found: Survey,
-    whole: Callable[[jax.Array], jax.Array] = lambda logits: logits,
+    vocab_size: int,
+    *,
+    is_sound: jax.Array | None = None,  # bool [num_rows]: of the model's own logits; None: these are its own
+    is_native: bool = False,  # as in `survey`
 ) -> jax.Array:
-    """Draws one token per row, i32 `[num_rows]`, from f32 logits `[num_rows, vocab]`, which `whole` makes of `logits`
-    where any row is not greedy.
+    """Draws one token per row, i32 `[num_rows]`, from f32 logits `[num_shares, num_rows, share]`: shares of the
+    vocabulary, one after the other, of which what lies behind `vocab_size` is padding.
 
     Filters apply in the order of Hugging Face's generate: temperature, top_k, top_p, min_p. Of equally likely tokens at
-    a filter's edge all are kept; of equal maxima greedy takes the first. `found` has the first maximum of these logits,
-    and whether the model's own were sound: a row whose were not gives NOT_A_TOKEN. One without a token that may be
-    drawn gives NOTHING_LEFT.
+    a filter's edge all are kept; of equal maxima greedy takes the first. A row whose logits are not sound gives
+    NOT_A_TOKEN, one without a token that may be drawn NOTHING_LEFT.
     """
+    on_tpu = partial(_sample_on_tpu, vocab_size=vocab_size)
+    by_xla = partial(_sample_by_xla, vocab_size=vocab_size, is_native=is_native)
+    sampled: jax.Array = jax.lax.platform_dependent(shares, rows, tpu=on_tpu, default=by_xla)
+    return sampled if is_sound is None else jnp.where(is_sound, sampled, NOT_A_TOKEN)
+
+
+def joined(shares: jax.Array, vocab_size: int) -> jax.Array:
+    """The logits `[num_rows, vocab_size]` that lie in shares, without the padding."""
+    num_shares, num_rows, share = shares.shape
+    logits = shares[0] if num_shares == 1 else shares.swapaxes(0, 1).reshape(num_rows, -1)
+    return logits if num_shares * share == vocab_size else logits[:, :vocab_size]
+
+
+def greedy_tokens(top: jax.Array, found: Survey) -> jax.Array:
+    """Of rows whose maxima are `top`."""
+    return jnp.where(found.is_sound, jnp.where(top > NEVER, found.greedy, NOTHING_LEFT), NOT_A_TOKEN)
+
+
+def _sample_on_tpu(shares: jax.Array, rows: SamplingRows, *, vocab_size: int) -> jax.Array:
+    def greedily(shares: jax.Array, _: SamplingRows) -> jax.Array:
+        logits = joined(shares, vocab_size)
+        return greedy_tokens(jnp.max(logits, axis=-1), survey(logits))
+
+    drawing = partial(draw, vocab_size=vocab_size)
+    sampled: jax.Array = jax.lax.cond(jnp.any(rows.temperature > 0), drawing, greedily, shares, rows)
+    return sampled
+
+
+def _sample_by_xla(shares: jax.Array, rows: SamplingRows, *, vocab_size: int, is_native: bool) -> jax.Array:
+    logits = joined(shares, vocab_size)
+    found = survey(logits, is_native=is_native)
+    greedy = found.greedy
     drawn = jax.lax.cond(
-        jnp.any(rows.temperature > 0),
-        lambda logits, rows, greedy: _draw(whole(logits), rows, greedy),
-        lambda _logits, _rows, greedy: greedy,
-        *(logits, rows, found.greedy),
+        jnp.any(rows.temperature > 0), _draw, lambda _logits, _rows, greedy: greedy, logits, rows, greedy
     )
-    sampled = jnp.where(rows.temperature > 0, drawn, found.greedy)
-    return jnp.where(found.is_sound, jnp.where(found.top > NEVER, sampled, NOTHING_LEFT), NOT_A_TOKEN)
-
-
-def _survey(logits: jax.Array) -> Survey:
-    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    top = _logits_of(greedy, logits)
-    return Survey(greedy, top, top < jnp.inf)
-
-
-def _survey_on_cpu(logits: jax.Array) -> Survey:
-    greedy = _argmax_on_cpu(logits).astype(jnp.int32)
-    return Survey(greedy, _logits_of(greedy, logits), jnp.all(logits < jnp.inf, axis=-1))
-
-
-def _logits_of(token_ids: jax.Array, logits: jax.Array) -> jax.Array:
-    """Of one token for each row, `[num_rows]`."""
-    return jnp.take_along_axis(logits, token_ids[:, None], axis=-1)[:, 0]
+    sampled = jnp.where(rows.temperature > 0, drawn, greedy)
+    top = jnp.take_along_axis(logits, greedy[:, None], axis=-1)[:, 0]
+    return greedy_tokens(top, found._replace(greedy=sampled))
 
 
 def _argmax_on_cpu(logits: jax.Array) -> jax.Array:
@@ -123,7 +121,7 @@ def _draw(logits: jax.Array, rows: SamplingRows, greedy: jax.Array) -> jax.Array
     logits = jax.lax.cond(is_filtered, _filter, lambda logits, _: logits, logits, rows)
     weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
     cumulative = jnp.cumsum(weights, axis=-1)
-    target = jax.vmap(_uniform)(rows.seed, rows.output_index)[:, None] * cumulative[:, -1:]
+    target = uniforms(rows)[:, None] * cumulative[:, -1:]
     return _first_past(target, cumulative, weights, greedy)
 
 
@@ -138,12 +136,6 @@ def _first_past(target: jax.Array, cumulative: jax.Array, weights: jax.Array, ot
     place = jnp.where((cumulative > target) & (weights > 0), jnp.arange(vocab, dtype=jnp.int32), vocab)
     first = jnp.min(place, axis=-1)
     return jnp.where(first < vocab, first, otherwise)
-
-
-def _uniform(seed: jax.Array, output_index: jax.Array) -> jax.Array:
-    """A number in [0, 1) that is a function of its arguments alone."""
-    key = jax.random.wrap_key_data(seed, impl="threefry2x32")
-    return jax.random.uniform(jax.random.fold_in(key, output_index))
 
 
 def _filter(logits: jax.Array, rows: SamplingRows) -> jax.Array:
@@ -178,7 +170,7 @@ def _highest(holds: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.
     def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds  # holds at low, not at high
         middle = low + (high - low) // 2
-        ok = holds(_ordered_to_float(middle))
+        ok = holds(ordered_to_float(middle))
         return jnp.where(ok, middle, low), jnp.where(ok, high, middle)
 
     shape = (logits.shape[0], 1)
@@ -187,10 +179,4 @@ def _highest(holds: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.
     found = partial(jax.lax.fori_loop, 0, 32, halve)
     # A CUDA graph takes in branches, but no loops: with one, the host would have to look where each step branches.
     low, _ = jax.lax.platform_dependent((low, high), cuda=partial(found, unroll=True), default=found)
-    return _ordered_to_float(low)
-
-
-def _ordered_to_float(ordered: jax.Array) -> jax.Array:
-    """Maps u32 to f32 so that the order is kept: the sign bit is flipped, negative numbers are mirrored."""
-    sign = jnp.uint32(0x80000000)
-    return jax.lax.bitcast_convert_type(jnp.where(ordered >= sign, ordered ^ sign, ~ordered), jnp.float32)
+    return ordered_to_float(low)

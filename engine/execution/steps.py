@@ -16,13 +16,12 @@ from penstock.engine.execution.decode_loop import decode_loop
 from penstock.engine.execution.extended import sample_extended
 from penstock.engine.execution.geometry import NUM_SAMPLING_WORDS, Geometry
 from penstock.engine.execution.logprobs import Logprobs
-from penstock.engine.execution.sampling import sample, survey
 from penstock.engine.execution.sampling_state import SamplingState, filled, sampling_state
-from penstock.engine.execution.split_logits import split_survey
 from penstock.engine.execution.unpacking import lengths_at, unpack_extended, unpack_sampling, unpack_step
+from penstock.engine.execution.vocab_shares import sample_shares
 from penstock.engine.models import Decoder, LayerCache
 from penstock.engine.models.decoder import Unembedding
-from penstock.engine.sharding import Placement, gathered
+from penstock.engine.sharding import Placement
 
 Cache = tuple[LayerCache, ...]
 Params = list[jax.Array]
@@ -155,13 +154,13 @@ def _sample_rows(
 ) -> jax.Array:
     """Samples the first `num_rows` rows. Tokens are i32 `[max_rows]`, so that the next step has one shape for all."""
     unembedding = rebuild(params)
-    logits, of_rows = unembedding(rows[:num_rows]), unpack_sampling(sampling[:num_rows])
-    if placement is None:
-        token_ids = sample(logits, of_rows, survey(logits, is_native=unembedding.is_native))
-    else:
-        found = split_survey(logits, placement, geometry.vocab_size)
-        whole = partial(gathered, placement=placement, vocab_size=geometry.vocab_size)
-        token_ids = sample(logits, of_rows, found, whole)
+    token_ids = sample_shares(
+        unembedding(rows[:num_rows]),
+        unpack_sampling(sampling[:num_rows]),
+        placement,
+        geometry.vocab_size,
+        is_native=unembedding.is_native,
+    )
     return jnp.pad(token_ids, (0, geometry.max_rows - num_rows))
 
 
@@ -179,10 +178,14 @@ def _sample_extended_rows(
 ) -> tuple[jax.Array, Logprobs, SamplingState]:
     """The same with all options."""
     unembedding = rebuild(params)
-    logits = gathered(unembedding(rows[:num_rows]), placement, geometry.vocab_size)
-    extended = unpack_extended(geometry.extended_layout(num_rows), options)
     token_ids, logprobs, state = sample_extended(
-        logits, unpack_sampling(sampling[:num_rows]), extended, state, masks, is_native=unembedding.is_native
+        unembedding(rows[:num_rows]),
+        unpack_sampling(sampling[:num_rows]),
+        unpack_extended(geometry.extended_layout(num_rows), options),
+        state,
+        masks,
+        placement=placement,
+        is_native=unembedding.is_native,
     )
     return jnp.pad(token_ids, (0, geometry.max_rows - num_rows)), logprobs, state
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from penstock.engine.attention import GroupedBatch
 from penstock.engine.execution.extended import ExtendedRows
 from penstock.engine.execution.geometry import Layout
-from penstock.engine.execution.sampling import SamplingRows
+from penstock.engine.execution.sampling_rows import SamplingRows
 from penstock.engine.models import Wanted
 
 
@@ -65,8 +65,7 @@ def unpack_sampling(words: jax.Array) -> SamplingRows:  # i32 [num_rows, words]
 
 
 def unpack_extended(layout: Layout, flat: jax.Array) -> ExtendedRows:
-    parts = layout.unpack(flat)
-    words = parts["words"]
+    words = layout.unpack(flat)["words"]
     return ExtendedRows(
         slot=words[:, 0],
         is_adjusted=words[:, 1] > 0,
@@ -76,8 +75,7 @@ def unpack_extended(layout: Layout, flat: jax.Array) -> ExtendedRows:
         min_tokens=words[:, 5],
         target=words[:, 6],
         draft=words[:, 7],
-        scored=parts["scored"],
-        num_scored=parts["num_scored"][0],
+        is_scored=words[:, 8] > 0,
     )
 
 

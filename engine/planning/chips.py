@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SOURCE = (
-    "peak, HBM and its bandwidth: Google Cloud's TPU documentation, pages v5e, v6e and TPU7x; interconnect per link "
-    "and direction: J. Austin et al., How to Scale Your Model, 2025, and for TPU7x its page; HBM that a program can "
-    "use: as libtpu's compiler states it when a program does not fit"
+    "peak, HBM and its bandwidth, and chips of a host: Google Cloud's TPU documentation, pages v5e, v6e and TPU7x; "
+    "interconnect per link and direction: J. Austin et al., How to Scale Your Model, 2025, and for TPU7x its page; HBM "
+    "that a program can use: as libtpu's compiler states it when a program does not fit"
 )
 
 
@@ -19,11 +19,19 @@ class Chip:
     bf16_flops_per_s: float
     link_bytes_per_s: float  # of one link of the interconnect, one way
     hop_s: float = 1e-6
+    devices_per_chip: int = 1
+    chips_on_one_host: int = 8  # of the largest slice that is one machine's; hosts of larger slices have HOST_CHIPS
+
+    def host_devices(self, num_devices: int) -> int:
+        """Of a slice of so many, those on each of its hosts."""
+        alone = self.chips_on_one_host * self.devices_per_chip
+        return num_devices if num_devices <= alone else HOST_CHIPS * self.devices_per_chip
 
 
+HOST_CHIPS = 4
 _GIB = 2**30
 CHIPS = {
     "v5e": Chip("v5e", int(15.75 * _GIB), 8.19e11, 1.97e14, 4.5e10),
     "v6e": Chip("v6e", int(31.24 * _GIB), 1.64e12, 9.18e14, 9.0e10),
-    "tpu7x": Chip("tpu7x", int(94.74 * _GIB), 3.69e12, 1.1535e15, 1.0e11),
+    "tpu7x": Chip("tpu7x", int(94.74 * _GIB), 3.69e12, 1.1535e15, 1.0e11, devices_per_chip=2, chips_on_one_host=4),
 }

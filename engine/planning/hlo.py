@@ -6,8 +6,8 @@ every instruction is counted as often as it runs, with those of its operands and
 - An array whose layout names a memory space (`S(1)` is VMEM) is not in HBM.
 - A fusion reads of an operand what it takes: where it only slices or gathers from it, the slices; and it writes of a
   result that it updates in place the update.
-- A loop runs as often as its condition says; of a conditional the cheapest branch is counted, which for sampling is
-  the greedy one.
+- A loop runs as often as its condition says. Of a conditional the cheapest branch is counted, which for sampling is
+  the greedy one, or the dearest, where every option is used.
 - The KV cache as the operand of a kernel counts nothing: the planner knows how much of it each kernel
   moves, and adds that.
 - Nor do the experts that a grouped matmul is given: it reads those that have rows, as its own program says, so that the
@@ -20,7 +20,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 _ITEM_BYTES = {"pred": 1, "bf16": 2, "f16": 2, "token": 0}
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
@@ -133,9 +133,9 @@ class Program:
         self._entry = ""
         self._parse(text)
 
-    def traffic(self, cache_bytes: int) -> Traffic:
-        """`cache_bytes` is the size of the KV cache's array on one device."""
-        return self._of(self._computations[self._entry], cache_bytes)
+    def traffic(self, cache_bytes: int, *, dearest: bool = False) -> Traffic:
+        """`cache_bytes` is the size of the KV cache's array on one device; `dearest`: of conditionals' branches."""
+        return self._of(self._computations[self._entry], cache_bytes, dearest=dearest)
 
     def loop_traffic(self, cache_bytes: int, depth: int = 1) -> list[Traffic]:
         """Of one iteration of each loop at this depth: at 1 a layer of a step, at 2 a layer in a loop of steps."""
@@ -145,17 +145,17 @@ class Program:
             computations = [self._computations[loop.called["body"]] for loop in loops]
         return [self._of(body, cache_bytes) for body in computations]
 
-    def _of(self, computation: Computation, cache_bytes: int) -> Traffic:
-        total = Traffic()
+    def _of(self, computation: Computation, cache_bytes: int, *, dearest: bool = False) -> Traffic:
+        total, inner = Traffic(), partial(self._of, cache_bytes=cache_bytes, dearest=dearest)
         for instruction in computation.instructions.values():
             if instruction.opcode == "while":
                 body = self._computations[instruction.called["body"]]
-                total.add(self._of(body, cache_bytes), self._trips(instruction))
+                total.add(inner(body), self._trips(instruction))
             elif instruction.opcode == "conditional":
-                branches = [self._of(self._computations[name], cache_bytes) for name in _branches(instruction)]
-                total.add(min(branches, key=lambda branch: branch.hbm_bytes))
+                branches = [inner(self._computations[name]) for name in _branches(instruction)]
+                total.add((max if dearest else min)(branches, key=lambda branch: branch.hbm_bytes))
             elif instruction.opcode == "call":
-                total.add(self._of(self._computations[instruction.called["to_apply"]], cache_bytes))
+                total.add(inner(self._computations[instruction.called["to_apply"]]))
             elif instruction.opcode not in _FREE:
                 total.add(self._of_one(instruction, computation, cache_bytes))
         return total

@@ -4,46 +4,22 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any
-
-import jax
 
 from penstock.engine.attention import KVCacheSpec, ShardedAttention
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import SHARE_OF_FREE_MEMORY, Deployment, deploy, useful_pages, with_pages
+from penstock.engine.deployment import DEFAULT_BUILD_DIR, Deployment, deploy, useful_pages, with_pages
 from penstock.engine.errors import ConfigError
-from penstock.engine.execution.compilation import no_kept_compilations, printed
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.steps import Steps
 from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig, layer_runs
 from penstock.engine.planning.chips import Chip
-from penstock.engine.planning.cycles import LayerCycles, layer_cycles
-from penstock.engine.planning.hlo import Program, Traffic
+from penstock.engine.planning.compiling import ALL_OPTIONS, WRITING, Bucket, Compiler
 from penstock.engine.planning.roofline import Step, decode_step, prefill_step
 from penstock.engine.planning.topology import chip_of, devices_of
 from penstock.engine.planning.weights import held_bytes, vocab_padding_bytes
 from penstock.engine.scheduling.page_needs import PageNeeds
 from penstock.engine.stats import ReportProgress
-
-ALL_OPTIONS = "head, all options"
-WRITING = ("backbone", "loop")
-"""Kinds of functions that take the KV cache and give it back."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """One compiled function of a step."""
-
-    kind: str  # backbone, head, ALL_OPTIONS (the head with all sampling options), or loop: several decode steps
-    size: int  # tokens, or sampled rows
-    compile_s: float
-    compile_cpu_s: float  # of all threads: what does not change when others use the machine
-    temporary_bytes: int
-    aliased_bytes: int
-    traffic: Traffic
-    layer_collectives: dict[str, float]  # in the loop over layers, of each of them
-    layer: LayerCycles | None  # of an iteration of that loop, in a backbone
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +46,35 @@ class Plan:
     vocab_padding_bytes: int  # of them, where the devices do not divide the vocabulary
     sampling_bytes: int  # what sampling remembers of each batch slot
     buckets: tuple[Bucket, ...]
-    decode: tuple[Step, ...]
+    compile_s: float  # of all of them, side by side
+    compile_cpu_s: float  # of all threads: what does not change when others use the machine
+    decode: tuple[Step, ...]  # greedy
+    decode_filtered: tuple[Step, ...]  # with temperature and all filters
+    decode_all_options: tuple[Step, ...]  # with penalties, biases, masks, drafts and log-probabilities as well
     prefill: Step
 
     @property
     def temporary_bytes(self) -> int:
-        return max((bucket.temporary_bytes for bucket in self.buckets), default=0)
+        """Of the function that needs the most beside its arguments."""
+        return max((bucket.step_bytes for bucket in self.buckets), default=0)
+
+    @property
+    def code_bytes(self) -> int:
+        return sum(bucket.code_bytes for bucket in self.buckets)
 
     @property
     def used_bytes(self) -> int:
-        return self.weight_bytes + self.cache_bytes + self.sampling_bytes + self.temporary_bytes
+        kept = self.weight_bytes + self.cache_bytes + self.sampling_bytes
+        return kept + self.temporary_bytes + self.code_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        return self.chip.hbm_bytes - self.used_bytes
+
+    @property
+    def spare_pages(self) -> int:
+        """That `num_pages` could ask for beside those there are, and sequences could use."""
+        return max(0, min(self.spare_bytes // self.page_bytes, self.max_pages - self.num_pages))
 
     @property
     def num_tokens(self) -> int:
@@ -93,14 +88,6 @@ class Plan:
     def num_sequences(self, num_tokens: int) -> int:
         """Of that length, whose pages are there at once."""
         return (self.num_pages - 1) // self.needs.most(num_tokens, 1)
-
-    @property
-    def compile_s(self) -> float:
-        return sum(bucket.compile_s for bucket in self.buckets)
-
-    @property
-    def compile_cpu_s(self) -> float:
-        return sum(bucket.compile_cpu_s for bucket in self.buckets)
 
     @property
     def cache_is_aliased(self) -> bool:
@@ -124,16 +111,23 @@ def plan(
 
     Raises:
         ConfigError: libtpu is missing, the topology is unknown, the model cannot be split over `tensor_parallel`
-            devices, or it does not fit; the message says by how much.
+            devices of one host, no sequence is as long as `context`, or it does not fit; the message says by how much.
     """
     chip, devices = chip_of(topology), devices_of(topology)
-    if len(devices) % config.num_devices:
-        raise ConfigError(f"{config.parallelism} does not divide the {len(devices)} devices of {topology}")
+    _check_hosts(config, chip, topology, len(devices))
     deployment = deploy(config, model, devices)
-    layout = _lay_out(deployment, config, chip)
-    with no_kept_compilations():  # jax cannot read back what was compiled for devices that are not there
-        buckets = layout.buckets(only, progress)
-    return Plan(
+    layout = _lay_out(deployment, chip)
+    geometry = layout.geometry
+    if context >= geometry.max_model_len:
+        raise ConfigError(
+            f"context {context} leaves no room for another token: the longest sequence here has "
+            f"{geometry.max_model_len} tokens"
+        )
+    start, cpu_start = time.perf_counter(), time.process_time()
+    buckets = layout.compiler.compile(_kinds(geometry, layout.compiler.decode_steps, only), progress)
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    estimates = _Estimates(deployment, chip, layout, buckets)
+    made = Plan(
         topology=topology,
         tensor=config.tensor_parallel,
         expert=config.expert_parallel,
@@ -142,20 +136,51 @@ def plan(
         attention=deployment.attention.name,
         model=deployment.model,
         kv_dtype=deployment.kv_dtype,
-        decode_steps=layout.decode_steps,
+        decode_steps=layout.compiler.decode_steps,
         page_size=layout.spec.page_size,
         page_bytes=deployment.page_bytes,
         needs=deployment.needs,
         num_pages=layout.spec.num_pages,
-        max_pages=useful_pages(replace(deployment, max_model_len=layout.geometry.max_model_len)),
-        max_model_len=layout.geometry.max_model_len,
-        cache_bytes=layout.cache_bytes,
+        max_pages=useful_pages(replace(deployment, max_model_len=geometry.max_model_len)),
+        max_model_len=geometry.max_model_len,
+        cache_bytes=layout.compiler.cache_bytes,
         weight_bytes=layout.weight_bytes,
         vocab_padding_bytes=vocab_padding_bytes(deployment.model, deployment.placement),
         sampling_bytes=deployment.sampling_bytes,
         buckets=buckets,
-        decode=_decode_steps(deployment, buckets, chip, context, config),
-        prefill=prefill_step(deployment, chip, max(layout.geometry.token_buckets)),
+        compile_s=seconds,
+        compile_cpu_s=cpu_seconds,
+        decode=estimates.decode(context),
+        decode_filtered=estimates.decode(context, filtered=True),
+        decode_all_options=estimates.decode(context, all_options=True),
+        prefill=prefill_step(deployment, chip, max(geometry.token_buckets)),
+    )
+    _check_fit(made)
+    return made
+
+
+def _check_hosts(config: EngineConfig, chip: Chip, topology: str, num_devices: int) -> None:
+    if num_devices % config.num_devices:
+        raise ConfigError(f"{config.parallelism} does not divide the {num_devices} devices of {topology}")
+    on_host = chip.host_devices(num_devices)
+    if config.num_devices > on_host:
+        raise ConfigError(
+            f"{topology} is {num_devices // on_host} hosts of {on_host} devices each, and {config.parallelism} would "
+            f"spread a copy of the model over several, which no worker serves: {on_host} devices at most"
+        )
+
+
+def _check_fit(made: Plan) -> None:
+    if made.spare_bytes >= 0:
+        return
+    dearest = max(made.buckets, key=lambda bucket: bucket.step_bytes)
+    pages = made.num_pages + made.spare_bytes // made.page_bytes
+    hint = f"num_pages {pages}, or " if pages > made.needs.num_groups else ""
+    raise ConfigError(
+        f"a {made.chip.name} device has {made.chip.hbm_bytes} bytes, and {made.used_bytes} would be used: weights "
+        f"{made.weight_bytes}, {made.num_pages} pages {made.cache_bytes}, sampling state {made.sampling_bytes}, the "
+        f"{dearest.kind} of {dearest.size} {dearest.step_bytes}, programs {made.code_bytes}; set {hint}a lower "
+        "max_num_seqs"
     )
 
 
@@ -163,76 +188,19 @@ def plan(
 class _Layout:
     """A deployment with its pages, ready to be compiled."""
 
-    chip: Chip
-    device: jax.Device  # one of them
     spec: KVCacheSpec
     geometry: Geometry
-    steps: Steps
-    cache: Any  # abstract
-    cache_bytes: int  # on each device
-    weight_bytes: int  # likewise
-    decode_steps: int
-    pattern_length: int  # layers in an iteration of the largest loop over them
-
-    def buckets(self, only: frozenset[int] | None, progress: ReportProgress | None) -> tuple[Bucket, ...]:
-        """What a worker compiles when it starts; `only` buckets of these sizes."""
-        kinds, made = _kinds(self.geometry, self.decode_steps, only), []
-        for done, (kind, size) in enumerate(kinds):
-            if progress is not None:
-                progress(done, len(kinds), f"{kind} of {size}")
-            made.append(self.bucket(kind, size))
-        return tuple(made)
-
-    def bucket(self, kind: str, size: int) -> Bucket:
-        """Compiles one function, and looks at what it became."""
-        start, cpu_start = time.perf_counter(), time.process_time()
-        try:
-            lowered = self._lower(kind, size)
-            compiled = self.steps.compile(lowered)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            message = f"the {kind} of {size} does not fit a {self.chip.name} device: {str(error)[:400]}"
-            raise ConfigError(message) from error
-        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-        memory: Any = compiled.memory_analysis()
-        # Nothing here is made of all options.
-        text = "" if kind == ALL_OPTIONS else printed(lowered, compiled, self.device)
-        program = Program(text) if text else None
-        return Bucket(
-            kind=kind,
-            size=size,
-            compile_s=seconds,
-            compile_cpu_s=cpu_seconds,
-            temporary_bytes=memory.temp_size_in_bytes,
-            aliased_bytes=memory.alias_size_in_bytes,
-            traffic=program.traffic(self.cache_bytes) if program else Traffic(),
-            layer_collectives=self._layer_collectives(kind, program) if program else {},
-            layer=layer_cycles(text) if program and kind == "backbone" else None,
-        )
-
-    def _lower(self, kind: str, size: int) -> jax.stages.Lowered:
-        if kind == "backbone":
-            return self.steps.backbone(size, self.cache)
-        if kind == "loop":
-            return self.steps.loop(size, self.decode_steps, self.cache)
-        return self.steps.head(size, is_extended=kind != "head")
-
-    def _layer_collectives(self, kind: str, program: Program) -> dict[str, float]:
-        if kind not in WRITING:
-            return {}
-        loops = program.loop_traffic(self.cache_bytes, depth=1 if kind == "backbone" else 2)  # steps, then layers
-        busiest = max((loop.collectives for loop in loops), key=lambda counts: sum(counts.values()), default={})
-        return {name: count / self.pattern_length for name, count in busiest.items()}
+    weight_bytes: int  # on each device
+    compiler: Compiler
 
 
-def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layout:
+def _lay_out(deployment: Deployment, chip: Chip) -> _Layout:
     """Raises ConfigError if weights and pages do not fit."""
-    placement, attention = deployment.placement, deployment.attention
+    placement, attention, config = deployment.placement, deployment.attention, deployment.config
     if placement is None or not isinstance(attention, ShardedAttention):
         raise TypeError("a deployment on given devices has a placement")  # deploy promises it
     weight_bytes = held_bytes(deployment.model, placement)
-    free = int((chip.hbm_bytes - weight_bytes - deployment.sampling_bytes) * SHARE_OF_FREE_MEMORY)
+    free = deployment.kv_bytes(chip.hbm_bytes - weight_bytes)
     if free < 2 * deployment.page_bytes:
         raise ConfigError(
             f"the weights take {weight_bytes} bytes of the {chip.hbm_bytes} that a {chip.name} device has, which "
@@ -240,20 +208,18 @@ def _lay_out(deployment: Deployment, config: EngineConfig, chip: Chip) -> _Layou
         )
     spec = with_pages(deployment, free)
     geometry = deployment.geometry(deployment.needs.longest(spec.num_pages - 1, deployment.max_model_len))
-    return _Layout(
+    model = abstract_model(deployment.model, placement, stacked=attention.is_stacked)
+    compiler = Compiler(
         chip=chip,
         device=placement.mesh.devices.flat[0],
-        spec=spec,
-        geometry=geometry,
-        steps=Steps(
-            abstract_model(deployment.model, placement, stacked=attention.is_stacked), attention, geometry, placement
-        ),
+        steps=Steps(model, attention, geometry, placement),
         cache=attention.abstract_cache(spec),
         cache_bytes=spec.num_pages * deployment.page_bytes,
-        weight_bytes=weight_bytes,
         decode_steps=deployment.decode_steps or 1,
         pattern_length=max((len(run.pattern) for run in layer_runs(deployment.model) if run.repeats > 1), default=1),
+        directory=config.compile_cache_dir or DEFAULT_BUILD_DIR,
     )
+    return _Layout(spec, geometry, weight_bytes, compiler)
 
 
 def _kinds(geometry: Geometry, decode_steps: int, only: frozenset[int] | None) -> list[tuple[str, int]]:
@@ -267,20 +233,30 @@ def _kinds(geometry: Geometry, decode_steps: int, only: frozenset[int] | None) -
     return [(kind, size) for kind, buckets in sizes for size in buckets if only is None or size in only]
 
 
-def _decode_steps(
-    deployment: Deployment, buckets: tuple[Bucket, ...], chip: Chip, context: int, config: EngineConfig
-) -> tuple[Step, ...]:
-    found = {(bucket.kind, bucket.size): bucket for bucket in buckets}
-    heads = [size for kind, size in found if kind == "head"]
-    steps = []
-    for batch in sorted({1, 32, 64, 128, config.max_num_seqs}):
-        if batch > config.max_num_seqs:
-            continue
-        size = max(16, 1 << (batch - 1).bit_length())
-        backbone = found.get(("backbone", size))
-        head = found.get(("head", min((h for h in heads if h >= size), default=0)))
-        if backbone is None or head is None:
-            continue
-        if backbone.traffic.hbm_bytes and head.traffic.hbm_bytes:
-            steps.append(decode_step(deployment, chip, batch, context, backbone.traffic, head.traffic))
-    return tuple(steps)
+class _Estimates:
+    """Decode steps of batches whose pages are there at once."""
+
+    def __init__(self, deployment: Deployment, chip: Chip, layout: _Layout, buckets: tuple[Bucket, ...]) -> None:
+        self._deployment, self._chip, self._layout = deployment, chip, layout
+        self._found = {(bucket.kind, bucket.size): bucket for bucket in buckets}
+
+    def decode(self, context: int, *, filtered: bool = False, all_options: bool = False) -> tuple[Step, ...]:
+        """By what rows ask for: nothing, filters, or every option."""
+        pages = self._deployment.needs.most(context + 1, 1)
+        most = min(self._deployment.config.max_num_seqs, (self._layout.spec.num_pages - 1) // pages)
+        steps = []
+        for batch in sorted({size for size in (1, 32, 64, 128) if size <= most} | ({most} if most else set())):
+            backbone = self._found.get(("backbone", self._layout.geometry.token_bucket(batch)))
+            head = self._least(ALL_OPTIONS if all_options else "head", batch)
+            if backbone is None or head is None:
+                continue
+            traffic = head.full_traffic if filtered or all_options else head.traffic
+            if backbone.traffic.hbm_bytes and traffic.hbm_bytes:
+                parts = self._deployment, self._chip, batch, context, backbone.traffic, traffic
+                steps.append(decode_step(*parts, is_drawn=filtered or all_options))
+        return tuple(steps)
+
+    def _least(self, kind: str, rows: int) -> Bucket | None:
+        """The smallest that has so many rows."""
+        sizes = [size for of, size in self._found if of == kind and size >= rows]
+        return self._found[kind, min(sizes)] if sizes else None

@@ -28,8 +28,11 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "pages": plan.cache_bytes,
             "sampling": plan.sampling_bytes,
             "temporaries": plan.temporary_bytes,
+            "programs": plan.code_bytes,
             "used": plan.used_bytes,
             "of": plan.chip.hbm_bytes,
+            "spare": plan.spare_bytes,
+            "spare_pages": plan.spare_pages,
         },
         "pages": {
             "size_tokens": plan.page_size,
@@ -47,6 +50,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "compile_cpu_s": plan.compile_cpu_s,
         "buckets": [dataclasses.asdict(bucket) for bucket in plan.buckets],
         "decode": [_step(step) for step in plan.decode],
+        "decode_filtered": [_step(step) for step in plan.decode_filtered],
+        "decode_all_options": [_step(step) for step in plan.decode_all_options],
         "prefill": {**_step(plan.prefill), "time_to_first_token_s": plan.prefill.seconds},
     }
 

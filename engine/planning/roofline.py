@@ -13,7 +13,10 @@ Formulas, so that they can be checked by hand, per device, with n devices of one
   rows; of attention 4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
 - An all-reduce of b bytes around a ring, both ways at once: 2 (n - 1) / n x b over two links, and 2 (n - 1) hops; there
   are two per layer, of tokens x hidden x bytes of an element, and one behind the embedding.
-- A step takes the longer of bytes / bandwidth and FLOPs / peak, and then the all-reduces, which wait for it.
+- Logits of r rows and v tokens: greedy rows gather three words of each device, n - 1 hops each time. Others are
+  exchanged around the ring, both ways at once: a quarter of what gathering would take, 4 r v / 4 bytes over two links;
+  and then their tokens are gathered.
+- A step takes the longer of bytes / bandwidth and FLOPs / peak, and then the collectives, which wait for it.
 """
 
 from __future__ import annotations
@@ -61,8 +64,19 @@ class Step:
         return self.counted_bytes / self.ideal_bytes
 
 
-def decode_step(deployment: Deployment, chip: Chip, batch: int, context: int, backbone: Traffic, head: Traffic) -> Step:
-    """`batch` sequences of `context` tokens each make one token more."""
+def decode_step(
+    deployment: Deployment,
+    chip: Chip,
+    batch: int,
+    context: int,
+    backbone: Traffic,
+    head: Traffic,
+    *,
+    is_drawn: bool = False,
+) -> Step:
+    """`batch` sequences of `context` tokens each make one token more: with temperature or other options where it
+    `is_drawn`, else greedily.
+    """
     model, devices = deployment.model, _devices(deployment)
     weights = step_weight_bytes(model, batch, deployment.placement)
     ideal = weights + batch * kv_sequence_bytes(model, deployment.kv_dtype, context + 1) // devices
@@ -77,7 +91,8 @@ def decode_step(deployment: Deployment, chip: Chip, batch: int, context: int, ba
         flops=flops,
         memory_s=counted / chip.hbm_bytes_per_s,
         compute_s=flops / chip.bf16_flops_per_s,
-        collective_s=collective_s(model, batch, devices, chip),
+        collective_s=collective_s(model, batch, devices, chip)
+        + logits_s(model, batch, devices, chip, is_drawn=is_drawn),
     )
 
 
@@ -95,7 +110,7 @@ def prefill_step(deployment: Deployment, chip: Chip, num_tokens: int) -> Step:
         flops=flops,
         memory_s=(weights + kv_bytes) / chip.hbm_bytes_per_s,
         compute_s=flops / chip.bf16_flops_per_s,
-        collective_s=collective_s(model, num_tokens, devices, chip),
+        collective_s=collective_s(model, num_tokens, devices, chip) + logits_s(model, 1, devices, chip),
     )
 
 
@@ -153,6 +168,17 @@ def collective_s(model: ModelConfig, num_tokens: int, devices: int, chip: Chip) 
     num_bytes = num_tokens * model.hidden_size * int(jnp.dtype(model.dtype).itemsize)
     each = 2 * (devices - 1) / devices * num_bytes / (2 * chip.link_bytes_per_s) + 2 * (devices - 1) * chip.hop_s
     return (2 * model.num_layers + 1) * each
+
+
+def logits_s(model: ModelConfig, num_rows: int, devices: int, chip: Chip, *, is_drawn: bool = False) -> float:
+    """Of what devices tell each other of the logits of so many rows."""
+    if devices == 1:
+        return 0.0
+    word = (devices - 1) / devices * 4 * num_rows / (2 * chip.link_bytes_per_s) + (devices - 1) * chip.hop_s
+    if not is_drawn:
+        return 3 * word
+    exchanged = 4 * num_rows * model.vocab_rows
+    return exchanged / 4 / (2 * chip.link_bytes_per_s) + devices / 2 * chip.hop_s + word
 
 
 def _devices(deployment: Deployment) -> int:

@@ -11,7 +11,7 @@ import jax
 from penstock.engine.errors import ConfigError
 from penstock.engine.planning.chips import CHIPS, Chip
 
-EXAMPLES = ("v5e:2x2", "v5e:2x4", "v5e:4x4", "v6e:2x2", "v6e:2x4", "tpu7x:2x2x1", "v5e:1x1")
+EXAMPLES = ("v5e:2x2", "v5e:2x4", "v6e:2x2", "v6e:2x4", "tpu7x:2x2x1", "v5e:1x1")
 
 
 _ENVIRONMENT = {
@@ -33,7 +33,7 @@ def chip_of(topology: str) -> Chip:
     """
     chip = CHIPS.get(topology.partition(":")[0])
     if chip is None:
-        raise ConfigError(f"topology {topology!r} is of no known chip ({', '.join(CHIPS)}); give one as {EXAMPLES[3]}")
+        raise ConfigError(f"topology {topology!r} is of no known chip ({', '.join(CHIPS)}); give one as {EXAMPLES[2]}")
     return chip
 
 

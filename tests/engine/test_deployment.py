@@ -64,11 +64,19 @@ def test_a_cache_too_small_for_a_page_is_refused() -> None:
 def test_what_sampling_remembers_is_not_free_for_pages() -> None:
     here = deployed()
     assert here.sampling_bytes == 4 * TINY.vocab_size * (2 + 4)  # batch slots, tokens, a word and a bias
-    stats = {"bytes_limit": 10_000, "bytes_in_use": 5_000}
+    stats = {"bytes_limit": 10_000_000, "bytes_in_use": 5_000_000}
     device: Any = SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
-    assert replace(here, devices=(device,)).free_bytes() == int((5_000 - here.sampling_bytes) * 0.9)
-    stats["bytes_in_use"] = 9_999
+    assert replace(here, devices=(device,)).free_bytes() == int((5_000_000 - here.sampling_bytes) * 0.9)
+    stats["bytes_in_use"] = 9_999_999
     assert replace(here, devices=(device,)).free_bytes() == 0
+
+
+def test_what_the_largest_head_needs_is_not_for_pages() -> None:
+    here = deployed()
+    head = 7 * 16 * TINY.vocab_size * 4
+    assert here.logits_bytes == head
+    assert here.kv_bytes(here.sampling_bytes + 2 * head) == head
+    assert here.kv_bytes(here.sampling_bytes + head - 1) == 0
 
 
 def test_lengths_come_from_the_settings_or_the_model() -> None:

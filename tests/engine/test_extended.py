@@ -9,13 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.sharding import SingleDeviceSharding
 from test_sampling import KINDS, VOCAB, draw, logits, rows
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from penstock.engine.execution.extended import NO_DRAFT, NO_TARGET, ExtendedRows, adjust, masked, sample_extended
+from penstock.engine.execution.extended import (
+    NO_DRAFT,
+    NO_TARGET,
+    ExtendedRows,
+    adjust,
+    masked,
+    sample_extended,
+    seen_drafts,
+)
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.logprobs import Logprobs, logprobs_of
-from penstock.engine.execution.sampling import NEVER, NOT_A_TOKEN, NOTHING_LEFT
+from penstock.engine.execution.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT
 from penstock.engine.execution.sampling_state import (
     GENERATED,
     IN_PROMPT,
@@ -26,6 +35,8 @@ from penstock.engine.execution.sampling_state import (
     slot_fill,
     state_bytes,
 )
+from penstock.engine.planning import has_libtpu
+from penstock.engine.planning.topology import devices_of
 from penstock.engine.request import MAX_LOGIT_BIAS
 
 NUM_SLOTS = 6
@@ -55,15 +66,14 @@ def asking(count: int, scored: tuple[int, ...] = (), **values: Any) -> ExtendedR
     for name, default in defaults.items():
         dtype = {bool: jnp.bool_, int: jnp.int32, float: jnp.float32}[type(default)]
         arrays[name] = jnp.broadcast_to(jnp.asarray(values.get(name, default), dtype), count)
-    padded = jnp.asarray([*scored, *[0] * (count - len(scored))], jnp.int32)
-    return ExtendedRows(scored=padded, num_scored=jnp.int32(len(scored)), **arrays)
+    return ExtendedRows(is_scored=jnp.isin(jnp.arange(count), jnp.asarray(scored, jnp.int32)), **arrays)
 
 
 def index(count: int, value: int = 0) -> jax.Array:
     return jnp.full(count, value, jnp.int32)
 
 
-adjusted = jax.jit(adjust)
+adjusted = jax.jit(lambda scores, rows, *others: adjust(scores, rows, *others, seen_drafts(rows)))
 sampled = jax.jit(sample_extended)
 
 
@@ -181,8 +191,7 @@ score = jax.jit(logprobs_of)
 
 
 def scored(scores: np.ndarray, token_ids: list[int], places: list[int]) -> Logprobs:
-    padded = [*places, *[0] * (len(scores) - len(places))]
-    return score(scores, jnp.asarray(token_ids), jnp.asarray(padded), jnp.int32(len(places)))
+    return score(scores, jnp.asarray(token_ids), jnp.isin(jnp.arange(len(scores)), jnp.asarray(places, jnp.int32)))
 
 
 @pytest.mark.parametrize("vocab", [8, 60, 128, 2561, 8192])
@@ -208,11 +217,17 @@ def test_rows_that_do_not_ask_get_no_logprobs() -> None:
     assert not scored(logits(5), [1] * 5, []).top.any()
 
 
-@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+@pytest.mark.parametrize(
+    "platform", ["cpu", "cuda", pytest.param("tpu", marks=pytest.mark.skipif(not has_libtpu(), reason="needs libtpu"))]
+)
 def test_a_step_has_one_scatter_at_most_and_no_loop_over_rows_on_cuda(platform: str) -> None:
     """Each scatter takes the TPU's compiler many seconds; a CUDA graph takes in branches, but no loops."""
-    step = jax.jit(sample_extended)
-    traced = step.trace(logits(4), rows(4), asking(4), state_of(), jnp.zeros((4, 2), jnp.int32))
-    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    arguments: Any = (logits(4), rows(4), asking(4), state_of(), jnp.zeros((4, 2), jnp.int32))
+    platforms = (platform,)
+    if platform == "tpu":  # its kernel asks which one
+        sharding = SingleDeviceSharding(devices_of("v5e:1x1")[0])
+        arguments = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments)
+        platforms = ()
+    text = jax.jit(sample_extended).trace(*arguments).lower(lowering_platforms=platforms or None).as_text()
     assert ("stablehlo.while" in text) == (platform != "cuda")
     assert text.count('"stablehlo.scatter"(') == 1

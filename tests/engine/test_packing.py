@@ -11,7 +11,7 @@ import numpy as np
 from penstock.engine.execution.extended import NO_TARGET
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.packing import Batch, BatchBuilder
-from penstock.engine.execution.sampling import NEVER, NOT_A_TOKEN
+from penstock.engine.execution.sampling_rows import NEVER, NOT_A_TOKEN
 from penstock.engine.execution.sampling_state import GENERATED, IN_PROMPT, STOPS
 from penstock.engine.execution.unpacking import StepInputs, unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.request import Request, SamplingParams
@@ -151,7 +151,8 @@ def test_extended_options_are_packed_for_the_rows_that_ask_and_neutral_for_the_o
     np.testing.assert_array_equal(rows.repetition_penalty[:3], [1.0, 1.25, 1.0])
     np.testing.assert_array_equal(rows.min_tokens[:2], [0, 2])
     np.testing.assert_array_equal(rows.target, [NO_TARGET] * batch.num_rows)
-    assert (int(rows.num_scored), rows.scored[0], batch.options.has_logprobs) == (1, 1, True)
+    np.testing.assert_array_equal(rows.is_scored[:3], [False, True, False])
+    assert batch.options.has_logprobs
 
 
 def test_a_batch_slots_state_is_uploaded_once_after_each_start() -> None:
@@ -197,7 +198,7 @@ def test_scored_tokens_have_rows_of_their_own_before_the_one_that_samples() -> N
     rows = unpack_extended(GEOMETRY.extended_layout(batch.num_rows), jnp.asarray(batch.options.flat))
     np.testing.assert_array_equal(rows.target[:4], [NO_TARGET, 7, 8, NO_TARGET])
     np.testing.assert_array_equal(rows.is_adjusted[:4], [False, False, False, True])
-    np.testing.assert_array_equal(rows.scored[: int(rows.num_scored)], [1, 2])
+    np.testing.assert_array_equal(np.flatnonzero(rows.is_scored), [1, 2])
     np.testing.assert_array_equal(inputs_of(builder.build(planned(by))).sources[:2], [0, 3])
 
 

@@ -14,7 +14,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import FAMILIES, ModelConfig, active_parameters, matmul_parameters
 from penstock.engine.models.hf_blocks import sliding
-from penstock.engine.planning import PRESETS, as_dict, has_libtpu, plan, planned_model, preset
+from penstock.engine.planning import ALL_OPTIONS, PRESETS, as_dict, has_libtpu, plan, planned_model, preset
 from penstock.engine.planning.chips import CHIPS
 from penstock.engine.planning.hlo import Program
 from penstock.engine.planning.roofline import collective_s, kv_token_bytes, step_flops
@@ -86,8 +86,7 @@ def narrow_llama(num_layers: int = 4) -> ModelConfig:
 
 
 def logits_bytes(model: ModelConfig) -> int:
-    """What a greedy step of 16 rows moves of its logits, f32 and whole on each device, at most: gathered, checked and
-    searched, and on TPU7x read once more by the gathering and copied. It is next to nothing beside the weights of a
+    """What a greedy step of 16 rows moves of its logits, f32, at most. It is next to nothing beside the weights of a
     real model, and a quarter of those of a small one over many devices.
     """
     return 5 * 16 * model.vocab_size * 4
@@ -222,6 +221,78 @@ def test_without_libtpu_the_message_says_what_to_install(monkeypatch: pytest.Mon
         plan(llama_8b(), "v5e:2x2", EngineConfig())
 
 
+SMALL = EngineConfig(max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, tensor_parallel=4)
+
+
+@needs_libtpu
+def test_what_was_learnt_of_a_function_is_kept(tmp_path: Path) -> None:
+    """And read again only by the same function: another model's are compiled."""
+    config = replace(SMALL, compile_cache_dir=tmp_path)
+    first, again = (plan(narrow_llama(), "v6e:2x2", config) for _ in range(2))
+    assert not any(bucket.is_kept for bucket in first.buckets)
+    assert all(bucket.is_kept for bucket in again.buckets)
+    assert [replace(bucket, is_kept=False) for bucket in again.buckets] == list(first.buckets)
+    assert again.decode == first.decode
+    for path in (tmp_path / "plans").iterdir():
+        path.write_text("{")
+    assert not any(bucket.is_kept for bucket in plan(narrow_llama(), "v6e:2x2", config).buckets)
+    model = replace(narrow_llama(), vocab_size=2048)
+    assert {bucket.kind: bucket.is_kept for bucket in plan(model, "v6e:2x2", config).buckets} == {
+        "backbone": False, "head": False, ALL_OPTIONS: False,
+    }  # fmt: skip
+
+
+@needs_libtpu
+def test_every_kind_of_head_is_counted_and_filters_cost_next_to_nothing() -> None:
+    made = plan(llama_8b(), "v6e:2x2", replace(SMALL, max_num_seqs=64, max_batch_tokens=64), only=frozenset({64}))
+    head = next(bucket for bucket in made.buckets if bucket.kind == "head")
+    everything = next(bucket for bucket in made.buckets if bucket.kind == ALL_OPTIONS)
+    assert head.traffic.hbm_bytes >= 2 * 4096 * 128256 // 4
+    assert head.full_traffic.hbm_bytes <= 1.3 * head.traffic.hbm_bytes
+    assert head.full_traffic.collectives["all-to-all"] == 1
+    assert everything.full_traffic.hbm_bytes > everything.traffic.hbm_bytes > 0
+    greedy, filtered, extended = (
+        next(step for step in steps if step.num_tokens == 64)
+        for steps in (made.decode, made.decode_filtered, made.decode_all_options)
+    )
+    assert greedy.seconds < filtered.seconds < 1.1 * greedy.seconds
+    assert filtered.collective_s - greedy.collective_s == pytest.approx(64 * 128256 / (2 * 9.0e10), rel=0.5)
+    assert filtered.counted_bytes < extended.counted_bytes
+
+
+@needs_libtpu
+def test_what_no_worker_could_serve_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"v5e:4x4 is 4 hosts of 4 devices each, and tensor_parallel = 8 would"):
+        plan(llama_8b(), "v5e:4x4", replace(SMALL, tensor_parallel=8))
+    with pytest.raises(ConfigError, match=r"context 2048 leaves no room .* the longest sequence here has 2048 tokens"):
+        plan(narrow_llama(), "v6e:2x2", SMALL, context=2048)
+
+
+@needs_libtpu
+def test_a_function_that_does_not_fit_beside_the_pages_is_refused_with_what_would() -> None:
+    """The compiler sees no pages when it compiles the head."""
+    free = CHIPS["v6e"].hbm_bytes - plan(narrow_llama(), "v6e:2x2", SMALL).weight_bytes
+    page = plan(narrow_llama(), "v6e:2x2", SMALL).page_bytes
+    with pytest.raises(
+        ConfigError, match=r"the .* of 16 \d+, programs \d+; set num_pages (\d+), or a lower max_num"
+    ) as e:
+        plan(narrow_llama(), "v6e:2x2", replace(SMALL, num_pages=free // page))
+    most = int(str(e.value).split("num_pages ")[1].split(",")[0])
+    made = plan(narrow_llama(), "v6e:2x2", replace(SMALL, num_pages=most))
+    assert 0 <= made.spare_bytes < 2 * page
+    assert made.used_bytes == sum(as_dict(made)["hbm"][part] for part in HBM_PARTS) <= made.chip.hbm_bytes
+
+
+HBM_PARTS = ("weights", "pages", "sampling", "temporaries", "programs")
+
+
+@needs_libtpu
+def test_batches_whose_pages_are_not_there_get_no_estimate() -> None:
+    made = plan(narrow_llama(), "v6e:2x2", replace(SMALL, num_pages=1 + 5 * 8), context=500, only=frozenset({16}))
+    assert [step.num_tokens for step in made.decode] == [1, 5]  # 8 pages of 64 tokens each
+    assert made.spare_pages == made.max_pages - made.num_pages
+
+
 @needs_libtpu
 @pytest.mark.parametrize("attention", ["fused", "ragged"])
 def test_a_small_plan_holds_what_the_ledger_says(attention: str) -> None:
@@ -254,7 +325,9 @@ def test_several_decode_steps_and_8_bit_pages_are_planned_and_copy_no_cache() ->
         assert made.cache_is_aliased
         loop = next(bucket for bucket in made.buckets if bucket.kind == "loop")
         assert loop.layer_collectives == {"all-reduce": 2}
-        assert loop.traffic.collectives == {"all-reduce": 4 * (2 * model.num_layers + 1), "all-gather": 4}
+        reduced, exchanged = loop.traffic.collectives["all-reduce"], loop.traffic.collectives["all-to-all"]
+        assert reduced <= 4 * (2 * model.num_layers + 1 + 4)  # some of them bring tokens and log-probabilities together
+        assert exchanged == 4
         assert not loop.traffic.host_transfers
         assert made.decode[0].overhead < 1.10
 
@@ -263,7 +336,7 @@ def test_several_decode_steps_and_8_bit_pages_are_planned_and_copy_no_cache() ->
 @pytest.mark.parametrize(
     ("topology", "tensor", "fields"),
     [
-        ("v5e:4x4", 16, {"num_attention_heads": 16, "num_key_value_heads": 1, "head_dim": 64}),
+        ("v5e:2x4", 8, {"num_attention_heads": 16, "num_key_value_heads": 1, "head_dim": 64}),
         ("v6e:2x4", 4, {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 96}),
         ("v5e:2x4", 2, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}),
         ("v6e:2x2", 4, {"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128}),
@@ -273,7 +346,7 @@ def test_several_decode_steps_and_8_bit_pages_are_planned_and_copy_no_cache() ->
     ids=str,
 )
 def test_unusual_geometries_hold_it_too(topology: str, tensor: int, fields: dict[str, int], tmp_path: Path) -> None:
-    """Among them one KV head on 16 devices, vocabularies and caches so small that they would fit VMEM, and a vocabulary
+    """Among them one KV head on 8 devices, vocabularies and caches so small that they would fit VMEM, and a vocabulary
     that the devices do not divide.
     """
     sizes = {"hidden_size": 1024, "intermediate_size": 2560, "num_hidden_layers": 3, "vocab_size": 8192}

@@ -19,16 +19,8 @@ from transformers import (
 )
 
 from penstock.engine.deployment import DEFAULT_BUILD_DIR
-from penstock.engine.execution.sampling import (
-    NEVER,
-    NOT_A_TOKEN,
-    NOTHING_LEFT,
-    SamplingRows,
-    _filter,
-    _first_past,
-    sample,
-    survey,
-)
+from penstock.engine.execution.sampling import _filter, _first_past, sample, survey
+from penstock.engine.execution.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT, SamplingRows
 from penstock.engine.native import NativeLibrary
 
 VOCAB = 60
@@ -52,7 +44,7 @@ def logits(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(count, VOCAB)).astype(np.float32) * 2
 
 
-draw = jax.jit(lambda scores, rows: sample(scores, rows, survey(scores)))
+draw = jax.jit(lambda scores, rows: sample(scores[None], rows, scores.shape[1]))
 
 
 @pytest.mark.parametrize(

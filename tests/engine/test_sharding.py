@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import jax
-import numpy as np
 import pytest
 from engines import TINY
 from jax.sharding import PartitionSpec
@@ -13,7 +12,7 @@ from jax.sharding import PartitionSpec
 from penstock.engine import ConfigError
 from penstock.engine.models import num_parameters
 from penstock.engine.models.axes import logical_axes
-from penstock.engine.sharding import gathered, place, split_model
+from penstock.engine.sharding import place, split_model
 
 
 def test_kv_heads_are_split_while_there_are_enough_and_held_several_times_beyond() -> None:
@@ -68,16 +67,3 @@ def test_a_vocabulary_that_devices_do_not_divide_is_padded_to_shares_of_whole_ti
     assert (split.vocab_size, split.vocab_rows) == (vocab_size, rows)
     assert split_model(split, tensor) == split
     assert num_parameters(split) == num_parameters(model)
-
-
-def test_without_a_mesh_logits_are_left_alone() -> None:
-    logits = jax.numpy.ones((2, 3))
-    assert gathered(logits, None, 3) is logits
-
-
-def test_on_a_mesh_logits_lose_their_padding() -> None:
-    logits = jax.numpy.arange(8.0).reshape(2, 4)
-    placement = place(jax.devices()[:1], 1)
-    for vocab_size in (4, 3):
-        found = jax.jit(lambda logits, size=vocab_size: gathered(logits, placement, size))(logits)
-        np.testing.assert_array_equal(found, logits[:, :vocab_size])

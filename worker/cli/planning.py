@@ -61,13 +61,24 @@ def _show(screen: Console, made: Plan) -> None:
     held = f"{made.num_tokens:,} tokens at once in {made.num_pages - 1:,} pages"
     each = f"{made.sequence_bytes(longest) / _GIB:.3f} GiB"
     screen.print(f"Pages hold {held}: {made.num_sequences(longest)} sequences of {longest:,} with {each} each.")
+    screen.print(_spare(made))
     if made.needs.has_windows:
         screen.print(f"Layers are in {made.needs.num_groups} groups; pages behind their windows are counted as free.")
     alias = "updated in place, copied nowhere" if made.cache_is_aliased else "[bold red]copied in a step[/]"
-    screen.print(f"The KV cache is {alias}. Compiling took {made.compile_s:.0f} s in all.\n")
+    screen.print(f"The KV cache is {alias}. Compiling took {made.compile_s:.0f} s.\n")
     screen.print(_buckets(made))
     screen.print(_steps(made))
     screen.print("[dim]Estimates are rooflines: what memory, matmuls and links allow, not what was measured.[/]")
+
+
+def _spare(made: Plan) -> str:
+    """What is left, and the setting that would use it."""
+    spare = f"{made.spare_bytes / _GIB:.2f} GiB are spare"
+    if made.spare_pages:
+        return f"{spare}: num_pages {made.num_pages + made.spare_pages:,} would use them."
+    if made.num_pages >= made.max_pages:
+        return f"{spare}: the pages are all that max_num_seqs and max_model_len can use; either could be higher."
+    return f"{spare}."
 
 
 def _memory(made: Plan) -> Table:
@@ -77,7 +88,8 @@ def _memory(made: Plan) -> Table:
         *([("of them padding of the vocabulary", made.vocab_padding_bytes)] if made.vocab_padding_bytes else []),
         ("pages", made.cache_bytes),
         ("sampling state", made.sampling_bytes),
-        ("temporaries", made.temporary_bytes),
+        ("temporaries of the largest function", made.temporary_bytes),
+        ("compiled programs", made.code_bytes),
         ("used", made.used_bytes),
         (f"of a {made.chip.name} device", made.chip.hbm_bytes),
     ]
@@ -92,7 +104,7 @@ def _buckets(made: Plan) -> Table:
         table.add_row(
             bucket.kind,
             str(bucket.size),
-            f"{bucket.compile_s:.1f}",
+            "kept" if bucket.is_kept else f"{bucket.compile_s:.1f}",
             f"{bucket.temporary_bytes / 2**20:.1f}",
             f"{bucket.traffic.hbm_bytes / 1e6:,.0f}",
             _counts(bucket.traffic.collectives),
@@ -103,7 +115,9 @@ def _buckets(made: Plan) -> Table:
 
 def _steps(made: Plan) -> Table:
     table = Table("step", "ms", "bytes ms", "matmul ms", "links ms", "GB", "over ideal", "TFLOP", "tokens/s")
-    for name, step in [*((f"decode {s.num_tokens} x {s.context}", s) for s in made.decode), ("prefill", made.prefill)]:
+    kinds = (("", made.decode), (", filtered", made.decode_filtered), (", all options", made.decode_all_options))
+    steps = [(f"decode {s.num_tokens} x {s.context}{kind}", s) for kind, found in kinds for s in found]
+    for name, step in [*steps, ("prefill", made.prefill)]:
         times: list[Any] = [step.seconds, step.memory_s, step.compute_s, step.collective_s]
         table.add_row(
             f"{name} {step.num_tokens}" if name == "prefill" else name,

@@ -1,0 +1,201 @@
+"""The functions of a step, compiled side by side for devices that are not there, and what became of them.
+
+What is learnt of a function is kept in a folder, by the text that is compiled and by the versions of all that looks at
+it: a plan that differs from an earlier one in a few functions compiles those.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from penstock.engine.errors import ConfigError
+from penstock.engine.execution.compilation import no_kept_compilations, printed
+from penstock.engine.execution.steps import Cache, Steps
+from penstock.engine.planning.chips import Chip
+from penstock.engine.planning.cycles import LayerCycles, layer_cycles
+from penstock.engine.planning.hlo import Program, Traffic
+from penstock.engine.stats import ReportProgress
+
+ALL_OPTIONS = "head, all options"
+WRITING = ("backbone", "loop")
+"""Kinds of functions that take the KV cache and give it back."""
+
+_FOLDER = "plans"
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One compiled function of a step."""
+
+    kind: str  # backbone, head, ALL_OPTIONS (the head with all sampling options), or loop: several decode steps
+    size: int  # tokens, or sampled rows
+    compile_s: float  # beside the others; of one that was kept, what it took then
+    is_kept: bool  # from an earlier plan
+    temporary_bytes: int
+    output_bytes: int  # that alias no argument
+    code_bytes: int
+    aliased_bytes: int
+    traffic: Traffic  # with none of the options that a row may ask for: greedy sampling
+    full_traffic: Traffic  # with every branch that costs the most
+    layer_collectives: dict[str, float]  # in the loop over layers, of each of them
+    layer: LayerCycles | None  # of an iteration of that loop, in a backbone
+
+    @property
+    def step_bytes(self) -> int:
+        """Beside its arguments, while it runs."""
+        return self.temporary_bytes + self.output_bytes
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Compiles the functions of a step for one chip."""
+
+    chip: Chip
+    device: jax.Device  # one of them
+    steps: Steps
+    cache: Cache  # abstract
+    cache_bytes: int  # on each device
+    decode_steps: int
+    pattern_length: int  # layers in an iteration of the largest loop over them
+    directory: Path  # for what is learnt
+
+    def compile(self, kinds: Sequence[tuple[str, int]], progress: ReportProgress | None) -> tuple[Bucket, ...]:
+        """Each kind and size, in this order.
+
+        Raises:
+            ConfigError: one does not fit the device's memory.
+        """
+        made: dict[tuple[str, int], Bucket] = {}
+        with no_kept_compilations(), ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as threads:
+            running = dict(self._started(kinds, made, threads, progress))
+            try:
+                for done in as_completed(running):
+                    made[running[done]] = done.result()
+                    _report(progress, len(made), len(kinds), running[done])
+            except BaseException:
+                threads.shutdown(cancel_futures=True)
+                raise
+        return tuple(made[kind] for kind in kinds)
+
+    def _started(
+        self,
+        kinds: Sequence[tuple[str, int]],
+        made: dict[tuple[str, int], Bucket],
+        threads: ThreadPoolExecutor,
+        progress: ReportProgress | None,
+    ) -> Iterator[tuple[Future[Bucket], tuple[str, int]]]:
+        """Lowers one after the other, which is Python's work, and compiles what is not known in threads."""
+        for kind, size in kinds:
+            _report(progress, len(made), len(kinds), (kind, size))
+            lowered = self._lower(kind, size)
+            path = self._path(kind, size, lowered)
+            kept = _recalled(path)
+            if kept is None:
+                yield threads.submit(self._bucket, kind, size, lowered, path), (kind, size)
+            else:
+                made[kind, size] = kept
+
+    def _lower(self, kind: str, size: int) -> jax.stages.Lowered:
+        if kind == "backbone":
+            return self.steps.backbone(size, self.cache)
+        if kind == "loop":
+            return self.steps.loop(size, self.decode_steps, self.cache)
+        return self.steps.head(size, is_extended=kind != "head")
+
+    def _bucket(self, kind: str, size: int, lowered: jax.stages.Lowered, path: Path) -> Bucket:
+        """Compiles one function, and looks at what it became."""
+        start = time.perf_counter()
+        try:
+            compiled = self.steps.compile(lowered)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            message = f"the {kind} of {size} does not fit a {self.chip.name} device: {str(error)[:400]}"
+            raise ConfigError(message) from error
+        seconds = time.perf_counter() - start
+        memory: Any = compiled.memory_analysis()
+        text = printed(lowered, compiled, self.device)
+        program = Program(text) if text else None
+        bucket = Bucket(
+            kind=kind,
+            size=size,
+            compile_s=seconds,
+            is_kept=False,
+            temporary_bytes=memory.temp_size_in_bytes,
+            output_bytes=max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
+            code_bytes=memory.generated_code_size_in_bytes,
+            aliased_bytes=memory.alias_size_in_bytes,
+            traffic=program.traffic(self.cache_bytes) if program else Traffic(),
+            full_traffic=program.traffic(self.cache_bytes, dearest=True) if program else Traffic(),
+            layer_collectives=self._layer_collectives(kind, program) if program else {},
+            layer=layer_cycles(text) if program and kind == "backbone" else None,
+        )
+        _keep(path, bucket)
+        return bucket
+
+    def _layer_collectives(self, kind: str, program: Program) -> dict[str, float]:
+        if kind not in WRITING:
+            return {}
+        loops = program.loop_traffic(self.cache_bytes, depth=1 if kind == "backbone" else 2)  # steps, then layers
+        busiest = max((loop.collectives for loop in loops), key=lambda counts: sum(counts.values()), default={})
+        return {name: count / self.pattern_length for name, count in busiest.items()}
+
+    def _path(self, kind: str, size: int, lowered: jax.stages.Lowered) -> Path:
+        """Named by all that a Bucket follows from."""
+        facts = [kind, str(size), self.chip.name, str(self.cache_bytes), str(self.pattern_length), _versions()]
+        digest = hashlib.sha256("|".join(facts).encode())
+        digest.update(str(lowered.as_text()).encode())
+        return self.directory / _FOLDER / f"{digest.hexdigest()[:32]}.json"
+
+
+def _report(progress: ReportProgress | None, done: int, count: int, function: tuple[str, int]) -> None:
+    if progress is not None:
+        progress(done, count, f"{function[0]} of {function[1]}")
+
+
+def _recalled(path: Path) -> Bucket | None:
+    """What was kept; None if there is nothing, or nothing that can be read."""
+    try:
+        fields = json.loads(path.read_text())
+        traffics = {name: Traffic(**fields.pop(name)) for name in ("traffic", "full_traffic")}
+        layer = fields.pop("layer")
+        cycles = None if layer is None else LayerCycles(**layer)
+        return Bucket(**{**fields, **traffics, "layer": cycles, "is_kept": True})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _keep(path: Path, bucket: Bucket) -> None:
+    """Whole or not at all. A folder that cannot be written to costs the next plan its time, and no more."""
+    scratch = path.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(json.dumps(dataclasses.asdict(bucket)))
+        scratch.replace(path)
+
+
+def _versions() -> str:
+    """Of the compiler, and of the code that reads what it prints and sets its options."""
+    sources = [
+        Path(__file__),
+        Path(__file__).with_name("hlo.py"),
+        Path(__file__).with_name("cycles.py"),
+        Path(__file__).parents[1] / "execution/compilation.py",
+    ]
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(source.read_bytes())
+    return f"{jax.__version__} {version('libtpu')} {digest.hexdigest()}"
