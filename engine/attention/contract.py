@@ -14,6 +14,9 @@ from penstock.engine.models.axes import Axes
 
 PLAIN = AttentionOptions()
 
+Prepared = Any
+"""A step as an implementation wants it: a pytree that only the implementation looks into."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
@@ -94,16 +97,24 @@ class AttentionBackend(Protocol):
         cache: tuple[LayerCache, ...] = jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), arrays)
         return cache
 
+    def prepare(self, batch: RaggedBatch, page_size: int) -> Prepared:
+        """What it reads of a step and what is the same in all layers of a group: made once, outside any loop over them.
+
+        `page_size` is that of the cache's pages. By default the batch itself.
+        """
+        del page_size
+        return batch
+
     def __call__(
         self,
         qkv: QKV,
         cache: LayerCache,
-        batch: RaggedBatch,
+        prepared: Prepared,
         *,
         options: AttentionOptions = PLAIN,
         sinks: jax.Array | None = None,  # [num_heads], as of Attend
     ) -> tuple[jax.Array, LayerCache]:
-        """Returns the attended values, shaped as the queries, and the layer's new cache.
+        """Returns the attended values, shaped as the queries, and the layer's new cache; `prepared` is of `prepare`.
 
         A token attends to itself and to everything before it in its sequence, as far as `options` let it see: pages
         that lie wholly behind a window may be others' by now, and what is read of them must not show. Rows of

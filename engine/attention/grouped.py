@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.attention.contract import AttentionBackend
+from penstock.engine.attention.contract import AttentionBackend, Prepared
 from penstock.engine.attention.native import NativeAttention
 from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCache, NativeAttend, RaggedBatch
 
@@ -23,35 +23,37 @@ class GroupedBatch:
     cu_q_lens: jax.Array  # i32 [max_seqs + 1]
     num_seqs: jax.Array  # i32 [1]
 
-    def of(self, group: int | jax.Array) -> RaggedBatch:
-        if isinstance(group, int):
-            slots, page_indices = self.slots[group], self.page_indices[group]
-        else:
-            slots, page_indices = jnp.stack(self.slots)[group], jnp.stack(self.page_indices)[group]
-        return RaggedBatch(slots, self.kv_lens, page_indices, self.cu_q_lens, self.num_seqs)
+    def of(self, group: int) -> RaggedBatch:
+        return RaggedBatch(self.slots[group], self.kv_lens, self.page_indices[group], self.cu_q_lens, self.num_seqs)
 
 
-def attend_in_groups(attention: AttentionBackend, batch: GroupedBatch) -> Attend:
-    """What a decoder is given: `attention`, with the tables of each layer's group."""
-    return (_NativeGroups if isinstance(attention, NativeAttention) else _Groups)(attention, batch)
+def attend_in_groups(attention: AttentionBackend, batch: GroupedBatch, page_size: int) -> Attend:
+    """What a decoder is given: `attention`, with what it makes of the tables of each layer's group."""
+    return (_NativeGroups if isinstance(attention, NativeAttention) else _Groups)(attention, batch, page_size)
 
 
 class _Groups:
-    def __init__(self, attention: AttentionBackend, batch: GroupedBatch) -> None:
+    def __init__(self, attention: AttentionBackend, batch: GroupedBatch, page_size: int) -> None:
         self._attention, self._batch = attention, batch
+        self._prepared = [attention.prepare(batch.of(group), page_size) for group in range(len(batch.slots))]
+        # For loops over layers of several groups; where there are none, the compiler drops it.
+        self._stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *self._prepared)
 
     def __call__(
         self, qkv: QKV, cache: GroupCache, *, options: AttentionOptions, sinks: jax.Array | None = None
     ) -> tuple[jax.Array, GroupCache]:
-        attended, pages = self._attention(qkv, cache.pages, self.batch_of(cache.group), options=options, sinks=sinks)
+        prepared = self.batch_of(cache.group)
+        attended, pages = self._attention(qkv, cache.pages, prepared, options=options, sinks=sinks)
         return attended, cache._replace(pages=pages)
 
-    def batch_of(self, group: int | jax.Array) -> RaggedBatch:
-        return self._batch.of(group)
+    def batch_of(self, group: int | jax.Array) -> Prepared:
+        if isinstance(group, int):
+            return self._prepared[group]
+        return jax.tree.map(lambda array: array[group], self._stacked)
 
 
 class _NativeGroups(_Groups, NativeAttend):
-    """Of the C++ kernel."""
+    """Of the C++ kernel, which has nothing to prepare."""
 
     @property
     def num_tokens(self) -> jax.Array:

@@ -6,6 +6,8 @@ only: the step's own keys and values are scattered into the donated pages before
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
@@ -58,11 +60,22 @@ class RaggedKernelAttention(AttentionBackend):
         shape = (spec.num_layers * spec.num_pages, spec.page_size, 2 * heads, dim)
         return (CacheArray(shape, spec.dtype, (None, None, "kv_heads", None)),)
 
+    def prepare(self, batch: RaggedBatch, page_size: int) -> RaggedBatch:
+        """A step of padding alone still needs one sequence with one query: the kernel waits for its keys."""
+        del page_size
+        is_empty = batch.num_seqs[0] == 0
+        return replace(
+            batch,
+            kv_lens=jnp.where(is_empty, 1, batch.kv_lens),
+            cu_q_lens=batch.cu_q_lens.at[1].add(is_empty.astype(jnp.int32)),
+            num_seqs=jnp.maximum(batch.num_seqs, 1),
+        )
+
     def __call__(
         self,
         qkv: QKV,
         cache: StackedCache,
-        batch: RaggedBatch,
+        prepared: RaggedBatch,
         *,
         options: AttentionOptions = PLAIN,
         sinks: jax.Array | None = None,
@@ -73,23 +86,21 @@ class RaggedKernelAttention(AttentionBackend):
         num_tokens, num_heads, head_dim = q.shape
         _, page_size, combined, dim = cache.pages.shape
         num_kv_heads, group = k.shape[1], num_heads // k.shape[1]
-        pages = _write(cache, k, v, batch)
+        pages = _write(cache, k, v, prepared)
 
         extra = combined // 2 - num_kv_heads
         padded = jnp.pad(
             q.reshape(num_tokens, num_kv_heads, group, head_dim), ((0, 0), (0, extra), (0, 0), (0, dim - head_dim))
         )
-        pages_per_seq = batch.page_indices.shape[1]
-        # A step of padding alone still needs one sequence with one query: the kernel waits for its keys.
-        is_empty = batch.num_seqs[0] == 0
+        pages_per_seq = prepared.page_indices.shape[1]
         kv_scale = 1.0 if is_quantized(pages.dtype) else None  # with one, the kernel dequantizes what it reads
         attended = ragged_paged_attention(
             padded.reshape(num_tokens, (num_kv_heads + extra) * group, dim),
             pltpu.with_memory_space_constraint(pages, pltpu.HBM),  # or XLA copies a small cache into VMEM
-            jnp.where(is_empty, 1, batch.kv_lens),
-            batch.page_indices + cache.first_page,
-            batch.cu_q_lens.at[1].add(is_empty.astype(jnp.int32)),
-            jnp.maximum(batch.num_seqs, 1),
+            prepared.kv_lens,
+            prepared.page_indices + cache.first_page,
+            prepared.cu_q_lens,
+            prepared.num_seqs,
             sm_scale=options.scale_for(head_dim),
             sliding_window=options.sliding_window,
             soft_cap=options.soft_cap,

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec
+from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, Prepared
 from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch, StackedCache
 from penstock.engine.sharding import Placement
 
@@ -59,11 +59,14 @@ class ShardedAttention(AttentionBackend):
         cache: tuple[LayerCache, ...] = jax.tree.map(shape, self.cache_arrays(spec))
         return cache
 
+    def prepare(self, batch: RaggedBatch, page_size: int) -> Prepared:
+        return self._inner.prepare(batch, page_size)
+
     def __call__(
         self,
         qkv: QKV,
         cache: LayerCache,
-        batch: RaggedBatch,
+        prepared: Prepared,
         *,
         options: AttentionOptions = PLAIN,
         sinks: jax.Array | None = None,
@@ -71,8 +74,8 @@ class ShardedAttention(AttentionBackend):
         split: Any = [self._placement.spec((None, name, None)) for name in ("heads", "kv_heads", "kv_heads")]
         held = self._cache_specs(cache)
 
-        def attend(qkv: QKV, cache: LayerCache, batch: RaggedBatch, sinks: jax.Array | None) -> Any:
-            return self._inner(qkv, cache, batch, options=options, sinks=sinks)
+        def attend(qkv: QKV, cache: LayerCache, prepared: Prepared, sinks: jax.Array | None) -> Any:
+            return self._inner(qkv, cache, prepared, options=options, sinks=sinks)
 
         run = jax.shard_map(
             attend,
@@ -81,7 +84,7 @@ class ShardedAttention(AttentionBackend):
             out_specs=(split[0], held),
             check_vma=False,
         )
-        attended, written = run(qkv, cache, batch, sinks)
+        attended, written = run(qkv, cache, prepared, sinks)
         return attended, written
 
     def _cache_specs(self, cache: LayerCache) -> Any:

@@ -56,7 +56,10 @@ def decode_loop(
         step, is_active, token_ids, tokens, logprobs, cache, state = carry
         positions = jnp.where(is_active, inputs.positions + step, 0)
         ragged = _batch_at(positions, inputs.ragged, is_real, is_active, geometry.page_size)
-        attend, lengths = attend_in_groups(attention, ragged), lengths_at(positions, inputs.rope_lengths)
+        attend, lengths = (
+            attend_in_groups(attention, ragged, geometry.page_size),
+            lengths_at(positions, inputs.rope_lengths),
+        )
         held = _unpacked_after(token_ids, model)
         hidden, cache = held(token_ids, positions, cache, attend, is_active, lengths)
         rows = replace(sampling, output_index=sampling.output_index + step)

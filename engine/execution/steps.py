@@ -137,7 +137,7 @@ def _compute_hidden(
     token_ids = jnp.where(inputs.sources >= 0, last_tokens[inputs.sources], inputs.token_ids)
     ragged, lengths = inputs.ragged, lengths_at(inputs.positions, inputs.rope_lengths)
     is_real = jnp.arange(num_tokens) < ragged.cu_q_lens[ragged.num_seqs[0]]
-    attend = attend_in_groups(attention, ragged)
+    attend = attend_in_groups(attention, ragged, geometry.page_size)
     rows, cache = rebuild(params)(token_ids, inputs.positions, cache, attend, is_real, lengths, inputs.sampled)
     padding = ((0, geometry.max_rows - rows.shape[0]), (0, 0))
     return jnp.pad(rows, padding), jnp.pad(inputs.sampling, padding), cache

@@ -39,9 +39,13 @@ class Block(nnx.Module):
         attended, cache = self.attend(x, step, cache)
         return self.feed_forward(attended, x, step), cache
 
-    def attend(self, x: jax.Array, step: StepInputs, cache: GroupCache) -> tuple[jax.Array, GroupCache]:
-        """The first half: `x` and what attention adds to it."""
-        attended, cache = self.attention(_normed(self.attention_norm, x), step, cache)
+    def attend(
+        self, x: jax.Array, step: StepInputs, cache: GroupCache, squares: jax.Array | None = None
+    ) -> tuple[jax.Array, GroupCache]:
+        """The first half: `x` and what attention adds to it. `squares` is the sum of those of `x`, if it is at hand."""
+        norm = self.attention_norm
+        normed = norm(x, squares) if isinstance(norm, RMSNorm) else _normed(norm, x)
+        attended, cache = self.attention(normed, step, cache)
         return x + scaled(_normed(self.attention_out_norm, attended), self.residual_scale), cache
 
     def feed_forward(self, x: jax.Array, before: jax.Array, step: StepInputs) -> jax.Array:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.experts import Experts
 from penstock.engine.models.layer_groups import LayerPlace, layer_groups
-from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
+from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped, sum_of_squares
 from penstock.engine.models.quantized import QuantizedEmbedding, quantize_modules
 from penstock.engine.models.rope import rotary_tables
 from penstock.engine.models.runs import layer_runs, stacked_layers
@@ -99,35 +99,41 @@ class Decoder(nnx.Module):
         return x, tuple(written)
 
     def _scan(self, x: jax.Array, step: StepInputs, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """All layers: one loop per run, which carries the pages, so that they are updated where they are."""
+        """All layers: one loop per run, which carries the pages, so that they are updated where they are.
+
+        It also carries the sum of squares that the next layer begins with: XLA computes it on the way with the sum that
+        a layer ends with, which by itself it expects to take as long.
+        """
         groups = layer_groups(self.config)
         pages_per_array = pages.shape[0] // groups.size
-        blocks = iter(self.blocks)
+        blocks, squares = iter(self.blocks), sum_of_squares(x)
         for run in layer_runs(self.config):
             graphs, wholes, stacks = zip(*(_split(next(blocks)) for _ in run.pattern), strict=True)
             places = [_places([groups.places[layer] for layer in run.layers(i)]) for i in range(len(run.pattern))]
 
             def layers(
-                carry: tuple[jax.Array, jax.Array],
-                inputs: tuple[Any, Any, Any, Any],
+                carry: _Carry,
+                inputs: tuple[Any, Any, Any],
                 graphs: Sequence[nnx.GraphDef[Block]] = graphs,
                 wholes: Sequence[Any] = wholes,
                 places: Sequence[_Places] = places,
-            ) -> tuple[tuple[jax.Array, jax.Array], None]:
-                x, pages = carry
-                for (graph, whole, held), params, layer, array, group in zip(
+            ) -> tuple[_Carry, None]:
+                i, x, squares, pages = carry
+                for (graph, whole, held), params, array, group in zip(
                     zip(graphs, wholes, places, strict=True), *inputs, strict=True
                 ):
-                    cache = GroupCache(
-                        StackedCache(pages, array * pages_per_array), held.group if group is None else group
-                    )
-                    x, cache = nnx.merge(graph, whole, params)(x, step._replace(layer=layer), cache)
-                    pages = cache.pages.pages
-                return (x, pages), None
+                    first_page = (held.array + i if array is None else array) * pages_per_array
+                    cache = GroupCache(StackedCache(pages, first_page), held.group if group is None else group)
+                    own = step._replace(layer=i) if jax.tree.leaves(whole) else step
+                    block = nnx.merge(graph, whole, params)
+                    attended, cache = block.attend(x, own, cache, squares)
+                    x = block.feed_forward(attended, x, own)
+                    squares, pages = sum_of_squares(x), cache.pages.pages
+                return (i + 1, x, squares, pages), None
 
-            numbers = tuple(jnp.arange(run.repeats) if jax.tree.leaves(whole) else None for whole in wholes)
-            inputs = stacks, numbers, tuple(held.arrays for held in places), tuple(held.groups for held in places)
-            (x, pages), _ = jax.lax.scan(layers, (x, pages), inputs)
+            inputs = stacks, tuple(held.arrays for held in places), tuple(held.groups for held in places)
+            start = jnp.int32(0), x, squares, pages
+            (_, x, squares, pages), _ = jax.lax.scan(layers, start, inputs, length=run.repeats)
         return x, pages
 
     def _embedded(self, token_ids: jax.Array) -> jax.Array:  # i32 [num_tokens] -> [num_tokens, hidden]
@@ -185,25 +191,28 @@ def _split(block: Block) -> tuple[nnx.GraphDef[Block], Any, Any]:
     return graph, states[0], states[1]
 
 
+_Carry: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+"""From layer to layer of a loop: its number, the hidden states, the sum of their squares, the pages."""
+
+
 class _Places(NamedTuple):
     """Where the layers that one loop computes have their keys and values."""
 
-    arrays: jax.Array  # i32 [layers]
-    groups: jax.Array | None  # i32 [layers]; None where all are in one
+    array: int  # of the first
+    arrays: jax.Array | None  # i32 [layers]; None where they count up, which a loop does without reading from memory
     group: int  # of the first
+    groups: jax.Array | None  # i32 [layers]; None where all are in one
 
 
 def _places(places: Sequence[LayerPlace]) -> _Places:
     groups, arrays = zip(*places, strict=True)
-    differ = len(set(groups)) > 1
-    return _Places(_numbers(arrays), _numbers(groups) if differ else None, groups[0])
-
-
-def _numbers(numbers: Sequence[int]) -> jax.Array:
-    """In most models they count up, which a loop does without reading them from memory."""
-    first, end = numbers[0], numbers[0] + len(numbers)
-    is_counting = tuple(numbers) == tuple(range(first, end))
-    return jnp.arange(first, end) if is_counting else jnp.asarray(numbers, jnp.int32)
+    is_counting = arrays == tuple(range(arrays[0], arrays[0] + len(arrays)))
+    return _Places(
+        arrays[0],
+        None if is_counting else jnp.asarray(arrays, jnp.int32),
+        groups[0],
+        jnp.asarray(groups, jnp.int32) if len(set(groups)) > 1 else None,
+    )
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -56,9 +56,10 @@ class RMSNorm(nnx.Module):
         self.scale = nnx.Param(jnp.full((size,), 0 if config.unit_offset else 1, dtype))
         self.config = config
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x32 = x.astype(jnp.float32)
-        normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.config.eps)
+    def __call__(self, x: jax.Array, squares: jax.Array | None = None) -> jax.Array:
+        """`squares` is `sum_of_squares(x)`, where the caller has it."""
+        squares = sum_of_squares(x) if squares is None else squares
+        normed = x.astype(jnp.float32) * jax.lax.rsqrt(squares / x.shape[-1] + self.config.eps)
         if not self.config.scales_in_f32:
             return normed.astype(x.dtype) * self._factors(x.dtype)
         return (normed * self._factors(normed.dtype)).astype(x.dtype)
@@ -80,6 +81,10 @@ class LayerNorm(nnx.Module):
         x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
         return (normed * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+
+
+def sum_of_squares(x: jax.Array) -> jax.Array:  # -> f32 [..., 1]
+    return jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
 
 
 def norm_of(config: NormConfig, size: int, dtype: jnp.dtype) -> RMSNorm | LayerNorm:

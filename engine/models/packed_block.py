@@ -138,10 +138,12 @@ class PackedBlock(Block):
         sinks = block.attention.sinks
         self.sinks = None if sinks is None else nnx.Param(sinks[...].astype(jnp.float32))
 
-    def attend(self, x: jax.Array, step: StepInputs, cache: GroupCache) -> tuple[jax.Array, GroupCache]:
+    def attend(
+        self, x: jax.Array, step: StepInputs, cache: GroupCache, squares: jax.Array | None = None
+    ) -> tuple[jax.Array, GroupCache]:
         half = self.attention_half(step, cache)
         if half is None:
-            return super().attend(x, step, cache)
+            return super().attend(x, step, cache, squares)
         x, (pages,) = _run(x, [half])
         return x, cache._replace(pages=pages)
 

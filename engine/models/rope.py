@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import jax
@@ -47,7 +48,15 @@ def rotate(x: jax.Array, tables: Rotary, *, interleaved: bool = False) -> jax.Ar
 
     Features behind those that `tables` are for stay as they are.
     """
-    cos, sin = (table[:, None, :] for table in tables)
+    forms = {"tpu": partial(_rotate_by_matmul, interleaved=interleaved)}
+    rotated: jax.Array = jax.lax.platform_dependent(
+        x, *tables, **forms, default=partial(_rotate_pairs, interleaved=interleaved)
+    )
+    return rotated
+
+
+def _rotate_pairs(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:
+    cos, sin = cos[:, None, :], sin[:, None, :]
     dim = 2 * cos.shape[-1]
     x32 = x[..., :dim].astype(jnp.float32)
     x1, x2 = (x32[..., ::2], x32[..., 1::2]) if interleaved else jnp.split(x32, 2, axis=-1)
@@ -55,6 +64,32 @@ def rotate(x: jax.Array, tables: Rotary, *, interleaved: bool = False) -> jax.Ar
     joined = jnp.stack(pairs, axis=-1).reshape(x32.shape) if interleaved else jnp.concatenate(pairs, axis=-1)
     rotated = joined.astype(x.dtype)
     return rotated if dim == x.shape[-1] else jnp.concatenate([rotated, x[..., dim:]], axis=-1)
+
+
+def _rotate_by_matmul(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:
+    """The same where moving features along the lanes takes longer than a matmul with a matrix of ones and zeros, which
+    is exact, and takes everything else in.
+    """
+    dim, head_dim = 2 * cos.shape[-1], x.shape[-1]
+    place = np.arange(dim)
+    partner = place ^ 1 if interleaved else (place + dim // 2) % dim
+    swap = np.zeros((head_dim, head_dim), np.float32)
+    swap[partner, place] = 1
+    if interleaved:
+        signed = jnp.stack([-sin, sin], axis=-1).reshape(sin.shape[0], dim)
+        cos = jnp.repeat(cos, 2, axis=-1)
+    else:
+        signed, cos = jnp.concatenate([-sin, sin], axis=-1), jnp.concatenate([cos, cos], axis=-1)
+    rest = ((0, 0), (0, head_dim - dim))
+    cos, signed = jnp.pad(cos, rest, constant_values=1)[:, None], jnp.pad(signed, rest)[:, None]
+    partners = jnp.einsum(
+        "thd,de->the",
+        x,
+        jnp.asarray(swap, x.dtype),
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+    return (x.astype(jnp.float32) * cos + partners * signed).astype(x.dtype)
 
 
 def query_scales(positions: jax.Array, scale: QueryScale) -> jax.Array:

@@ -25,6 +25,7 @@ from penstock.engine.errors import ConfigError
 from penstock.engine.execution.compilation import no_kept_compilations, printed
 from penstock.engine.execution.steps import Cache, Steps
 from penstock.engine.planning.chips import Chip
+from penstock.engine.planning.cycles import LayerCycles, layer_cycles
 from penstock.engine.planning.hlo import Program, Traffic
 from penstock.engine.stats import ReportProgress
 
@@ -50,6 +51,7 @@ class Bucket:
     traffic: Traffic  # with none of the options that a row may ask for: greedy sampling
     full_traffic: Traffic  # with every branch that costs the most
     layer_collectives: dict[str, float]  # in the loop over layers, of each of them
+    layer: LayerCycles | None  # of an iteration of that loop, in a backbone
 
     @property
     def step_bytes(self) -> int:
@@ -139,6 +141,7 @@ class Compiler:
             traffic=program.traffic(self.cache_bytes) if program else Traffic(),
             full_traffic=program.traffic(self.cache_bytes, dearest=True) if program else Traffic(),
             layer_collectives=self._layer_collectives(kind, program) if program else {},
+            layer=layer_cycles(text) if program and kind == "backbone" else None,
         )
         _keep(path, bucket)
         return bucket
@@ -168,7 +171,9 @@ def _recalled(path: Path) -> Bucket | None:
     try:
         fields = json.loads(path.read_text())
         traffics = {name: Traffic(**fields.pop(name)) for name in ("traffic", "full_traffic")}
-        return Bucket(**{**fields, **traffics, "is_kept": True})
+        layer = fields.pop("layer")
+        cycles = None if layer is None else LayerCycles(**layer)
+        return Bucket(**{**fields, **traffics, "layer": cycles, "is_kept": True})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -187,6 +192,7 @@ def _versions() -> str:
     sources = [
         Path(__file__),
         Path(__file__).with_name("hlo.py"),
+        Path(__file__).with_name("cycles.py"),
         Path(__file__).parents[1] / "execution/compilation.py",
     ]
     digest = hashlib.sha256()

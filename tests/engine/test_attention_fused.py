@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -16,9 +17,9 @@ from patience import slow
 from ragged_batches import PagedBatch, random_qkv, random_sinks, reference_attention
 
 from penstock.engine.attention import KVCacheSpec, RaggedBatch
-from penstock.engine.attention.contract import PLAIN
+from penstock.engine.attention.contract import PLAIN, first_key
 from penstock.engine.attention.fused import FusedAttention
-from penstock.engine.attention.fused.layout import HeadLayout
+from penstock.engine.attention.fused.layout import HeadLayout, tile_rows
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import QKV, AttentionOptions, StackedCache
 
@@ -32,7 +33,12 @@ def fused(
     interpret: pltpu.InterpretParams, options: AttentionOptions = PLAIN, **values: Any
 ) -> Callable[..., tuple[jax.Array, StackedCache]]:
     """The kernel with these values, compiled once for all tests of the same shapes."""
-    return jax.jit(partial(FusedAttention(interpret=interpret, **values), options=options))
+    attention = FusedAttention(interpret=interpret, **values)
+
+    def attend(qkv: QKV, cache: StackedCache, batch: RaggedBatch, sinks: jax.Array | None = None) -> Any:
+        return attention(qkv, cache, attention.prepare(batch, cache.pages.shape[2]), options=options, sinks=sinks)
+
+    return jax.jit(attend)
 
 
 def run(
@@ -49,9 +55,13 @@ def run(
     max_keys: int = 16,
     seed: int = 0,
     has_sinks: bool = False,
+    is_poisoned: bool = False,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ours and the reference's values for the real tokens of one random batch, each f32; pages are compared here."""
+    """Ours and the reference's values for the real tokens of one random batch, each f32; pages are compared here.
+
+    `is_poisoned`: values are NaN in all rows but those of the tiles that the kernel has to read.
+    """
     batch = PagedBatch.random(
         lengths, page_size=page_size, max_seqs=MAX_SEQS, max_len=MAX_LEN, num_tokens=num_tokens, seed=seed
     )
@@ -63,6 +73,11 @@ def run(
     )
     after, new = before.copy(), np.stack([k[:num_real], v[:num_real]], axis=1).astype(np.float32)
     after[batch.slots[:num_real]] = stored(new, kv_dtype, scales)
+    expected = after.copy()
+    if is_poisoned:
+        unread = np.setdiff1d(np.arange(len(before)), read_slots(batch, tile_rows(kv_dtype), **options))
+        before[unread, 1] = np.nan
+        expected[np.setdiff1d(unread, batch.slots[:num_real]), 1] = np.nan
     if "sliding_window" in options:
         before[:page_size, 0] = np.nan  # of keys alone: no page holds a NaN among its values
 
@@ -72,7 +87,7 @@ def run(
     sinks = random_sinks(num_heads) if has_sinks else None
     step = batch.seen_through(options.get("sliding_window"))
     ours, new_cache = attend(QKV(*map(jnp.asarray, (q, k, v))), cache, step, sinks=sinks)
-    check_pages(np.asarray(new_cache.pages, np.float32), before, after, batch)
+    check_pages(np.asarray(new_cache.pages, np.float32), before, expected, batch)
 
     is_quantised = jnp.dtype(kv_dtype).itemsize == 1
     reference = reference_attention(
@@ -85,6 +100,16 @@ def run(
         **dict(zip(("k_scale", "v_scale"), scales, strict=True)) if is_quantised else {},
     )
     return np.asarray(ours, np.float32)[:num_real], reference
+
+
+def read_slots(batch: PagedBatch, tile: int, *, sliding_window: int | None = None, **_: Any) -> np.ndarray:
+    """Of the tiles with what the step's tokens see of earlier ones."""
+    found = []
+    for i, (q_len, kv_len) in enumerate(batch.lengths):
+        first = first_key(kv_len - q_len, sliding_window) // tile * tile
+        places = np.arange(first, -(-(kv_len - q_len) // tile) * tile)
+        found.append(batch.page_indices[i, places // batch.page_size] * batch.page_size + places % batch.page_size)
+    return np.concatenate(found)
 
 
 def cache_of(values: np.ndarray, spec: KVCacheSpec) -> StackedCache:
@@ -147,6 +172,27 @@ def test_mixed_batches_equal_the_reference(num_heads: int, num_kv_heads: int, he
 def test_pure_batches_equal_the_reference(lengths: list[tuple[int, int]]) -> None:
     ours, reference = run(lengths)
     np.testing.assert_allclose(ours, reference, atol=2e-5)
+
+
+LAST_TILES = [(1, 33), (1, 41), (9, 62), (1, 1), (1, 80), (5, 5)]
+
+
+@pytest.mark.parametrize(
+    ("page_size", "options"),
+    [(32, {}), (32, {"sliding_window": 20}), slow(24, {"sliding_window": 41}), slow(96, {})],
+)
+def test_only_tiles_that_hold_keys_are_read(page_size: int, options: dict[str, Any]) -> None:
+    """Pages of four, three and twelve tiles, of which the first and the last are read in part."""
+    ours, reference = run(LAST_TILES, page_size=page_size, max_keys=2 * page_size, is_poisoned=True, **options)
+    np.testing.assert_allclose(ours, reference, atol=2e-5)
+
+
+def test_rows_moved_are_those_of_whole_tiles() -> None:
+    spec = KVCacheSpec(1, 4, 64, 2, 128, "bfloat16")
+    moved = FusedAttention().rows_moved
+    assert [moved(context, spec, 4) for context in (0, 1, 64, 65)] == [(0, 16), (16, 16), (64, 16), (80, 16)]
+    assert moved(100, spec, 4, 20) == (112 - 80, 16)
+    assert moved(100, replace(spec, dtype="int8"), 4) == (128, 32)
 
 
 @pytest.mark.parametrize(

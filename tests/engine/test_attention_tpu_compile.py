@@ -47,7 +47,9 @@ def compiled(
     options = AttentionOptions(sliding_window, soft_cap=soft_cap)
     sinks = shape(num_heads, dtype="bfloat16") if has_sinks else None
     attend = jax.shard_map(
-        lambda qkv, cache, batch, sinks: attention(qkv, cache, batch, options=options, sinks=sinks),
+        lambda qkv, cache, batch, sinks: attention(
+            qkv, cache, attention.prepare(batch, spec.page_size), options=options, sinks=sinks
+        ),
         mesh=mesh,
         in_specs=(PartitionSpec(),) * 4,
         out_specs=PartitionSpec(),

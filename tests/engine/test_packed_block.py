@@ -120,7 +120,7 @@ def step_of(lengths: list[tuple[int, int]], num_tokens: int, config: BlockConfig
     positions = jnp.asarray(parts["positions"])
     rope = config.attention.rope
     rotary = {} if rope is None else {rope: rotary_tables(positions, rope)}
-    return StepInputs(positions, rotary, attend_in_groups(attention, batch))
+    return StepInputs(positions, rotary, attend_in_groups(attention, batch, PAGE_SIZE))
 
 
 def empty_cache(config: BlockConfig, dtype: str) -> LayerCache:

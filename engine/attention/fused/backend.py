@@ -11,8 +11,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, first_key
-from penstock.engine.attention.fused.kernel import attend_kernel, scratch
-from penstock.engine.attention.fused.layout import LANES, Blocks, HeadLayout, blocks_for, pages_per_block, tile_rows
+from penstock.engine.attention.fused.kernel import NUM_TABLES, attend_kernel, scratch
+from penstock.engine.attention.fused.layout import LANES, Blocks, HeadLayout, blocks_for, tile_rows
+from penstock.engine.attention.fused.prepared import StepTables, step_tables
 from penstock.engine.attention.fused.softmax import Scores
 from penstock.engine.attention.quantization import is_quantized, quantized
 from penstock.engine.errors import ConfigError
@@ -55,18 +56,9 @@ class FusedAttention(AttentionBackend):
     def rows_moved(
         self, context: int, spec: KVCacheSpec, pages_per_seq: int, window: int | None = None
     ) -> tuple[int, int]:
-        width = HeadLayout(spec.head_dim).width
-        pages = pages_per_block(
-            num_kv_heads=spec.num_kv_heads,
-            page_size=spec.page_size,
-            pages_per_seq=pages_per_seq,
-            kv_dtype=spec.dtype,
-            width=width,
-            max_keys=self._max_keys,
-        )
-        block = pages * spec.page_size  # a window begins with a whole one
-        first = first_key(context, window) // block * block
-        return -(-context // spec.page_size) * spec.page_size - first, tile_rows(spec.dtype)
+        del pages_per_seq  # whole tiles, however pages are put together into blocks
+        tile = tile_rows(spec.dtype)
+        return -(-context // tile) * tile - first_key(context, window) // tile * tile, tile
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[CacheArray]:
         if spec.page_size % tile_rows(spec.dtype):
@@ -78,15 +70,19 @@ class FusedAttention(AttentionBackend):
         shape = (spec.num_layers * spec.num_pages, spec.num_kv_heads, spec.page_size, width)
         return (CacheArray(shape, spec.dtype, (None, "kv_heads", None, None)),)
 
+    def prepare(self, batch: RaggedBatch, page_size: int) -> StepTables:
+        return step_tables(batch, page_size)
+
     def __call__(
         self,
         qkv: QKV,
         cache: StackedCache,
-        batch: RaggedBatch,
+        prepared: StepTables,
         *,
         options: AttentionOptions = PLAIN,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, StackedCache]:
+        """The number of tokens is a multiple of 16, as those of all buckets are."""
         q, k, v = qkv
         num_tokens, num_heads, head_dim = q.shape
         num_kv_heads, page_size, width = cache.pages.shape[1:]
@@ -96,124 +92,95 @@ class FusedAttention(AttentionBackend):
             group=group,
             num_kv_heads=num_kv_heads,
             page_size=page_size,
-            pages_per_seq=batch.page_indices.shape[1],
+            pages_per_seq=prepared.pages_per_seq,
             kv_dtype=cache.pages.dtype.name,
             width=width,
             max_keys=self._max_keys,
             max_queries=self._max_queries,
         )
-        starts = jnp.minimum(batch.cu_q_lens[:-1], num_tokens - 1)
-        decoding = _is_real(batch) & (jnp.diff(batch.cu_q_lens) == 1)
         new = self._stored(k, v, layout, cache.pages.dtype)
-        grouped = _grouped(q, layout, num_kv_heads)
         scores = Scores(options.scale_for(head_dim) * self._k_scale, options.soft_cap, self._v_scale)
         sink_rows = [] if sinks is None else [_sink_rows(sinks, num_kv_heads, blocks)]
-        attend = self._kernel(q, new, cache.pages, batch.page_indices.shape, layout, blocks, scores, len(sink_rows))
-        out_decode, out_prefill, pages = attend(
-            *_tables(batch, starts, page_size, cache.first_page, options.sliding_window),
-            jnp.pad(grouped[starts], ((0, 0), (0, 0), (0, blocks.decode_rows - group), (0, 0))),
-            new[starts].astype(jnp.float32),
-            _blocked(grouped, blocks.num_queries),
-            _blocked(new[:, :, None], blocks.num_queries),
+        operands = [
+            _rows(q, layout.query_width),
+            *new,
             pltpu.with_memory_space_constraint(cache.pages, pltpu.HBM),  # or XLA copies a small cache into VMEM
             *sink_rows,
-        )
-        seq = jnp.searchsorted(batch.cu_q_lens, jnp.arange(num_tokens), side="right") - 1
-        seq = jnp.clip(seq, 0, decoding.shape[0] - 1)
-        attended = _unblocked(out_prefill, num_tokens, group)
-        attended = jnp.where(decoding[seq][:, None, None, None], out_decode[seq, :, :group], attended)
-        attended = attended[..., layout.result_start : layout.result_start + head_dim]
-        return attended.reshape(q.shape), StackedCache(pages, cache.first_page)
-
-    def _kernel(
-        self,
-        q: jax.Array,
-        new: jax.Array,
-        pages: jax.Array,
-        table: tuple[int, ...],  # sequences, pages of each
-        layout: HeadLayout,
-        blocks: Blocks,
-        scores: Scores,
-        num_sinks: int,  # arrays of them: one or none
-    ) -> Any:
-        num_tokens, num_heads, _ = q.shape
-        num_kv_heads = pages.shape[1]
-        group, num_blocks = num_heads // num_kv_heads, -(-num_tokens // blocks.num_queries)
+        ]
+        tables = (*jax.tree.leaves(prepared), cache.first_page.reshape(1))
         body = partial(
             attend_kernel,
             blocks=blocks,
             layout=layout,
             scores=scores,
             group=group,
-            pages_per_seq=table[1],
+            pages_per_seq=prepared.pages_per_seq,
+            window=options.sliding_window or _NO_WINDOW,
+            num_parts=len(new),
         )
-        vmem, hbm = pl.BlockSpec(memory_space=pltpu.VMEM), pl.BlockSpec(memory_space=pl.ANY)
-        decode = (table[0], num_kv_heads, blocks.decode_rows, layout.query_width)
-        prefill = (num_blocks, num_kv_heads, blocks.num_queries * group, layout.query_width)
-        return pl.pallas_call(
+        vmem, anywhere = pl.BlockSpec(memory_space=pltpu.VMEM), pl.BlockSpec(memory_space=pl.ANY)
+        attended, pages = pl.pallas_call(
             body,
             grid_spec=pltpu.PrefetchScalarGridSpec(
-                num_scalar_prefetch=6,
+                num_scalar_prefetch=NUM_TABLES,
                 grid=(1,),
-                in_specs=[vmem, vmem, hbm, hbm, hbm, *[vmem] * num_sinks],
-                out_specs=[vmem, hbm, hbm],
+                in_specs=[*[anywhere] * (len(new) + 2), *[vmem] * len(sink_rows)],
+                out_specs=[anywhere, anywhere],
                 scratch_shapes=scratch(
-                    blocks, layout, num_kv_heads, group, q.dtype.name, new.dtype.name, pages.dtype.name
+                    blocks, layout, num_kv_heads, group, q.dtype.name, new[0].dtype.name, cache.pages.dtype.name
                 ),
             ),
             out_shape=[
-                _shape(decode, q.dtype),
-                _shape(prefill, q.dtype),
-                pltpu.HBM(pages.shape, pages.dtype),
+                jax.ShapeDtypeStruct(operands[0].shape, q.dtype),  # type: ignore[no-untyped-call]
+                pltpu.HBM(cache.pages.shape, cache.pages.dtype),
             ],
-            input_output_aliases={10: 2},
+            input_output_aliases={NUM_TABLES + len(new) + 1: 1},
             compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_VMEM_BYTES),
+            cost_estimate=_cost(q, cache.pages, prepared),
             interpret=self._interpret,
             name="fused_ragged_paged_attention",
-        )
+        )(*tables, *operands)
+        if layout.query_width != head_dim:
+            attended = attended.reshape(num_tokens, num_heads, -1)
+            attended = attended[..., layout.result_start : layout.result_start + head_dim]
+        return attended.reshape(q.shape), StackedCache(pages, cache.first_page)
 
-    def _stored(self, k: jax.Array, v: jax.Array, layout: HeadLayout, dtype: jnp.dtype) -> jax.Array:
-        """Keys and values as they will lie in a page, [num_tokens, num_kv_heads, width], not yet of the page's type."""
+    def _stored(self, k: jax.Array, v: jax.Array, layout: HeadLayout, dtype: jnp.dtype) -> list[jax.Array]:
+        """Keys and values as they will lie in a page, in parts of whole lanes for each KV head, each
+        `[num_tokens, num_kv_heads * lanes]`, not yet of the page's type.
+        """
+        if layout.is_packed:
+            k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, layout.half - x.shape[2]))) for x in (k, v))
+        else:  # from here on as matmuls write them
+            k, v = _rows(k, layout.half), _rows(v, layout.half)
         v = jnp.nan_to_num(v)  # a NaN would outlast a weight of 0, and its sequence
         if is_quantized(dtype):  # in values that the type has exactly
             scaled = ((k, self._k_scale), (v, self._v_scale))
             k, v = (quantized(x, dtype, scale).astype(jnp.float32) for x, scale in scaled)
-        padding = ((0, 0), (0, 0), (0, layout.half - k.shape[2]))
-        both = jnp.concatenate([jnp.pad(k, padding), jnp.pad(v, padding)], axis=2)
-        return both.astype(jnp.float32 if dtype == jnp.float32 else jnp.bfloat16)
+        k, v = (x.astype(jnp.float32 if dtype == jnp.float32 else jnp.bfloat16) for x in (k, v))
+        return [_rows(jnp.concatenate([k, v], axis=2), layout.width)] if layout.is_packed else [k, v]
 
 
-def _shape(shape: tuple[int, ...], dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+def _rows(x: jax.Array, lanes: int) -> jax.Array:
+    """[num_tokens, heads, features] -> [num_tokens, heads * lanes], zero behind each head's features."""
+    if x.shape[2] != lanes:
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, lanes - x.shape[2])))
+    return x.reshape(x.shape[0], -1)
 
 
-def _is_real(batch: RaggedBatch) -> jax.Array:
-    return jnp.arange(batch.kv_lens.shape[0]) < batch.num_seqs[0]
-
-
-def _tables(
-    batch: RaggedBatch, starts: jax.Array, page_size: int, first_page: jax.Array, sliding_window: int | None
-) -> tuple[jax.Array, ...]:
-    """What the kernel's `Tables` hold; `starts` are the sequences' first tokens."""
-    # The kernel writes where a sequence's pages say, and the pages of one that is over are others'.
-    is_over = batch.slots[starts] < page_size
-    page_indices = jnp.where(is_over[:, None], 0, batch.page_indices)
-    q_lens, is_real = jnp.diff(batch.cu_q_lens), _is_real(batch)
-    decoding, prefilling = is_real & (q_lens == 1), is_real & (q_lens > 1)
-    info = [jnp.sum(decoding), jnp.sum(prefilling), first_page, sliding_window or _NO_WINDOW]
-    return (
-        batch.kv_lens,
-        batch.cu_q_lens,
-        page_indices.reshape(-1),
-        _first_those(decoding),
-        _first_those(prefilling),
-        jnp.stack([jnp.asarray(word, jnp.int32) for word in info]),
+def _cost(q: jax.Array, pages: jax.Array, tables: StepTables) -> pl.CostEstimate:
+    """For XLA's schedule. Shapes do not say how long sequences are: as many as there can be decode, each behind half of
+    what its table has pages for.
+    """
+    num_tokens, num_heads, _ = q.shape
+    num_kv_heads, page_size, width = pages.shape[1:]
+    context = tables.pages_per_seq * page_size // 2
+    key_bytes = num_kv_heads * width * pages.dtype.itemsize
+    return pl.CostEstimate(
+        flops=2 * num_tokens * num_heads * context * width,
+        bytes_accessed=min(num_tokens, tables.max_seqs) * context * key_bytes + 2 * q.size * q.dtype.itemsize,
+        transcendentals=num_tokens * num_heads * context,
     )
-
-
-def _first_those(is_meant: jax.Array) -> jax.Array:
-    """The numbers of the sequences that are meant, in order, before the others'."""
-    return jnp.argsort(~is_meant, stable=True).astype(jnp.int32)
 
 
 def _sink_rows(sinks: jax.Array, num_kv_heads: int, blocks: Blocks) -> jax.Array:
@@ -221,25 +188,3 @@ def _sink_rows(sinks: jax.Array, num_kv_heads: int, blocks: Blocks) -> jax.Array
     rows = sinks.astype(jnp.float32).reshape(num_kv_heads, -1)
     rows = jnp.pad(rows, ((0, 0), (0, blocks.decode_rows - rows.shape[1])))
     return jnp.broadcast_to(rows[..., None], (*rows.shape, LANES))
-
-
-def _grouped(q: jax.Array, layout: HeadLayout, num_kv_heads: int) -> jax.Array:
-    """[num_tokens, num_kv_heads, group, query width], zero where V lies."""
-    num_tokens, num_heads, head_dim = q.shape
-    q = q.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    return jnp.pad(q, ((0, 0), (0, 0), (0, 0), (0, layout.query_width - head_dim)))
-
-
-def _blocked(x: jax.Array, num_queries: int) -> jax.Array:
-    """[num_tokens, num_kv_heads, rows, lanes] -> [blocks, num_kv_heads, queries * rows, lanes]."""
-    num_tokens, num_heads, rows, lanes = x.shape
-    x = jnp.pad(x, ((0, -num_tokens % num_queries), (0, 0), (0, 0), (0, 0)))
-    x = x.reshape(-1, num_queries, num_heads, rows, lanes).transpose(0, 2, 1, 3, 4)
-    return x.reshape(-1, num_heads, num_queries * rows, lanes)
-
-
-def _unblocked(x: jax.Array, num_tokens: int, group: int) -> jax.Array:
-    """The other way: [num_tokens, num_kv_heads, group, lanes]."""
-    num_blocks, num_heads, rows, lanes = x.shape
-    x = x.reshape(num_blocks, num_heads, rows // group, group, lanes).transpose(0, 2, 1, 3, 4)
-    return x.reshape(-1, num_heads, group, lanes)[:num_tokens]

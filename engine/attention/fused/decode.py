@@ -10,8 +10,9 @@ from jax.experimental import pallas as pl
 
 from penstock.engine.attention.fused.pages import PageBlocks, Tables
 from penstock.engine.attention.fused.softmax import Int, Ref, Softmax, aligned, each_head
+from penstock.engine.attention.fused.tokens import TokenBlock, row_of
 
-Carry = tuple[Int, Int, Int]  # place in the list of decoding sequences, block of keys, buffer
+Carry = tuple[Int, Int, Int, Int]  # place in the list of decoding sequences, block of keys, buffer, block of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,36 +20,35 @@ class Decode:
     tables: Tables
     kv: PageBlocks
     state: Softmax
-    q: Ref  # [max_seqs, num_kv_heads, decode rows, query width]
-    new: Ref  # f32 [max_seqs, num_kv_heads, width]
-    out: Ref  # as q
+    tokens: TokenBlock
+    q: Ref  # [num_kv_heads, decode rows, query width]: of the sequence
     pending: Ref  # [2]: 1 where a write out of the buffer is under way
+    window: int
 
     def run(self) -> None:
         @pl.when(self._num_seqs > 0)
         def _() -> None:
             self.pending[0] = 0
             self.pending[1] = 0
-            first: Carry = (jnp.int32(0), self._first_block(0), jnp.int32(0))
-            self._fetch(*first)
-            lax.while_loop(lambda carry: carry[0] < self._num_seqs, self._step, first)
+            block = self._first_block(0)
+            self._fetch(jnp.int32(0), block, jnp.int32(0))
+            first: Carry = (jnp.int32(0), block, jnp.int32(0), jnp.int32(-1))
+            last = lax.while_loop(lambda carry: carry[0] < self._num_seqs, self._step, first)
+            self.tokens.store(last[3])
             self._settle(0)
             self._settle(1)
 
     @property
     def _num_seqs(self) -> Int:
-        count: Int = self.tables.info[0]
+        count: Int = self.tables.counts[0]
         return count
 
-    @property
-    def _num_heads(self) -> int:
-        return int(self.new.shape[1])
-
     def _step(self, carry: Carry) -> Carry:
-        i, block, slot = carry
+        i, block, slot, loaded = carry
         num_keys = self.kv.blocks.keys
         seq = self.tables.decoding[i]
         kv_len = self.tables.kv_lens[seq]
+        j, row = self._place(seq)
         is_last = (block + 1) * num_keys >= kv_len
         next_i = jnp.where(is_last, i + 1, i)
         next_block = jnp.where(is_last, self._first_block(jnp.minimum(i + 1, self._num_seqs - 1)), block + 1)
@@ -59,30 +59,40 @@ class Decode:
 
         @pl.when(block == self._first_block(i))
         def _() -> None:
-            self.state.start()
+            self.tokens.switch(j, loaded, keeps=False)
+            self._start(row)
 
-        self.kv.wait(seq, block, slot, kv_len - 1)
-
-        @pl.when(is_last)
-        def _() -> None:
-            self._take_in(seq, block, slot, kv_len - 1 - block * num_keys)
-
-        self._attend(seq, block, slot, kv_len)
+        self.kv.wait(seq, block, slot, *self._keys(kv_len))
 
         @pl.when(is_last)
         def _() -> None:
-            self._finish(seq)
+            self._take_in(seq, block, slot, kv_len - 1 - block * num_keys, row)
 
-        return next_i, next_block, 1 - slot
+        self._attend(block, slot, kv_len)
+
+        @pl.when(is_last)
+        def _() -> None:
+            self._finish(row)
+
+        return next_i, next_block, 1 - slot, j
+
+    def _place(self, seq: Int) -> tuple[Int, Int]:
+        """The block of tokens that a sequence's is in, and its row there."""
+        token, num = self.tables.cu_q_lens[seq], self.tokens.num_queries
+        return token // num, token % num
 
     def _first_block(self, i: Int) -> Int:
-        first: Int = jnp.maximum(self.tables.kv_lens[self.tables.decoding[i]] - self.tables.info[3], 0)
+        first, _ = self._keys(self.tables.kv_lens[self.tables.decoding[i]])
         return first // self.kv.blocks.keys
+
+    def _keys(self, kv_len: Int) -> tuple[Int, Int]:
+        """The first position that the new token sees, and its own: the last key is the new one."""
+        return jnp.maximum(kv_len - self.window, 0), kv_len - 1
 
     def _fetch(self, i: Int, block: Int, slot: Int) -> None:
         self._settle(slot)
         seq = self.tables.decoding[i]
-        self.kv.fetch(seq, block, slot, self.tables.kv_lens[seq] - 1)  # the last key is the new one
+        self.kv.fetch(seq, block, slot, *self._keys(self.tables.kv_lens[seq]))
 
     def _settle(self, slot: Int) -> None:
         """Waits for the write out of a buffer, if there is one."""
@@ -92,30 +102,39 @@ class Decode:
             self.kv.tile_write(0, 0, slot, 0).wait()
             self.pending[slot] = 0
 
-    def _take_in(self, seq: Int, block: Int, slot: Int, row: Int) -> None:
-        """Puts the new token at `row` of the buffer, and starts to write its tile back."""
+    def _start(self, row: Int) -> None:
+        self.state.start()
+
+        def take(head: Int) -> None:
+            rows = self.tokens.rows_of_heads(self.tokens.q, head, row, self.q.shape[1])
+            self.q[head] = rows.astype(self.q.dtype)
+
+        each_head(self.tokens.num_heads, 1, take)
+
+    def _take_in(self, seq: Int, block: Int, slot: Int, key: Int, row: Int) -> None:
+        """Puts the new token at row `key` of the buffer, and starts to write its tile back."""
         tile = self.kv.blocks.tile_rows
-        start = aligned(row // tile * tile, tile)
-        is_new = lax.broadcasted_iota(jnp.int32, (tile, self.new.shape[2]), 0) == row - start
-        for head in range(self._num_heads):
+        start = aligned(key // tile * tile, tile)
+        is_new = lax.broadcasted_iota(jnp.int32, (tile, 1), 0) == key - start
+
+        def take(head: Int) -> None:
             rows = self.kv.buffer.at[slot, head, pl.ds(start, tile), :]
-            merged = jnp.where(is_new, self.new[seq, head : head + 1, :], rows[...].astype(jnp.float32))
-            rows[...] = merged.astype(self.kv.buffer.dtype)
+            new = row_of(self.tokens.new.at[head], 0, row)
+            rows[...] = jnp.where(is_new, new, rows[...].astype(jnp.float32)).astype(self.kv.buffer.dtype)
+
+        each_head(self.tokens.num_heads, 1, take)
         self.kv.tile_write(seq, block, slot, start).start()
         self.pending[slot] = 1
 
-    def _attend(self, seq: Int, block: Int, slot: Int, kv_len: Int) -> None:
+    def _attend(self, block: Int, slot: Int, kv_len: Int) -> None:
         shape = (self.kv.blocks.decode_rows, self.kv.blocks.keys)
         key = block * self.kv.blocks.keys + lax.broadcasted_iota(jnp.int32, shape, 1)
-        visible = (key < kv_len) & (key >= kv_len - self.tables.info[3])
+        visible = (key < kv_len) & (key >= kv_len - self.window)
 
         def attend(head: Int) -> None:
-            self.state.take(head, self.q[seq, head], self.kv.buffer.at[slot, head], visible)
+            self.state.take(head, self.q[head], self.kv.buffer.at[slot, head], visible)
 
-        each_head(self._num_heads, self.kv.blocks.heads_at_once, attend)
+        each_head(self.tokens.num_heads, self.kv.blocks.heads_at_once, attend)
 
-    def _finish(self, seq: Int) -> None:
-        def finish(head: Int) -> None:
-            self.out[seq, head] = self.state.result(head).astype(self.out.dtype)
-
-        each_head(self._num_heads, self.kv.blocks.heads_at_once, finish)
+    def _finish(self, row: Int) -> None:
+        each_head(self.tokens.num_heads, 1, lambda head: self.tokens.put_rows(head, row, self.state.result(head)))

@@ -19,27 +19,39 @@ from jax.experimental.pallas import tpu as pltpu
 from penstock.engine.attention.fused.decode import Decode
 from penstock.engine.attention.fused.layout import LANES, Blocks, HeadLayout
 from penstock.engine.attention.fused.pages import PageBlocks, Tables
-from penstock.engine.attention.fused.prefill import Blocked, Prefill
+from penstock.engine.attention.fused.prefill import Prefill
 from penstock.engine.attention.fused.softmax import Ref, Scores, Softmax
+from penstock.engine.attention.fused.tokens import Operands, TokenBlock
 
-_NUM_OWN = 3 + 14  # outputs and scratch
+NUM_TABLES = 7
+_NUM_OWN = 2 + 15  # outputs and scratch
 
 
 def attend_kernel(
-    *refs: Ref, blocks: Blocks, layout: HeadLayout, scores: Scores, group: int, pages_per_seq: int
+    *refs: Ref,
+    blocks: Blocks,
+    layout: HeadLayout,
+    scores: Scores,
+    group: int,
+    pages_per_seq: int,
+    window: int,
+    num_parts: int,
 ) -> None:
     """Its arguments are tables, inputs, outputs and scratch, in the order in which `FusedAttention` names them."""
-    tables = Tables(*refs[:6])
-    q_decode, new_decode, q_prefill, new_prefill, _, *sinks = refs[6:-_NUM_OWN]
-    out_decode, out_prefill, pages, buffer, arrived, written, pending, *others = refs[-_NUM_OWN:]
+    tables = Tables(*refs[:NUM_TABLES])
+    q, *others = refs[NUM_TABLES:-_NUM_OWN]
+    parts, sinks = others[:num_parts], others[num_parts + 1 :]  # between them the pages as they come in
+    out, pages, buffer, arrived, written, pending, *held = refs[-_NUM_OWN:]
+    row, q_block, new_block, out_block, moved = held[6:]
     (head_sinks,) = sinks or (None,)
     kv = PageBlocks(blocks, tables, pages, buffer, arrived, written, pages_per_seq)
+    tokens = TokenBlock(Operands(q, tuple(parts), out), q_block, new_block, out_block, moved, group)
     buffer[...] = jnp.zeros_like(buffer)  # what no page fills is multiplied with a weight of 0
-    state = Softmax(layout, scores, head_sinks, None, *others[:3])
-    Decode(tables, kv, state, q_decode, new_decode, out_decode, pending).run()
-    hbm, vmem, moved = Blocked(q_prefill, new_prefill, out_prefill), Blocked(*others[6:9]), others[9]
-    state = Softmax(layout, scores, head_sinks, group, *others[3:6])
-    Prefill(tables, kv, state, hbm, vmem, moved, group).run()
+    out_block[...] = jnp.zeros_like(out_block)
+    state = Softmax(layout, scores, head_sinks, None, *held[:3])
+    Decode(tables, kv, state, tokens, row, pending, window).run()
+    state = Softmax(layout, scores, head_sinks, blocks.num_queries, *held[3:6])
+    Prefill(tables, kv, state, tokens, window).run()
 
 
 def scratch(
@@ -61,8 +73,9 @@ def scratch(
         pltpu.SMEM((2,), jnp.int32),
         *softmax(blocks.decode_rows),
         *softmax(rows),
+        vmem(num_kv_heads, blocks.decode_rows, layout.query_width, dtype=q_dtype),
         vmem(num_kv_heads, rows, layout.query_width, dtype=q_dtype),
         vmem(num_kv_heads, blocks.num_queries, layout.width, dtype=new_dtype),
         vmem(num_kv_heads, rows, layout.query_width, dtype=q_dtype),
-        pltpu.SemaphoreType.DMA((3,)),
+        pltpu.SemaphoreType.DMA((2,)),
     ]

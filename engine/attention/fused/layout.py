@@ -50,13 +50,13 @@ class HeadLayout:
 class Blocks:
     """What the kernel holds in VMEM at a time."""
 
-    num_queries: int  # tokens of a block of prefill
+    num_queries: int  # tokens of a block, of which a step has a whole number
     decode_rows: int  # query heads of a KV head, padded to whole tiles
     pages: int  # per block of keys
     keys: int
     keys_at_once: int  # of a block, that prefill attends to: what it takes to compile grows with it
     heads_at_once: int  # KV heads that decode side by side
-    tile_rows: int  # of the part of a page that a decoded token is written back with
+    tile_rows: int  # of the least part of a page that is moved
 
 
 def blocks_for(
@@ -81,7 +81,7 @@ def blocks_for(
     )
     most = max(page_size, _MAX_KEYS_AT_ONCE)
     num_queries = max_queries
-    while num_queries > 16 and (num_queries * group > _MAX_ROWS or num_queries > num_tokens):
+    while num_queries > 16 and (num_queries * group > _MAX_ROWS or num_tokens % num_queries):
         num_queries //= 2
     return Blocks(
         num_queries=num_queries,

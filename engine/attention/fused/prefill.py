@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.attention.fused.pages import PageBlocks, Tables
-from penstock.engine.attention.fused.softmax import Int, Ref, Softmax, aligned, each_head, place_rows
+from penstock.engine.attention.fused.softmax import Int, Softmax, aligned, each_head, place_rows
+from penstock.engine.attention.fused.tokens import TokenBlock
 
 Carry = tuple[Int, Int, Int, Int, Int]
 """Place in the list of prefilling sequences, block of queries, block of keys, buffer, block of queries in VMEM."""
@@ -32,23 +32,12 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocked:
-    """Queries, new keys and values, and results, per block of queries."""
-
-    q: Ref  # [.., num_kv_heads, queries * group, query width]
-    new: Ref  # [.., num_kv_heads, queries, width]
-    out: Ref  # as q
-
-
-@dataclass(frozen=True, slots=True)
 class Prefill:
     tables: Tables
     kv: PageBlocks
     state: Softmax
-    hbm: Blocked
-    vmem: Blocked
-    moved: Ref  # semaphores of the three
-    group: int
+    tokens: TokenBlock
+    window: int
 
     def run(self) -> None:
         @pl.when(self._num_seqs > 0)
@@ -56,30 +45,25 @@ class Prefill:
             j = self._first_queries(0)
             block = self._first_block(0, j)
             self._fetch(0, j, block, 0)
-            self.vmem.out[...] = jnp.zeros_like(self.vmem.out)
             first: Carry = (jnp.int32(0), j, block, jnp.int32(0), jnp.int32(-1))
             last = lax.while_loop(lambda carry: carry[0] < self._num_seqs, self._step, first)
-            self._store(last[4])
+            self.tokens.store(last[4])
 
     @property
     def _num_seqs(self) -> Int:
-        count: Int = self.tables.info[1]
+        count: Int = self.tables.counts[1]
         return count
-
-    @property
-    def _num_heads(self) -> int:
-        return int(self.vmem.q.shape[0])
 
     def _step(self, carry: Carry) -> Carry:
         i, j, block, slot, loaded = carry
         span = self._span(i, j)
-        self._load_queries(j, loaded)
+        self.tokens.switch(j, loaded, keeps=self.tables.counts[0] > 0)  # what decoding sequences have in the block
 
         @pl.when(block == self._first_block(i, j))
         def _() -> None:
             self.state.start()
 
-        self.kv.wait(span.seq, block, slot, span.first + span.shift)
+        self.kv.wait(span.seq, block, slot, *self._keys(span))
         self._take_in(span, j, block, slot)
         is_last = (block + 1) * self.kv.blocks.keys >= span.end + span.shift
         next_i, next_j, next_block = self._next(span, is_last, i, j, block)
@@ -115,38 +99,20 @@ class Prefill:
         return first
 
     def _first_block(self, i: Int, j: Int) -> Int:
-        span = self._span(i, j)
-        return jnp.maximum(span.first + span.shift - self.tables.info[3] + 1, 0) // self.kv.blocks.keys
+        first, _ = self._keys(self._span(i, j))
+        return first // self.kv.blocks.keys
+
+    def _keys(self, span: Span) -> tuple[Int, Int]:
+        """The first position that any of the queries sees, and the first query's: from there on keys are new."""
+        position = span.first + span.shift
+        return jnp.maximum(position - self.window + 1, 0), position
 
     def _fetch(self, i: Int, j: Int, block: Int, slot: Int) -> None:
         span = self._span(i, j)
-        self.kv.fetch(span.seq, block, slot, span.first + span.shift)  # from there on keys are new
-
-    def _load_queries(self, j: Int, loaded: Int) -> None:
-        """Brings the block of queries `j` into VMEM, and the results of the one before it out."""
-
-        @pl.when((j != loaded) & (loaded >= 0))
-        def _() -> None:
-            self._store(loaded)
-
-        @pl.when(j != loaded)
-        def _() -> None:
-            copies = [
-                pltpu.make_async_copy(self.hbm.q.at[j], self.vmem.q, self.moved.at[0]),
-                pltpu.make_async_copy(self.hbm.new.at[j], self.vmem.new, self.moved.at[1]),
-            ]
-            for copy in copies:
-                copy.start()
-            for copy in copies:
-                copy.wait()  # type: ignore[no-untyped-call]
-
-    def _store(self, j: Int) -> None:
-        copy = pltpu.make_async_copy(self.vmem.out, self.hbm.out.at[j], self.moved.at[2])
-        copy.start()
-        copy.wait()  # type: ignore[no-untyped-call]
+        self.kv.fetch(span.seq, block, slot, *self._keys(span))
 
     def _take_in(self, span: Span, j: Int, block: Int, slot: Int) -> None:
-        """Puts the new tokens that fall into this block of keys there, and writes their pages back."""
+        """Puts the new tokens that fall into this block of keys there, and writes their tiles back."""
         num_keys = self.kv.blocks.keys
         shift = span.shift - block * num_keys  # from tokens to rows of the buffer
         first_row, end_row = span.first + shift, span.end + shift
@@ -154,7 +120,7 @@ class Prefill:
         @pl.when((end_row > 0) & (first_row < num_keys))
         def _() -> None:
             self._each_part(first_row, end_row, lambda part: self._merge(span, j, slot, part, shift))
-            self.kv.write_pages(span.seq, block, slot, first_row, end_row)
+            self.kv.write_rows(span.seq, block, slot, first_row, end_row)
 
     def _merge(self, span: Span, j: Int, slot: Int, part: Int, shift: Int) -> None:
         """Of a part of the buffer: each token to its row, by a matmul with a matrix of ones and zeros."""
@@ -162,26 +128,26 @@ class Prefill:
         row = part + lax.broadcasted_iota(jnp.int32, (num_rows, num_queries), 0)
         token = j * num_queries + lax.broadcasted_iota(jnp.int32, (num_rows, num_queries), 1)
         is_here = (token + shift == row) & (token >= span.first) & (token < span.end)
-        place = jnp.where(is_here, 1.0, 0.0).astype(self.vmem.new.dtype)
-        row = part + lax.broadcasted_iota(jnp.int32, (num_rows, self.vmem.new.shape[2]), 0)
+        place = jnp.where(is_here, 1.0, 0.0).astype(self.tokens.new.dtype)
+        row = part + lax.broadcasted_iota(jnp.int32, (num_rows, self.tokens.new.shape[2]), 0)
         is_new = (row >= span.first + shift) & (row < span.end + shift)
-        token = j * num_queries + lax.broadcasted_iota(jnp.int32, self.vmem.new.shape[1:], 0)
+        token = j * num_queries + lax.broadcasted_iota(jnp.int32, self.tokens.new.shape[1:], 0)
         is_own = (token >= span.first) & (token < span.end)  # a NaN of another sequence would outlast its zeros
 
         def merge(head: Int) -> None:
             rows = self.kv.buffer.at[slot, head, pl.ds(part, num_rows), :]
-            new = self.vmem.new[head]
+            new = self.tokens.new[head]
             new = jnp.where(is_own, new, jnp.zeros_like(new))
             merged = jnp.where(is_new, place_rows(place, new), rows[...].astype(jnp.float32))
             rows[...] = merged.astype(self.kv.buffer.dtype)
 
-        each_head(self._num_heads, 1, merge)
+        each_head(self.tokens.num_heads, 1, merge)
 
     def _attend(self, span: Span, j: Int, block: Int, slot: Int) -> None:
         num_queries, num_keys = self.kv.blocks.num_queries, self.kv.blocks.keys_at_once
-        window, start = self.tables.info[3], block * self.kv.blocks.keys
-        shape = (num_queries * self.group, num_keys)
-        token = j * num_queries + lax.broadcasted_iota(jnp.int32, shape, 0) // self.group
+        window, start = self.window, block * self.kv.blocks.keys
+        shape = (num_queries * self.tokens.group, num_keys)
+        token = j * num_queries + lax.broadcasted_iota(jnp.int32, shape, 0) % num_queries
         position = token + span.shift
         is_own = (token >= span.first) & (token < span.end)
 
@@ -191,9 +157,9 @@ class Prefill:
 
             def attend(head: Int) -> None:
                 kv = self.kv.buffer.at[slot, head, pl.ds(part, num_keys), :]
-                self.state.take(head, self.vmem.q[head], kv, visible)
+                self.state.take(head, self.tokens.q[head], kv, visible)
 
-            each_head(self._num_heads, 1, attend)
+            each_head(self.tokens.num_heads, 1, attend)
 
         oldest = span.first + span.shift - window + 1  # that any of the queries sees
         self._each_part(oldest - start, span.end + span.shift - start, attend_to)
@@ -207,12 +173,13 @@ class Prefill:
 
     def _finish(self, span: Span, j: Int) -> None:
         """Puts the sequence's rows among those of the others that meet in this block of queries."""
-        out = self.vmem.out
-        token = j * self.kv.blocks.num_queries + lax.broadcasted_iota(jnp.int32, out.shape[1:], 0) // self.group
+        out = self.tokens.out
+        num_queries = self.kv.blocks.num_queries
+        token = j * num_queries + lax.broadcasted_iota(jnp.int32, out.shape[1:], 0) % num_queries
         is_own = (token >= span.first) & (token < span.end)
 
         def merge(head: Int) -> None:
             merged = jnp.where(is_own, self.state.result(head), out[head].astype(jnp.float32))
             out[head] = merged.astype(out.dtype)
 
-        each_head(self._num_heads, 1, merge)
+        each_head(self.tokens.num_heads, 1, merge)

@@ -35,7 +35,7 @@ class Softmax:
     layout: HeadLayout
     scores: Scores
     sinks: Ref | None  # f32 [num_kv_heads, decode rows, LANES]: scores of a key without a value, the same in all lanes
-    group: int | None  # heads of a token, where rows are tokens times heads; None: rows are as those of sinks
+    num_queries: int | None  # where rows are heads times tokens, so many tokens; None: rows are as those of sinks
     top: Ref  # f32 [num_kv_heads, rows, LANES], the same in all lanes
     total: Ref  # f32 [num_kv_heads, rows, LANES], likewise
     values: Ref  # f32 [num_kv_heads, rows, query width]
@@ -45,14 +45,14 @@ class Softmax:
         self.values[...] = jnp.zeros_like(self.values)
         if self.sinks is None:
             self.top[...] = jnp.full_like(self.top, NEVER)
-        elif self.group is None:
+        elif self.num_queries is None:
             self.top[...] = self.sinks[...]
         else:
-            self._start_tokens(self.sinks, self.group)
+            self._start_tokens(self.sinks, self.num_queries)
 
-    def _start_tokens(self, sinks: Ref, group: int) -> None:
+    def _start_tokens(self, sinks: Ref, num_queries: int) -> None:
         shape = (self.top.shape[1], sinks.shape[1])
-        is_own = lax.broadcasted_iota(jnp.int32, shape, 0) % group == lax.broadcasted_iota(jnp.int32, shape, 1)
+        is_own = lax.broadcasted_iota(jnp.int32, shape, 0) // num_queries == lax.broadcasted_iota(jnp.int32, shape, 1)
         place = jnp.where(is_own, 1.0, 0.0)
 
         def start(head: Int) -> None:

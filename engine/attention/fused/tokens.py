@@ -1,0 +1,132 @@
+"""Queries, new keys and values, and results of the step's tokens: their traffic between HBM and VMEM, and single rows.
+
+Outside the kernel they lie as matmuls write and read them, a token per row with its heads along the lanes, in tiles of
+8 or 16 tokens. So they move in blocks of consecutive tokens, and a decoding sequence takes its row out of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from penstock.engine.attention.fused.softmax import Int, Ref, aligned
+
+ROWS = 16
+"""Tokens of a tile of 16 bits: an array in VMEM is indexed dynamically by whole tiles alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """In HBM, or wherever XLA has them."""
+
+    q: Ref  # [num_tokens, num_heads * query width]
+    new: tuple[Ref, ...]  # parts of what a page holds of a token, each [num_tokens, num_kv_heads * lanes]
+    out: Ref  # as q
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBlock:
+    """A block of tokens in VMEM; of a KV head's queries, those of one query head after those of another."""
+
+    operands: Operands
+    q: Ref  # [num_kv_heads, group * num_queries, query width]
+    new: Ref  # [num_kv_heads, num_queries, width]
+    out: Ref  # as q
+    moved: Ref  # semaphores: in, out
+    group: int  # query heads of a KV head
+
+    @property
+    def num_queries(self) -> int:
+        return int(self.new.shape[1])
+
+    @property
+    def num_heads(self) -> int:
+        """KV heads."""
+        return int(self.new.shape[0])
+
+    def switch(self, j: Int, loaded: Int, *, keeps: Int) -> None:
+        """Brings block `j` in where `loaded` is another, whose results go out; -1 is none. With `keeps`, the results
+        that block `j` has already come in too.
+        """
+
+        @pl.when((j != loaded) & (loaded >= 0))
+        def _() -> None:
+            self.store(loaded)
+
+        @pl.when(j != loaded)
+        def _() -> None:
+            self._all(self._arrivals(j))
+
+            @pl.when(keeps)
+            def _() -> None:
+                self._all([self._head(self.operands.out, self.out, j, i) for i in range(self._num_query_heads)])
+
+    def store(self, j: Int) -> None:
+        """Writes the results of a block."""
+        self._all([self._head(self.operands.out, self.out, j, i, out=True) for i in range(self._num_query_heads)])
+
+    def rows_of_heads(self, array: Ref, head: Int, token: Int, num_rows: int) -> jax.Array:
+        """Of `array`, `q` or `out`: the rows that a KV head's query heads have for a token of the block, f32."""
+        place = lax.broadcasted_iota(jnp.int32, (num_rows, 1), 0)
+        rows = jnp.zeros((num_rows, array.shape[2]), jnp.float32)
+        for i in range(self.group):
+            rows = jnp.where(place == i, row_of(array.at[head], i * self.num_queries, token), rows)
+        return rows
+
+    def put_rows(self, head: Int, token: Int, rows: jax.Array) -> None:
+        """Puts f32 rows, one for each of a KV head's query heads, where the results of a token of the block are."""
+        start = aligned(token // ROWS * ROWS, ROWS)
+        is_meant = lax.broadcasted_iota(jnp.int32, (ROWS, 1), 0) == token - start
+        for i in range(self.group):
+            tile = self.out.at[head, pl.ds(i * self.num_queries + start, ROWS), :]
+            merged = jnp.where(is_meant, rows[i : i + 1, :], tile[...].astype(jnp.float32))
+            tile[...] = merged.astype(self.out.dtype)
+
+    @property
+    def _num_query_heads(self) -> int:
+        return self.num_heads * self.group
+
+    def _arrivals(self, j: Int) -> list[Any]:
+        copies = [self._head(self.operands.q, self.q, j, i) for i in range(self._num_query_heads)]
+        first = 0
+        for part in self.operands.new:
+            lanes = part.shape[1] // self.num_heads
+            for head in range(self.num_heads):
+                source = part.at[self._tokens(j), pl.ds(head * lanes, lanes)]
+                copies.append(self._copy(source, self.new.at[head, :, pl.ds(first, lanes)], 0))
+            first += lanes
+        return copies
+
+    def _head(self, whole: Ref, block: Ref, j: Int, i: int, *, out: bool = False) -> Any:
+        """The transfer of a query head's rows, `whole` to `block`, or with `out` the other way."""
+        lanes = block.shape[2]
+        far = whole.at[self._tokens(j), pl.ds(i * lanes, lanes)]
+        near = block.at[i // self.group, pl.ds(i % self.group * self.num_queries, self.num_queries), :]
+        return self._copy(near, far, 1) if out else self._copy(far, near, 0)
+
+    def _tokens(self, j: Int) -> Any:
+        return pl.ds(aligned(j * self.num_queries, self.num_queries), self.num_queries)
+
+    def _copy(self, source: Ref, target: Ref, semaphore: int) -> Any:
+        return pltpu.make_async_copy(source, target, self.moved.at[semaphore])
+
+    @staticmethod
+    def _all(copies: list[Any]) -> None:
+        for copy in copies:
+            copy.start()
+        for copy in copies:
+            copy.wait()
+
+
+def row_of(array: Ref, first: int, token: Int) -> jax.Array:
+    """Row `first + token` of [rows, lanes], f32 [1, lanes]; `first` is a multiple of ROWS."""
+    start = aligned(token // ROWS * ROWS, ROWS)
+    rows = array[pl.ds(first + start, ROWS), :].astype(jnp.float32)
+    is_meant = lax.broadcasted_iota(jnp.int32, (ROWS, 1), 0) == token - start
+    return jnp.sum(jnp.where(is_meant, rows, 0.0), axis=0, keepdims=True)

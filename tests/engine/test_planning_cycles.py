@@ -1,0 +1,114 @@
+"""Cycles of a layer: read from a small text, and those that libtpu's compiler expects of real models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from patience import slow
+
+from penstock.engine.config import EngineConfig
+from penstock.engine.deployment import deploy
+from penstock.engine.planning import has_libtpu, plan, preset
+from penstock.engine.planning.chips import CHIPS
+from penstock.engine.planning.cycles import LayerCycles, layer_cycles
+from penstock.engine.planning.roofline import decode_step
+from penstock.engine.planning.topology import devices_of
+
+needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
+
+
+def cycles(count: int) -> str:
+    return f'backend_config={{"window_config":{{"estimated_cycles":"{count}"}}}}'
+
+
+TEXT = f"""HloModule step
+
+%product (p0: bf16[8,8], p1: bf16[8,8]) -> bf16[8,8] {{
+  %p0 = bf16[8,8]{{1,0}} parameter(0)
+  %p1 = bf16[8,8]{{1,0}} parameter(1)
+  ROOT %dot = bf16[8,8]{{1,0}} convolution(%p0, %p1), dim_labels=bf_io->bf
+}}
+
+%search (i: s32[]) -> s32[] {{
+  %i = s32[] parameter(0)
+  ROOT %next = s32[] add(%i, %i), {cycles(100)}
+}}
+
+%until (j: s32[]) -> pred[] {{
+  %j = s32[] parameter(0)
+  %five = s32[]{{:T(128)}} constant(5)
+  ROOT %less = pred[] compare(%j, %five), direction=LT
+}}
+
+%layer (x: bf16[8,8]) -> bf16[8,8] {{
+  %x = bf16[8,8]{{1,0}} parameter(0)
+  %half = bf16[8,8]{{1,0}} fusion(%x, %x), kind=kOutput, calls=%product, {cycles(1000)}
+  %sum = (f32[8]{{0}}, bf16[8,8]{{1,0}}) fusion(%x, %half), kind=kLoop, calls=%other, {cycles(30)}
+  %found = s32[] while(%zero), condition=%until, body=%search
+  %attended = bf16[8,8]{{1,0}} custom-call(%half), custom_call_target="tpu_custom_call"
+  ROOT %all = bf16[8,8]{{1,0}} all-reduce(%attended), to_apply=%add
+}}
+
+ENTRY %main (x: bf16[8,8]) -> bf16[8,8] {{
+  %x = bf16[8,8]{{1,0}} parameter(0)
+  %first = s32[] while(%zero), condition=%until, body=%search
+  ROOT %last = bf16[8,8]{{1,0}} while(%x), condition=%until, body=%layer
+}}
+"""
+
+
+def test_cycles_are_told_apart_by_what_they_are_for() -> None:
+    assert layer_cycles(TEXT) == LayerCycles(
+        matmul=1000, rest=30 + 5 * 100, num_rest=1 + 5, num_kernels=1, num_collectives=1
+    )
+    assert layer_cycles(TEXT).rest_share == pytest.approx(530 / 1530)
+
+
+def test_a_program_without_a_loop_has_no_layers() -> None:
+    with pytest.raises(ValueError, match="no loop over layers"):
+        layer_cycles(TEXT.replace("condition=", "of="))
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("name", "topology", "tensor", "size", "most"),
+    [
+        ("Llama-3.1-8B", "v6e:2x2", 4, 128, 0.15),
+        slow("Llama-3.1-8B", "v6e:2x2", 4, 16, 0.15),
+        slow("Llama-3.1-8B", "v6e:2x2", 4, 256, 0.15),
+        slow("Llama-3.1-8B", "v6e:2x2", 4, 512, 0.19),  # of a mixed step, whose attention is not in it
+        slow("Llama-3.3-70B", "v6e:2x4", 8, 16, 0.15),
+        slow("Llama-3.3-70B", "v6e:2x4", 8, 128, 0.15),
+        slow("Llama-3.3-70B", "v6e:2x4", 8, 256, 0.15),
+        slow("Llama-3.3-70B", "v6e:2x4", 8, 512, 0.19),
+    ],
+)
+def test_what_is_neither_matmul_nor_attention_takes_little(
+    name: str, topology: str, tensor: int, size: int, most: float
+) -> None:
+    model = preset(name)
+    assert model is not None
+    config = EngineConfig(max_num_seqs=16, max_batch_tokens=512, max_model_len=8192, tensor_parallel=tensor)
+    if size <= 256:
+        config = replace(config, max_num_seqs=256)
+    (bucket,) = (bucket for bucket in plan(model, topology, config, only=frozenset({size})).buckets if bucket.layer)
+    assert bucket.layer is not None
+    assert bucket.layer.rest_share <= most
+    assert (bucket.layer.num_kernels, bucket.layer.num_collectives) == (1, 2)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("batch", [slow(1), slow(16), slow(64), slow(256)])
+def test_a_decode_step_moves_few_bytes_at_every_context(batch: int) -> None:
+    """Of short sequences too, whose last tile is mostly empty."""
+    model = preset("Llama-3.1-8B")
+    assert model is not None
+    config = EngineConfig(max_num_seqs=max(16, batch), max_model_len=8192, tensor_parallel=4)
+    made = plan(model, "v6e:2x2", config, only=frozenset({max(16, batch)}))
+    backbone, head = (
+        next(bucket.traffic for bucket in made.buckets if bucket.kind == kind) for kind in ("backbone", "head")
+    )
+    deployment = deploy(config, model, devices_of("v6e:2x2"))
+    for context in (64, 65, 100, 520, 1000):
+        assert decode_step(deployment, CHIPS["v6e"], batch, context, backbone, head).overhead <= 1.10
