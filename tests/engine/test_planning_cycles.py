@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from patience import slow
 
@@ -89,9 +87,7 @@ def test_what_is_neither_matmul_nor_attention_takes_little(
 ) -> None:
     model = preset(name)
     assert model is not None
-    config = EngineConfig(max_num_seqs=16, max_batch_tokens=512, max_model_len=8192, tensor_parallel=tensor)
-    if size <= 256:
-        config = replace(config, max_num_seqs=256)
+    config = EngineConfig(max_num_seqs=256, max_batch_tokens=512, max_model_len=8192, tensor_parallel=tensor)
     (bucket,) = (bucket for bucket in plan(model, topology, config, only=frozenset({size})).buckets if bucket.layer)
     assert bucket.layer is not None
     assert bucket.layer.rest_share <= most
