@@ -121,7 +121,8 @@ class Decoder(nnx.Module):
                     cache = GroupCache(
                         StackedCache(pages, array * pages_per_array), held.group if group is None else group
                     )
-                    x, cache = nnx.merge(graph, whole, params)(x, step._replace(layer=layer), cache)
+                    block = _of_layer(nnx.merge(graph, whole, params), layer)
+                    x, cache = block(x, step._replace(layer=layer), cache)
                     pages = cache.pages.pages
                 return (x, pages), None
 
@@ -177,12 +178,27 @@ def of_wanted(step: StepInputs, wanted: Wanted) -> StepInputs:
 def _split(block: Block) -> tuple[nnx.GraphDef[Block], Any, Any]:
     """A stack of layers' structure, the parameters that each layer is given whole, and those that it has a slice of."""
     reads_stack = isinstance(block.mlp, Experts) and block.mlp.experts.is_read_in_stack
+    linears = {path for path, linear in _read_in_stack(block)}
 
     def is_whole(path: Any, _: Any) -> bool:
+        if path[:-1] in linears:
+            return bool(path[-1] != "bias")
         return reads_stack and path[:2] == ("mlp", "experts") and path[-1] == "kernel"
 
     graph, *states = nnx.split(block, is_whole, ...)
     return graph, states[0], states[1]
+
+
+def _read_in_stack(block: Block) -> list[tuple[Any, Linear]]:
+    """The matmuls that are given the weights of all layers, by their paths."""
+    found = nnx.iter_modules(block)
+    return [(path, linear) for path, linear in found if isinstance(linear, Linear) and linear.is_read_in_stack]
+
+
+def _of_layer(block: Block, layer: jax.Array | None) -> Block:
+    for _, linear in _read_in_stack(block):
+        linear.layer = layer
+    return block
 
 
 class _Places(NamedTuple):

@@ -10,6 +10,8 @@ every instruction is counted as often as it runs, with those of its operands and
   the greedy one.
 - The KV cache as the operand of a kernel counts nothing: the planner knows how much of it each kernel
   moves, and adds that.
+- Of a kernel that states how many bytes it accesses, as those for quantized weights do, that much counts at most, less
+  what of it is in VMEM: given the weights of all layers, it reads one's.
 - Nor do the experts that a grouped matmul is given: it reads those that have rows, as its own program says, so that the
   planner adds as many as are to be expected.
 """
@@ -28,6 +30,7 @@ _LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"(calls|body|condition|to_apply)=%?([\w.\-]+)")
+_STATED = re.compile(r'"bytes_accessed":"(\d+)"')
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+)")
 
 _FREE = {
@@ -58,6 +61,7 @@ class Instruction:
     operands: tuple[str, ...]
     attributes: str
     is_root: bool
+    stated_bytes: int = 0  # that a kernel says it accesses; 0: it does not say
 
     @property
     def called(self) -> dict[str, str]:
@@ -175,6 +179,9 @@ class Program:
         writes = self._written(instruction, computation)
         if instruction.opcode == "custom-call":
             writes = sum(a.num_bytes for a in instruction.results if a.is_in_hbm and a.num_bytes < cache_bytes)
+        if instruction.stated_bytes:
+            stated = instruction.stated_bytes - self._in_vmem(instruction, computation) - writes
+            reads = min(reads, max(stated, 0))
         kind = instruction.opcode.removesuffix("-start")
         is_collective = kind in COLLECTIVES
         return Traffic(
@@ -186,6 +193,12 @@ class Program:
             cache_copies=int(writes >= cache_bytes > 0),
             grouped_matmuls=grouped_matmuls,
         )
+
+    def _in_vmem(self, instruction: Instruction, computation: Computation) -> int:
+        """Bytes of its operands and results."""
+        found = computation.instructions
+        sources = [instruction, *(found[name] for name in instruction.operands if name in found)]
+        return sum(source.result_bytes - source.hbm_bytes for source in sources)
 
     def _taken(self, instruction: Instruction, place: int, full: int) -> int:
         """How many bytes an instruction reads of the operand at `place`."""
@@ -270,7 +283,10 @@ def _instruction(name: str, rest: str, *, is_root: bool) -> Instruction:
     close = _closing(rest, len(opcode))
     operands = tuple(_NAME.findall(rest[len(opcode) : close]))
     attributes = inner if opcode in ("parameter", "constant") else rest[close:].split(", metadata=")[0]
-    return Instruction(name, opcode.strip(), results, operands, attributes, is_root)
+    stated = _STATED.search(rest, close) if opcode == "custom-call" else None
+    return Instruction(
+        name, opcode.strip(), results, operands, attributes, is_root, 0 if stated is None else int(stated[1])
+    )
 
 
 def _arrays(text: str) -> Iterator[Array]:
