@@ -15,7 +15,7 @@ from penstock.engine.models import Decoder
 from penstock.engine.models.packed import pack_head
 from penstock.engine.models.packed_block import pack_blocks
 from penstock.engine.models.quantized import unpack_in_pieces
-from penstock.engine.sharded_linears import use_kernels
+from penstock.engine.sharded_linears import prepare_for_tpu
 from penstock.engine.stats import ReportProgress
 from penstock.engine.text.tokenizer import Tokenizer
 
@@ -42,7 +42,7 @@ def open_model(
     if library is not None:
         loaded = pack_blocks(loaded, library)
     if deployment.platform == "tpu":
-        loaded = use_kernels(loaded, deployment.placement)
+        loaded = prepare_for_tpu(loaded, deployment.placement)
     if deployment.unpacks_in_pieces:
         unpack_in_pieces(loaded)
     return loaded, tokenizer, defaults, deployment

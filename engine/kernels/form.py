@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.formats.packing import FLOATS, PLANES, Packing
+from penstock.engine.formats.packing import BY_GROUP, FLOATS, PLANES, Packing
 
+LANES = 128  # of a tile of memory
 ROWS = 128  # of a weight, that are unpacked at once: the lanes of a result
 LANES_AT_ONCE = 1024  # of codes, likewise: whole groups of each size that is served
 SCALES = (*FLOATS, "e8m0")
@@ -17,11 +18,12 @@ SCALES = (*FLOATS, "e8m0")
 
 @dataclass(frozen=True, slots=True)
 class KernelForm:
-    """Codes stay as they are, `[..., out, in * bits / 8]`. Scales, and zeros or minimums, become `[..., groups, out]`,
-    of blocks of rows `[..., groups, blocks]`; one for all rows is repeated.
+    """Codes stay as they are, `[..., out, in * bits / 8]`. Scales, and zeros or minimums, become `[..., groups, out]`;
+    those of blocks of rows `[..., groups, blocks]`; one for all rows is repeated.
 
-    The few groups of a row would fill a fraction of a tile's 128 lanes, in HBM too. A float16, for which the compiler
-    has no load, is held as the int16 of its bits.
+    Lanes of codes are padded to whole tiles: others the compiler turns around, and back in each step. The few groups of
+    a row would fill a fraction of 128 lanes, in HBM too. A float16, for which the compiler has no load, is held
+    as the int16 of its bits.
     """
 
     packing: Packing
@@ -52,13 +54,24 @@ class KernelForm:
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """By name, in the order in which the kernel takes them."""
+        """By the names of `leaf_shapes`, in the order in which the kernels take them."""
         return ("codes", "scales") if self.offset is None else ("codes", "scales", self.offset)
 
-    def held(self, name: str, leaf: jax.Array, num_out: int) -> jax.Array:
-        """Of what `leaf_shapes` calls so, with any leading axes."""
-        if name == "codes":
-            return leaf
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of what is held of each."""
+        return tuple(BY_GROUP.get(leaf, leaf) for leaf in self.leaves)
+
+    def changes(self, name: str, leaf: jax.Array, shares: int = 1) -> bool:
+        """Whether `held` is another array than what it is given."""
+        return name in BY_GROUP or leaf.shape[-1] % (shares * LANES) > 0
+
+    def held(self, name: str, leaf: jax.Array, num_out: int, shares: int = 1) -> jax.Array:
+        """Of what `leaf_shapes` calls so, with any leading axes; devices have `shares` of the input."""
+        if name not in BY_GROUP:
+            parts = leaf.reshape(*leaf.shape[:-1], shares, -1)
+            padding = [(0, 0)] * (parts.ndim - 1) + [(0, -parts.shape[-1] % LANES)]
+            return jnp.pad(parts, padding).reshape(*leaf.shape[:-1], -1)
         across = leaf.swapaxes(-1, -2)
         if self.packing.rows == 0:
             across = jnp.broadcast_to(across, (*across.shape[:-1], num_out))
@@ -67,6 +80,12 @@ class KernelForm:
         bits: jax.Array = jax.lax.bitcast_convert_type(across, jnp.int16)
         return bits
 
+    def planes(self, x: jax.Array, num_lanes: int) -> jax.Array:
+        """`[num_rows, in]` as `[codes in a byte, num_rows, num_lanes]`: that for the first codes, then others."""
+        num_rows, num_in = x.shape
+        planes = x.reshape(num_rows, num_in // self.num_planes, self.num_planes).transpose(2, 0, 1)
+        return jnp.pad(planes, ((0, 0), (0, 0), (0, num_lanes - planes.shape[2])))
+
     def num_bytes(self, held: Mapping[str, jax.Array]) -> int:
         """Of one layer of a stack."""
-        return sum(held[name].size // held[name].shape[0] * held[name].dtype.itemsize for name in self.leaves)
+        return sum(held[name].size // held[name].shape[0] * held[name].dtype.itemsize for name in self.names)

@@ -13,7 +13,7 @@ every instruction is counted as often as it runs, with those of its operands and
 - Of a kernel that states how many bytes it accesses, as those for quantized weights do, that much counts at most, less
   what of it is in VMEM: given the weights of all layers, it reads one's.
 - Nor do the experts that a grouped matmul is given: it reads those that have rows, as its own program says, so that the
-  planner adds as many as are to be expected.
+  planner adds as many as are to be expected. The kernel for quantized ones states what it accesses without them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+
+from penstock.engine.kernels import GROUPED_QUANTIZED_MATMUL
 
 _ITEM_BYTES = {"pred": 1, "bf16": 2, "f16": 2, "token": 0}
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
@@ -73,6 +75,11 @@ class Instruction:
         return self.opcode == "custom-call" and "ragged_dot_tiling=" in self.attributes
 
     @property
+    def is_quantized_grouped_matmul(self) -> bool:
+        """Whether it is the kernel of that name."""
+        return self.opcode == "custom-call" and self.name.startswith(GROUPED_QUANTIZED_MATMUL)
+
+    @property
     def result_bytes(self) -> int:
         return sum(array.num_bytes for array in self.results)
 
@@ -113,6 +120,7 @@ class Traffic:
     host_transfers: int = 0
     cache_copies: int = 0  # instructions that write as many bytes as the cache has, not in place
     grouped_matmuls: int = 0  # those whose experts are in HBM
+    quantized_grouped_matmuls: int = 0  # those by the kernel for experts that are held as codes
 
     def add(self, other: Traffic, times: int = 1) -> None:
         self.read_bytes += times * other.read_bytes
@@ -121,6 +129,7 @@ class Traffic:
         self.host_transfers += times * other.host_transfers
         self.cache_copies += times * other.cache_copies
         self.grouped_matmuls += times * other.grouped_matmuls
+        self.quantized_grouped_matmuls += times * other.quantized_grouped_matmuls
         for kind, count in other.collectives.items():
             self.collectives[kind] = self.collectives.get(kind, 0) + times * count
 
@@ -192,6 +201,7 @@ class Program:
             host_transfers=int(instruction.opcode in _HOST or "S(5)" in instruction.attributes),
             cache_copies=int(writes >= cache_bytes > 0),
             grouped_matmuls=grouped_matmuls,
+            quantized_grouped_matmuls=int(instruction.is_quantized_grouped_matmul),
         )
 
     def _in_vmem(self, instruction: Instruction, computation: Computation) -> int:

@@ -22,7 +22,7 @@ from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import Decoder, MLPConfig
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.models.quantized import QuantizedLinear
-from penstock.engine.sharded_linears import KernelLinear, use_kernels
+from penstock.engine.sharded_linears import KernelLinear, prepare_for_tpu
 from penstock.engine.sharding import place, split_model
 
 PACKINGS = {
@@ -43,7 +43,7 @@ def main() -> None:
         model = filled(tensor, placement)
         linears = {path: linear for path, linear in nnx.iter_modules(model) if type(linear) is QuantizedLinear}
         expected = {path: products(linear) for path, linear in linears.items()}
-        kernels = {p: k for p, k in nnx.iter_modules(use_kernels(model, placement, interpret=True)) if is_kernel(k)}
+        kernels = {p: k for p, k in nnx.iter_modules(prepare_for_tpu(model, placement, interpret=True)) if is_kernel(k)}
         found["kernels"][str(tensor)] = len(kernels)
         for path, kernel in kernels.items():
             ours, theirs = products(kernel), expected[path]

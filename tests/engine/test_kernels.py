@@ -24,9 +24,10 @@ from quantized_stacks import random_stack
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams, opening
 from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.formats.packing import Packing
-from penstock.engine.kernels import KernelForm, quantized_matmul
+from penstock.engine.kernels import KernelForm, grouped_quantized_matmul, quantized_matmul
+from penstock.engine.kernels.grouped_matmul import tiles_of
 from penstock.engine.models.quantized import unpacked
-from penstock.engine.sharded_linears import KernelLinear, use_kernels
+from penstock.engine.sharded_linears import KernelGroupedLinear, KernelLinear, prepare_for_tpu
 
 FORMS = {
     "int8 in groups of 32 with zeros": Packing("int8", 32, scale="bfloat16", offset="zeros"),
@@ -44,6 +45,11 @@ FORMS = {
 NUM_LAYERS = 3
 
 
+def held_of(form: KernelForm, leaves: dict[str, jax.Array], num_out: int) -> dict[str, jax.Array]:
+    names = zip(form.leaves, form.names, strict=True)
+    return {name: form.held(leaf, leaves[leaf], num_out) for leaf, name in names}
+
+
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize(
     ("num_tokens", "num_out", "num_in"),
@@ -54,7 +60,7 @@ def test_a_layer_of_a_stack_is_multiplied_by(name: str, num_tokens: int, num_out
     assert KernelForm.serves(packing)
     leaves = {leaf: jnp.asarray(a) for leaf, a in random_stack(packing, num_out, num_in, NUM_LAYERS).items()}
     x = jnp.asarray(np.random.default_rng(1).normal(size=(num_tokens, num_in)), jnp.bfloat16)
-    held = {leaf: form.held(leaf, leaves[leaf], num_out) for leaf in form.leaves}
+    held = held_of(form, leaves, num_out)
     multiply = jax.jit(partial(quantized_matmul, form, interpret=True))
     weights = np.asarray(unpacked(packing, leaves))
     rounded = weights if packing.group == 0 else weights.astype(ml_dtypes.bfloat16)  # the sum of a row is scaled
@@ -82,13 +88,16 @@ def test_other_packings_have_no_kernel(packing: Packing) -> None:
 def test_what_is_held_takes_no_more_than_what_is_stored() -> None:
     for packing in FORMS.values():
         form, leaves = KernelForm(packing), random_stack(packing, 256, 512)
-        held = {leaf: form.held(leaf, jnp.asarray(leaves[leaf]), 256) for leaf in form.leaves}
-        assert held["codes"].nbytes == leaves["codes"].nbytes
-        assert packing.rows == 0 or all(held[leaf].nbytes == leaves[leaf].nbytes for leaf in form.leaves)
+        held = held_of(form, {leaf: jnp.asarray(array) for leaf, array in leaves.items()}, 256)
+        sizes = {name: leaves[leaf].nbytes for leaf, name in zip(form.leaves, form.names, strict=True)}
+        assert packing.rows == 0 or {name: array.nbytes for name, array in held.items()} == sizes
 
 
-def test_a_stacked_decoder_gives_the_tokens_that_xla_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = write_model(tmp_path, "qwen3", torch_dtype="bfloat16", hidden_size=64, intermediate_size=128)
+@pytest.mark.parametrize("family", ["qwen3", "mixtral"])
+def test_a_stacked_decoder_gives_the_tokens_that_xla_gives(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = write_model(tmp_path, family, torch_dtype="bfloat16", hidden_size=64, intermediate_size=128)
     small = EngineConfig(max_num_seqs=4, max_batch_tokens=16, page_size=16, num_pages=32, max_model_len=64)
     config = replace(small, weights="int4", dtype="bfloat16", attention="xla", matmul="xla", decode_steps=1)
     requests = [
@@ -99,14 +108,15 @@ def test_a_stacked_decoder_gives_the_tokens_that_xla_gives(tmp_path: Path, monke
     load, models = opening.load_model, []
 
     def with_kernels(*args: Any, **kwargs: Any) -> Any:
-        models.append(use_kernels(load(*args, **kwargs), None, interpret=True))
+        models.append(prepare_for_tpu(load(*args, **kwargs), None, interpret=True))
         return models[0]
 
     attention = FusedAttention(interpret=pltpu.InterpretParams(dma_execution_mode="eager"))
     monkeypatch.setattr("penstock.engine.deployment.attention_for", lambda *_, **__: attention)
     monkeypatch.setattr(opening, "load_model", with_kernels)
     results = drive(Engine.from_checkpoint(directory, replace(config, attention="auto")), requests)
-    assert isinstance(models[0].blocks[0].mlp.down, KernelLinear)
+    mlp = models[0].blocks[0].mlp
+    assert isinstance(mlp.down if family == "qwen3" else mlp.experts.down, KernelLinear | KernelGroupedLinear)
     assert {key: result.token_ids for key, result in results.items()} == {
         key: result.token_ids for key, result in expected.items()
     }
@@ -126,3 +136,41 @@ def test_each_device_multiplies_by_its_share() -> None:
     found = json.loads(outcome.stdout)
     assert found["kernels"] == {"1": 7, "2": 7, "4": 5}  # of four, each has half of a block and of a group
     assert max(found["errors"].values()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["int8 in groups of 32 with zeros", "int4 with minimums", "fp8 in blocks", "mxfp4"])
+@pytest.mark.parametrize(
+    ("num_rows", "num_out", "sizes"),
+    [
+        (40, 200, (20, 0, 13, 5)),  # the last rows are nobody's
+        (8, 128, (0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4)),
+        (24, 128, (0, 0, 0)),
+        (300, 128, (290, 0, 1, 9)),  # more than one tile of rows
+    ],
+)
+def test_rows_are_multiplied_by_the_weights_of_their_experts(
+    name: str, num_rows: int, num_out: int, sizes: tuple[int, ...]
+) -> None:
+    packing, form, num_in = FORMS[name], KernelForm(FORMS[name]), 192 if name == "mxfp4" else 256
+    leaves = random_stack(packing, num_out, num_in, 2, len(sizes))
+    held = held_of(form, {leaf: jnp.asarray(array) for leaf, array in leaves.items()}, num_out)
+    of_layer = {name: array if name == "codes" else array[1] for name, array in held.items()}
+    rows = jnp.asarray(np.random.default_rng(3).normal(size=(num_rows, num_in)), jnp.bfloat16)
+    multiply = jax.jit(partial(grouped_quantized_matmul, form, interpret=True))
+    y = np.asarray(multiply(rows, jnp.array(sizes, jnp.int32), of_layer, jnp.int32(1)), np.float64)
+    weights = unpacked(packing, {leaf: jnp.asarray(array[1]) for leaf, array in leaves.items()})
+    weights = np.asarray(weights.astype(jnp.bfloat16), np.float64)
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    for row, expert in enumerate(owners):
+        x = np.asarray(rows[row], np.float64)
+        largest = np.abs(weights[expert]) @ np.abs(x)
+        assert (np.abs(y[row] - weights[expert] @ x) <= 1e-5 * largest + 1e-30).all()
+
+
+def test_each_expert_is_fetched_once_and_nothing_behind_the_last_rows() -> None:
+    tiles = tiles_of(jnp.array([20, 0, 13, 5]), 40, 16)
+    assert tiles.experts.tolist() == [0, 0, 2, 3, 3, 3]
+    assert tiles.num.tolist() == [4]
+    assert tiles.places[:38].tolist() == [*range(20), *range(32, 45), *range(48, 53)]
+    assert tiles.sources[tiles.places[:38]].tolist() == list(range(38))
+    assert tiles_of(jnp.zeros(3, jnp.int32), 24, 16).num.tolist() == [1]
