@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine.config import EngineConfig
+from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.packed import expected_packings
 from penstock.engine.models import FAMILIES
 from penstock.engine.planning import PRESETS, has_libtpu, plan
@@ -55,3 +56,19 @@ def compiled(fields: dict[str, object], weights: str, topology: str, tensor: int
     model = expected_packings(None, family, family.config(fields, "bfloat16"), weights)
     config = EngineConfig(tensor_parallel=tensor, max_model_len=2048, max_num_seqs=128, num_pages=257)
     return plan(model, topology, config, only=frozenset({16, 128}))
+
+
+@needs_libtpu
+def test_quantized_experts_are_read_where_they_are() -> None:
+    """Those of gpt-oss, whose hidden size is no whole number of tiles: nothing of the size of a matrix is copied."""
+    fields = {**PRESETS["gpt-oss-20b"], "num_hidden_layers": 4, "vocab_size": 2048}
+    family = FAMILIES["gpt_oss"]
+    model = expected_packings(read_format(fields), family, family.config(fields, "bfloat16"), "auto")
+    config = EngineConfig(expert_parallel=4, max_model_len=2048, max_num_seqs=32, num_pages=257)
+    made = plan(model, "v6e:2x2", config, only=frozenset({32}))
+    step = made.buckets[0]
+    assert step.traffic.quantized_grouped_matmuls == 3 * model.num_layers
+    assert step.traffic.grouped_matmuls == 0
+    assert step.temporary_bytes < 2880 * 1440  # of one expert
+    of_32 = made.decode[-1]
+    assert of_32.counted_bytes - 5 * 32 * 2048 * 4 < 1.10 * of_32.ideal_bytes  # logits as test_planning.py says
