@@ -43,7 +43,7 @@ def multiply_tile(
         start = number * size
         rows = pl.ds(start if count == 1 else pl.multiple_of(start, size), size)
         if packing.rows > 1:
-            tile = _Tile(packing, x, codes.at[rows], scales, block=(first + start) // packing.rows)
+            tile = _Tile(packing, x, codes.at[rows], scales, block=lax.div(first + start, packing.rows))
         else:
             tile = _Tile(
                 packing, x, codes.at[rows], scales.at[:, rows], None if offsets is None else offsets.at[:, rows]
