@@ -15,6 +15,7 @@ from penstock.engine.models import Decoder
 from penstock.engine.models.packed import pack_head
 from penstock.engine.models.packed_block import pack_blocks
 from penstock.engine.models.quantized import unpack_in_pieces
+from penstock.engine.sharded_linears import prepare_for_tpu
 from penstock.engine.stats import ReportProgress
 from penstock.engine.text.tokenizer import Tokenizer
 
@@ -40,6 +41,8 @@ def open_model(
     )
     if library is not None:
         loaded = pack_blocks(loaded, library)
+    if deployment.platform == "tpu":
+        loaded = prepare_for_tpu(loaded, deployment.placement)
     if deployment.unpacks_in_pieces:
         unpack_in_pieces(loaded)
     return loaded, tokenizer, defaults, deployment

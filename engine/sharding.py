@@ -78,11 +78,12 @@ class Placement:
         With its `shape`, an axis that cannot be split evenly stays whole: groups of weights share what they share.
         """
         fitting = (
-            [None if n % self._ways(axis) else axis for axis, n in zip(axes, shape, strict=True)] if shape else axes
+            [None if n % self.ways(axis) else axis for axis, n in zip(axes, shape, strict=True)] if shape else axes
         )
         return NamedSharding(self.mesh, self.spec(tuple(fitting)))
 
-    def _ways(self, axis: str | None) -> int:
+    def ways(self, axis: str | None) -> int:
+        """How many shares an axis is split into."""
         return 1 if axis is None else math.prod(self.mesh.shape.get(name, 1) for name in RULES[axis])
 
 

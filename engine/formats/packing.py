@@ -26,6 +26,10 @@ LEAVES = (
     "super_minimums",
     "group_of",
 )
+# What is held of them where groups come before output features, as the TPU kernels take it.
+BY_GROUP: Mapping[str, str] = MappingProxyType(
+    {"scales": "scales_by_group", "zeros": "zeros_by_group", "minimums": "minimums_by_group"}
+)
 SCALES = (*FLOATS, "int8", "uint8", "e8m0")
 OFFSETS = ("none", "zeros", "minimums")
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.engine.formats.packing import LEAVES
+from penstock.engine.formats.packing import BY_GROUP, LEAVES
 
 ParamPath = tuple[str | int, ...]
 """Where a parameter is in a Decoder, for example `("blocks", 0, "attention", "q", "kernel")`."""
@@ -72,6 +72,8 @@ def _axes(path: ParamPath) -> Axes:
     if path[-1] in LEAVES:
         *lead, num_in, num_out = _KERNELS[module]
         return (*lead, num_in) if path[-1] == "group_of" else (*lead, num_out, num_in)
+    if path[-1] in BY_GROUP.values():
+        return _KERNELS[module]
     if path[-1] == "sinks":
         return ("per_head",)
     return _NORMS.get(module, (None,))

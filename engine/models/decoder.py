@@ -19,7 +19,7 @@ from penstock.engine.models.attention import StepInputs
 from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
-from penstock.engine.models.experts import Experts
+from penstock.engine.models.experts import Experts, GroupedLinear
 from penstock.engine.models.layer_groups import LayerPlace, layer_groups
 from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped, sum_of_squares
 from penstock.engine.models.quantized import QuantizedEmbedding, quantize_modules
@@ -125,7 +125,7 @@ class Decoder(nnx.Module):
                     first_page = (held.array + i if array is None else array) * pages_per_array
                     cache = GroupCache(StackedCache(pages, first_page), held.group if group is None else group)
                     own = step._replace(layer=i) if jax.tree.leaves(whole) else step
-                    block = nnx.merge(graph, whole, params)
+                    block = _of_layer(nnx.merge(graph, whole, params), i)
                     attended, cache = block.attend(x, own, cache, squares)
                     x = block.feed_forward(attended, x, own)
                     squares, pages = sum_of_squares(x), cache.pages.pages
@@ -143,7 +143,7 @@ class Decoder(nnx.Module):
         if self.head is not None and table is None:
             return self.head.columns(token_ids)
         rows: jax.Array = table[...][token_ids]
-        return rows
+        return rows[:, : self.config.hidden_size]  # it may be padded
 
     def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab_rows]
         return self.unembedding(hidden)
@@ -183,9 +183,13 @@ def of_wanted(step: StepInputs, wanted: Wanted) -> StepInputs:
 def _split(block: Block) -> tuple[nnx.GraphDef[Block], Any, Any]:
     """A stack of layers' structure, the parameters that each layer is given whole, and those that it has a slice of."""
     reads_stack = isinstance(block.mlp, Experts) and block.mlp.experts.is_read_in_stack
+    linears = _read_in_stack(block)
 
     def is_whole(path: Any, _: Any) -> bool:
-        return reads_stack and path[:2] == ("mlp", "experts") and path[-1] == "kernel"
+        if path[:-1] in linears:
+            is_grouped = isinstance(linears[path[:-1]], GroupedLinear)
+            return bool(path[-1] == "codes" if is_grouped else path[-1] != "bias")
+        return bool(reads_stack and path[:2] == ("mlp", "experts") and path[-1] == "kernel")
 
     graph, *states = nnx.split(block, is_whole, ...)
     return graph, states[0], states[1]
@@ -193,6 +197,20 @@ def _split(block: Block) -> tuple[nnx.GraphDef[Block], Any, Any]:
 
 _Carry: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 """From layer to layer of a loop: its number, the hidden states, the sum of their squares, the pages."""
+
+
+def _read_in_stack(block: Block) -> dict[Any, Linear | GroupedLinear]:
+    """The matmuls that are given the weights of all layers, by their paths."""
+    found = {path: module for path, module in nnx.iter_modules(block) if isinstance(module, Linear | GroupedLinear)}
+    return {path: linear for path, linear in found.items() if linear.is_read_in_stack}
+
+
+def _of_layer(block: Block, layer: jax.Array | None) -> Block:
+    """Tells matmuls which layer's weights are meant; experts are told with their rows."""
+    for linear in _read_in_stack(block).values():
+        if isinstance(linear, Linear):
+            linear.layer = layer
+    return block
 
 
 class _Places(NamedTuple):

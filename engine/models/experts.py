@@ -115,6 +115,9 @@ class GroupedLinear(nnx.Module):
     that have rows from where they are; what is cut out of the stack for it is copied first, used or not.
     """
 
+    is_read_in_stack = False
+    """Whether a stacked decoder gives it those in any case, of quantized ones the codes."""
+
     def __init__(
         self, num_experts: int, in_features: int, out_features: int, *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs
     ) -> None:

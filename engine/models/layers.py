@@ -30,6 +30,9 @@ class Linear(nnx.Module):
 
     is_native = False
     """Whether it is computed by the CPU's kernels."""
+    is_read_in_stack = False
+    """Whether a stacked decoder leaves it the weights of all layers, and tells it which is meant."""
+    layer: jax.Array | None = None  # i32 []; None: it has its own weights alone
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         init = nnx.initializers.normal(0.02)

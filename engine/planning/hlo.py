@@ -10,8 +10,10 @@ every instruction is counted as often as it runs, with those of its operands and
   the greedy one, or the dearest, where every option is used.
 - The KV cache as the operand of a kernel counts nothing: the planner knows how much of it each kernel
   moves, and adds that.
+- Of a kernel that states how many bytes it accesses, as those for quantized weights do, that much counts at most, less
+  what of it is in VMEM: given the weights of all layers, it reads one's.
 - Nor do the experts that a grouped matmul is given: it reads those that have rows, as its own program says, so that the
-  planner adds as many as are to be expected.
+  planner adds as many as are to be expected. The kernel for quantized ones states what it accesses without them.
 """
 
 from __future__ import annotations
@@ -22,12 +24,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
+from penstock.engine.kernels import GROUPED_QUANTIZED_MATMUL
+
 _ITEM_BYTES = {"pred": 1, "bf16": 2, "f16": 2, "token": 0}
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 _LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"(calls|body|condition|to_apply)=%?([\w.\-]+)")
+_STATED = re.compile(r'"bytes_accessed":"(\d+)"')
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+)")
 
 _FREE = {
@@ -58,6 +63,7 @@ class Instruction:
     operands: tuple[str, ...]
     attributes: str
     is_root: bool
+    stated_bytes: int = 0  # that a kernel says it accesses; 0: it does not say
 
     @property
     def called(self) -> dict[str, str]:
@@ -67,6 +73,11 @@ class Instruction:
     def is_grouped_matmul(self) -> bool:
         """Whether it is what libtpu makes of `ragged_dot`: its last operand are the matrices of all groups."""
         return self.opcode == "custom-call" and "ragged_dot_tiling=" in self.attributes
+
+    @property
+    def is_quantized_grouped_matmul(self) -> bool:
+        """Whether it is the kernel of that name."""
+        return self.opcode == "custom-call" and self.name.startswith(GROUPED_QUANTIZED_MATMUL)
 
     @property
     def result_bytes(self) -> int:
@@ -109,6 +120,7 @@ class Traffic:
     host_transfers: int = 0
     cache_copies: int = 0  # instructions that write as many bytes as the cache has, not in place
     grouped_matmuls: int = 0  # those whose experts are in HBM
+    quantized_grouped_matmuls: int = 0  # those by the kernel for experts that are held as codes
 
     def add(self, other: Traffic, times: int = 1) -> None:
         self.read_bytes += times * other.read_bytes
@@ -117,6 +129,7 @@ class Traffic:
         self.host_transfers += times * other.host_transfers
         self.cache_copies += times * other.cache_copies
         self.grouped_matmuls += times * other.grouped_matmuls
+        self.quantized_grouped_matmuls += times * other.quantized_grouped_matmuls
         for kind, count in other.collectives.items():
             self.collectives[kind] = self.collectives.get(kind, 0) + times * count
 
@@ -175,6 +188,9 @@ class Program:
         writes = self._written(instruction, computation)
         if instruction.opcode == "custom-call":
             writes = sum(a.num_bytes for a in instruction.results if a.is_in_hbm and a.num_bytes < cache_bytes)
+        if instruction.stated_bytes:
+            stated = instruction.stated_bytes - self._in_vmem(instruction, computation) - writes
+            reads = min(reads, max(stated, 0))
         kind = instruction.opcode.removesuffix("-start")
         is_collective = kind in COLLECTIVES
         return Traffic(
@@ -185,7 +201,14 @@ class Program:
             host_transfers=int(instruction.opcode in _HOST or "S(5)" in instruction.attributes),
             cache_copies=int(writes >= cache_bytes > 0),
             grouped_matmuls=grouped_matmuls,
+            quantized_grouped_matmuls=int(instruction.is_quantized_grouped_matmul),
         )
+
+    def _in_vmem(self, instruction: Instruction, computation: Computation) -> int:
+        """Bytes of its operands and results."""
+        found = computation.instructions
+        sources = [instruction, *(found[name] for name in instruction.operands if name in found)]
+        return sum(source.result_bytes - source.hbm_bytes for source in sources)
 
     def _taken(self, instruction: Instruction, place: int, full: int) -> int:
         """How many bytes an instruction reads of the operand at `place`."""
@@ -270,7 +293,10 @@ def _instruction(name: str, rest: str, *, is_root: bool) -> Instruction:
     close = _closing(rest, len(opcode))
     operands = tuple(_NAME.findall(rest[len(opcode) : close]))
     attributes = inner if opcode in ("parameter", "constant") else rest[close:].split(", metadata=")[0]
-    return Instruction(name, opcode.strip(), results, operands, attributes, is_root)
+    stated = _STATED.search(rest, close) if opcode == "custom-call" else None
+    return Instruction(
+        name, opcode.strip(), results, operands, attributes, is_root, 0 if stated is None else int(stated[1])
+    )
 
 
 def _arrays(text: str) -> Iterator[Array]:

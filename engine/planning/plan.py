@@ -19,6 +19,7 @@ from penstock.engine.planning.roofline import Step, decode_step, prefill_step
 from penstock.engine.planning.topology import chip_of, devices_of
 from penstock.engine.planning.weights import held_bytes, vocab_padding_bytes
 from penstock.engine.scheduling.page_needs import PageNeeds
+from penstock.engine.sharded_linears import prepare_for_tpu
 from penstock.engine.stats import ReportProgress
 
 
@@ -212,7 +213,7 @@ def _lay_out(deployment: Deployment, chip: Chip) -> _Layout:
     compiler = Compiler(
         chip=chip,
         device=placement.mesh.devices.flat[0],
-        steps=Steps(model, attention, geometry, placement),
+        steps=Steps(prepare_for_tpu(model, placement), attention, geometry, placement),
         cache=attention.abstract_cache(spec),
         cache_bytes=spec.num_pages * deployment.page_bytes,
         decode_steps=deployment.decode_steps or 1,

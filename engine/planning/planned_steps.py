@@ -15,7 +15,7 @@ The host's share is processor time that `benchmarks.host` found on the machine o
 from __future__ import annotations
 
 from collections import Counter
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy
@@ -98,10 +98,10 @@ class PlannedSteps:
 
     def _expert_bytes(self, num_tokens: int, shape: StepShape) -> int:
         traffic = self._traffic["loop" if shape.num_steps > 1 else "backbone", num_tokens]
-        num_matmuls = traffic.grouped_matmuls // (self._loop_steps if shape.num_steps > 1 else 1)
-        if not num_matmuls:
-            return 0
-        return grouped_matmul_bytes(self._model, shape.num_tokens, self._deployment.placement, num_matmuls)
+        steps = self._loop_steps if shape.num_steps > 1 else 1
+        of_experts = partial(grouped_matmul_bytes, self._model, shape.num_tokens, self._deployment.placement)
+        plain, quantized = traffic.grouped_matmuls // steps, traffic.quantized_grouped_matmuls // steps
+        return of_experts(plain) + of_experts(quantized, quantized=True)
 
     def _flops(self, num_tokens: int, num_rows: int) -> float:
         return step_flops(self._model, num_tokens, num_rows, 0) / self._devices

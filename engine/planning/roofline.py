@@ -82,6 +82,9 @@ def decode_step(
     ideal = weights + batch * kv_sequence_bytes(model, deployment.kv_dtype, context + 1) // devices
     counted = backbone.hbm_bytes + head.hbm_bytes + batch * kv_bytes_moved(deployment, context)
     counted += grouped_matmul_bytes(model, batch, deployment.placement, backbone.grouped_matmuls)
+    counted += grouped_matmul_bytes(
+        model, batch, deployment.placement, backbone.quantized_grouped_matmuls, quantized=True
+    )
     flops = step_flops(model, batch, batch, batch * _mean(min(context, seen) for seen in _windows(model))) / devices
     return Step(
         num_tokens=batch,

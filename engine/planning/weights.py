@@ -35,13 +35,19 @@ def step_weight_bytes(model: ModelConfig, num_tokens: int, placement: Placement 
     return round(layers) + sum(outer.values()) - table + rows
 
 
-def grouped_matmul_bytes(model: ModelConfig, num_tokens: int, placement: Placement | None, num_matmuls: int) -> int:
-    """What that many grouped matmuls read of their experts, which are in the model's type there, in a step."""
-    plain = replace(model, blocks=tuple(replace(block, packed=()) for block in model.blocks))
+def grouped_matmul_bytes(
+    model: ModelConfig, num_tokens: int, placement: Placement | None, num_matmuls: int, *, quantized: bool = False
+) -> int:
+    """What that many grouped matmuls read of their experts in a step: in the model's type, or `quantized`, of codes.
+    Scales they are given by the step, whichever experts are hit.
+    """
+    leaf = "codes" if quantized else "kernel"
+    if not quantized:
+        model = replace(model, blocks=tuple(replace(block, packed=()) for block in model.blocks))
     num_all, total = 0, 0.0
-    for block, count in Counter(plain.blocks).items():
-        for path, num_bytes in _arrays(layer_shapes(block, plain), ("blocks", 0), placement):
-            if isinstance(block.mlp, ExpertsConfig) and path[2:4] == ("mlp", "experts") and path[-1] == "kernel":
+    for block, count in Counter(model.blocks).items():
+        for path, num_bytes in _arrays(layer_shapes(block, model), ("blocks", 0), placement):
+            if isinstance(block.mlp, ExpertsConfig) and path[2:4] == ("mlp", "experts") and path[-1] == leaf:
                 share = distinct_experts(block.mlp, num_tokens) / block.mlp.num_experts
                 num_all, total = num_all + count, total + count * num_bytes * share
     return round(total * num_matmuls / num_all) if num_all else 0

@@ -110,6 +110,8 @@ def test_what_grouped_matmuls_read_of_experts() -> None:
     assert grouped_matmul_bytes(split, 4, over(1, 8), 48) == pytest.approx(48 * each, abs=1)
     quantized = split_model(known("Qwen3-30B-A3B", "int4"), 1, 8)  # unpacked before they are multiplied
     assert grouped_matmul_bytes(quantized, 4, over(1, 8), 144) == pytest.approx(144 * each, abs=1)
+    of_codes = grouped_matmul_bytes(quantized, 4, over(1, 8), 144, quantized=True)  # by the kernel that takes them
+    assert of_codes == pytest.approx(144 * each / 4, abs=1)
     assert grouped_matmul_bytes(known("Llama-3.1-8B"), 4, None, 0) == 0
 
 

@@ -1,0 +1,134 @@
+"""Rows times the quantized weight of each one's expert: of those that have rows, codes come from HBM as they are held.
+
+Each expert's rows are padded to whole tiles, as in MegaBlocks (Gale et al., arXiv 2211.15841), so that a tile of rows
+has one expert, whose number is in scalar memory. The grid is of tiles of outputs, and of tiles of rows within each: a
+tile of an expert's codes is fetched once for all its rows. Tiles behind the last one that has rows are given what it
+has, so that nothing is fetched for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from penstock.engine.formats.packing import Packing
+from penstock.engine.kernels.form import KernelForm
+from penstock.engine.kernels.tiles import Ref, multiply_tile, tile_rows
+
+F32, I32 = jnp.float32, jnp.int32
+GROUPED_QUANTIZED_MATMUL = "grouped_quantized_matmul"  # as a compiled program names it
+FEWEST_ROWS, MOST_ROWS = 16, 256  # in a tile
+VMEM_BYTES = 48 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
+
+
+class Tiles(NamedTuple):
+    """Where the rows of each expert are, once they are padded."""
+
+    experts: jax.Array  # i32 [num_tiles]: whose rows a tile has; of those behind the last one, that one's
+    num: jax.Array  # i32 [1]: tiles that have rows, or 1
+    sources: jax.Array  # i32 [num_tiles * rows of a tile]: which row is there
+    places: jax.Array  # i32 [num_rows]: where each row is; of those that no expert has, anywhere
+
+
+def grouped_quantized_matmul(
+    form: KernelForm,
+    rows: jax.Array,  # bf16 [num_rows, in], in the order of their experts
+    sizes: jax.Array,  # i32 [num_experts]: rows of each; those behind them all may hold anything
+    held: Mapping[
+        str, jax.Array
+    ],  # by KernelForm.names: codes with first axes of layers and experts, others of experts
+    layer: jax.Array,  # i32 []: whose experts of the stack they are
+    *,
+    interpret: Any = False,  # as of pallas_call
+) -> jax.Array:
+    """f32 `[num_rows, out]`; of the rows behind all experts' anything."""
+    num_rows, num_in = rows.shape
+    codes = held["codes"]
+    num_out, num_lanes = codes.shape[2:]
+    size, outs = rows_of_a_tile(num_rows, sizes.shape[0]), tile_rows(num_out, num_lanes)
+    tiles = tiles_of(sizes, num_rows, size)
+    num_tiles = tiles.experts.shape[0]
+    planes = form.planes(rows, num_lanes)[:, tiles.sources]
+
+    def of_rows(tile: Any, num: Ref) -> Any:
+        return jnp.minimum(tile, num[0] - 1)
+
+    if form.packing.rows > 1:
+        others = [
+            pl.BlockSpec((1, *held[form.names[1]].shape[1:]), lambda _, tile, __, experts, ___: (experts[tile], 0, 0))
+        ]
+    else:
+        others = [
+            pl.BlockSpec((1, held[name].shape[1], outs), lambda out, tile, _, experts, __: (experts[tile], 0, out))
+            for name in form.names[1:]
+        ]
+    run = pl.pallas_call(
+        partial(_kernel, form.packing),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(pl.cdiv(num_out, outs), num_tiles),
+            in_specs=[
+                pl.BlockSpec(
+                    (form.num_planes, size, num_lanes), lambda _, tile, layer, experts, num: (0, of_rows(tile, num), 0)
+                ),
+                pl.BlockSpec(
+                    (1, 1, outs, num_lanes), lambda out, tile, layer, experts, _: (layer[0], experts[tile], out, 0)
+                ),
+                *others,
+            ],
+            out_specs=pl.BlockSpec((size, outs), lambda out, tile, layer, experts, num: (of_rows(tile, num), out)),
+        ),
+        out_shape=jax.ShapeDtypeStruct((num_tiles * size, num_out), F32),  # type: ignore[no-untyped-call]
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
+        cost_estimate=pl.CostEstimate(  # how many experts have rows is not known here: without weights
+            flops=2 * num_rows * num_in * num_out,
+            transcendentals=0,
+            bytes_accessed=planes.size * planes.dtype.itemsize + 4 * num_tiles * size * num_out,
+        ),
+        interpret=interpret,
+        name=GROUPED_QUANTIZED_MATMUL,
+    )
+    if not interpret:  # or XLA copies those that fit into VMEM
+        codes = pltpu.with_memory_space_constraint(codes, pltpu.HBM)
+    y: jax.Array = run(
+        layer.reshape(1), tiles.experts, tiles.num, planes, codes, *(held[name] for name in form.names[1:])
+    )
+    return y[tiles.places]
+
+
+def rows_of_a_tile(num_rows: int, num_experts: int) -> int:
+    """A power of two: twice as many as an expert has, were all to have as many."""
+    mean = -(-num_rows // num_experts)
+    return min(max(FEWEST_ROWS, 1 << (2 * mean - 1).bit_length()), MOST_ROWS)
+
+
+def tiles_of(sizes: jax.Array, num_rows: int, size: int) -> Tiles:
+    num_experts = sizes.shape[0]
+    num_tiles = num_rows // size + min(num_experts, num_rows)
+    tile_ends, row_ends = jnp.cumsum(-(-sizes // size)), jnp.cumsum(sizes)
+    num = jnp.maximum(tile_ends[-1], 1)
+    numbers = jnp.minimum(jnp.arange(num_tiles, dtype=I32), num - 1)
+    experts = jnp.minimum(jnp.sum(tile_ends[None] <= numbers[:, None], axis=1, dtype=I32), num_experts - 1)
+    # Of each expert, how far its first row is from where it is put.
+    shifts = size * jnp.concatenate([jnp.zeros(1, I32), tile_ends[:-1]]) - (row_ends - sizes)
+    places = jnp.arange(num_tiles * size, dtype=I32)
+    sources = jnp.clip(places - jnp.repeat(shifts[experts], size), 0, num_rows - 1)
+    of_rows = jnp.arange(num_rows, dtype=I32)
+    owners = jnp.minimum(jnp.sum(row_ends[None] <= of_rows[:, None], axis=1), num_experts - 1)
+    return Tiles(experts, num.reshape(1), sources, jnp.clip(of_rows + shifts[owners], 0, num_tiles * size - 1))
+
+
+def _kernel(packing: Packing, layer: Ref, experts: Ref, num: Ref, x: Ref, codes: Ref, scales: Ref, *rest: Ref) -> None:
+    del layer, experts  # the tiles are theirs
+    *offsets, out = rest
+    first = pl.program_id(0) * codes.shape[2]
+
+    @pl.when(pl.program_id(1) < num[0])
+    def _() -> None:
+        multiply_tile(packing, x, codes.at[0, 0], scales.at[0], offsets[0].at[0] if offsets else None, out, first)

@@ -1,0 +1,85 @@
+"""`x @ weight.T` of a quantized weight: codes come from HBM as they are held, and are unpacked in VMEM.
+
+A grid of tiles of outputs, and of tokens within each: a tile of codes has whole rows, is fetched once, and unpacked for
+each tile of tokens, some lanes at a time, while the matmul unit multiplies those before. Weights are rounded once, to
+bfloat16, and products are summed in f32, as where XLA unpacks them; with one scale for a row the sum is scaled instead.
+
+Two codes in a byte are neighbours in the input. They are not put side by side again: the low ones are multiplied by
+the even features of `x`, the high ones by the odd ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from penstock.engine.formats.packing import Packing
+from penstock.engine.kernels.form import KernelForm
+from penstock.engine.kernels.tiles import Ref, multiply_tile, tile_rows
+
+F32 = jnp.float32
+MOST_TOKENS = 512  # in a tile
+VMEM_BYTES = 48 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
+
+
+def quantized_matmul(
+    form: KernelForm,
+    x: jax.Array,  # bf16 [num_tokens, in]
+    held: Mapping[str, jax.Array],  # by KernelForm.names, each with a first axis of layers
+    layer: jax.Array,  # i32 []: whose weight of the stack it is
+    *,
+    interpret: Any = False,  # as of pallas_call
+) -> jax.Array:
+    """f32 `[num_tokens, out]`."""
+    num_tokens, num_in = x.shape
+    codes = held["codes"]
+    num_out, num_lanes = codes.shape[1:]
+    tokens, outs = min(num_tokens, MOST_TOKENS), tile_rows(num_out, num_lanes)
+    planes = form.planes(x, num_lanes)
+    if form.packing.rows > 1:  # there are few, which stay
+        others = [pl.BlockSpec((1, *held[form.names[1]].shape[1:]), lambda _, __, layer: (layer[0], 0, 0))]
+    else:
+        others = [
+            pl.BlockSpec((1, held[name].shape[1], outs), lambda out, _, layer: (layer[0], 0, out))
+            for name in form.names[1:]
+        ]
+    run = pl.pallas_call(
+        partial(_kernel, form.packing),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(pl.cdiv(num_out, outs), pl.cdiv(num_tokens, tokens)),
+            in_specs=[
+                pl.BlockSpec((form.num_planes, tokens, num_lanes), lambda _, token, layer: (0, token, 0)),
+                pl.BlockSpec((1, outs, num_lanes), lambda out, _, layer: (layer[0], out, 0)),
+                *others,
+            ],
+            out_specs=pl.BlockSpec((tokens, outs), lambda out, token, layer: (token, out)),
+        ),
+        out_shape=jax.ShapeDtypeStruct((num_tokens, num_out), F32),  # type: ignore[no-untyped-call]
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * num_tokens * num_in * num_out,
+            transcendentals=0,
+            bytes_accessed=form.num_bytes(held) + x.size * x.dtype.itemsize + 4 * num_tokens * num_out,
+        ),
+        interpret=interpret,
+        name="quantized_matmul",
+    )
+    stacks = [held[name] for name in form.names]
+    if not interpret:  # or XLA copies the scales of all layers into VMEM for each of them
+        stacks = [pltpu.with_memory_space_constraint(stack, pltpu.HBM) for stack in stacks]
+    y: jax.Array = run(layer.reshape(1), planes, *stacks)
+    return y
+
+
+def _kernel(packing: Packing, layer: Ref, x: Ref, codes: Ref, scales: Ref, *rest: Ref) -> None:
+    del layer  # the tiles are its
+    *offsets, out = rest
+    first = pl.program_id(0) * codes.shape[1]
+    multiply_tile(packing, x, codes.at[0], scales.at[0], offsets[0].at[0] if offsets else None, out, first)

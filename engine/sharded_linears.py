@@ -1,0 +1,164 @@
+"""Matmuls with quantized weights by TPU kernels: each device multiplies by its share, which it reads as it is held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from penstock.engine.kernels import LANES, KernelForm, grouped_quantized_matmul, quantized_matmul
+from penstock.engine.models import Decoder, ParamPath
+from penstock.engine.models.axes import logical_axes
+from penstock.engine.models.experts import GroupedLinear, RowGroups
+from penstock.engine.models.layers import Linear
+from penstock.engine.models.quantized import QuantizedGroupedLinear, QuantizedLinear
+from penstock.engine.sharding import Placement
+
+Held = dict[str, jax.Array]
+
+
+def prepare_for_tpu(model: Decoder, placement: Placement | None, *, interpret: bool = False) -> Decoder:
+    """`model`, laid out over `placement` already, with the kernel for each quantized matmul that it serves.
+
+    Others stay, and XLA unpacks them: in models of other types than bfloat16, of packings that have no kernel, and
+    where devices would have parts of groups. `interpret` is for tests, on a CPU.
+    """
+    _pad_embedding(model, placement)
+    if model.config.dtype != "bfloat16":
+        return model
+    modules: list[tuple[Any, Any]] = list(nnx.iter_modules(model))
+    for path, linear in modules:
+        made = _KERNELS.get(type(linear))
+        if made is not None and _is_served(linear, path, placement):
+            holder: Any = model
+            for name in path[:-1]:
+                holder = holder[name] if isinstance(name, int) else getattr(holder, name)
+            setattr(holder, str(path[-1]), made(linear, path, placement, interpret=interpret))
+    return model
+
+
+def _is_served(linear: QuantizedLinear | QuantizedGroupedLinear, path: ParamPath, placement: Placement | None) -> bool:
+    """Whether there is a kernel, and each device has whole groups of whole blocks of rows."""
+    packing = linear.packing
+    if not KernelForm.serves(packing) or placement is None:
+        return KernelForm.serves(packing)
+    num_dims = 2 if isinstance(linear, QuantizedLinear) else 3
+    ways = [placement.ways(axis) for axis in logical_axes((*path, "codes"), num_dims)[-2:]]
+    sizes = (max(packing.rows, 1), packing.group or 1)
+    return all(n == 1 or num % (n * size) == 0 for n, num, size in zip(ways, linear.shape, sizes, strict=True))
+
+
+class KernelLinear(Linear):
+    """As the QuantizedLinear that it takes the weight of. In a stacked decoder it has the weights of all layers."""
+
+    is_read_in_stack = True
+
+    def __init__(
+        self, linear: QuantizedLinear, path: ParamPath, placement: Placement | None, *, interpret: bool
+    ) -> None:
+        self.form, self.bias = KernelForm(linear.packing), linear.bias
+        self.path, self.placement, self.interpret = path, placement, interpret
+        _take_over(self, linear, path, placement)
+
+    def wide(self, x: jax.Array) -> jax.Array:
+        """In f32, as it was summed."""
+        held = {name: getattr(self, name)[...] for name in self.form.names}
+        layer = self.layer
+        if layer is None:
+            held, layer = {name: array[None] for name, array in held.items()}, jnp.int32(0)
+        y = self._of_devices(x, held, layer)
+        return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
+
+    def _of_devices(self, x: jax.Array, held: Held, layer: jax.Array) -> jax.Array:
+        if self.placement is None:
+            return self._of_device(x, held, layer, ())
+        placement, (num_out, num_in) = self.placement, logical_axes((*self.path, "codes"), 2)
+        run = jax.shard_map(
+            partial(self._of_device, over=placement.replica if placement.ways(num_in) > 1 else ()),
+            mesh=placement.mesh,
+            in_specs=(
+                placement.spec((None, num_in)),
+                {name: placement.spec(logical_axes((*self.path, name), 3)) for name in held},
+                PartitionSpec(),  # type: ignore[no-untyped-call]
+            ),
+            out_specs=placement.spec((None, num_out)),
+            check_vma=False,
+        )
+        y: jax.Array = run(x, held, layer)
+        return y
+
+    def _of_device(self, x: jax.Array, held: Held, layer: jax.Array, over: tuple[str, ...]) -> jax.Array:
+        y = quantized_matmul(self.form, x, held, layer, interpret=self.interpret)
+        return jax.lax.psum(y, over) if over else y  # type: ignore[no-untyped-call]
+
+
+class KernelGroupedLinear(GroupedLinear):
+    """As the QuantizedGroupedLinear that it takes the weights of, on a device that has the experts that it holds.
+
+    A stacked decoder gives it the codes of all layers, and the scales of one: the scales of all may fit VMEM, and the
+    compiler then moves them there and back in each layer.
+    """
+
+    is_read_in_stack = True
+
+    def __init__(
+        self, linear: QuantizedGroupedLinear, path: ParamPath, placement: Placement | None, *, interpret: bool
+    ) -> None:
+        self.form, self.bias, self.interpret = KernelForm(linear.packing), linear.bias, interpret
+        _take_over(self, linear, path, placement)
+
+    def product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
+        held = {name: getattr(self, name)[...] for name in self.form.names}
+        layer = groups.layer
+        if layer is None:
+            held, layer = held | {"codes": held["codes"][None]}, jnp.int32(0)
+        return grouped_quantized_matmul(self.form, rows, groups.sizes, held, layer, interpret=self.interpret)
+
+
+_KERNELS: dict[type, type[KernelLinear] | type[KernelGroupedLinear]] = {
+    QuantizedLinear: KernelLinear,
+    QuantizedGroupedLinear: KernelGroupedLinear,
+}
+
+
+def _take_over(
+    kernel: KernelLinear | KernelGroupedLinear,
+    linear: QuantizedLinear | QuantizedGroupedLinear,
+    path: ParamPath,
+    placement: Placement | None,
+) -> None:
+    """Gives it the arrays of `linear`, or the shapes of them, as the kernels take them."""
+    for leaf, name in zip(kernel.form.leaves, kernel.form.names, strict=True):
+        value: Any = getattr(linear, leaf).get_value()
+        axes = logical_axes((*path, "codes"), value.ndim)
+        shares = 1 if placement is None else placement.ways(axes[-1])
+        if kernel.form.changes(leaf, value, shares):
+            held = partial(kernel.form.held, leaf, num_out=linear.shape[0], shares=shares)
+            value = _changed(held, value, (*path, name), placement)
+        setattr(kernel, name, nnx.Param(value))
+
+
+def _pad_embedding(model: Decoder, placement: Placement | None) -> None:
+    """With features that are no whole tiles of lanes, XLA would lay its tokens along the lanes, and turn it around in
+    each step to look some up.
+    """
+    if model.head is None or not isinstance(model.embedding, nnx.Param):
+        return
+    table: Any = model.embedding.get_value()
+    padding = ((0, 0), (0, -table.shape[1] % LANES))
+    if padding[1][1]:
+        model.embedding = nnx.Param(_changed(partial(jnp.pad, pad_width=padding), table, ("embedding",), placement))
+
+
+def _changed(change: Callable[[jax.Array], jax.Array], value: Any, path: ParamPath, placement: Placement | None) -> Any:
+    """An array, or the shape of one, as it will be at `path`."""
+    sharding = None if placement is None else placement.sharding(logical_axes(path, value.ndim))
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        return jax.jit(change, out_shardings=sharding)(value)
+    shape = jax.eval_shape(change, value)
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)  # type: ignore[no-untyped-call]

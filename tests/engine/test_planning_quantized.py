@@ -1,0 +1,77 @@
+"""Plans of quantized models, compiled for real topologies: codes and scales are read once, as they are held."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engine.config import EngineConfig
+from penstock.engine.formats.reading import read_format
+from penstock.engine.loading.packed import expected_packings
+from penstock.engine.models import FAMILIES
+from penstock.engine.planning import PRESETS, has_libtpu, plan
+from penstock.engine.planning.hlo import Program
+from penstock.engine.planning.plan import Plan
+
+needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
+
+STATED = """ENTRY %main (a: u8[8,256,128], x: bf16[16,256]) -> f32[16,256] {
+  %a = u8[8,256,128]{2,1,0} parameter(0)
+  %x = bf16[16,256]{1,0:S(1)} parameter(1)
+  %put = bf16[16,256]{1,0} parameter(2)
+  %y.1 = f32[16,256]{1,0:S(1)} custom-call(%a, %x), custom_call_target="tpu_custom_call", metadata={op_name="y"}, backend_config={"cost_estimate":{"bytes_accessed":"57344"}}
+  ROOT %y.2 = f32[16,256]{1,0} custom-call(%a, %put), custom_call_target="tpu_custom_call", metadata={op_name="y"}, backend_config={"cost_estimate":{"bytes_accessed":"57344"}}
+}
+"""  # noqa: E501 -- HLO has long lines
+
+
+def test_a_kernel_reads_what_it_states_and_is_not_in_vmem() -> None:
+    traffic = Program(STATED).traffic(cache_bytes=2**30)
+    weight, x, y = 256 * 128, 16 * 256 * 2, 16 * 256 * 4
+    assert traffic.read_bytes == weight + (weight + x)
+    assert traffic.written_bytes == y
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("weights", "topology", "tensor"),
+    [
+        ("int4", "v6e:2x2", 4),
+        ("fp8", "v5e:2x4", 8),
+        pytest.param("int4", "v5e:2x4", 8, marks=pytest.mark.slow),
+        pytest.param("int8", "v6e:2x2", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_quantized_weights_of_70b_are_read_as_they_are_held(weights: str, topology: str, tensor: int) -> None:
+    """Of three layers and a small vocabulary, in steps of one token and of 128."""
+    fields = {**PRESETS["Llama-3.3-70B"], "num_hidden_layers": 3, "vocab_size": 2048}
+    made = compiled(fields, weights, topology, tensor)
+    assert made.temporary_bytes < 2**24
+    for step in made.decode:
+        logits = 5 * step.num_tokens * 2048 * 4  # as test_planning.py says
+        assert step.counted_bytes - logits < 1.10 * step.ideal_bytes
+
+
+def compiled(fields: dict[str, object], weights: str, topology: str, tensor: int) -> Plan:
+    family = FAMILIES["llama"]
+    model = expected_packings(None, family, family.config(fields, "bfloat16"), weights)
+    config = EngineConfig(tensor_parallel=tensor, max_model_len=2048, max_num_seqs=128, num_pages=257)
+    return plan(model, topology, config, only=frozenset({16, 128}))
+
+
+@needs_libtpu
+def test_quantized_experts_are_read_where_they_are() -> None:
+    """Those of gpt-oss, whose hidden size is no whole number of tiles: nothing of the size of a matrix is copied.
+
+    Of all its layers: of few, the compiler prefetches the attention's weights of all into VMEM, in each.
+    """
+    fields = {**PRESETS["gpt-oss-20b"], "vocab_size": 2048}
+    family = FAMILIES["gpt_oss"]
+    model = expected_packings(read_format(fields), family, family.config(fields, "bfloat16"), "auto")
+    config = EngineConfig(expert_parallel=4, max_model_len=2048, max_num_seqs=32, num_pages=257)
+    made = plan(model, "v6e:2x2", config, only=frozenset({32}))
+    step = made.buckets[0]
+    assert step.traffic.quantized_grouped_matmuls == 3 * model.num_layers
+    assert step.traffic.grouped_matmuls == 0
+    assert step.temporary_bytes < 2880 * 1440  # of one expert
+    of_32 = made.decode[-1]
+    assert of_32.counted_bytes - 5 * 32 * 2048 * 4 < 1.10 * of_32.ideal_bytes  # logits as test_planning.py says
