@@ -272,8 +272,10 @@ def with_pages(deployment: Deployment, free_bytes: int) -> KVCacheSpec:
         affordable = (config.kv_cache_bytes or free_bytes) // deployment.page_bytes
         num_pages = min(affordable, useful_pages(deployment))
         if num_pages < fewest:
+            held = f"; logits of max_num_seqs {config.max_num_seqs} keep {deployment.logits_bytes} bytes for themselves"
             raise ConfigError(
                 f"the KV cache holds {affordable} pages of {deployment.page_bytes} bytes, and needs {fewest} at least"
+                + ("" if config.kv_cache_bytes else held)
             )
     if num_pages < fewest:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +30,8 @@ _TPU7X_PRINTABLE: _Options = {
     "xla_tpu_enable_offloading_copy_to_sparsecore": False,
 }
 
+_switching = threading.Lock()
+
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
@@ -46,15 +49,17 @@ def keep_compilations(directory: Path) -> None:
 
 @contextmanager
 def no_kept_compilations() -> Iterator[None]:
-    """Within it nothing is looked up or stored, whatever directory is set."""
-    name, was_on = "jax_enable_compilation_cache", jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
-    jax.config.update(name, False)  # type: ignore[no-untyped-call]
-    reset_cache()  # or what the first compilation of the process found stays true
-    try:
-        yield
-    finally:
-        jax.config.update(name, was_on)  # type: ignore[no-untyped-call]
-        reset_cache()
+    """Within it nothing is looked up or stored, whatever directory is set. One at a time, as the switch is global."""
+    name = "jax_enable_compilation_cache"
+    with _switching:
+        was_on = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+        jax.config.update(name, False)  # type: ignore[no-untyped-call]
+        reset_cache()  # or what the first compilation of the process found stays true
+        try:
+            yield
+        finally:
+            jax.config.update(name, was_on)  # type: ignore[no-untyped-call]
+            reset_cache()
 
 
 def compiled(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:

@@ -297,7 +297,7 @@ class _Block:
         self._each_strip(keep)
 
     def _highest(self, holds: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """As `sampling.highest`: the column of the highest thresholds for which `holds`."""
+        """As `sampling._highest`: the column of the highest thresholds for which `holds`."""
 
         def halve(_: Any, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             low, high = bounds

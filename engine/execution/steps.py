@@ -38,6 +38,7 @@ class Steps:
     ) -> None:
         self.params, self._rebuild = _in_two(model)
         self.head_params, self._rebuild_head = _in_two(model.unembedding)
+        self.is_stacked = model.is_stacked
         self._config = model.config
         self._attention = attention
         self._geometry = geometry

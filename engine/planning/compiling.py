@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
@@ -64,13 +64,14 @@ class Compiler:
     """Compiles the functions of a step for one chip."""
 
     chip: Chip
+    topology: str
     device: jax.Device  # one of them
     steps: Steps
     cache: Cache  # abstract
     cache_bytes: int  # on each device
     decode_steps: int
     pattern_length: int  # layers in an iteration of the largest loop over them
-    directory: Path  # for what is learnt
+    directory: Path | None  # for what is learnt; None: it is not kept
 
     def compile(self, kinds: Sequence[tuple[str, int]], progress: ReportProgress | None) -> tuple[Bucket, ...]:
         """Each kind and size, in this order.
@@ -79,9 +80,17 @@ class Compiler:
             ConfigError: one does not fit the device's memory.
         """
         made: dict[tuple[str, int], Bucket] = {}
+        running: dict[Future[Bucket], tuple[str, int]] = {}
         with no_kept_compilations(), ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as threads:
-            running = dict(self._started(kinds, made, threads, progress))
             try:
+                for kind, size in kinds:  # lowering is Python's work, one after the other
+                    _report(progress, len(made), len(kinds), (kind, size))
+                    lowered = self._lower(kind, size)
+                    path = self._path(kind, size, lowered)
+                    if (kept := _recalled(path)) is None:
+                        running[threads.submit(self._bucket, kind, size, lowered, path)] = kind, size
+                    else:
+                        made[kind, size] = kept
                 for done in as_completed(running):
                     made[running[done]] = done.result()
                     _report(progress, len(made), len(kinds), running[done])
@@ -90,24 +99,6 @@ class Compiler:
                 raise
         return tuple(made[kind] for kind in kinds)
 
-    def _started(
-        self,
-        kinds: Sequence[tuple[str, int]],
-        made: dict[tuple[str, int], Bucket],
-        threads: ThreadPoolExecutor,
-        progress: ReportProgress | None,
-    ) -> Iterator[tuple[Future[Bucket], tuple[str, int]]]:
-        """Lowers one after the other, which is Python's work, and compiles what is not known in threads."""
-        for kind, size in kinds:
-            _report(progress, len(made), len(kinds), (kind, size))
-            lowered = self._lower(kind, size)
-            path = self._path(kind, size, lowered)
-            kept = _recalled(path)
-            if kept is None:
-                yield threads.submit(self._bucket, kind, size, lowered, path), (kind, size)
-            else:
-                made[kind, size] = kept
-
     def _lower(self, kind: str, size: int) -> jax.stages.Lowered:
         if kind == "backbone":
             return self.steps.backbone(size, self.cache)
@@ -115,7 +106,7 @@ class Compiler:
             return self.steps.loop(size, self.decode_steps, self.cache)
         return self.steps.head(size, is_extended=kind != "head")
 
-    def _bucket(self, kind: str, size: int, lowered: jax.stages.Lowered, path: Path) -> Bucket:
+    def _bucket(self, kind: str, size: int, lowered: jax.stages.Lowered, path: Path | None) -> Bucket:
         """Compiles one function, and looks at what it became."""
         start = time.perf_counter()
         try:
@@ -141,7 +132,7 @@ class Compiler:
             traffic=program.traffic(self.cache_bytes) if program else Traffic(),
             full_traffic=program.traffic(self.cache_bytes, dearest=True) if program else Traffic(),
             layer_collectives=self._layer_collectives(kind, program) if program else {},
-            layer=layer_cycles(text) if program and kind == "backbone" else None,
+            layer=layer_cycles(text) if program and kind == "backbone" and self.steps.is_stacked else None,
         )
         _keep(path, bucket)
         return bucket
@@ -153,9 +144,12 @@ class Compiler:
         busiest = max((loop.collectives for loop in loops), key=lambda counts: sum(counts.values()), default={})
         return {name: count / self.pattern_length for name, count in busiest.items()}
 
-    def _path(self, kind: str, size: int, lowered: jax.stages.Lowered) -> Path:
+    def _path(self, kind: str, size: int, lowered: jax.stages.Lowered) -> Path | None:
         """Named by all that a Bucket follows from."""
-        facts = [kind, str(size), self.chip.name, str(self.cache_bytes), str(self.pattern_length), _versions()]
+        if self.directory is None:
+            return None
+        facts = [kind, str(size), self.topology, str(self.cache_bytes), str(self.pattern_length), _versions()]
+        facts += [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
         digest = hashlib.sha256("|".join(facts).encode())
         digest.update(str(lowered.as_text()).encode())
         return self.directory / _FOLDER / f"{digest.hexdigest()[:32]}.json"
@@ -166,8 +160,10 @@ def _report(progress: ReportProgress | None, done: int, count: int, function: tu
         progress(done, count, f"{function[0]} of {function[1]}")
 
 
-def _recalled(path: Path) -> Bucket | None:
+def _recalled(path: Path | None) -> Bucket | None:
     """What was kept; None if there is nothing, or nothing that can be read."""
+    if path is None:
+        return None
     try:
         fields = json.loads(path.read_text())
         traffics = {name: Traffic(**fields.pop(name)) for name in ("traffic", "full_traffic")}
@@ -178,8 +174,10 @@ def _recalled(path: Path) -> Bucket | None:
         return None
 
 
-def _keep(path: Path, bucket: Bucket) -> None:
+def _keep(path: Path | None, bucket: Bucket) -> None:
     """Whole or not at all. A folder that cannot be written to costs the next plan its time, and no more."""
+    if path is None:
+        return
     scratch = path.with_suffix(f".{os.getpid()}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

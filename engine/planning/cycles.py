@@ -59,21 +59,18 @@ class LayerCycles:
 
     @property
     def rest_share(self) -> float:
-        """Of what has an estimate: attention left out, which would make it smaller."""
-        return self.rest / (self.matmul + self.rest)
+        """Of what has an estimate, if anything has: attention left out, which would make it smaller."""
+        return self.rest / (self.matmul + self.rest) if self.matmul or self.rest else 0.0
 
 
-def layer_cycles(text: str) -> LayerCycles:
-    """Of the loop in a step's optimised HLO whose body takes longest.
-
-    Raises:
-        ValueError: the program has no loop.
-    """
+def layer_cycles(text: str) -> LayerCycles | None:
+    """Of the loop in a stacked step's optimised HLO whose body takes longest; None where layers are in no loop."""
     computations, entry = _computations(text)
     bodies = [match.group(2) for line in computations[entry] if (match := _LOOP.search(line))]
-    if not bodies:
-        raise ValueError("the program has no loop over layers")
-    return max((_of(body, computations) for body in bodies), key=lambda cycles: cycles.matmul + cycles.rest)
+    longest = max(
+        (_of(body, computations) for body in bodies), key=lambda found: found.matmul + found.rest, default=None
+    )
+    return longest if longest is not None and longest.matmul else None
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from penstock.engine.attention import KVCacheSpec, ShardedAttention
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import DEFAULT_BUILD_DIR, Deployment, deploy, useful_pages, with_pages
+from penstock.engine.deployment import Deployment, deploy, useful_pages, with_pages
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.steps import Steps
@@ -17,7 +17,7 @@ from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.compiling import ALL_OPTIONS, WRITING, Bucket, Compiler
 from penstock.engine.planning.roofline import Step, decode_step, prefill_step
 from penstock.engine.planning.topology import chip_of, devices_of
-from penstock.engine.planning.weights import held_bytes, vocab_padding_bytes
+from penstock.engine.planning.weights import device_bytes, held_bytes, vocab_padding_bytes
 from penstock.engine.scheduling.page_needs import PageNeeds
 from penstock.engine.sharded_linears import prepare_for_tpu
 from penstock.engine.stats import ReportProgress
@@ -44,6 +44,7 @@ class Plan:
     max_model_len: int
     cache_bytes: int
     weight_bytes: int
+    lane_padding_bytes: int  # beside them, of weights whose rows are no whole tiles
     vocab_padding_bytes: int  # of them, where the devices do not divide the vocabulary
     sampling_bytes: int  # what sampling remembers of each batch slot
     buckets: tuple[Bucket, ...]
@@ -65,7 +66,7 @@ class Plan:
 
     @property
     def used_bytes(self) -> int:
-        kept = self.weight_bytes + self.cache_bytes + self.sampling_bytes
+        kept = self.weight_bytes + self.lane_padding_bytes + self.cache_bytes + self.sampling_bytes
         return kept + self.temporary_bytes + self.code_bytes
 
     @property
@@ -108,7 +109,8 @@ def plan(
 ) -> Plan:
     """Compiles every bucket of `config` for `topology`, and estimates what a step costs.
 
-    `context` is the length of the sequences in the estimates. `only` restricts the token buckets.
+    `context` is the length of the sequences in the estimates. `only` restricts the sizes that
+    are compiled, of tokens and of rows; what estimates need of others is then missing.
 
     Raises:
         ConfigError: libtpu is missing, the topology is unknown, the model cannot be split over `tensor_parallel`
@@ -117,7 +119,7 @@ def plan(
     chip, devices = chip_of(topology), devices_of(topology)
     _check_hosts(config, chip, topology, len(devices))
     deployment = deploy(config, model, devices)
-    layout = _lay_out(deployment, chip)
+    layout = _lay_out(deployment, chip, topology)
     geometry = layout.geometry
     if context >= geometry.max_model_len:
         raise ConfigError(
@@ -146,6 +148,7 @@ def plan(
         max_model_len=geometry.max_model_len,
         cache_bytes=layout.compiler.cache_bytes,
         weight_bytes=layout.weight_bytes,
+        lane_padding_bytes=layout.lane_padding_bytes,
         vocab_padding_bytes=vocab_padding_bytes(deployment.model, deployment.placement),
         sampling_bytes=deployment.sampling_bytes,
         buckets=buckets,
@@ -174,14 +177,14 @@ def _check_hosts(config: EngineConfig, chip: Chip, topology: str, num_devices: i
 def _check_fit(made: Plan) -> None:
     if made.spare_bytes >= 0:
         return
-    dearest = max(made.buckets, key=lambda bucket: bucket.step_bytes)
     pages = made.num_pages + made.spare_bytes // made.page_bytes
     hint = f"num_pages {pages}, or " if pages > made.needs.num_groups else ""
+    dearest = max(made.buckets, key=lambda bucket: bucket.step_bytes, default=None)
+    step = "" if dearest is None else f"the {dearest.kind} of {dearest.size} {dearest.step_bytes}, "
     raise ConfigError(
         f"a {made.chip.name} device has {made.chip.hbm_bytes} bytes, and {made.used_bytes} would be used: weights "
-        f"{made.weight_bytes}, {made.num_pages} pages {made.cache_bytes}, sampling state {made.sampling_bytes}, the "
-        f"{dearest.kind} of {dearest.size} {dearest.step_bytes}, programs {made.code_bytes}; set {hint}a lower "
-        "max_num_seqs"
+        f"{made.weight_bytes}, {made.num_pages} pages {made.cache_bytes}, sampling state {made.sampling_bytes}, "
+        f"{step}programs {made.code_bytes}; set {hint}a lower max_num_seqs"
     )
 
 
@@ -192,35 +195,39 @@ class _Layout:
     spec: KVCacheSpec
     geometry: Geometry
     weight_bytes: int  # on each device
+    lane_padding_bytes: int
     compiler: Compiler
 
 
-def _lay_out(deployment: Deployment, chip: Chip) -> _Layout:
+def _lay_out(deployment: Deployment, chip: Chip, topology: str) -> _Layout:
     """Raises ConfigError if weights and pages do not fit."""
     placement, attention, config = deployment.placement, deployment.attention, deployment.config
     if placement is None or not isinstance(attention, ShardedAttention):
         raise TypeError("a deployment on given devices has a placement")  # deploy promises it
-    weight_bytes = held_bytes(deployment.model, placement)
-    free = deployment.kv_bytes(chip.hbm_bytes - weight_bytes)
-    if free < 2 * deployment.page_bytes:
+    held = abstract_model(deployment.model, placement, stacked=attention.is_stacked)
+    model = prepare_for_tpu(held, placement)
+    weight_bytes, lane_padding_bytes = held_bytes(deployment.model, placement), device_bytes(model) - device_bytes(held)
+    free = chip.hbm_bytes - weight_bytes - lane_padding_bytes
+    if free < deployment.sampling_bytes + 2 * deployment.page_bytes:
         raise ConfigError(
-            f"the weights take {weight_bytes} bytes of the {chip.hbm_bytes} that a {chip.name} device has, which "
-            f"leaves nothing for pages: raise tensor_parallel above {config.tensor_parallel}, or take a larger slice"
+            f"the weights take {weight_bytes + lane_padding_bytes} bytes of the {chip.hbm_bytes} that a {chip.name} "
+            f"device has, and sampling state {deployment.sampling_bytes}, which leaves nothing for pages: raise "
+            f"tensor_parallel above {config.tensor_parallel}, or take a larger slice"
         )
-    spec = with_pages(deployment, free)
+    spec = with_pages(deployment, deployment.kv_bytes(free))
     geometry = deployment.geometry(deployment.needs.longest(spec.num_pages - 1, deployment.max_model_len))
-    model = abstract_model(deployment.model, placement, stacked=attention.is_stacked)
     compiler = Compiler(
         chip=chip,
+        topology=topology,
         device=placement.mesh.devices.flat[0],
-        steps=Steps(prepare_for_tpu(model, placement), attention, geometry, placement),
+        steps=Steps(model, attention, geometry, placement),
         cache=attention.abstract_cache(spec),
         cache_bytes=spec.num_pages * deployment.page_bytes,
         decode_steps=deployment.decode_steps or 1,
         pattern_length=max((len(run.pattern) for run in layer_runs(deployment.model) if run.repeats > 1), default=1),
-        directory=config.compile_cache_dir or DEFAULT_BUILD_DIR,
+        directory=config.compile_cache_dir,
     )
-    return _Layout(spec, geometry, weight_bytes, compiler)
+    return _Layout(spec, geometry, weight_bytes, lane_padding_bytes, compiler)
 
 
 def _kinds(geometry: Geometry, decode_steps: int, only: frozenset[int] | None) -> list[tuple[str, int]]:

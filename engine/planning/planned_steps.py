@@ -6,7 +6,8 @@ A step padded to its bucket takes the longer of bytes over bandwidth and FLOPs o
 - Bytes: those of the bucket's backbone and head, counted from their HLO; the pages that kernels move, for the contexts
   that rows have; the experts of a grouped matmul. A chunk of a prompt reads its context once, and writes its tokens.
   Where the compiler cannot print a program, its weights once stand for the HLO.
-  Rows are sampled with temperature and filters, as most checkpoints ask for.
+  Rows are sampled with temperature and filters, as most checkpoints ask for; those of a loop of steps are counted
+  as greedy ones, but for what devices tell each other.
 - FLOPs: of all tokens and rows of the buckets, padding included, and of the keys that the real tokens see.
 
 The host's share is processor time that `benchmarks.host` found on the machine of docs/performance.md.

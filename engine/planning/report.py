@@ -25,6 +25,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "hbm": {
             "weights": plan.weight_bytes,
             "vocab_padding": plan.vocab_padding_bytes,
+            "lane_padding": plan.lane_padding_bytes,
             "pages": plan.cache_bytes,
             "sampling": plan.sampling_bytes,
             "temporaries": plan.temporary_bytes,

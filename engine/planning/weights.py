@@ -12,13 +12,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from penstock.engine.models import ExpertsConfig, ModelConfig, ParamPath, layer_shapes, outer_shapes
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.sharding import Placement
 
 NumExperts = Callable[[ExpertsConfig], float]
+
+
+def device_bytes(model: nnx.Module) -> int:
+    """Of the parameters of an abstract model, as they lie on each device: with what is padded at loading."""
+    arrays: list[jax.ShapeDtypeStruct] = jax.tree.leaves(nnx.state(model))
+    return sum(_shard_bytes(array) for array in arrays)
+
+
+def _shard_bytes(array: jax.ShapeDtypeStruct) -> int:
+    shape: tuple[int, ...] = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
+    return math.prod(shape) * int(jnp.dtype(array.dtype).itemsize)
 
 
 def held_bytes(model: ModelConfig, placement: Placement | None) -> int:

@@ -271,8 +271,8 @@ def test_what_no_worker_could_serve_is_refused() -> None:
 @needs_libtpu
 def test_a_function_that_does_not_fit_beside_the_pages_is_refused_with_what_would() -> None:
     """The compiler sees no pages when it compiles the head."""
-    free = CHIPS["v6e"].hbm_bytes - plan(narrow_llama(), "v6e:2x2", SMALL).weight_bytes
-    page = plan(narrow_llama(), "v6e:2x2", SMALL).page_bytes
+    small = plan(narrow_llama(), "v6e:2x2", SMALL)
+    free, page = CHIPS["v6e"].hbm_bytes - small.weight_bytes, small.page_bytes
     with pytest.raises(
         ConfigError, match=r"the .* of 16 \d+, programs \d+; set num_pages (\d+), or a lower max_num"
     ) as e:
@@ -283,7 +283,25 @@ def test_a_function_that_does_not_fit_beside_the_pages_is_refused_with_what_woul
     assert made.used_bytes == sum(as_dict(made)["hbm"][part] for part in HBM_PARTS) <= made.chip.hbm_bytes
 
 
-HBM_PARTS = ("weights", "pages", "sampling", "temporaries", "programs")
+HBM_PARTS = ("weights", "lane_padding", "pages", "sampling", "temporaries", "programs")
+
+
+@needs_libtpu
+def test_a_model_without_a_loop_over_layers_is_planned_too() -> None:
+    made = plan(narrow_llama(1), "v6e:2x2", SMALL, only=frozenset({16}))
+    assert [bucket.layer for bucket in made.buckets] == [None] * 3
+    assert made.decode
+
+
+@needs_libtpu
+def test_rows_that_are_padded_at_loading_are_counted() -> None:
+    """Codes of 4 bits in rows of 1,440 bytes lie in 1,536."""
+    model = planned_model("gpt-oss-20b")
+    model = replace(model, blocks=model.blocks[:2])
+    made = plan(model, "v6e:2x2", replace(SMALL, tensor_parallel=1, expert_parallel=4), only=frozenset())
+    padding = made.lane_padding_bytes / made.weight_bytes
+    assert 0.01 < padding < 0.07
+    assert as_dict(made)["hbm"]["lane_padding"] == made.lane_padding_bytes
 
 
 @needs_libtpu

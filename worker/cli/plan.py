@@ -15,7 +15,8 @@ from penstock.worker.settings_loading import SettingsError, flag
 
 _SETTINGS = (
     "model", "dtype", "weights", "activations", "max_model_len", "max_num_seqs", "max_batch_tokens", "page_size",
-    "num_pages", "kv_cache_dtype", "decode_steps", "attention", "expert_parallel", "prefix_caching", "prefill_share",
+    "num_pages", "kv_cache_dtype", "compile_cache_dir", "decode_steps", "attention", "expert_parallel",
+    "prefix_caching", "prefill_share",
 )  # fmt: skip
 
 

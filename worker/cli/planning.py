@@ -120,6 +120,7 @@ def _memory(made: Plan) -> Table:
     rows: list[tuple[str, int]] = [
         ("weights", made.weight_bytes),
         *([("of them padding of the vocabulary", made.vocab_padding_bytes)] if made.vocab_padding_bytes else []),
+        *([("padding of their rows to whole tiles", made.lane_padding_bytes)] if made.lane_padding_bytes else []),
         ("pages", made.cache_bytes),
         ("sampling state", made.sampling_bytes),
         ("temporaries of the largest function", made.temporary_bytes),
