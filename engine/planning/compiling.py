@@ -79,7 +79,8 @@ class Compiler:
         if len(self.cache) > 1:
             return self.cache_bytes
         leaves = jax.tree.leaves(self.cache)
-        return max(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+        largest: int = max(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+        return largest
 
     def compile(self, kinds: Sequence[tuple[str, int]], progress: ReportProgress | None) -> tuple[Bucket, ...]:
         """Each kind and size, in this order.
