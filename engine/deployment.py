@@ -196,8 +196,9 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
         placement = place(devices, config.tensor_parallel, config.expert_parallel)
     if placement is not None:
         attention = ShardedAttention(attention, placement)
+    kv_dtype = attention.cache_dtype(model.dtype)
     page_size = config.page_size or page_size_for(
-        platform, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len
+        platform, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, kv_dtype=kv_dtype
     )
     if platform == "tpu" and attention.is_stacked:
         check_page_table(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, page_size=page_size)
@@ -210,7 +211,7 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
         placement=placement,
         page_size=page_size,
         max_model_len=max_model_len,
-        kv_dtype=attention.cache_dtype(model.dtype),
+        kv_dtype=kv_dtype,
         matmul_library=library,
         fallback=native.missing,
     )

@@ -110,7 +110,7 @@ class Settings(BaseSettings):
     kv_cache_dtype: str = _engine(
         "kv_cache_dtype",
         "Type of keys and values in the KV cache: auto (what suits them), int8, with a scale for each token "
-        "and head, for attention native or xla, or float8_e4m3fn, with a scale of 1, for TPU or attention xla.",
+        "and head, for attention native, fused or xla, or float8_e4m3fn, with a scale of 1, for TPU or attention xla.",
     )
     decode_steps: Annotated[int | None, _OrNone] = _engine(
         "decode_steps",

@@ -73,7 +73,7 @@ class AttentionBackend(Protocol):
     """As the setting `attention` calls it."""
 
     is_stacked: bool
-    """Whether it keeps the pages of all layers in one array, for a stacked decoder, or one pytree per layer."""
+    """Whether it keeps the pages of all layers in one pytree, for a stacked decoder, or one per layer."""
 
     def cache_dtype(self, dtype: str) -> str:
         """The type that keys and values of a model of type `dtype` are kept in."""

@@ -116,12 +116,13 @@ class RaggedKernelAttention(AttentionBackend):
 
 def _write(cache: StackedCache, k: jax.Array, v: jax.Array, batch: RaggedBatch) -> jax.Array:
     """The pages with this step's keys and values in them."""
-    num_pages, page_size, combined, dim = cache.pages.shape
+    pages: jax.Array = cache.pages
+    num_pages, page_size, combined, dim = pages.shape
     both = jnp.stack([k, jnp.nan_to_num(v)], axis=2).reshape(k.shape[0], -1, k.shape[2])
     both = jnp.pad(both, ((0, 0), (0, combined - both.shape[1]), (0, dim - both.shape[2])))
     slots = batch.slots + cache.first_page * page_size
-    flat = cache.pages.reshape(num_pages * page_size, combined, dim).at[slots].set(stored(both, cache.pages.dtype))
-    return flat.reshape(cache.pages.shape)
+    flat = pages.reshape(num_pages * page_size, combined, dim).at[slots].set(stored(both, pages.dtype))
+    return flat.reshape(pages.shape)
 
 
 def _padded_heads(num_kv_heads: int, dtype: str) -> int:

@@ -14,7 +14,6 @@ from penstock.engine.native import NativeLibrary
 ATTENTION_SETTINGS = ("auto", "native", "xla", "triton", "ragged", "fused")
 _NATIVE_DTYPES = ("float32", "bfloat16")
 _TPU_DTYPES = ("bfloat16", "float32")
-_NO_SCALES = "has no kv_cache_dtype int8, as it reads no scales of tokens"
 
 SMEM_BYTES = 2**20  # scalar memory of a TPU core
 SMEM_RESERVED_BYTES = 8 * 2**10  # the compiler's own
@@ -22,6 +21,7 @@ SMEM_RESERVED_BYTES = 8 * 2**10  # the compiler's own
 _CPU_PAGE_SIZE = 32
 _GPU_PAGE_SIZE = 64  # a block of keys, in half precision with a head_dim of up to 128
 _TPU_PAGE_SIZE = 64
+_TPU_INT8_PAGE_SIZE = 128  # lanes of a tile, on which a page's scales lie
 _TPU_MAX_PAGE_SIZE = 512
 
 
@@ -64,9 +64,11 @@ def _for_tpu(
         raise ConfigError(
             f"the TPU kernels take a dtype of {' or '.join(_TPU_DTYPES)}, not {dtype}; set dtype, or attention xla"
         )
-    if kv_dtype == "int8":
-        kernel = setting if setting == "ragged" else "fused"
-        raise ConfigError(f"attention {kernel!r} {_NO_SCALES}; set kv_cache_dtype float8_e4m3fn, or attention xla")
+    if kv_dtype == "int8" and setting == "ragged":
+        raise ConfigError(
+            "attention 'ragged' has no kv_cache_dtype int8, as it reads no scales of tokens; set attention fused, or "
+            "kv_cache_dtype float8_e4m3fn"
+        )
     if setting != "ragged":
         return FusedAttention(kv_dtype=kv_dtype)
     if head_dim > RaggedKernelAttention.max_head_dim:
@@ -102,7 +104,7 @@ def _native(setting: str, platform: str, dtype: str, library: NativeLibrary, kv_
     return NativeAttention(kv_dtype=kv_dtype)
 
 
-def page_size_for(platform: str, *, max_num_seqs: int, max_model_len: int) -> int:
+def page_size_for(platform: str, *, max_num_seqs: int, max_model_len: int, kv_dtype: str = "bfloat16") -> int:
     """Tokens per page where the setting leaves it open.
 
     On TPU pages are large, because each is one transfer from HBM; and they grow until the table of all sequences' pages
@@ -110,7 +112,7 @@ def page_size_for(platform: str, *, max_num_seqs: int, max_model_len: int) -> in
     """
     if platform != "tpu":
         return _GPU_PAGE_SIZE if platform == "gpu" else _CPU_PAGE_SIZE
-    page_size = _TPU_PAGE_SIZE
+    page_size = _TPU_INT8_PAGE_SIZE if kv_dtype == "int8" else _TPU_PAGE_SIZE
     while page_size < _TPU_MAX_PAGE_SIZE and not _fits(max_num_seqs, -(-max_model_len // page_size)):
         page_size *= 2
     return page_size

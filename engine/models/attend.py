@@ -17,7 +17,7 @@ LayerCache = Any
 class StackedCache:
     """The LayerCache of a stacked decoder: all of them in one, which no layer may copy."""
 
-    pages: jax.Array  # [arrays * num_pages, ...]
+    pages: LayerCache  # of arrays [arrays * num_pages, ...]
     first_page: jax.Array  # i32: where the pages of this layer's array begin
 
 

@@ -98,14 +98,14 @@ class Decoder(nnx.Module):
             x = block.feed_forward(x, before, step)
         return x, tuple(written)
 
-    def _scan(self, x: jax.Array, step: StepInputs, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _scan(self, x: jax.Array, step: StepInputs, pages: LayerCache) -> tuple[jax.Array, LayerCache]:
         """All layers: one loop per run, which carries the pages, so that they are updated where they are.
 
         It also carries the sum of squares that the next layer begins with: XLA computes it on the way with the sum that
         a layer ends with, which by itself it expects to take as long.
         """
         groups = layer_groups(self.config)
-        pages_per_array = pages.shape[0] // groups.size
+        pages_per_array = jax.tree.leaves(pages)[0].shape[0] // groups.size
         blocks, squares = iter(self.blocks), sum_of_squares(x)
         for run in layer_runs(self.config):
             graphs, wholes, stacks = zip(*(_split(next(blocks)) for _ in run.pattern), strict=True)
@@ -195,7 +195,7 @@ def _split(block: Block) -> tuple[nnx.GraphDef[Block], Any, Any]:
     return graph, states[0], states[1]
 
 
-_Carry: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+_Carry: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, LayerCache]
 """From layer to layer of a loop: its number, the hidden states, the sum of their squares, the pages."""
 
 

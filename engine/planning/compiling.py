@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -73,6 +74,15 @@ class Compiler:
     pattern_length: int  # layers in an iteration of the largest loop over them
     directory: Path | None  # for what is learnt; None: it is not kept
 
+    @property
+    def _array_bytes(self) -> int:
+        """Of the cache's largest array on a device, where that holds all layers, and else of all arrays."""
+        if len(self.cache) > 1:
+            return self.cache_bytes
+        leaves = jax.tree.leaves(self.cache)
+        largest: int = max(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+        return largest
+
     def compile(self, kinds: Sequence[tuple[str, int]], progress: ReportProgress | None) -> tuple[Bucket, ...]:
         """Each kind and size, in this order.
 
@@ -129,8 +139,8 @@ class Compiler:
             output_bytes=max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
             code_bytes=memory.generated_code_size_in_bytes,
             aliased_bytes=memory.alias_size_in_bytes,
-            traffic=program.traffic(self.cache_bytes) if program else Traffic(),
-            full_traffic=program.traffic(self.cache_bytes, dearest=True) if program else Traffic(),
+            traffic=program.traffic(self._array_bytes) if program else Traffic(),
+            full_traffic=program.traffic(self._array_bytes, dearest=True) if program else Traffic(),
             layer_collectives=self._layer_collectives(kind, program) if program else {},
             layer=layer_cycles(text) if program and kind == "backbone" and self.steps.is_stacked else None,
         )
@@ -140,7 +150,7 @@ class Compiler:
     def _layer_collectives(self, kind: str, program: Program) -> dict[str, float]:
         if kind not in WRITING:
             return {}
-        loops = program.loop_traffic(self.cache_bytes, depth=1 if kind == "backbone" else 2)  # steps, then layers
+        loops = program.loop_traffic(self._array_bytes, depth=1 if kind == "backbone" else 2)  # steps, then layers
         busiest = max((loop.collectives for loop in loops), key=lambda counts: sum(counts.values()), default={})
         return {name: count / self.pattern_length for name, count in busiest.items()}
 

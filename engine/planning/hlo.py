@@ -8,8 +8,8 @@ every instruction is counted as often as it runs, with those of its operands and
   result that it updates in place the update.
 - A loop runs as often as its condition says. Of a conditional the cheapest branch is counted, which for sampling is
   the greedy one, or the dearest, where every option is used.
-- The KV cache as the operand of a kernel counts nothing: the planner knows how much of it each kernel
-  moves, and adds that.
+- The KV cache as the operand of a kernel counts nothing, nor does another array that a kernel updates in place, as the
+  scales beside the pages: the planner knows how much of them each kernel moves, and adds that.
 - Of a kernel that states how many bytes it accesses, as those for quantized weights do, that much counts at most, less
   what of it is in VMEM: given the weights of all layers, it reads one's.
 - Nor do the experts that a grouped matmul is given: it reads those that have rows, as its own program says, so that the
@@ -33,6 +33,7 @@ _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"(calls|body|condition|to_apply)=%?([\w.\-]+)")
 _STATED = re.compile(r'"bytes_accessed":"(\d+)"')
+_ALIASES = re.compile(r"\{(\d*)\}: \((\d+), \{\}")  # a result, none where there is one, and its operand
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+)")
 
 _FREE = {
@@ -80,6 +81,12 @@ class Instruction:
         return self.opcode == "custom-call" and self.name.startswith(GROUPED_QUANTIZED_MATMUL)
 
     @property
+    def updated(self) -> dict[int, int]:
+        """Of a kernel, the results that are operands updated in place, and which they are."""
+        _, _, after = self.attributes.partition("output_to_operand_aliasing={")
+        return {int(result or 0): int(operand) for result, operand in _ALIASES.findall(after.partition("}}")[0])}
+
+    @property
     def result_bytes(self) -> int:
         return sum(array.num_bytes for array in self.results)
 
@@ -118,7 +125,7 @@ class Traffic:
     collectives: dict[str, int] = field(default_factory=dict)  # how often each kind runs
     collective_bytes: int = 0  # of their results
     host_transfers: int = 0
-    cache_copies: int = 0  # instructions that write as many bytes as the cache has, not in place
+    cache_copies: int = 0  # instructions that write as many bytes as the cache's array has, not in place
     grouped_matmuls: int = 0  # those whose experts are in HBM
     quantized_grouped_matmuls: int = 0  # those by the kernel for experts that are held as codes
 
@@ -147,7 +154,7 @@ class Program:
         self._parse(text)
 
     def traffic(self, cache_bytes: int, *, dearest: bool = False) -> Traffic:
-        """`cache_bytes` is the size of the KV cache's array on one device; `dearest`: of conditionals' branches."""
+        """`cache_bytes`: of the KV cache's largest array on one device; `dearest`: of conditionals' branches."""
         return self._of(self._computations[self._entry], cache_bytes, dearest=dearest)
 
     def loop_traffic(self, cache_bytes: int, depth: int = 1) -> list[Traffic]:
@@ -175,6 +182,7 @@ class Program:
 
     def _of_one(self, instruction: Instruction, computation: Computation, cache_bytes: int) -> Traffic:
         reads, grouped_matmuls = 0, 0
+        updated = instruction.updated if instruction.opcode == "custom-call" else {}
         for place, name in enumerate(instruction.operands):
             source = computation.instructions.get(name)
             if source is None or not source.hbm_bytes:
@@ -182,12 +190,13 @@ class Program:
             if instruction.is_grouped_matmul and place == len(instruction.operands) - 1:
                 grouped_matmuls += 1
                 continue
-            if instruction.opcode == "custom-call" and source.hbm_bytes >= cache_bytes:
+            if instruction.opcode == "custom-call" and (source.hbm_bytes >= cache_bytes or place in updated.values()):
                 continue
             reads += min(source.hbm_bytes, self._taken(instruction, place, source.hbm_bytes))
         writes = self._written(instruction, computation)
         if instruction.opcode == "custom-call":
-            writes = sum(a.num_bytes for a in instruction.results if a.is_in_hbm and a.num_bytes < cache_bytes)
+            others = (array for i, array in enumerate(instruction.results) if i not in updated)
+            writes = sum(array.num_bytes for array in others if array.is_in_hbm and array.num_bytes < cache_bytes)
         if instruction.stated_bytes:
             stated = instruction.stated_bytes - self._in_vmem(instruction, computation) - writes
             reads = min(reads, max(stated, 0))

@@ -35,14 +35,14 @@ def compiled(
     """One layer's attention on each device of a slice, and the bytes of its pages."""
     mesh = Mesh(np.array(devices_of(topology)), ("all",))
     whole = NamedSharding(mesh, PartitionSpec())
-    spec = KVCacheSpec(2, 64, 64, num_kv_heads, head_dim, kv_dtype)
-    array = attention.cache_arrays(spec)[0]
+    spec = KVCacheSpec(2, 64, 128 if kv_dtype == "int8" else 64, num_kv_heads, head_dim, kv_dtype)
+    arrays = attention.cache_arrays(spec)[0]
 
     def shape(*dims: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=whole)
 
     q, k = (shape(64, heads, head_dim, dtype="bfloat16") for heads in (num_heads, num_kv_heads))
-    cache = StackedCache(shape(*array.shape, dtype=kv_dtype), shape())
+    cache = StackedCache(jax.tree.map(lambda array: shape(*array.shape, dtype=array.dtype), arrays), shape())
     batch = RaggedBatch(shape(64), shape(64), shape(64, 32), shape(65), shape(1))
     options = AttentionOptions(sliding_window, soft_cap=soft_cap)
     sinks = shape(num_heads, dtype="bfloat16") if has_sinks else None
@@ -55,7 +55,8 @@ def compiled(
         out_specs=PartitionSpec(),
         check_vma=False,
     )
-    return jax.jit(attend, donate_argnums=1).lower(QKV(q, k, k), cache, batch, sinks).compile(), array.num_bytes
+    step = jax.jit(attend, donate_argnums=1).lower(QKV(q, k, k), cache, batch, sinks).compile()
+    return step, sum(array.num_bytes for array in jax.tree.leaves(arrays))
 
 
 @pytest.mark.parametrize(
@@ -88,20 +89,35 @@ def test_our_kernel_takes_sinks_and_windows(topology: str, num_heads: int, num_k
     assert step.memory_analysis().alias_size_in_bytes >= page_bytes
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3fn"])
-def test_our_kernel_takes_quantised_pages_windows_and_caps(kv_dtype: str) -> None:
-    attention = FusedAttention(kv_dtype=kv_dtype, k_scale=0.1, v_scale=0.1)
+@pytest.mark.parametrize(
+    ("kv_dtype", "topology", "num_heads", "num_kv_heads", "head_dim"),
+    [
+        ("float8_e4m3fn", "v5e:2x2", 8, 2, 128),
+        ("int8", "v5e:2x2", 8, 2, 128),
+        ("int8", "v5e:4x4", 4, 1, 64),
+        ("int8", "v6e:2x2", 6, 3, 96),
+        ("int8", "v6e:2x2", 40, 8, 128),
+        ("int8", "v6e:1x1", 32, 32, 128),
+    ],
+)
+def test_our_kernel_takes_quantised_pages_windows_caps_and_sinks(
+    kv_dtype: str, topology: str, num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
     step, page_bytes = compiled(
-        attention,
-        "v5e:2x2",
-        num_heads=8,
-        num_kv_heads=2,
-        head_dim=128,
+        FusedAttention(kv_dtype=kv_dtype, k_scale=0.1, v_scale=0.1),
+        topology,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         kv_dtype=kv_dtype,
         sliding_window=100,
         soft_cap=30.0,
+        has_sinks=True,
     )
-    assert step.memory_analysis().alias_size_in_bytes >= page_bytes
+    memory = step.memory_analysis()
+    assert memory.alias_size_in_bytes >= page_bytes
+    assert memory.argument_size_in_bytes < 1.2 * page_bytes  # nothing of what it holds is padded
+    assert memory.temp_size_in_bytes < page_bytes
 
 
 @pytest.mark.parametrize(

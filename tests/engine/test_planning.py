@@ -200,6 +200,8 @@ def test_page_tables_follow_the_rule_of_scalar_memory() -> None:
     with pytest.raises(ConfigError, match=r"max_num_seqs 256 x 1024 pages .* raise page_size"):
         check_page_table(max_num_seqs=256, max_model_len=16384, page_size=16)
     assert page_size_for("cpu", max_num_seqs=256, max_model_len=131072) == 32
+    assert page_size_for("tpu", max_num_seqs=16, max_model_len=2048) == 64
+    assert page_size_for("tpu", max_num_seqs=16, max_model_len=2048, kv_dtype="int8") == 128
     size = page_size_for("tpu", max_num_seqs=256, max_model_len=131072)
     check_page_table(max_num_seqs=256, max_model_len=131072, page_size=size)
     assert size == 256
@@ -338,8 +340,10 @@ def test_several_decode_steps_and_8_bit_pages_are_planned_and_copy_no_cache() ->
     )
     wide = plan(model, "v6e:2x2", config)
     narrow = plan(model, "v6e:2x2", replace(config, kv_cache_dtype="float8_e4m3fn"))
+    scaled = plan(model, "v6e:2x2", replace(config, kv_cache_dtype="int8"))
     assert wide.page_bytes == 2 * narrow.page_bytes
-    for made in (wide, narrow):
+    assert scaled.page_bytes * 128 == 2 * narrow.page_bytes * (128 + 4)  # twice the tokens; head_dim is 128
+    for made in (wide, narrow, scaled):
         assert made.cache_is_aliased
         loop = next(bucket for bucket in made.buckets if bucket.kind == "loop")
         assert loop.layer_collectives == {"all-reduce": 2}

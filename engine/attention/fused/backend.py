@@ -14,20 +14,23 @@ from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArr
 from penstock.engine.attention.fused.kernel import NUM_TABLES, attend_kernel, scratch
 from penstock.engine.attention.fused.layout import LANES, Blocks, HeadLayout, blocks_for, tile_rows
 from penstock.engine.attention.fused.prepared import StepTables, step_tables
+from penstock.engine.attention.fused.scales import scale_rows
 from penstock.engine.attention.fused.softmax import Scores
-from penstock.engine.attention.quantization import is_quantized, quantized
+from penstock.engine.attention.quantization import is_quantized, quantized, quantized_by_token
 from penstock.engine.errors import ConfigError
 from penstock.engine.models.attend import QKV, AttentionOptions, RaggedBatch, StackedCache
 
 _VMEM_BYTES = 56 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 _NO_WINDOW = 2**30
+_SCALE_BYTES = 4
 
 
 class FusedAttention(AttentionBackend):
     """Pages are `[num_kv_heads, page_size, width]`, K and V of a token side by side on the lanes (`HeadLayout`).
 
-    Any head_dim and any number of KV heads. With an 8-bit `kv_dtype`, keys and values are stored divided by `k_scale`
-    and `v_scale`, rounded and cut to the type's range.
+    Any head_dim and any number of KV heads. In fp8, keys and values are stored divided by `k_scale` and `v_scale`,
+    rounded and cut to the type's range. int8 has a second array, the tokens' own scales: f32
+    `[num_kv_heads, 2 (of keys, of values), page_size]` for each page.
     """
 
     name = "fused"
@@ -57,18 +60,28 @@ class FusedAttention(AttentionBackend):
         self, context: int, spec: KVCacheSpec, pages_per_seq: int, window: int | None = None
     ) -> tuple[int, int]:
         del pages_per_seq  # whole tiles, however pages are put together into blocks
-        tile = tile_rows(spec.dtype)
-        return -(-context // tile) * tile - first_key(context, window) // tile * tile, tile
+        tile, first = tile_rows(spec.dtype), first_key(context, window)
+        read = _in_tiles(first, context, tile)
+        if spec.dtype != "int8":
+            return read, tile
+        # Scales move with those of LANES tokens: what they are more than the rows', in rows.
+        row = HeadLayout(spec.head_dim).width + 2 * _SCALE_BYTES
+        extra = (_in_tiles(first, context, LANES) - read, LANES - tile)
+        more_read, more_written = (-(-tokens * 2 * _SCALE_BYTES // row) for tokens in extra)
+        return read + more_read, tile + more_written
 
-    def cache_arrays(self, spec: KVCacheSpec) -> tuple[CacheArray]:
-        if spec.page_size % tile_rows(spec.dtype):
-            raise ConfigError(
-                f"page_size {spec.page_size} is no multiple of {tile_rows(spec.dtype)}, the rows of a TPU tile of "
-                f"{spec.dtype}"
-            )
-        width = HeadLayout(spec.head_dim).width
-        shape = (spec.num_layers * spec.num_pages, spec.num_kv_heads, spec.page_size, width)
-        return (CacheArray(shape, spec.dtype, (None, "kv_heads", None, None)),)
+    def cache_arrays(self, spec: KVCacheSpec) -> tuple[CacheArray | tuple[CacheArray, CacheArray]]:
+        tile, what = tile_rows(spec.dtype), f"rows of a TPU tile of {spec.dtype}"
+        if spec.dtype == "int8":
+            tile, what = LANES, "lanes of a TPU tile, on which scales of int8 lie"
+        if spec.page_size % tile:
+            raise ConfigError(f"page_size {spec.page_size} is no multiple of {tile}, the {what}")
+        axes = (None, "kv_heads", None, None)
+        pages, heads = spec.num_layers * spec.num_pages, spec.num_kv_heads
+        codes = CacheArray((pages, heads, spec.page_size, HeadLayout(spec.head_dim).width), spec.dtype, axes)
+        if spec.dtype != "int8":
+            return (codes,)
+        return ((codes, CacheArray((pages, heads, 2, spec.page_size), "float32", axes)),)
 
     def prepare(self, batch: RaggedBatch, page_size: int) -> StepTables:
         return step_tables(batch, page_size)
@@ -85,7 +98,9 @@ class FusedAttention(AttentionBackend):
         """The number of tokens is a multiple of 16, as those of all buckets are."""
         q, k, v = qkv
         num_tokens, num_heads, head_dim = q.shape
-        num_kv_heads, page_size, width = cache.pages.shape[1:]
+        held = jax.tree.leaves(cache.pages)
+        pages, has_scales = held[0], len(held) > 1
+        num_kv_heads, page_size, width = pages.shape[1:]
         layout, group = HeadLayout(head_dim), num_heads // num_kv_heads
         blocks = blocks_for(
             num_tokens=num_tokens,
@@ -93,18 +108,23 @@ class FusedAttention(AttentionBackend):
             num_kv_heads=num_kv_heads,
             page_size=page_size,
             pages_per_seq=prepared.pages_per_seq,
-            kv_dtype=cache.pages.dtype.name,
+            kv_dtype=pages.dtype.name,
             width=width,
             max_keys=self._max_keys,
             max_queries=self._max_queries,
         )
-        new = self._stored(k, v, layout, cache.pages.dtype)
+        new_scales = []
+        if has_scales:
+            k, v, rows = _coded(k, v)
+            new_scales.append(rows)
+        new = self._stored(k, v, layout, pages.dtype)
         scores = Scores(options.scale_for(head_dim) * self._k_scale, options.soft_cap, self._v_scale)
         sink_rows = [] if sinks is None else [_sink_rows(sinks, num_kv_heads, blocks)]
         operands = [
             _rows(q, layout.query_width),
             *new,
-            pltpu.with_memory_space_constraint(cache.pages, pltpu.HBM),  # or XLA copies a small cache into VMEM
+            *new_scales,
+            *(pltpu.with_memory_space_constraint(array, pltpu.HBM) for array in held),  # or XLA copies small ones
             *sink_rows,
         ]
         tables = (*jax.tree.leaves(prepared), cache.first_page.reshape(1))
@@ -117,33 +137,36 @@ class FusedAttention(AttentionBackend):
             pages_per_seq=prepared.pages_per_seq,
             window=options.sliding_window or _NO_WINDOW,
             num_parts=len(new),
+            has_scales=has_scales,
         )
         vmem, anywhere = pl.BlockSpec(memory_space=pltpu.VMEM), pl.BlockSpec(memory_space=pl.ANY)
-        attended, pages = pl.pallas_call(
+        first_held = len(operands) - len(sink_rows) - len(held)
+        attended, *written = pl.pallas_call(
             body,
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=NUM_TABLES,
                 grid=(1,),
-                in_specs=[*[anywhere] * (len(new) + 2), *[vmem] * len(sink_rows)],
-                out_specs=[anywhere, anywhere],
+                in_specs=[*[anywhere] * (first_held + len(held)), *[vmem] * len(sink_rows)],
+                out_specs=[anywhere] * (1 + len(held)),
                 scratch_shapes=scratch(
-                    blocks, layout, num_kv_heads, group, q.dtype.name, new[0].dtype.name, cache.pages.dtype.name
+                    blocks, layout, num_kv_heads, group, q.dtype.name, new[0].dtype.name, pages.dtype.name
                 ),
             ),
             out_shape=[
                 jax.ShapeDtypeStruct(operands[0].shape, q.dtype),  # type: ignore[no-untyped-call]
-                pltpu.HBM(cache.pages.shape, cache.pages.dtype),
+                *(pltpu.HBM(array.shape, array.dtype) for array in held),
             ],
-            input_output_aliases={NUM_TABLES + len(new) + 1: 1},
+            input_output_aliases={NUM_TABLES + first_held + i: 1 + i for i in range(len(held))},
             compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_VMEM_BYTES),
-            cost_estimate=_cost(q, cache.pages, prepared),
+            cost_estimate=_cost(q, held, prepared),
             interpret=self._interpret,
             name="fused_ragged_paged_attention",
         )(*tables, *operands)
         if layout.query_width != head_dim:
             attended = attended.reshape(num_tokens, num_heads, -1)
             attended = attended[..., layout.result_start : layout.result_start + head_dim]
-        return attended.reshape(q.shape), StackedCache(pages, cache.first_page)
+        new_cache = jax.tree.unflatten(jax.tree.structure(cache.pages), written)
+        return attended.reshape(q.shape), StackedCache(new_cache, cache.first_page)
 
     def _stored(self, k: jax.Array, v: jax.Array, layout: HeadLayout, dtype: jnp.dtype) -> list[jax.Array]:
         """Keys and values as they will lie in a page, in parts of whole lanes for each KV head, each
@@ -154,11 +177,23 @@ class FusedAttention(AttentionBackend):
         else:  # from here on as matmuls write them
             k, v = _rows(k, layout.half), _rows(v, layout.half)
         v = jnp.nan_to_num(v)  # a NaN would outlast a weight of 0, and its sequence
-        if is_quantized(dtype):  # in values that the type has exactly
+        if is_quantized(dtype) and dtype != jnp.int8:  # in values that the type has exactly, as codes are
             scaled = ((k, self._k_scale), (v, self._v_scale))
             k, v = (quantized(x, dtype, scale).astype(jnp.float32) for x, scale in scaled)
         k, v = (x.astype(jnp.float32 if dtype == jnp.float32 else jnp.bfloat16) for x in (k, v))
         return [_rows(jnp.concatenate([k, v], axis=2), layout.width)] if layout.is_packed else [k, v]
+
+
+def _coded(k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Keys and values as codes, in a type that has them exactly, and their `scale_rows`."""
+    key_codes, key_scales = quantized_by_token(k)
+    value_codes, value_scales = quantized_by_token(jnp.nan_to_num(v, posinf=0, neginf=0))
+    return key_codes.astype(jnp.bfloat16), value_codes.astype(jnp.bfloat16), scale_rows(key_scales, value_scales)
+
+
+def _in_tiles(first: int, end: int, tile: int) -> int:
+    """How many rows there are in the tiles that hold `[first, end)`."""
+    return -(-end // tile) * tile - first // tile * tile
 
 
 def _rows(x: jax.Array, lanes: int) -> jax.Array:
@@ -168,14 +203,14 @@ def _rows(x: jax.Array, lanes: int) -> jax.Array:
     return x.reshape(x.shape[0], -1)
 
 
-def _cost(q: jax.Array, pages: jax.Array, tables: StepTables) -> pl.CostEstimate:
+def _cost(q: jax.Array, held: list[jax.Array], tables: StepTables) -> pl.CostEstimate:
     """For XLA's schedule. Shapes do not say how long sequences are: as many as there can be decode, each behind half of
     what its table has pages for.
     """
     num_tokens, num_heads, _ = q.shape
-    num_kv_heads, page_size, width = pages.shape[1:]
+    page_size, width = held[0].shape[2:]
     context = tables.pages_per_seq * page_size // 2
-    key_bytes = num_kv_heads * width * pages.dtype.itemsize
+    key_bytes = sum(array.nbytes // (array.shape[0] * page_size) for array in held)
     return pl.CostEstimate(
         flops=2 * num_tokens * num_heads * context * width,
         bytes_accessed=min(num_tokens, tables.max_seqs) * context * key_bytes + 2 * q.size * q.dtype.itemsize,

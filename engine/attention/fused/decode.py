@@ -9,6 +9,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from penstock.engine.attention.fused.pages import PageBlocks, Tables
+from penstock.engine.attention.fused.scales import put_scales
 from penstock.engine.attention.fused.softmax import Int, Ref, Softmax, aligned, each_head
 from penstock.engine.attention.fused.tokens import TokenBlock, row_of
 
@@ -99,7 +100,7 @@ class Decode:
 
         @pl.when(self.pending[slot] == 1)
         def _() -> None:
-            self.kv.tile_write(0, 0, slot, 0).wait()
+            self.kv.await_tile(slot)
             self.pending[slot] = 0
 
     def _start(self, row: Int) -> None:
@@ -123,7 +124,9 @@ class Decode:
             rows[...] = jnp.where(is_new, new, rows[...].astype(jnp.float32)).astype(self.kv.buffer.dtype)
 
         each_head(self.tokens.num_heads, 1, take)
-        self.kv.tile_write(seq, block, slot, start).start()
+        if self.kv.scales is not None and self.tokens.scales is not None:
+            put_scales(self.kv.scales.buffer.at[slot], key, row_of(self.tokens.scales, 0, row))
+        self.kv.write_tile(seq, block, slot, start)
         self.pending[slot] = 1
 
     def _attend(self, block: Int, slot: Int, kv_len: Int) -> None:
@@ -132,7 +135,7 @@ class Decode:
         visible = (key < kv_len) & (key >= kv_len - self.window)
 
         def attend(head: Int) -> None:
-            self.state.take(head, self.q[head], self.kv.buffer.at[slot, head], visible)
+            self.state.take(head, self.q[head], self.kv.keys_of(slot, head, 0, self.kv.blocks.keys), visible)
 
         each_head(self.tokens.num_heads, self.kv.blocks.heads_at_once, attend)
 

@@ -18,13 +18,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.attention.fused.decode import Decode
 from penstock.engine.attention.fused.layout import LANES, Blocks, HeadLayout
-from penstock.engine.attention.fused.pages import PageBlocks, Tables
+from penstock.engine.attention.fused.pages import PageBlocks, ScaleBlocks, Tables
 from penstock.engine.attention.fused.prefill import Prefill
+from penstock.engine.attention.fused.scales import scale_lanes
 from penstock.engine.attention.fused.softmax import Ref, Scores, Softmax
 from penstock.engine.attention.fused.tokens import Operands, TokenBlock
 
 NUM_TABLES = 7
-_NUM_OWN = 2 + 15  # outputs and scratch
+_NUM_OWN = 2 + 15  # outputs and scratch, without those of scales
 
 
 def attend_kernel(
@@ -36,17 +37,28 @@ def attend_kernel(
     pages_per_seq: int,
     window: int,
     num_parts: int,
+    has_scales: bool,
 ) -> None:
     """Its arguments are tables, inputs, outputs and scratch, in the order in which `FusedAttention` names them."""
     tables = Tables(*refs[:NUM_TABLES])
-    q, *others = refs[NUM_TABLES:-_NUM_OWN]
-    parts, sinks = others[:num_parts], others[num_parts + 1 :]  # between them the pages as they come in
-    out, pages, buffer, arrived, written, pending, *held = refs[-_NUM_OWN:]
-    row, q_block, new_block, out_block, moved = held[6:]
+    num_own = _NUM_OWN + 3 * has_scales
+    q, *others = refs[NUM_TABLES:-num_own]
+    parts, rest = others[:num_parts], others[num_parts:]
+    new_scales, *rest = rest if has_scales else (None, *rest)
+    sinks = rest[1 + has_scales :]  # behind the pages, and their scales, as they come in
+    out, pages, *own = refs[-num_own:]
+    scales, *own = own if has_scales else (None, *own)
+    buffer, arrived, written, pending, *held = own
+    row, q_block, new_block, out_block, moved = held[6:11]
+    scale_buffer, scale_block = held[11:] or (None, None)
+    scale_blocks = ScaleBlocks(scales, scale_buffer) if has_scales else None
     (head_sinks,) = sinks or (None,)
-    kv = PageBlocks(blocks, tables, pages, buffer, arrived, written, pages_per_seq)
-    tokens = TokenBlock(Operands(q, tuple(parts), out), q_block, new_block, out_block, moved, group)
+    kv = PageBlocks(blocks, tables, pages, buffer, arrived, written, pages_per_seq, scale_blocks)
+    operands = Operands(q, tuple(parts), out, new_scales)
+    tokens = TokenBlock(operands, q_block, new_block, out_block, scale_block, moved, group)
     buffer[...] = jnp.zeros_like(buffer)  # what no page fills is multiplied with a weight of 0
+    if kv.scales is not None:
+        kv.scales.buffer[...] = jnp.zeros_like(kv.scales.buffer)
     out_block[...] = jnp.zeros_like(out_block)
     state = Softmax(layout, scores, head_sinks, None, *held[:3])
     Decode(tables, kv, state, tokens, row, pending, window).run()
@@ -66,6 +78,7 @@ def scratch(
     def softmax(num_rows: int) -> list[Any]:
         return [vmem(num_kv_heads, num_rows, lanes) for lanes in (LANES, LANES, layout.query_width)]
 
+    scales = [vmem(2, num_kv_heads, 2, blocks.keys), vmem(blocks.num_queries, scale_lanes(num_kv_heads))]
     return [
         vmem(2, num_kv_heads, blocks.keys, layout.width, dtype=kv_dtype),
         pltpu.SemaphoreType.DMA((2,)),
@@ -78,4 +91,5 @@ def scratch(
         vmem(num_kv_heads, blocks.num_queries, layout.width, dtype=new_dtype),
         vmem(num_kv_heads, rows, layout.query_width, dtype=q_dtype),
         pltpu.SemaphoreType.DMA((2,)),
+        *(scales if kv_dtype == "int8" else ()),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from penstock.engine.attention.fused.layout import Blocks
-from penstock.engine.attention.fused.softmax import Int, Ref, aligned
+from penstock.engine.attention.fused.layout import LANES, Blocks
+from penstock.engine.attention.fused.softmax import Int, KeyBlock, Ref, aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,13 @@ class Tables:
     first_page: Ref  # [1]: where the pages of the layer's array begin
 
 
+class ScaleBlocks(NamedTuple):
+    """Of int8: the tokens' scales, of keys and behind them of values."""
+
+    pages: Ref  # in HBM, f32 [pages, num_kv_heads, 2, page_size]
+    buffer: Ref  # [2, num_kv_heads, 2, keys]
+
+
 @dataclass(frozen=True, slots=True)
 class PageBlocks:
     """Two buffers of keys and values, each a block of pages."""
@@ -40,52 +47,95 @@ class PageBlocks:
     arrived: Ref  # semaphores, one per buffer
     written: Ref
     pages_per_seq: int
+    scales: ScaleBlocks | None  # of int8 alone
+
+    def keys_of(self, slot: Int, head: Int, first: Int, num: int) -> KeyBlock:
+        """Of a buffer, `num` keys from `first` on, a multiple of pages."""
+        rows = pl.ds(first, num)
+        scales = None if self.scales is None else self.scales.buffer.at[slot, head, :, rows]
+        return KeyBlock(self.buffer.at[slot, head, rows, :], scales)
 
     def fetch(self, seq: Int, block: Int, slot: Int, first: Int, end: Int) -> None:
         """Starts to bring in those of a block's keys that are at positions from `first` and before `end`, in whole
         tiles.
         """
-        self._each_arrival(seq, block, slot, first, end, lambda copy: copy.start())
+        self._each_arrival(seq, block, slot, first, end, _start)
 
     def wait(self, seq: Int, block: Int, slot: Int, first: Int, end: Int) -> None:
-        self._each_arrival(seq, block, slot, first, end, lambda copy: copy.wait())
+        self._each_arrival(seq, block, slot, first, end, _wait)
 
-    def tile_write(self, seq: Int, block: Int, slot: Int, row: Int) -> Any:
-        """The transfer to HBM of the tile that begins at `row` of a buffer; the caller starts it and waits for it."""
-        return self._write(seq, block, slot, row, self.blocks.tile_rows)
+    def write_tile(self, seq: Int, block: Int, slot: Int, row: Int) -> None:
+        """Starts to write the tile that begins at `row` of a buffer, with its scales; one at a time for each buffer."""
+        for copy in self._tile(seq, block, slot, row):
+            copy.start()
+
+    def await_tile(self, slot: Int) -> None:
+        for copy in self._tile(0, 0, slot, 0):  # a wait asks for the size alone
+            copy.wait()
 
     def write_rows(self, seq: Int, block: Int, slot: Int, first_row: Int, end_row: Int) -> None:
         """Writes the tiles that hold the rows `[first_row, end_row)` of a buffer, and waits for it."""
-        first, end = self._in_tiles(first_row, end_row)
-        self._each_piece(first, end, lambda row, size: self._write(seq, block, slot, row, size).start())
-        self._each_piece(first, end, lambda row, size: self._write(seq, block, slot, row, size).wait())
+        for act in (_start, _wait):
+            self._each_copy(seq, block, slot, first_row, end_row, act, out=True)
 
     def _each_arrival(self, seq: Int, block: Int, slot: Int, first: Int, end: Int, act: Callable[[Any], None]) -> None:
         start = block * self.blocks.keys
+        self._each_copy(seq, block, slot, first - start, end - start, act)
 
-        def arrive(row: Int, size: int) -> None:
-            rows, held = self._places(seq, block, slot, row, size)
-            act(pltpu.make_async_copy(held, rows, self.arrived.at[slot]))
+    def _each_copy(
+        self,
+        seq: Int,
+        block: Int,
+        slot: Int,
+        first_row: Int,
+        end_row: Int,
+        act: Callable[[Any], None],
+        *,
+        out: bool = False,
+    ) -> None:
+        """Of the tiles of a buffer that hold the rows `[first_row, end_row)`, and of their scales."""
+        first, end = self._in_tiles(first_row, end_row, self.blocks.tile_rows)
+        self._each_piece(first, end, lambda row, size: act(self._copy(seq, block, slot, row, size, out=out)))
+        scales = self.scales
+        if scales is not None:
+            first, end = self._in_tiles(first_row, end_row, LANES)
 
-        self._each_piece(*self._in_tiles(first - start, end - start), arrive)
+            def move(i: Int, _: None) -> None:
+                act(self._scale_copy(scales, seq, block, slot, i * LANES, out=out))
 
-    def _write(self, seq: Int, block: Int, slot: Int, row: Int, size: int) -> Any:
-        rows, held = self._places(seq, block, slot, row, size)
-        return pltpu.make_async_copy(rows, held, self.written.at[slot])
+            lax.fori_loop(first // LANES, end // LANES, move, None)
 
-    def _places(self, seq: Int, block: Int, slot: Int, row: Int, size: int) -> tuple[Ref, Ref]:
-        """Some rows of one page, in the buffer and in HBM."""
-        tile, page_size = self.blocks.tile_rows, self._page_size
-        place = block * self.blocks.pages + row // page_size
-        page = self.tables.pages[seq * self.pages_per_seq + place] + self.tables.first_page[0]
-        return (
-            self.buffer.at[slot, :, pl.ds(aligned(row, tile), size), :],
-            self.pages.at[page, :, pl.ds(aligned(row % page_size, tile), size), :],
-        )
+    def _tile(self, seq: Int, block: Int, slot: Int, row: Int) -> list[Any]:
+        codes = self._copy(seq, block, slot, row, self.blocks.tile_rows, out=True)
+        if self.scales is None:
+            return [codes]
+        return [codes, self._scale_copy(self.scales, seq, block, slot, row // LANES * LANES, out=True)]
 
-    def _in_tiles(self, first_row: Int, end_row: Int) -> tuple[jax.Array, jax.Array]:
-        """Where the tiles that hold the rows `[first_row, end_row)` begin and end, of those in a buffer."""
+    def _copy(self, seq: Int, block: Int, slot: Int, row: Int, size: int, *, out: bool) -> Any:
+        """The transfer of some rows of one page into a buffer, or with `out` the other way."""
         tile = self.blocks.tile_rows
+        near = self.buffer.at[slot, :, pl.ds(aligned(row, tile), size), :]
+        place = aligned(row % self._page_size, tile)
+        return self._between(near, self.pages.at[self._page(seq, block, row), :, pl.ds(place, size), :], slot, out)
+
+    def _scale_copy(self, scales: ScaleBlocks, seq: Int, block: Int, slot: Int, row: Int, *, out: bool) -> Any:
+        """The transfer of the scales of LANES tokens from `row` on, likewise."""
+        near = scales.buffer.at[slot, :, :, pl.ds(aligned(row, LANES), LANES)]
+        place = aligned(row % self._page_size, LANES)
+        return self._between(near, scales.pages.at[self._page(seq, block, row), :, :, pl.ds(place, LANES)], slot, out)
+
+    def _between(self, near: Ref, far: Ref, slot: Int, out: bool) -> Any:
+        if out:
+            return pltpu.make_async_copy(near, far, self.written.at[slot])
+        return pltpu.make_async_copy(far, near, self.arrived.at[slot])
+
+    def _page(self, seq: Int, block: Int, row: Int) -> Int:
+        place = block * self.blocks.pages + row // self._page_size
+        page: Int = self.tables.pages[seq * self.pages_per_seq + place] + self.tables.first_page[0]
+        return page
+
+    def _in_tiles(self, first_row: Int, end_row: Int, tile: int) -> tuple[jax.Array, jax.Array]:
+        """Where the tiles that hold the rows `[first_row, end_row)` begin and end, of those in a buffer."""
         end = jnp.clip(pl.cdiv(end_row, tile) * tile, 0, self.blocks.keys)
         return jnp.clip(first_row // tile * tile, 0, end), end
 
@@ -113,3 +163,11 @@ class PageBlocks:
     @property
     def _page_size(self) -> int:
         return self.blocks.keys // self.blocks.pages
+
+
+def _start(copy: Any) -> None:
+    copy.start()
+
+
+def _wait(copy: Any) -> None:
+    copy.wait()

@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from penstock.engine.attention.fused.pages import PageBlocks, Tables
+from penstock.engine.attention.fused.scales import place_scales
 from penstock.engine.attention.fused.softmax import Int, Softmax, aligned, each_head, place_rows
 from penstock.engine.attention.fused.tokens import TokenBlock
 
@@ -142,6 +143,12 @@ class Prefill:
             rows[...] = merged.astype(self.kv.buffer.dtype)
 
         each_head(self.tokens.num_heads, 1, merge)
+        if self.kv.scales is not None and self.tokens.scales is not None:
+            scales = jnp.where(is_own[:, :1], self.tokens.scales[...], 0.0)
+            lane = part + lax.broadcasted_iota(jnp.int32, (2, num_rows), 1)
+            is_new = (lane >= span.first + shift) & (lane < span.end + shift)
+            held = self.kv.scales.buffer.at[slot, :, :, pl.ds(part, num_rows)]
+            place_scales(held, scales, jnp.where(is_here, 1.0, 0.0), is_new)
 
     def _attend(self, span: Span, j: Int, block: Int, slot: Int) -> None:
         num_queries, num_keys = self.kv.blocks.num_queries, self.kv.blocks.keys_at_once
@@ -156,8 +163,7 @@ class Prefill:
             visible = is_own & (key <= position) & (key > position - window)
 
             def attend(head: Int) -> None:
-                kv = self.kv.buffer.at[slot, head, pl.ds(part, num_keys), :]
-                self.state.take(head, self.tokens.q[head], kv, visible)
+                self.state.take(head, self.tokens.q[head], self.kv.keys_of(slot, head, part, num_keys), visible)
 
             each_head(self.tokens.num_heads, 1, attend)
 

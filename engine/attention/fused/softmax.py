@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,13 @@ class Scores:
     scale: float
     soft_cap: float | None
     value_scale: float
+
+
+class KeyBlock(NamedTuple):
+    """Keys and values of a KV head, in VMEM."""
+
+    rows: Ref  # [keys, width]
+    scales: Ref | None  # f32 [2, keys]: what the rows' keys and what their values are multiplied with
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +71,16 @@ class Softmax:
         self,
         head: Int,
         q: jax.Array,  # [rows, query width]
-        kv: Ref,  # [keys, width]
+        block: KeyBlock,
         visible: jax.Array,  # [rows, keys]
     ) -> None:
         """Adds a block of keys."""
-        half, scores = self.layout.half, self.scores
+        half, scores, kv = self.layout.half, self.scores, block.rows
         k = kv[...] if self.layout.is_packed else kv[:, :half]
         v = k if self.layout.is_packed else kv[:, half:]
         score = _matmul(q, k.astype(q.dtype), contract_lanes=True) * scores.scale
+        if block.scales is not None:
+            score = score * block.scales[0:1, :]
         if scores.soft_cap is not None:
             score = scores.soft_cap * jnp.tanh(score / scores.soft_cap)
         score = jnp.where(visible, score, NEVER)
@@ -81,6 +90,8 @@ class Softmax:
         correction = jnp.exp(top - new_top)
         self.top[head] = new_top
         self.total[head] = self.total[head] * correction + jnp.sum(weights, axis=1, keepdims=True)
+        if block.scales is not None:
+            weights = weights * block.scales[1:2, :]
         update = _matmul(weights.astype(q.dtype), v.astype(q.dtype))
         self.values[head] = self.values[head] * correction[:, :1] + update
 
@@ -109,6 +120,11 @@ def aligned(value: Int, multiple: int) -> jax.Array:
 def place_rows(place: jax.Array, rows: jax.Array) -> jax.Array:
     """Rows put where the ones of a matrix of ones and zeros say: exact, in f32."""
     return _matmul(place, rows)
+
+
+def place_lanes(rows: jax.Array, place: jax.Array) -> jax.Array:
+    """`rows` [n, tokens] with each token's lane where `place` [lanes, tokens] has its one: exact, in f32."""
+    return _matmul(rows, place, contract_lanes=True)
 
 
 def _matmul(a: jax.Array, b: jax.Array, *, contract_lanes: bool = False) -> jax.Array:

@@ -28,6 +28,7 @@ class Operands:
     q: Ref  # [num_tokens, num_heads * query width]
     new: tuple[Ref, ...]  # parts of what a page holds of a token, each [num_tokens, num_kv_heads * lanes]
     out: Ref  # as q
+    scales: Ref | None  # f32 [num_tokens, lanes]: `scale_rows`, of int8 alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class TokenBlock:
     q: Ref  # [num_kv_heads, group * num_queries, query width]
     new: Ref  # [num_kv_heads, num_queries, width]
     out: Ref  # as q
+    scales: Ref | None  # f32 [num_queries, lanes]
     moved: Ref  # semaphores: in, out
     group: int  # query heads of a KV head
 
@@ -101,6 +103,8 @@ class TokenBlock:
                 source = part.at[self._tokens(j), pl.ds(head * lanes, lanes)]
                 copies.append(self._copy(source, self.new.at[head, :, pl.ds(first, lanes)], 0))
             first += lanes
+        if self.operands.scales is not None:
+            copies.append(self._copy(self.operands.scales.at[self._tokens(j), :], self.scales, 0))
         return copies
 
     def _head(self, whole: Ref, block: Ref, j: Int, i: int, *, out: bool = False) -> Any:
