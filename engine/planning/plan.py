@@ -204,9 +204,11 @@ def _lay_out(deployment: Deployment, chip: Chip, topology: str) -> _Layout:
     placement, attention, config = deployment.placement, deployment.attention, deployment.config
     if placement is None or not isinstance(attention, ShardedAttention):
         raise TypeError("a deployment on given devices has a placement")  # deploy promises it
-    held = abstract_model(deployment.model, placement, stacked=attention.is_stacked)
-    model = prepare_for_tpu(held, placement)
-    weight_bytes, lane_padding_bytes = held_bytes(deployment.model, placement), device_bytes(model) - device_bytes(held)
+    weight_bytes = held_bytes(deployment.model, placement)
+    model = abstract_model(deployment.model, placement, stacked=attention.is_stacked)
+    unpadded_bytes = device_bytes(model)
+    model = prepare_for_tpu(model, placement)  # which changes it
+    lane_padding_bytes = device_bytes(model) - unpadded_bytes
     free = chip.hbm_bytes - weight_bytes - lane_padding_bytes
     if free < deployment.sampling_bytes + 2 * deployment.page_bytes:
         raise ConfigError(

@@ -67,7 +67,7 @@ def test_quantized_experts_are_read_where_they_are() -> None:
     fields = {**PRESETS["gpt-oss-20b"], "vocab_size": 2048}
     family = FAMILIES["gpt_oss"]
     model = expected_packings(read_format(fields), family, family.config(fields, "bfloat16"), "auto")
-    config = EngineConfig(expert_parallel=4, max_model_len=2048, max_num_seqs=32, num_pages=257)
+    config = EngineConfig(expert_parallel=4, max_model_len=2048, max_num_seqs=32, num_pages=2049)
     made = plan(model, "v6e:2x2", config, only=frozenset({32}))
     step = made.buckets[0]
     assert step.traffic.quantized_grouped_matmuls == 3 * model.num_layers
