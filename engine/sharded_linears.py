@@ -17,6 +17,7 @@ from penstock.engine.models.axes import logical_axes
 from penstock.engine.models.experts import GroupedLinear, RowGroups
 from penstock.engine.models.layers import Linear
 from penstock.engine.models.quantized import QuantizedGroupedLinear, QuantizedLinear
+from penstock.engine.overlapped_sums import overlap
 from penstock.engine.sharding import Placement
 
 Held = dict[str, jax.Array]
@@ -29,6 +30,8 @@ def prepare_for_tpu(model: Decoder, placement: Placement | None, *, interpret: b
     where devices would have parts of groups. `interpret` is for tests, on a CPU.
     """
     _pad_embedding(model, placement)
+    if placement is not None and placement.has_sparse_cores and placement.num_shares > 1:
+        overlap(model, placement)
     if model.config.dtype != "bfloat16":
         return model
     modules: list[tuple[Any, Any]] = list(nnx.iter_modules(model))

@@ -65,6 +65,11 @@ class Placement:
         """The mesh axes that a replica is split over."""
         return tuple(axis for axis in REPLICA if axis in self.mesh.shape)
 
+    @property
+    def has_sparse_cores(self) -> bool:
+        """Whether the devices can sum over each other beside what they compute."""
+        return self.mesh.devices.flat[0].device_kind in ("TPU v6 lite", "TPU7x")
+
     def spec(self, axes: Axes) -> PartitionSpec:
         return PartitionSpec(*(self._split(axis) for axis in axes))  # type: ignore[no-untyped-call]
 

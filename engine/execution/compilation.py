@@ -30,6 +30,14 @@ _TPU7X_PRINTABLE: _Options = {
     "xla_tpu_enable_offloading_copy_to_sparsecore": False,
 }
 
+_OVERLAPPED: _Options = {
+    # SparseCores do the all-reduces while the TensorCore computes.
+    "xla_tpu_enable_sparse_core_collective_offload_all_reduce": True,
+    # All-reduces that do not wait for each other would become one, which waits for what the last of them needs.
+    "xla_jf_crs_combiner_threshold_in_bytes": "0",
+    "xla_tpu_sparse_core_all_reduce_latency_multiplier": "4",
+}
+
 _switching = threading.Lock()
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -62,9 +70,11 @@ def no_kept_compilations() -> Iterator[None]:
             reset_cache()
 
 
-def compiled(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
-    """With the options that are right for this kind of device, as far as its compiler knows them."""
-    options = _options(device)
+def compiled(lowered: jax.stages.Lowered, device: jax.Device, *, overlaps: bool = False) -> jax.stages.Compiled:
+    """With the options that are right for this kind of device, as far as its compiler knows them, and those of a
+    program that `overlaps` its collectives.
+    """
+    options = _options(device, overlaps=overlaps)
     try:
         return lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
@@ -73,7 +83,9 @@ def compiled(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Comp
         return lowered.compile()
 
 
-def printed(lowered: jax.stages.Lowered, done: jax.stages.Compiled, device: jax.Device) -> str:
+def printed(
+    lowered: jax.stages.Lowered, done: jax.stages.Compiled, device: jax.Device, *, overlaps: bool = False
+) -> str:
     """The optimised HLO of what `lowered` was compiled to.
 
     Where the compiler cannot print it, as on TPU7x with several devices, the text is of the same with nothing given
@@ -82,14 +94,16 @@ def printed(lowered: jax.stages.Lowered, done: jax.stages.Compiled, device: jax.
     with suppress(jax.errors.JaxRuntimeError):
         return done.as_text() or ""
     with suppress(jax.errors.JaxRuntimeError):
-        return lowered.compile(compiler_options=_options(device) | _TPU7X_PRINTABLE).as_text() or ""
+        options = _options(device, overlaps=overlaps) | _TPU7X_PRINTABLE
+        return lowered.compile(compiler_options=options).as_text() or ""
     return ""
 
 
-def _options(device: jax.Device) -> _Options:
+def _options(device: jax.Device, *, overlaps: bool) -> _Options:
     if device.platform != "tpu":
         return {}
-    return _TPU | _TPU7X if device.device_kind == "TPU7x" else _TPU
+    options = _TPU | _TPU7X if device.device_kind == "TPU7x" else _TPU
+    return options | _OVERLAPPED if overlaps else options
 
 
 class CompileWatch:

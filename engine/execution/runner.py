@@ -180,7 +180,7 @@ class Runner:
 
     def compile_backbone(self, num_tokens: int) -> jax.stages.Compiled:
         """The step of a token bucket, compiled: also for looking at what it became."""
-        return self._steps.compile(self._steps.backbone(num_tokens, self._cache))
+        return self._steps.compile(self._steps.backbone(num_tokens, self._cache), num_tokens)
 
     def _backbone(self, num_tokens: int) -> Any:
         if num_tokens not in self._backbones:
@@ -196,7 +196,7 @@ class Runner:
     def _loop(self, num_rows: int, num_steps: int) -> Any:
         if (num_rows, num_steps) not in self._loops:
             lowered = self._steps.loop(num_rows, num_steps, self._cache)
-            self._loops[num_rows, num_steps] = self._steps.compile(lowered)
+            self._loops[num_rows, num_steps] = self._steps.compile(lowered, num_rows)
         return self._loops[num_rows, num_steps]
 
     def _fill(self) -> Any:

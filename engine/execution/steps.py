@@ -38,7 +38,7 @@ class Steps:
     ) -> None:
         self.params, self._rebuild = _in_two(model)
         self.head_params, self._rebuild_head = _in_two(model.unembedding)
-        self.is_stacked = model.is_stacked
+        self.is_stacked, self.overlaps = model.is_stacked, model.overlaps
         self._config = model.config
         self._attention = attention
         self._geometry = geometry
@@ -104,8 +104,9 @@ class Steps:
     def _options(self, num_rows: int) -> jax.ShapeDtypeStruct:
         return self._shape(self._geometry.extended_layout(num_rows).size)
 
-    def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        return compiled(lowered, self._device)
+    def compile(self, lowered: jax.stages.Lowered, num_tokens: int = 0) -> jax.stages.Compiled:
+        """`num_tokens` is that of a backbone, or of each step of a loop."""
+        return compiled(lowered, self._device, overlaps=self.overlaps(num_tokens))
 
     def _shape(self, *shape: int, dtype: Any = "int32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding)  # type: ignore[no-untyped-call]

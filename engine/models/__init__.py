@@ -16,6 +16,7 @@ from penstock.engine.models.config import (
 )
 from penstock.engine.models.decoder import (
     Decoder,
+    Overlap,
     Wanted,
     active_parameters,
     layer_shapes,
@@ -46,6 +47,7 @@ __all__ = [
     "MLPConfig",
     "ModelConfig",
     "NormConfig",
+    "Overlap",
     "ParamPath",
     "RopeConfig",
     "StackedCache",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,11 @@ from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCa
 from penstock.engine.models.config import AttentionConfig, RopeConfig
 from penstock.engine.models.layers import Linear, norm_of
 from penstock.engine.models.rope import Rotary, query_scales, rotate
+
+SumHalves: TypeAlias = Callable[[jax.Array, tuple[jax.Array, jax.Array]], tuple[jax.Array, jax.Array]]
+"""Of `x @ kernel` over devices, `[num_tokens, out]`, in two halves of `out`: the first travels while the second is
+multiplied. It is given the kernel in these halves.
+"""
 
 
 class StepInputs(NamedTuple):
@@ -25,6 +30,7 @@ class StepInputs(NamedTuple):
     is_real: jax.Array | None = None  # bool [num_tokens]: which are not padding; None: all
     num_rows: jax.Array | None = None  # i32 [1]: of those whose end is wanted, behind the last attention; None: all
     layer: jax.Array | None = None  # i32 []: which of the layers whose experts a block holds; None: it holds its own
+    sum_halves: SumHalves | None = None  # of the matmuls that end in a sum over devices; None: they are not in halves
 
 
 class Attention(nnx.Module):
@@ -50,8 +56,19 @@ class Attention(nnx.Module):
         step: StepInputs,
         cache: GroupCache,
     ) -> tuple[jax.Array, GroupCache]:
-        num_tokens, config = x.shape[0], self.config
-        q, k, v = self.project(x)
+        attended, cache = self.attended(self.project(x), step, cache)
+        return self.out(attended), cache
+
+    def project(self, x: jax.Array) -> Sequence[jax.Array]:
+        """Queries, keys and values, each `[num_tokens, heads * head_dim]`."""
+        return self.q(x), self.k(x), self.v(x)
+
+    def attended(
+        self, projected: Sequence[jax.Array], step: StepInputs, cache: GroupCache
+    ) -> tuple[jax.Array, GroupCache]:
+        """What is between the matmuls: `[num_tokens, heads * head_dim]`, of what `project` gives."""
+        (q, k, v), config = projected, self.config
+        num_tokens = q.shape[0]
         if self.q_projection_norm is not None and self.k_projection_norm is not None:
             q, k = self.q_projection_norm(q), self.k_projection_norm(k)
         q, k, v = (part.reshape(num_tokens, -1, config.head_dim) for part in (q, k, v))
@@ -65,8 +82,4 @@ class Attention(nnx.Module):
         options = AttentionOptions(config.sliding_window, config.scale, config.soft_cap)
         sinks = None if self.sinks is None else self.sinks[...]
         attended, cache = step.attend(QKV(q, k, v), cache, options=options, sinks=sinks)
-        return self.out(attended.reshape(num_tokens, -1)), cache
-
-    def project(self, x: jax.Array) -> Sequence[jax.Array]:
-        """Queries, keys and values, each `[num_tokens, heads * head_dim]`."""
-        return self.q(x), self.k(x), self.v(x)
+        return attended.reshape(num_tokens, -1), cache

@@ -15,16 +15,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from penstock.engine.models.attend import Attend, GroupCache, LayerCache, StackedCache
-from penstock.engine.models.attention import StepInputs
+from penstock.engine.models.attention import StepInputs, SumHalves
 from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.experts import Experts, GroupedLinear
 from penstock.engine.models.layer_groups import LayerPlace, layer_groups
-from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped, sum_of_squares
+from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
 from penstock.engine.models.quantized import QuantizedEmbedding, quantize_modules
 from penstock.engine.models.rope import rotary_tables
 from penstock.engine.models.runs import layer_runs, stacked_layers
+from penstock.engine.models.streams import Halves, Whole
 
 Shapes = Mapping[ParamPath, Any]
 """An array's shape and type, by its path."""
@@ -37,6 +38,13 @@ class Wanted(NamedTuple):
     num: jax.Array  # i32 [1]
 
 
+class Overlap(NamedTuple):
+    """How sums over devices travel while others are computed."""
+
+    num_tokens: int  # of a step, from which on they do
+    sum_halves: SumHalves
+
+
 class Decoder(nnx.Module):
     """A causal language model. Calling it gives hidden states; `logits` turns chosen rows of them into logits.
 
@@ -44,6 +52,9 @@ class Decoder(nnx.Module):
     its layers repeat, with a leading axis of layers on each parameter: what it takes to compile then does not grow with
     depth.
     """
+
+    overlap: Overlap | None = None
+    """None: nothing is computed while sums over devices travel. Of stacked layers that `Halves.serve` alone."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, stacked: bool = False) -> None:
         dtype = jnp.dtype(config.dtype)
@@ -99,16 +110,16 @@ class Decoder(nnx.Module):
         return x, tuple(written)
 
     def _scan(self, x: jax.Array, step: StepInputs, pages: LayerCache) -> tuple[jax.Array, LayerCache]:
-        """All layers: one loop per run, which carries the pages, so that they are updated where they are.
-
-        It also carries the sum of squares that the next layer begins with: XLA computes it on the way with the sum that
-        a layer ends with, which by itself it expects to take as long.
-        """
+        """All layers: one loop per run, which carries the pages, so that they are updated where they are."""
         groups = layer_groups(self.config)
         pages_per_array = jax.tree.leaves(pages)[0].shape[0] // groups.size
-        blocks, squares = iter(self.blocks), sum_of_squares(x)
+        is_overlapped = self.overlaps(x.shape[0])
+        if self.overlap is not None and is_overlapped:
+            step = step._replace(sum_halves=self.overlap.sum_halves)
+        blocks, stream = iter(self.blocks), Halves.of(x) if is_overlapped else Whole.of(x)
         for run in layer_runs(self.config):
-            graphs, wholes, stacks = zip(*(_split(next(blocks)) for _ in run.pattern), strict=True)
+            split = [_split(next(blocks), all_linears=is_overlapped) for _ in run.pattern]
+            graphs, wholes, stacks = zip(*split, strict=True)
             places = [_places([groups.places[layer] for layer in run.layers(i)]) for i in range(len(run.pattern))]
 
             def layers(
@@ -118,23 +129,25 @@ class Decoder(nnx.Module):
                 wholes: Sequence[Any] = wholes,
                 places: Sequence[_Places] = places,
             ) -> tuple[_Carry, None]:
-                i, x, squares, pages = carry
+                i, stream, pages = carry
                 for (graph, whole, held), params, array, group in zip(
                     zip(graphs, wholes, places, strict=True), *inputs, strict=True
                 ):
                     first_page = (held.array + i if array is None else array) * pages_per_array
                     cache = GroupCache(StackedCache(pages, first_page), held.group if group is None else group)
                     own = step._replace(layer=i) if jax.tree.leaves(whole) else step
-                    block = _of_layer(nnx.merge(graph, whole, params), i)
-                    attended, cache = block.attend(x, own, cache, squares)
-                    x = block.feed_forward(attended, x, own)
-                    squares, pages = sum_of_squares(x), cache.pages.pages
-                return (i + 1, x, squares, pages), None
+                    block = _of_layer(nnx.merge(graph, whole, params), i, all_linears=is_overlapped)
+                    stream, cache = stream.through(block, own, cache)
+                    pages = cache.pages.pages
+                return (i + 1, stream, pages), None
 
             inputs = stacks, tuple(held.arrays for held in places), tuple(held.groups for held in places)
-            start = jnp.int32(0), x, squares, pages
-            (_, x, squares, pages), _ = jax.lax.scan(layers, start, inputs, length=run.repeats)
-        return x, pages
+            (_, stream, pages), _ = jax.lax.scan(layers, (jnp.int32(0), stream, pages), inputs, length=run.repeats)
+        return stream.end(), pages
+
+    def overlaps(self, num_tokens: int) -> bool:
+        """Whether a step of so many computes while sums over devices travel."""
+        return self.overlap is not None and num_tokens >= self.overlap.num_tokens
 
     def _embedded(self, token_ids: jax.Array) -> jax.Array:  # i32 [num_tokens] -> [num_tokens, hidden]
         table: Any = self.embedding
@@ -180,10 +193,10 @@ def of_wanted(step: StepInputs, wanted: Wanted) -> StepInputs:
     return step._replace(is_real=is_real, num_rows=wanted.num)
 
 
-def _split(block: Block) -> tuple[nnx.GraphDef[Block], Any, Any]:
+def _split(block: Block, *, all_linears: bool) -> tuple[nnx.GraphDef[Block], Any, Any]:
     """A stack of layers' structure, the parameters that each layer is given whole, and those that it has a slice of."""
     reads_stack = isinstance(block.mlp, Experts) and block.mlp.experts.is_read_in_stack
-    linears = _read_in_stack(block)
+    linears = _read_in_stack(block, all_linears=all_linears)
 
     def is_whole(path: Any, _: Any) -> bool:
         if path[:-1] in linears:
@@ -195,19 +208,19 @@ def _split(block: Block) -> tuple[nnx.GraphDef[Block], Any, Any]:
     return graph, states[0], states[1]
 
 
-_Carry: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, LayerCache]
-"""From layer to layer of a loop: its number, the hidden states, the sum of their squares, the pages."""
+_Carry: TypeAlias = tuple[jax.Array, Whole | Halves, LayerCache]
+"""From layer to layer of a loop: its number, the residual stream, the pages."""
 
 
-def _read_in_stack(block: Block) -> dict[Any, Linear | GroupedLinear]:
+def _read_in_stack(block: Block, *, all_linears: bool) -> dict[Any, Linear | GroupedLinear]:
     """The matmuls that are given the weights of all layers, by their paths."""
     found = {path: module for path, module in nnx.iter_modules(block) if isinstance(module, Linear | GroupedLinear)}
-    return {path: linear for path, linear in found.items() if linear.is_read_in_stack}
+    return {path: linear for path, linear in found.items() if all_linears or linear.is_read_in_stack}
 
 
-def _of_layer(block: Block, layer: jax.Array | None) -> Block:
+def _of_layer(block: Block, layer: jax.Array | None, *, all_linears: bool) -> Block:
     """Tells matmuls which layer's weights are meant; experts are told with their rows."""
-    for linear in _read_in_stack(block).values():
+    for linear in _read_in_stack(block, all_linears=all_linears).values():
         if isinstance(linear, Linear):
             linear.layer = layer
     return block

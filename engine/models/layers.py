@@ -8,6 +8,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from penstock.engine.models.config import MLPConfig, NormConfig
 
@@ -62,13 +63,19 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: jax.Array, squares: jax.Array | None = None) -> jax.Array:
         """`squares` is `sum_of_squares(x)`, where the caller has it."""
         squares = sum_of_squares(x) if squares is None else squares
-        normed = x.astype(jnp.float32) * jax.lax.rsqrt(squares / x.shape[-1] + self.config.eps)
+        normed = x.astype(jnp.float32) * self.inverse(squares, x.shape[-1])
         if not self.config.scales_in_f32:
-            return normed.astype(x.dtype) * self._factors(x.dtype)
-        return (normed * self._factors(normed.dtype)).astype(x.dtype)
+            return normed.astype(x.dtype) * self.factors(x.dtype)
+        return (normed * self.factors(normed.dtype)).astype(x.dtype)
 
-    def _factors(self, dtype: jnp.dtype) -> jax.Array:
-        scale = self.scale[...].astype(dtype)
+    def inverse(self, squares: jax.Array, size: int) -> jax.Array:
+        """Of the root of the mean of `size` squares whose sum is given: what a norm multiplies a token by."""
+        return jax.lax.rsqrt(squares / size + self.config.eps)
+
+    def factors(self, dtype: DTypeLike, half: int | None = None) -> jax.Array:
+        """What it multiplies each feature by, `[size]`, or those of the first or the second half."""
+        scale = self.scale[...] if half is None else jnp.split(self.scale[...], 2)[half]
+        scale = scale.astype(dtype)
         return 1 + scale if self.config.unit_offset else scale
 
 

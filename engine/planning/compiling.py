@@ -118,9 +118,10 @@ class Compiler:
 
     def _bucket(self, kind: str, size: int, lowered: jax.stages.Lowered, path: Path | None) -> Bucket:
         """Compiles one function, and looks at what it became."""
+        num_tokens = size if kind in WRITING else 0
         start = time.perf_counter()
         try:
-            compiled = self.steps.compile(lowered)
+            compiled = self.steps.compile(lowered, num_tokens)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -128,7 +129,7 @@ class Compiler:
             raise ConfigError(message) from error
         seconds = time.perf_counter() - start
         memory: Any = compiled.memory_analysis()
-        text = printed(lowered, compiled, self.device)
+        text = printed(lowered, compiled, self.device, overlaps=self.steps.overlaps(num_tokens))
         program = Program(text) if text else None
         bucket = Bucket(
             kind=kind,

@@ -1,0 +1,56 @@
+"""Sums over devices in halves, one of which travels while the other is multiplied: the numbers of whole ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engines import TINY
+from patience import WAIT_S
+
+from penstock.engine.formats.packing import Packing
+from penstock.engine.models import BlockConfig, ExpertsConfig, MLPConfig, NormConfig
+from penstock.engine.models.streams import Halves
+
+DENSE = replace(TINY.blocks[0], mlp=MLPConfig(192))
+
+
+def test_halves_compute_what_the_whole_computes() -> None:
+    """In a process with eight devices: overlap_process.py says how far steps in halves are from those that are not."""
+    here = Path(__file__).parent
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "PYTHONPATH": f"{here.parent.parent}{os.pathsep}{here}",
+    }
+    command = [sys.executable, str(here / "overlap_process.py")]
+    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert outcome.returncode == 0, outcome.stderr[-3000:]
+    found = json.loads(outcome.stdout)
+    assert len(found) == 5
+    for name, differences in found.items():
+        most = 0.03 if name == "bfloat16" else 2e-6
+        assert max(differences["hidden"], differences["pages"]) < most, name
+
+
+@pytest.mark.parametrize(
+    ("block", "hidden_size"),
+    [
+        (DENSE, 128 + 256),  # halves would cut a tile
+        (replace(DENSE, norm=NormConfig(1e-5, kind="layer")), 256),
+        (replace(DENSE, norm_placement="after"), 256),
+        (replace(DENSE, norm_placement="around"), 256),
+        (replace(DENSE, parallel=True), 256),
+        (replace(DENSE, mlp=ExpertsConfig(num_experts=4, num_chosen=2, intermediate_size=64)), 256),
+        (replace(DENSE, packed=((("mlp", "down"), Packing("int8", 64)),)), 256),
+    ],
+)
+def test_layers_that_are_not_two_norms_and_dense_matmuls_have_no_halves(block: BlockConfig, hidden_size: int) -> None:
+    served = replace(TINY, blocks=(DENSE,) * 2, hidden_size=256)
+    assert Halves.serve(served)
+    assert not Halves.serve(replace(served, blocks=(DENSE, block), hidden_size=hidden_size))
