@@ -10,6 +10,7 @@ from penstock.engine.deployment import deploy
 from penstock.engine.planning import has_libtpu, plan, preset
 from penstock.engine.planning.chips import CHIPS
 from penstock.engine.planning.cycles import LayerCycles, layer_cycles
+from penstock.engine.planning.hlo import Program
 from penstock.engine.planning.roofline import decode_step
 from penstock.engine.planning.topology import devices_of
 
@@ -57,14 +58,20 @@ ENTRY %main (x: bf16[8,8]) -> bf16[8,8] {{
 
 
 def test_cycles_are_told_apart_by_what_they_are_for() -> None:
-    assert layer_cycles(TEXT) == LayerCycles(
-        matmul=1000, rest=30 + 5 * 100, num_rest=1 + 5, num_kernels=1, num_collectives=1
-    )
-    assert layer_cycles(TEXT).rest_share == pytest.approx(530 / 1530)
+    layer = layer_cycles(Program(TEXT), cache_bytes=0)
+    assert layer == LayerCycles(matmul=1000, rest=30 + 5 * 100, num_rest=1 + 5, num_kernels=1, num_collectives=1)
+    assert layer.rest_share == pytest.approx(530 / 1530)
+
+
+def test_cycles_of_a_program_are_those_of_all_that_runs() -> None:
+    """Loops as often as they run; neither the kernel's nor the collective's, of which there are none."""
+    search = 5 * 100
+    assert Program(TEXT).traffic(cache_bytes=10**6).cycles == search + 5 * (1000 + 30 + search)
 
 
 def test_a_program_without_a_loop_has_no_layers() -> None:
-    assert layer_cycles(TEXT.replace("condition=", "of=")) is None
+    text = TEXT.replace("while(%zero), condition=%until, body=%search", "add(%zero, %zero)")
+    assert layer_cycles(Program(text.replace("while(%x), condition=%until, body=%layer", "negate(%x)")), 0) is None
 
 
 @needs_libtpu
