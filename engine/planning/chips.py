@@ -38,9 +38,9 @@ class Chip:
 HOST_CHIPS = 4
 _GIB = 2**30
 # A device has four matrix units, of 128 x 128 on v5e and 256 x 256 on the others. Versions of v6e's page say two and
-# four, and TPU7x's says nothing; but of a matmul of 16,384 x 16,384 x 16,384 libtpu 0.0.42.1 expects 408,750 and 444,834
-# FLOPs a cycle, and two units have 262,144. Of v5e it expects 120,892 of 131,072. Clocks are then 1.50, 1.75 and 2.20
-# GHz; for TPU7x libtpu itself seems to take 1.90: its `optimal_seconds` of that matmul are those of 0.86 of the peak.
+# four, and TPU7x's says nothing; but of a matmul of 16,384 x 16,384 x 16,384 libtpu 0.0.42.1 expects 408,750 and
+# 444,834 FLOPs a cycle, and two units have 262,144. Of v5e it expects 120,892 of 131,072. Clocks are then 1.50, 1.75
+# and 2.20 GHz; for TPU7x libtpu itself seems to take 1.90: its `optimal_seconds` are those of 0.86 of the peak.
 _OF_128, _OF_256 = 4 * 2 * 128**2, 4 * 2 * 256**2
 CHIPS = {
     "v5e": Chip("v5e", int(15.75 * _GIB), 8.19e11, 1.97e14, _OF_128, 4.5e10),

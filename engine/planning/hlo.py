@@ -9,7 +9,8 @@ every instruction is counted as often as it runs, with those of its operands and
 - A loop runs as often as its condition says. Of a conditional the cheapest branch is counted, which for sampling is
   the greedy one, or the dearest, where every option is used.
 - The KV cache as the operand of a kernel counts nothing, nor does another array that a kernel updates in place, as the
-  scales beside the pages: the planner knows how much of them each kernel moves, and adds that.
+  scales beside the pages: the planner knows how much of them each kernel moves, and adds that. A kernel that updates
+  nothing and does not state what it accesses reads the cache where an operand is as large.
 - Of a kernel that states how many bytes it accesses, as those for quantized weights do, that much counts at most, less
   what of it is in VMEM: given the weights of all layers, it reads one's.
 - Nor do the experts that a grouped matmul is given: it reads those that have rows, as its own program says, so that the
@@ -203,7 +204,7 @@ class Program:
         return computations
 
     def runs(self, computation: Computation, cache_bytes: int, *, dearest: bool = False) -> Iterator[Run]:
-        """What runs where `computation` runs once; of a conditional the branch that moves the fewest bytes, or the most."""
+        """What runs where `computation` runs once; of a conditional the branch with the fewest bytes, or the most."""
         for instruction in computation.instructions.values():
             times, inner = 1, None
             if instruction.opcode == "while":
@@ -246,7 +247,8 @@ class Program:
             if instruction.is_grouped_matmul and place == len(instruction.operands) - 1:
                 grouped_matmuls += 1
                 continue
-            if instruction.opcode == "custom-call" and (source.hbm_bytes >= cache_bytes or place in updated.values()):
+            is_cache = source.hbm_bytes >= cache_bytes and not instruction.stated_bytes  # or as large a stack of codes
+            if instruction.opcode == "custom-call" and (is_cache or place in updated.values()):
                 is_attention = True
                 continue
             reads += min(source.hbm_bytes, self._taken(instruction, place, source.hbm_bytes))

@@ -7,11 +7,12 @@ from patience import slow
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import deploy
-from penstock.engine.planning import has_libtpu, plan, preset
+from penstock.engine.models import FAMILIES
+from penstock.engine.planning import PRESETS, has_libtpu, plan, preset
 from penstock.engine.planning.chips import CHIPS
 from penstock.engine.planning.cycles import LayerCycles, layer_cycles
 from penstock.engine.planning.hlo import Program
-from penstock.engine.planning.roofline import decode_step
+from penstock.engine.planning.roofline import decode_step, kv_bytes_moved
 from penstock.engine.planning.topology import devices_of
 
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
@@ -98,6 +99,28 @@ def test_what_is_neither_matmul_nor_attention_takes_little(
     assert bucket.layer is not None
     assert bucket.layer.rest_share <= most
     assert (bucket.layer.num_kernels, bucket.layer.num_collectives) == (1, 2)
+
+
+@needs_libtpu
+def test_a_step_is_expected_to_take_longer_than_its_roofline_and_not_twice_as_long() -> None:
+    """Of a decode step, whose weights and pages come from HBM: the compiler expects matmuls to have most of its
+    bandwidth. The step of the largest bucket has the same function, and is that of a prompt.
+    """
+    fields = {**PRESETS["Llama-3.1-8B"], "vocab_size": 32768, "num_hidden_layers": 4}
+    config = EngineConfig(max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, tensor_parallel=4)
+    made = plan(FAMILIES["llama"].config(fields, "bfloat16"), "v6e:2x2", config)
+    backbone, head, _ = (bucket.traffic for bucket in made.buckets)
+    layer = made.buckets[0].layer
+    assert layer is not None
+    assert 4 * (layer.matmul + layer.rest) < backbone.cycles < 5 * (layer.matmul + layer.rest)
+    for step in (*made.decode, made.prefill):
+        of = step.time
+        assert of.xla_s == pytest.approx((backbone.cycles + head.cycles) / CHIPS["v6e"].clock_hz)
+        assert of.compute_s < of.memory_s < of.xla_s + of.kernels_s < 2 * of.memory_s
+        assert step.seconds == of.xla_s + of.kernels_s + of.collective_s
+    assert made.decode[-1].time.kernels_s == pytest.approx(
+        16 * kv_bytes_moved(deploy(config, made.model, devices_of("v6e:2x2")), 1024) / 1.64e12, rel=1e-3
+    )
 
 
 @needs_libtpu
