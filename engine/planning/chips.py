@@ -7,7 +7,8 @@ from dataclasses import dataclass
 SOURCE = (
     "peak, HBM and its bandwidth, and chips of a host: Google Cloud's TPU documentation, pages v5e, v6e and TPU7x; "
     "interconnect per link and direction: J. Austin et al., How to Scale Your Model, 2025, and for TPU7x its page; HBM "
-    "that a program can use: as libtpu's compiler states it when a program does not fit"
+    "that a program can use: as libtpu's compiler states it when a program does not fit; matrix units: those pages, "
+    "and libtpu's estimates of large matmuls"
 )
 
 
@@ -17,10 +18,16 @@ class Chip:
     hbm_bytes: int  # that a program can use
     hbm_bytes_per_s: float
     bf16_flops_per_s: float
+    bf16_flops_per_cycle: int  # of all matrix units: each multiplies and adds a square of its size
     link_bytes_per_s: float  # of one link of the interconnect, one way
     hop_s: float = 1e-6
     devices_per_chip: int = 1
     chips_on_one_host: int = 8  # of the largest slice that is one machine's; hosts of larger slices have HOST_CHIPS
+
+    @property
+    def clock_hz(self) -> float:
+        """Of the cycles in which the compiler estimates."""
+        return self.bf16_flops_per_s / self.bf16_flops_per_cycle
 
     def host_devices(self, num_devices: int) -> int:
         """Of a slice of so many, those on each of its hosts."""
@@ -30,8 +37,15 @@ class Chip:
 
 HOST_CHIPS = 4
 _GIB = 2**30
+# A device has four matrix units, of 128 x 128 on v5e and 256 x 256 on the others. Versions of v6e's page say two and
+# four, and TPU7x's says nothing; but of a matmul of 16,384 x 16,384 x 16,384 libtpu 0.0.42.1 expects 408,750 and
+# 444,834 FLOPs a cycle, and two units have 262,144. Of v5e it expects 120,892 of 131,072. Clocks are then 1.50, 1.75
+# and 2.20 GHz; for TPU7x libtpu itself seems to take 1.90: its `optimal_seconds` are those of 0.86 of the peak.
+_OF_128, _OF_256 = 4 * 2 * 128**2, 4 * 2 * 256**2
 CHIPS = {
-    "v5e": Chip("v5e", int(15.75 * _GIB), 8.19e11, 1.97e14, 4.5e10),
-    "v6e": Chip("v6e", int(31.24 * _GIB), 1.64e12, 9.18e14, 9.0e10),
-    "tpu7x": Chip("tpu7x", int(94.74 * _GIB), 3.69e12, 1.1535e15, 1.0e11, devices_per_chip=2, chips_on_one_host=4),
+    "v5e": Chip("v5e", int(15.75 * _GIB), 8.19e11, 1.97e14, _OF_128, 4.5e10),
+    "v6e": Chip("v6e", int(31.24 * _GIB), 1.64e12, 9.18e14, _OF_256, 9.0e10),
+    "tpu7x": Chip(
+        "tpu7x", int(94.74 * _GIB), 3.69e12, 1.1535e15, _OF_256, 1.0e11, devices_per_chip=2, chips_on_one_host=4
+    ),
 }

@@ -131,6 +131,7 @@ class Compiler:
         memory: Any = compiled.memory_analysis()
         text = printed(lowered, compiled, self.device, overlaps=self.steps.overlaps(num_tokens))
         program = Program(text) if text else None
+        is_stacked = kind == "backbone" and self.steps.is_stacked
         bucket = Bucket(
             kind=kind,
             size=size,
@@ -143,7 +144,7 @@ class Compiler:
             traffic=program.traffic(self._array_bytes) if program else Traffic(),
             full_traffic=program.traffic(self._array_bytes, dearest=True) if program else Traffic(),
             layer_collectives=self._layer_collectives(kind, program) if program else {},
-            layer=layer_cycles(text) if program and kind == "backbone" and self.steps.is_stacked else None,
+            layer=layer_cycles(program, self._array_bytes) if program and is_stacked else None,
         )
         _keep(path, bucket)
         return bucket

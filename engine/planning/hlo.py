@@ -1,4 +1,4 @@
-"""What a compiled step does, read from its HLO: bytes to and from HBM, collectives, copies of the cache.
+"""What a compiled step does, read from its HLO: bytes to and from HBM, cycles, collectives, copies of the cache.
 
 XLA's own `bytes accessed` counts a prefetch into VMEM twice, a loop's body once, and a Pallas call not at all. Here
 every instruction is counted as often as it runs, with those of its operands and results that lie in HBM:
@@ -9,11 +9,16 @@ every instruction is counted as often as it runs, with those of its operands and
 - A loop runs as often as its condition says. Of a conditional the cheapest branch is counted, which for sampling is
   the greedy one, or the dearest, where every option is used.
 - The KV cache as the operand of a kernel counts nothing, nor does another array that a kernel updates in place, as the
-  scales beside the pages: the planner knows how much of them each kernel moves, and adds that.
+  scales beside the pages: the planner knows how much of them each kernel moves, and adds that. A kernel that updates
+  nothing and does not state what it accesses reads the cache where an operand is as large.
 - Of a kernel that states how many bytes it accesses, as those for quantized weights do, that much counts at most, less
   what of it is in VMEM: given the weights of all layers, it reads one's.
 - Nor do the experts that a grouped matmul is given: it reads those that have rows, as its own program says, so that the
   planner adds as many as are to be expected. The kernel for quantized ones states what it accesses without them.
+
+Cycles are those that libtpu's compiler expects, which it writes beside most instructions, waiting for memory included.
+Kernels, collectives and sorts have no estimate, and copies that run beside other work (`copy-start`, `slice-start`)
+have none of their own: they count nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +37,9 @@ _LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"(calls|body|condition|to_apply)=%?([\w.\-]+)")
-_STATED = re.compile(r'"bytes_accessed":"(\d+)"')
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_STATED_BYTES = re.compile(r'"bytes_accessed":"(\d+)"')
+_STATED_FLOPS = re.compile(r'"flops":"(\d+)"')
 _ALIASES = re.compile(r"\{(\d*)\}: \((\d+), \{\}")  # a result, none where there is one, and its operand
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+)")
 
@@ -64,7 +71,19 @@ class Instruction:
     operands: tuple[str, ...]
     attributes: str
     is_root: bool
+    cycles: int = 0  # that the compiler expects; 0: it has no estimate
     stated_bytes: int = 0  # that a kernel says it accesses; 0: it does not say
+    stated_flops: int = 0
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it is a Pallas kernel, or one that libtpu made."""
+        return self.opcode == "custom-call" and 'custom_call_target="tpu_custom_call"' in self.attributes
+
+    @property
+    def is_collective(self) -> bool:
+        """Of a pair, its start."""
+        return self.opcode.removesuffix("-start") in COLLECTIVES
 
     @property
     def called(self) -> dict[str, str]:
@@ -116,6 +135,15 @@ class Computation:
         return [instruction for instruction in self.instructions.values() if name in instruction.operands]
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """An instruction that holds no others to run, and how often it runs."""
+
+    instruction: Instruction
+    computation: Computation
+    times: int
+
+
 @dataclass(slots=True)
 class Traffic:
     """Of one run of a program, on one device."""
@@ -128,6 +156,9 @@ class Traffic:
     cache_copies: int = 0  # instructions that write as many bytes as the cache's array has, not in place
     grouped_matmuls: int = 0  # those whose experts are in HBM
     quantized_grouped_matmuls: int = 0  # those by the kernel for experts that are held as codes
+    cycles: int = 0  # that the compiler expects, of all but kernels and collectives
+    kernel_bytes: int = 0  # of those read and written, what kernels move: without pages and experts
+    kernel_flops: int = 0  # that kernels state, but for attention and grouped matmuls, whose shapes do not say
 
     def add(self, other: Traffic, times: int = 1) -> None:
         self.read_bytes += times * other.read_bytes
@@ -137,6 +168,9 @@ class Traffic:
         self.cache_copies += times * other.cache_copies
         self.grouped_matmuls += times * other.grouped_matmuls
         self.quantized_grouped_matmuls += times * other.quantized_grouped_matmuls
+        self.cycles += times * other.cycles
+        self.kernel_bytes += times * other.kernel_bytes
+        self.kernel_flops += times * other.kernel_flops
         for kind, count in other.collectives.items():
             self.collectives[kind] = self.collectives.get(kind, 0) + times * count
 
@@ -159,28 +193,51 @@ class Program:
 
     def loop_traffic(self, cache_bytes: int, depth: int = 1) -> list[Traffic]:
         """Of one iteration of each loop at this depth: at 1 a layer of a step, at 2 a layer in a loop of steps."""
+        return [self._of(body, cache_bytes) for body in self.loops(depth)]
+
+    def loops(self, depth: int = 1) -> list[Computation]:
+        """The bodies of those at this depth."""
         computations = [self._computations[self._entry]]
         for _ in range(depth):
             loops = [i for one in computations for i in one.instructions.values() if i.opcode == "while"]
             computations = [self._computations[loop.called["body"]] for loop in loops]
-        return [self._of(body, cache_bytes) for body in computations]
+        return computations
+
+    def runs(self, computation: Computation, cache_bytes: int, *, dearest: bool = False) -> Iterator[Run]:
+        """What runs where `computation` runs once; of a conditional the branch with the fewest bytes, or the most."""
+        for instruction in computation.instructions.values():
+            times, inner = 1, None
+            if instruction.opcode == "while":
+                times, inner = self._trips(instruction), self._computations[instruction.called["body"]]
+            elif instruction.opcode == "conditional":
+                branches = [self._computations[name] for name in _branches(instruction)]
+                moved = partial(self._of, cache_bytes=cache_bytes, dearest=dearest)
+                inner = (max if dearest else min)(branches, key=lambda branch: moved(branch).hbm_bytes)
+            elif instruction.opcode == "call":
+                inner = self._computations[instruction.called["to_apply"]]
+            if inner is None:
+                yield Run(instruction, computation, 1)
+                continue
+            for run in self.runs(inner, cache_bytes, dearest=dearest):
+                yield Run(run.instruction, run.computation, times * run.times)
+
+    def called(self, instruction: Instruction) -> list[Computation]:
+        """Those it is made of, as a fusion is, or applies to each element."""
+        names = (instruction.called.get(kind, "") for kind in ("calls", "to_apply"))
+        return [self._computations[name] for name in names if name in self._computations]
 
     def _of(self, computation: Computation, cache_bytes: int, *, dearest: bool = False) -> Traffic:
-        total, inner = Traffic(), partial(self._of, cache_bytes=cache_bytes, dearest=dearest)
-        for instruction in computation.instructions.values():
-            if instruction.opcode == "while":
-                body = self._computations[instruction.called["body"]]
-                total.add(inner(body), self._trips(instruction))
-            elif instruction.opcode == "conditional":
-                branches = [inner(self._computations[name]) for name in _branches(instruction)]
-                total.add((max if dearest else min)(branches, key=lambda branch: branch.hbm_bytes))
-            elif instruction.opcode == "call":
-                total.add(inner(self._computations[instruction.called["to_apply"]]))
-            elif instruction.opcode not in _FREE:
-                total.add(self._of_one(instruction, computation, cache_bytes))
+        total = Traffic()
+        for run in self.runs(computation, cache_bytes, dearest=dearest):
+            total.add(self._of_one(run.instruction, run.computation, cache_bytes), run.times)
         return total
 
     def _of_one(self, instruction: Instruction, computation: Computation, cache_bytes: int) -> Traffic:
+        is_kernel, is_collective = instruction.is_kernel, instruction.is_collective
+        cycles = 0 if is_kernel or is_collective else instruction.cycles
+        if instruction.opcode in _FREE:
+            return Traffic(cycles=cycles)
+        is_attention, is_grouped = False, instruction.is_grouped_matmul or instruction.is_quantized_grouped_matmul
         reads, grouped_matmuls = 0, 0
         updated = instruction.updated if instruction.opcode == "custom-call" else {}
         for place, name in enumerate(instruction.operands):
@@ -190,7 +247,9 @@ class Program:
             if instruction.is_grouped_matmul and place == len(instruction.operands) - 1:
                 grouped_matmuls += 1
                 continue
-            if instruction.opcode == "custom-call" and (source.hbm_bytes >= cache_bytes or place in updated.values()):
+            is_cache = source.hbm_bytes >= cache_bytes and not instruction.stated_bytes  # or as large a stack of codes
+            if instruction.opcode == "custom-call" and (is_cache or place in updated.values()):
+                is_attention = True
                 continue
             reads += min(source.hbm_bytes, self._taken(instruction, place, source.hbm_bytes))
         writes = self._written(instruction, computation)
@@ -200,17 +259,18 @@ class Program:
         if instruction.stated_bytes:
             stated = instruction.stated_bytes - self._in_vmem(instruction, computation) - writes
             reads = min(reads, max(stated, 0))
-        kind = instruction.opcode.removesuffix("-start")
-        is_collective = kind in COLLECTIVES
         return Traffic(
             read_bytes=reads,
             written_bytes=writes,
-            collectives={kind: 1} if is_collective else {},
+            collectives={instruction.opcode.removesuffix("-start"): 1} if is_collective else {},
             collective_bytes=instruction.results[-1].num_bytes if is_collective else 0,
             host_transfers=int(instruction.opcode in _HOST or "S(5)" in instruction.attributes),
             cache_copies=int(writes >= cache_bytes > 0),
             grouped_matmuls=grouped_matmuls,
             quantized_grouped_matmuls=int(instruction.is_quantized_grouped_matmul),
+            cycles=cycles,
+            kernel_bytes=reads + writes if is_kernel else 0,
+            kernel_flops=instruction.stated_flops if is_kernel and not (is_attention or is_grouped) else 0,
         )
 
     def _in_vmem(self, instruction: Instruction, computation: Computation) -> int:
@@ -302,10 +362,24 @@ def _instruction(name: str, rest: str, *, is_root: bool) -> Instruction:
     close = _closing(rest, len(opcode))
     operands = tuple(_NAME.findall(rest[len(opcode) : close]))
     attributes = inner if opcode in ("parameter", "constant") else rest[close:].split(", metadata=")[0]
-    stated = _STATED.search(rest, close) if opcode == "custom-call" else None
+    is_kernel = opcode == "custom-call"
     return Instruction(
-        name, opcode.strip(), results, operands, attributes, is_root, 0 if stated is None else int(stated[1])
+        name,
+        opcode.strip(),
+        results,
+        operands,
+        attributes,
+        is_root,
+        cycles=_number(_CYCLES, rest, close),
+        stated_bytes=_number(_STATED_BYTES, rest, close) if is_kernel else 0,
+        stated_flops=_number(_STATED_FLOPS, rest, close) if is_kernel else 0,
     )
+
+
+def _number(pattern: re.Pattern[str], text: str, start: int) -> int:
+    """0 where it is not found."""
+    found = pattern.search(text, start)
+    return 0 if found is None else int(found[1])
 
 
 def _arrays(text: str) -> Iterator[Array]:

@@ -157,7 +157,7 @@ def plan(
         decode=estimates.decode(context),
         decode_filtered=estimates.decode(context, filtered=True),
         decode_all_options=estimates.decode(context, all_options=True),
-        prefill=prefill_step(deployment, chip, max(geometry.token_buckets)),
+        prefill=estimates.prefill(),
     )
     _check_fit(made)
     return made
@@ -265,6 +265,13 @@ class _Estimates:
                 parts = self._deployment, self._chip, batch, context, backbone.traffic, traffic
                 steps.append(decode_step(*parts, is_drawn=filtered or all_options))
         return tuple(steps)
+
+    def prefill(self) -> Step:
+        """Of a prompt that fills the largest step."""
+        num_tokens = max(self._layout.geometry.token_buckets)
+        backbone, head = self._found.get(("backbone", num_tokens)), self._least("head", 1)
+        programs = () if backbone is None or head is None else (backbone.traffic, head.traffic)
+        return prefill_step(self._deployment, self._chip, num_tokens, programs)
 
     def _least(self, kind: str, rows: int) -> Bucket | None:
         """The smallest that has so many rows."""

@@ -1,13 +1,14 @@
-"""How long steps of a planned replica take at best, from what the compiler made of them. Nothing here was measured.
+"""How long steps of a planned replica take, from what the compiler made of them. Nothing here was measured.
 
-A step padded to its bucket takes the longer of bytes over bandwidth and FLOPs over peak, and then its collectives, as
-`roofline.py` has it:
+A step padded to its bucket takes the longer of its roofline and of the cycles that the compiler expects, with kernels,
+and then its collectives, as `roofline.py` has it:
 
 - Bytes: those of the bucket's backbone and head, counted from their HLO; the pages that kernels move, for the contexts
   that rows have; the experts of a grouped matmul. A chunk of a prompt reads its context once, and writes its tokens.
   Where the compiler cannot print a program, its weights once stand for the HLO.
   Rows are sampled with temperature and filters, as most checkpoints ask for; those of a loop of steps are counted
   as greedy ones, but for what devices tell each other.
+- Cycles: those of the same programs.
 - FLOPs: of all tokens and rows of the buckets, padding included, and of the keys that the real tokens see.
 
 The host's share is processor time that `benchmarks.host` found on the machine of docs/performance.md.
@@ -16,7 +17,7 @@ The host's share is processor time that `benchmarks.host` found on the machine o
 from __future__ import annotations
 
 from collections import Counter
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy
@@ -24,10 +25,21 @@ from penstock.engine.execution.geometry import Geometry
 from penstock.engine.models import ModelConfig
 from penstock.engine.planning.plan import Plan
 from penstock.engine.planning.replica import Replica
-from penstock.engine.planning.roofline import collective_s, kv_bytes_moved, kv_token_bytes, logits_s, step_flops
+from penstock.engine.planning.roofline import (
+    Load,
+    Programs,
+    StepWork,
+    attention_flops,
+    collective_s,
+    expert_load,
+    kv_bytes_moved,
+    kv_token_bytes,
+    logits_s,
+    step_flops,
+)
 from penstock.engine.planning.step_times import StepShape
 from penstock.engine.planning.topology import devices_of
-from penstock.engine.planning.weights import grouped_matmul_bytes, step_weight_bytes
+from penstock.engine.planning.weights import step_weight_bytes
 from penstock.engine.scheduling.pace import Pace, StepTimes
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Scheduler
@@ -50,25 +62,30 @@ class PlannedSteps:
         }
         self._windows = Counter(block.attention.sliding_window for block in self._model.blocks)
         self._token_bytes = kv_token_bytes(self._model, deployment.kv_dtype) // self._devices
-        self._key_flops = step_flops(self._model, 0, 0, 1) / self._devices
+        self._key_flops = attention_flops(self._model, 1) / self._devices
         self._padded_flops = lru_cache(maxsize=None)(self._flops)
-        self._program_bytes = lru_cache(maxsize=None)(self._bytes)
+        self._step_programs = lru_cache(maxsize=None)(self._programs)
+        self._experts = lru_cache(maxsize=None)(self._expert_load)
         self._kv_bytes = lru_cache(maxsize=None)(lambda context: kv_bytes_moved(deployment, context))
 
     def step_s(self, shape: StepShape) -> float:
         num_rows = self.geometry.row_bucket(shape.num_sampled) if shape.num_sampled else 0
         num_tokens = num_rows if shape.num_steps > 1 else self.geometry.token_bucket(shape.num_tokens)
         later = shape.num_steps // 2  # half-way through them, contexts are as much longer
-        moved = self._program_bytes(num_tokens, num_rows, shape.num_steps > 1)
-        moved += sum(self._kv_bytes(start + later) + (count - 1) * self._token_bytes for start, count in shape.chunks)
-        moved += self._expert_bytes(num_tokens, shape)
-        keys = sum(self._mean_keys(start + later, count) for start, count in shape.chunks)
-        flops = self._padded_flops(num_tokens, num_rows) + keys * self._key_flops
-        roofline_s = max(moved / self._chip.hbm_bytes_per_s, flops / self._chip.bf16_flops_per_s)
+        is_loop = shape.num_steps > 1
+        pages = sum(self._kv_bytes(start + later) + (count - 1) * self._token_bytes for start, count in shape.chunks)
+        attention = Load(pages, self._key_flops * sum(self._mean_keys(start + later, n) for start, n in shape.chunks))
         links_s = collective_s(self._model, num_tokens, self._devices, self._chip)
         if num_rows:
             links_s += logits_s(self._model, num_rows, self._devices, self._chip, is_drawn=True)
-        return shape.num_steps * (roofline_s + links_s)
+        work = StepWork(
+            programs=self._step_programs(num_tokens, num_rows, is_loop),
+            attention=attention,
+            experts=self._experts(num_tokens, shape.num_tokens, is_loop),
+            flops=self._padded_flops(num_tokens, num_rows) + attention.flops,
+            collective_s=links_s,
+        )
+        return shape.num_steps * work.time(self._chip).seconds
 
     def plan_s(self, shape: StepShape) -> float:
         return 0.5 * (HOST_STEP_S + HOST_ROW_S * len(shape.chunks))
@@ -88,21 +105,17 @@ class PlannedSteps:
         loops = dict.fromkeys(geometry.row_buckets, self._loop_steps) if self._loop_steps > 1 else {}
         return Pace(times, config.prefill_share, loops)
 
-    def _bytes(self, num_tokens: int, num_rows: int, is_loop: bool) -> float:
-        """Of the programs of one step, without what kernels move."""
+    def _programs(self, num_tokens: int, num_rows: int, is_loop: bool) -> Programs:
+        weight_bytes = step_weight_bytes(self._model, num_tokens, self._deployment.placement)
         if is_loop:
-            moved = [self._traffic["loop", num_rows].hbm_bytes / self._loop_steps]
-        else:
-            sizes = [("backbone", num_tokens), *([("head", num_rows)] if num_rows else [])]
-            moved = [self._traffic[size].hbm_bytes for size in sizes]
-        return sum(moved) if all(moved) else step_weight_bytes(self._model, num_tokens, self._deployment.placement)
+            return Programs.of([self._traffic["loop", num_rows]], weight_bytes, self._loop_steps)
+        sizes = [("backbone", num_tokens), *([("head", num_rows)] if num_rows else [])]
+        return Programs.of([self._traffic[size] for size in sizes], weight_bytes)
 
-    def _expert_bytes(self, num_tokens: int, shape: StepShape) -> int:
-        traffic = self._traffic["loop" if shape.num_steps > 1 else "backbone", num_tokens]
-        steps = self._loop_steps if shape.num_steps > 1 else 1
-        of_experts = partial(grouped_matmul_bytes, self._model, shape.num_tokens, self._deployment.placement)
-        plain, quantized = traffic.grouped_matmuls // steps, traffic.quantized_grouped_matmuls // steps
-        return of_experts(plain) + of_experts(quantized, quantized=True)
+    def _expert_load(self, size: int, num_tokens: int, is_loop: bool) -> Load:
+        """Of so many tokens in a step of `size`."""
+        traffic = self._traffic["loop" if is_loop else "backbone", size]
+        return expert_load(self._deployment, num_tokens, traffic, self._loop_steps if is_loop else 1)
 
     def _flops(self, num_tokens: int, num_rows: int) -> float:
         return step_flops(self._model, num_tokens, num_rows, 0) / self._devices

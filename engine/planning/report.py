@@ -18,7 +18,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "expert_parallel": plan.expert,
         "replicas": plan.replicas,
         "attention": plan.attention,
-        "chip": {**dataclasses.asdict(plan.chip), "source": SOURCE},
+        "chip": {**dataclasses.asdict(plan.chip), "clock_hz": plan.chip.clock_hz, "source": SOURCE},
         "model": dataclasses.asdict(plan.model),
         "max_model_len": plan.max_model_len,
         "decode_steps": plan.decode_steps,
@@ -58,5 +58,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 
 
 def _step(step: Step) -> dict[str, Any]:
+    figures = dataclasses.asdict(step)
+    parts = figures.pop("time")
     derived = {"seconds": step.seconds, "tokens_per_s": step.tokens_per_s, "bytes_over_ideal": step.overhead}
-    return {**dataclasses.asdict(step), **derived}
+    return {**figures, **parts, **derived}

@@ -1,4 +1,4 @@
-"""What a step costs at best: bytes over bandwidth, matmuls over peak, and the communication between devices.
+"""What a step takes: bytes over bandwidth, matmuls over peak, the compiler's cycles, and links between devices.
 
 Formulas, so that they can be checked by hand, per device, with n devices of one replica:
 
@@ -16,7 +16,16 @@ Formulas, so that they can be checked by hand, per device, with n devices of one
 - Logits of r rows and v tokens: greedy rows gather three words of each device, n - 1 hops each time. Others are
   exchanged around the ring, both ways at once: a quarter of what gathering would take, 4 r v / 4 bytes over two links;
   and then their tokens are gathered.
-- A step takes the longer of bytes / bandwidth and FLOPs / peak, and then the collectives, which wait for it.
+- At the roofline a step takes the longer of bytes / bandwidth and FLOPs / peak, of all it moves and computes.
+- Beside it stands what the compiler expects: cycles / clock of all that XLA made of the step, which have the time that
+  it waits for memory in them, and kernels, which have no cycles and run between XLA's fusions. Each kind of kernel
+  takes the longer of bytes / bandwidth and FLOPs / peak: of attention the pages that it reads and writes, and the FLOPs
+  above; of grouped matmuls the experts that have rows, and 2 x tokens x k x parameters of an expert / n; of others the
+  bytes that they move and the FLOPs that they state.
+- A step takes the longer of the roofline and of cycles / clock + kernels, and then the collectives, which wait for it.
+  Both have the whole step in them, so they are not added. A copy that runs beside other work, such as a prefetch into
+  VMEM, has no cycles, and counts at the roofline. Where the compiler cannot print a program, or wrote no cycles, the
+  roofline is all there is.
 """
 
 from __future__ import annotations
@@ -24,8 +33,9 @@ from __future__ import annotations
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax.numpy as jnp
 
@@ -38,21 +48,97 @@ from penstock.engine.planning.weights import grouped_matmul_bytes, step_weight_b
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """Of kernels of one kind in a step, on each device."""
+
+    num_bytes: float = 0.0  # to and from HBM
+    flops: float = 0.0
+
+    def seconds(self, chip: Chip) -> float:
+        """At the roofline."""
+        return max(self.num_bytes / chip.hbm_bytes_per_s, self.flops / chip.bf16_flops_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """What a step takes, in seconds."""
+
+    memory_s: float  # of all bytes
+    compute_s: float  # of all FLOPs
+    xla_s: float  # of all but kernels and collectives, as the compiler expects; 0: it does not say
+    kernels_s: float  # beside `xla_s`, and 0 where that is
+    collective_s: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.memory_s, self.compute_s, self.xla_s + self.kernels_s) + self.collective_s
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Those of one step, on each device, as their HLO has them: without pages, attention's FLOPs, and experts."""
+
+    num_bytes: float  # to and from HBM
+    cycles: float  # of what XLA made; 0: they are not known of all programs
+    kernels: Load
+
+    @classmethod
+    def of(cls, programs: Sequence[Traffic], weight_bytes: int, num_steps: int = 1) -> Programs:
+        """`weight_bytes`, what a step reads of the weights, stand for programs that the compiler could not print;
+        `num_steps` run in one dispatch of them.
+        """
+        is_counted = bool(programs) and all(program.hbm_bytes for program in programs)
+        if not is_counted:
+            return cls(weight_bytes, 0.0, Load())
+        return cls(
+            sum(program.hbm_bytes for program in programs) / num_steps,
+            sum(program.cycles for program in programs) / num_steps if all(p.cycles for p in programs) else 0.0,
+            Load(
+                sum(program.kernel_bytes for program in programs) / num_steps,
+                sum(program.kernel_flops for program in programs) / num_steps,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """Of one step, on each device."""
+
+    programs: Programs
+    attention: Load  # of pages
+    experts: Load  # of grouped matmuls, those that have rows
+    flops: float  # of all matmuls, attention's and experts' included
+    collective_s: float
+
+    @property
+    def num_bytes(self) -> float:
+        return self.programs.num_bytes + self.attention.num_bytes + self.experts.num_bytes
+
+    def time(self, chip: Chip) -> StepTime:
+        kernels = (self.programs.kernels, self.attention, self.experts) if self.programs.cycles else ()
+        return StepTime(
+            memory_s=self.num_bytes / chip.hbm_bytes_per_s,
+            compute_s=self.flops / chip.bf16_flops_per_s,
+            xla_s=self.programs.cycles / chip.clock_hz,
+            kernels_s=sum(kernel.seconds(chip) for kernel in kernels),
+            collective_s=self.collective_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """Per device, at the roofline."""
+    """Per device."""
 
     num_tokens: int
     context: int
     ideal_bytes: int  # weights once, live KV once, new KV once
     counted_bytes: int  # from the compiled HLO, with the pages and experts that kernels move
     flops: float
-    memory_s: float
-    compute_s: float
-    collective_s: float
+    time: StepTime
 
     @property
     def seconds(self) -> float:
-        return max(self.memory_s, self.compute_s) + self.collective_s
+        return self.time.seconds
 
     @property
     def tokens_per_s(self) -> float:
@@ -79,42 +165,51 @@ def decode_step(
     """
     model, devices = deployment.model, _devices(deployment)
     weights = step_weight_bytes(model, batch, deployment.placement)
-    ideal = weights + batch * kv_sequence_bytes(model, deployment.kv_dtype, context + 1) // devices
-    counted = backbone.hbm_bytes + head.hbm_bytes + batch * kv_bytes_moved(deployment, context)
-    counted += grouped_matmul_bytes(model, batch, deployment.placement, backbone.grouped_matmuls)
-    counted += grouped_matmul_bytes(
-        model, batch, deployment.placement, backbone.quantized_grouped_matmuls, quantized=True
-    )
-    flops = step_flops(model, batch, batch, batch * _mean(min(context, seen) for seen in _windows(model))) / devices
-    return Step(
-        num_tokens=batch,
-        context=context,
-        ideal_bytes=ideal,
-        counted_bytes=counted,
-        flops=flops,
-        memory_s=counted / chip.hbm_bytes_per_s,
-        compute_s=flops / chip.bf16_flops_per_s,
+    keys_seen = batch * _mean(min(context, seen) for seen in _windows(model))
+    work = StepWork(
+        programs=Programs.of((backbone, head), weights),
+        attention=Load(batch * kv_bytes_moved(deployment, context), attention_flops(model, keys_seen) / devices),
+        experts=expert_load(deployment, batch, backbone),
+        flops=step_flops(model, batch, batch, keys_seen) / devices,
         collective_s=collective_s(model, batch, devices, chip)
         + logits_s(model, batch, devices, chip, is_drawn=is_drawn),
     )
+    ideal = weights + batch * kv_sequence_bytes(model, deployment.kv_dtype, context + 1) // devices
+    return _step(work, chip, batch, context, ideal)
 
 
-def prefill_step(deployment: Deployment, chip: Chip, num_tokens: int) -> Step:
-    """One prompt of `num_tokens` in one step: at best the time to its first token, with nothing else to do."""
+def prefill_step(deployment: Deployment, chip: Chip, num_tokens: int, programs: Sequence[Traffic] = ()) -> Step:
+    """One prompt of `num_tokens` in one step: the time to its first token, with nothing else to do. `programs` are the
+    backbone and the head, where they were compiled.
+    """
     model, devices = deployment.model, _devices(deployment)
     weights = step_weight_bytes(model, num_tokens, deployment.placement)
     kv_bytes = num_tokens * kv_token_bytes(model, deployment.kv_dtype) // devices
-    flops = step_flops(model, num_tokens, 1, _mean(_pairs(num_tokens, seen) for seen in _windows(model))) / devices
-    return Step(
-        num_tokens=num_tokens,
-        context=0,
-        ideal_bytes=weights + kv_bytes,
-        counted_bytes=weights + kv_bytes,
-        flops=flops,
-        memory_s=(weights + kv_bytes) / chip.hbm_bytes_per_s,
-        compute_s=flops / chip.bf16_flops_per_s,
+    keys_seen = _mean(_pairs(num_tokens, seen) for seen in _windows(model))
+    work = StepWork(
+        programs=Programs.of(programs, weights),
+        attention=Load(kv_bytes, attention_flops(model, keys_seen) / devices),
+        experts=expert_load(deployment, num_tokens, programs[0]) if programs else Load(),
+        flops=step_flops(model, num_tokens, 1, keys_seen) / devices,
         collective_s=collective_s(model, num_tokens, devices, chip) + logits_s(model, 1, devices, chip),
     )
+    return _step(work, chip, num_tokens, 0, weights + kv_bytes)
+
+
+def _step(work: StepWork, chip: Chip, num_tokens: int, context: int, ideal_bytes: int) -> Step:
+    return Step(num_tokens, context, ideal_bytes, round(work.num_bytes), work.flops, work.time(chip))
+
+
+def expert_load(deployment: Deployment, num_tokens: int, program: Traffic, num_steps: int = 1) -> Load:
+    """Of the grouped matmuls of a step of so many tokens. `num_steps` run in one dispatch of `program`."""
+    plain, quantized = program.grouped_matmuls // num_steps, program.quantized_grouped_matmuls // num_steps
+    if not plain and not quantized:
+        return Load()
+    model = deployment.model
+    of_experts = partial(grouped_matmul_bytes, model, num_tokens, deployment.placement)
+    num_bytes = of_experts(plain) + of_experts(quantized, quantized=True)
+    chosen = matmul_parameters(model, lambda mixture: mixture.num_chosen) - matmul_parameters(model, lambda _: 0)
+    return Load(num_bytes, 2 * chosen * num_tokens / _devices(deployment))
 
 
 def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
@@ -160,9 +255,12 @@ def step_flops(model: ModelConfig, num_tokens: int, num_rows: int, num_keys_seen
     """Over all devices of a replica."""
     matmuls = 2 * matmul_parameters(model, lambda mixture: mixture.num_chosen) * num_tokens
     head = 2 * model.vocab_rows * model.hidden_size * num_rows
-    heads = sum(block.attention.num_heads * block.attention.head_dim for block in model.blocks)
-    attention = 4 * heads * num_keys_seen
-    return float(matmuls + head + attention)
+    return float(matmuls + head) + attention_flops(model, num_keys_seen)
+
+
+def attention_flops(model: ModelConfig, num_keys_seen: float) -> float:
+    """Over all devices of a replica."""
+    return 4.0 * num_keys_seen * sum(block.attention.num_heads * block.attention.head_dim for block in model.blocks)
 
 
 def collective_s(model: ModelConfig, num_tokens: int, devices: int, chip: Chip) -> float:

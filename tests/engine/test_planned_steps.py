@@ -10,6 +10,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import deploy
 from penstock.engine.models import FAMILIES, ModelConfig
 from penstock.engine.planning import PRESETS, Plan, Trace, has_libtpu, plan, planned_replicas, simulate
+from penstock.engine.planning.hlo import Traffic
 from penstock.engine.planning.planned_steps import HOST_ROW_S, HOST_STEP_S, PlannedSteps, keys_seen
 from penstock.engine.planning.roofline import kv_bytes_moved, kv_token_bytes
 from penstock.engine.planning.step_times import StepShape
@@ -67,12 +68,22 @@ def test_padding_is_computed_and_contexts_are_read(model: ModelConfig, made: Pla
 
 
 @needs_libtpu
-def test_programs_that_were_not_printed_count_their_weights(model: ModelConfig, made: Plan) -> None:
-    silent = replace(made, buckets=tuple(replace(b, traffic=type(b.traffic)()) for b in made.buckets))
-    steps = PlannedSteps(silent, deploy(CONFIG, model, devices_of("v6e:2x2")))
+def test_programs_that_were_not_printed_count_their_weights(
+    model: ModelConfig, made: Plan, steps: PlannedSteps
+) -> None:
+    """And their cycles are not known, so that the roofline alone is left."""
+    buckets = tuple(replace(bucket, traffic=Traffic(), full_traffic=Traffic()) for bucket in made.buckets)
+    silent = PlannedSteps(replace(made, buckets=buckets), deploy(CONFIG, model, devices_of("v6e:2x2")))
     shape = StepShape(((CONTEXT, 1),) * 16, 16)
     least_s = (made.decode[-1].ideal_bytes - 16 * 2**20) / made.chip.hbm_bytes_per_s
-    assert least_s < steps.step_s(shape) < made.decode[-1].seconds
+    at_roofline = made.decode[-1].time
+    assert least_s < silent.step_s(shape) < at_roofline.memory_s + at_roofline.collective_s < steps.step_s(shape)
+
+
+@needs_libtpu
+def test_a_prompt_of_the_largest_step_is_that_of_the_plan(made: Plan, steps: PlannedSteps) -> None:
+    """But for the row, which is drawn."""
+    assert steps.step_s(StepShape(((0, 16),), 1)) == pytest.approx(made.prefill.seconds, rel=0.1)
 
 
 @needs_libtpu

@@ -16,8 +16,8 @@ from penstock.engine.models import FAMILIES, ModelConfig, active_parameters, mat
 from penstock.engine.models.hf_blocks import sliding
 from penstock.engine.planning import ALL_OPTIONS, PRESETS, as_dict, has_libtpu, plan, planned_model, preset
 from penstock.engine.planning.chips import CHIPS
-from penstock.engine.planning.hlo import Program
-from penstock.engine.planning.roofline import collective_s, kv_token_bytes, step_flops
+from penstock.engine.planning.hlo import Program, Traffic
+from penstock.engine.planning.roofline import Load, Programs, StepWork, collective_s, kv_token_bytes, step_flops
 from penstock.engine.planning.topology import devices_of
 
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
@@ -183,6 +183,37 @@ def test_the_roofline_of_a_step_by_hand() -> None:
     assert collective_s(model, 64, 1, CHIPS["v6e"]) == 0
 
 
+def test_clocks_are_those_at_which_the_matrix_units_have_their_peak() -> None:
+    assert {name: round(chip.clock_hz / 1e9, 2) for name, chip in CHIPS.items()} == {
+        "v5e": 1.50, "v6e": 1.75, "tpu7x": 2.20,
+    }  # fmt: skip
+
+
+def test_a_step_takes_the_longer_of_its_roofline_and_of_cycles_and_kernels() -> None:
+    """On v6e 1.64 MB take a microsecond, and so do 918 MFLOP; 1,751 cycles take 1.00003 of them."""
+    chip = CHIPS["v6e"]
+    cycle_us = 1e6 / chip.clock_hz
+    backbone = Traffic(read_bytes=1_640_000, kernel_bytes=820_000, kernel_flops=918_000_000, cycles=1_000)
+    head = Traffic(written_bytes=1_640_000, cycles=751)
+
+    def us(backbone: Traffic, head: Traffic, flops: float = 0.0, num_steps: int = 1) -> float:
+        work = StepWork(
+            programs=Programs.of((backbone, head), 820_000, num_steps),
+            attention=Load(1_640_000, 2 * 918e6),  # by FLOPs
+            experts=Load(3_280_000, 1e6),  # by bytes
+            flops=flops,
+            collective_s=5e-6,
+        )
+        return 1e6 * work.time(chip).seconds
+
+    assert us(backbone, head) == pytest.approx(1_751 * cycle_us + 1 + 2 + 2 + 5)
+    assert us(backbone, head, num_steps=2) == pytest.approx((1_751 * cycle_us + 1) / 2 + 2 + 2 + 5)
+    assert us(backbone, head, flops=7 * 918e6) == pytest.approx(7 + 5)
+    silent = replace(head, cycles=0)  # what the backbone's take alone says nothing of the step
+    assert us(backbone, silent) == pytest.approx(1 + 1 + 1 + 2 + 5)
+    assert us(backbone, Traffic()) == pytest.approx(0.5 + 1 + 2 + 5)  # one was not printed: the weights
+
+
 def test_the_flops_of_experts_are_counted_by_hand() -> None:
     model = preset("qwen3-30b-a3b")
     assert model is not None
@@ -258,7 +289,7 @@ def test_every_kind_of_head_is_counted_and_filters_cost_next_to_nothing() -> Non
         for steps in (made.decode, made.decode_filtered, made.decode_all_options)
     )
     assert greedy.seconds < filtered.seconds < 1.1 * greedy.seconds
-    assert filtered.collective_s - greedy.collective_s == pytest.approx(64 * 128256 / (2 * 9.0e10), rel=0.5)
+    assert filtered.time.collective_s - greedy.time.collective_s == pytest.approx(64 * 128256 / (2 * 9.0e10), rel=0.5)
     assert filtered.counted_bytes < extended.counted_bytes
 
 

@@ -7,10 +7,12 @@ from patience import slow
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import deploy
-from penstock.engine.planning import has_libtpu, plan, preset
+from penstock.engine.models import FAMILIES
+from penstock.engine.planning import PRESETS, has_libtpu, plan, preset
 from penstock.engine.planning.chips import CHIPS
 from penstock.engine.planning.cycles import LayerCycles, layer_cycles
-from penstock.engine.planning.roofline import decode_step
+from penstock.engine.planning.hlo import Program
+from penstock.engine.planning.roofline import decode_step, kv_bytes_moved
 from penstock.engine.planning.topology import devices_of
 
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
@@ -57,14 +59,20 @@ ENTRY %main (x: bf16[8,8]) -> bf16[8,8] {{
 
 
 def test_cycles_are_told_apart_by_what_they_are_for() -> None:
-    assert layer_cycles(TEXT) == LayerCycles(
-        matmul=1000, rest=30 + 5 * 100, num_rest=1 + 5, num_kernels=1, num_collectives=1
-    )
-    assert layer_cycles(TEXT).rest_share == pytest.approx(530 / 1530)
+    layer = layer_cycles(Program(TEXT), cache_bytes=0)
+    assert layer == LayerCycles(matmul=1000, rest=30 + 5 * 100, num_rest=1 + 5, num_kernels=1, num_collectives=1)
+    assert layer.rest_share == pytest.approx(530 / 1530)
+
+
+def test_cycles_of_a_program_are_those_of_all_that_runs() -> None:
+    """Loops as often as they run; neither the kernel's nor the collective's, of which there are none."""
+    search = 5 * 100
+    assert Program(TEXT).traffic(cache_bytes=10**6).cycles == search + 5 * (1000 + 30 + search)
 
 
 def test_a_program_without_a_loop_has_no_layers() -> None:
-    assert layer_cycles(TEXT.replace("condition=", "of=")) is None
+    text = TEXT.replace("while(%zero), condition=%until, body=%search", "add(%zero, %zero)")
+    assert layer_cycles(Program(text.replace("while(%x), condition=%until, body=%layer", "negate(%x)")), 0) is None
 
 
 @needs_libtpu
@@ -91,6 +99,28 @@ def test_what_is_neither_matmul_nor_attention_takes_little(
     assert bucket.layer is not None
     assert bucket.layer.rest_share <= most
     assert (bucket.layer.num_kernels, bucket.layer.num_collectives) == (1, 2)
+
+
+@needs_libtpu
+def test_a_step_is_expected_to_take_longer_than_its_roofline_and_not_twice_as_long() -> None:
+    """Of a decode step, whose weights and pages come from HBM: the compiler expects matmuls to have most of its
+    bandwidth. The step of the largest bucket has the same function, and is that of a prompt.
+    """
+    fields = {**PRESETS["Llama-3.1-8B"], "vocab_size": 32768, "num_hidden_layers": 4}
+    config = EngineConfig(max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, tensor_parallel=4)
+    made = plan(FAMILIES["llama"].config(fields, "bfloat16"), "v6e:2x2", config)
+    backbone, head, _ = (bucket.traffic for bucket in made.buckets)
+    layer = made.buckets[0].layer
+    assert layer is not None
+    assert 4 * (layer.matmul + layer.rest) < backbone.cycles < 5 * (layer.matmul + layer.rest)
+    for step in (*made.decode, made.prefill):
+        of = step.time
+        assert of.xla_s == pytest.approx((backbone.cycles + head.cycles) / CHIPS["v6e"].clock_hz)
+        assert of.compute_s < of.memory_s < of.xla_s + of.kernels_s < 2 * of.memory_s
+        assert step.seconds == of.xla_s + of.kernels_s + of.collective_s
+    assert made.decode[-1].time.kernels_s == pytest.approx(
+        16 * kv_bytes_moved(deploy(config, made.model, devices_of("v6e:2x2")), 1024) / 1.64e12, rel=1e-3
+    )
 
 
 @needs_libtpu

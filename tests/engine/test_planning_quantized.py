@@ -24,11 +24,14 @@ STATED = """ENTRY %main (a: u8[8,256,128], x: bf16[16,256]) -> f32[16,256] {
 """  # noqa: E501 -- HLO has long lines
 
 
-def test_a_kernel_reads_what_it_states_and_is_not_in_vmem() -> None:
-    traffic = Program(STATED).traffic(cache_bytes=2**30)
+@pytest.mark.parametrize("cache_bytes", [2**30, 2**16])
+def test_a_kernel_reads_what_it_states_and_is_not_in_vmem(cache_bytes: int) -> None:
+    """Though the stack of all layers' codes is as large as the cache."""
+    traffic = Program(STATED).traffic(cache_bytes)
     weight, x, y = 256 * 128, 16 * 256 * 2, 16 * 256 * 4
     assert traffic.read_bytes == weight + (weight + x)
     assert traffic.written_bytes == y
+    assert traffic.kernel_bytes == traffic.hbm_bytes
 
 
 @needs_libtpu

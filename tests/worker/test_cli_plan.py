@@ -116,4 +116,4 @@ def test_what_was_simulated_is_shown_in_all_and_for_each_replica(capsys: pytest.
     row = "3 │ 3,000 │ 700 │ 150 │ 12.5 │ 250.0 │ 1,500.0 │ 12.50 │ 1,500.00 │ 3.8 │ 88% │ 2"
     for name in ("total", "replica 1", "replica 2"):
         assert f"{name} │ {row}" in printed
-    assert "None was measured, and real steps are slower" in printed
+    assert "None was measured, and real steps may be slower" in printed

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
@@ -102,7 +101,8 @@ def _show(screen: Console, made: Plan) -> None:
     screen.print(f"The KV cache is {alias}. Compiling took {made.compile_s:.0f} s.\n")
     screen.print(_buckets(made))
     screen.print(_steps(made))
-    screen.print("[dim]Estimates are rooflines: what memory, matmuls and links allow, not what was measured.[/]")
+    expected = "bytes, matmuls, or XLA (cycles that the compiler expects) and kernels"
+    screen.print(f"[dim]A step takes the longest of {expected}, and then links. Nothing was measured.[/]")
 
 
 def _spare(made: Plan) -> str:
@@ -149,11 +149,13 @@ def _buckets(made: Plan) -> Table:
 
 
 def _steps(made: Plan) -> Table:
-    table = Table("step", "ms", "bytes ms", "matmul ms", "links ms", "GB", "over ideal", "TFLOP", "tokens/s")
+    headings = ("bytes ms", "matmul ms", "XLA ms", "kernels ms", "links ms", "GB", "over ideal", "TFLOP", "tokens/s")
+    table = Table("step", "ms", *headings)
     kinds = (("", made.decode), (", filtered", made.decode_filtered), (", all options", made.decode_all_options))
     steps = [(f"decode {s.num_tokens} x {s.context}{kind}", s) for kind, found in kinds for s in found]
     for name, step in [*steps, ("prefill", made.prefill)]:
-        times: list[Any] = [step.seconds, step.memory_s, step.compute_s, step.collective_s]
+        of, total = step.time, step.seconds
+        times = [total, of.memory_s, of.compute_s, of.xla_s, of.kernels_s, of.collective_s]
         table.add_row(
             f"{name} {step.num_tokens}" if name == "prefill" else name,
             *(f"{1e3 * value:.2f}" for value in times),

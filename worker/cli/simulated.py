@@ -13,8 +13,8 @@ from penstock.engine.planning import Simulated
 from penstock.engine.planning.simulation import Figures
 
 NOT_MEASURED = (
-    "Step times are estimates: of the programs that libtpu compiled, at the roofline of memory, matmuls and links. "
-    "None was measured, and real steps are slower. Redis, tokenizing and delivery take no time here."
+    "Step times are estimates: of the programs that libtpu compiled, by their bytes, cycles and links. "
+    "None was measured, and real steps may be slower. Redis, tokenizing and delivery take no time here."
 )
 
 
