@@ -18,16 +18,21 @@ from penstock.engine.models import Decoder, Overlap
 from penstock.engine.models.streams import Halves
 from penstock.engine.sharding import Placement
 
-OVERLAPPED_BYTES = 2**21
-"""Of a sum that is worth two of half its size. Smaller ones are there before twice the instructions have started."""
+LEAST_BYTES = {4: 2**23, 8: 2**21}
+"""Of a sum over so many devices that is worth two of half its size. Smaller ones, and those of two devices, take less
+time than twice as many instructions lose, which write what is added up to HBM: by what libtpu's compiler expects.
+"""
 
 _Pair = tuple[jax.Array, jax.Array]
 
 
-def overlap(model: Decoder, placement: Placement, least_bytes: int = OVERLAPPED_BYTES) -> None:
-    """Has sums of at least so many bytes travel while others are computed, if all layers can be computed in halves."""
+def overlap(model: Decoder, placement: Placement, least_bytes: int | None = None) -> None:
+    """Has sums of at least so many bytes travel while others are computed, if all layers can be computed in halves.
+    None: as many as pay.
+    """
     config = model.config
-    if model.is_stacked and Halves.serve(config):
+    least_bytes = LEAST_BYTES.get(placement.num_shares) if least_bytes is None else least_bytes
+    if least_bytes is not None and model.is_stacked and Halves.serve(config):
         num_tokens = math.ceil(least_bytes / (config.hidden_size * jnp.dtype(config.dtype).itemsize))
         model.overlap = Overlap(num_tokens, partial(_sum_halves, placement))
 

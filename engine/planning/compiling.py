@@ -28,6 +28,7 @@ from penstock.engine.execution.steps import Cache, Steps
 from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.cycles import LayerCycles, layer_cycles
 from penstock.engine.planning.hlo import Program, Traffic
+from penstock.engine.planning.links import LinkTime, link_time
 from penstock.engine.stats import ReportProgress
 
 ALL_OPTIONS = "head, all options"
@@ -53,6 +54,7 @@ class Bucket:
     full_traffic: Traffic  # with every branch that costs the most
     layer_collectives: dict[str, float]  # in the loop over layers, of each of them
     layer: LayerCycles | None  # of an iteration of that loop, in a backbone
+    links: LinkTime | None  # of a run of a backbone or a loop
 
     @property
     def step_bytes(self) -> int:
@@ -67,6 +69,7 @@ class Compiler:
     chip: Chip
     topology: str
     device: jax.Device  # one of them
+    num_devices: int  # of a replica
     steps: Steps
     cache: Cache  # abstract
     cache_bytes: int  # on each device
@@ -145,6 +148,7 @@ class Compiler:
             full_traffic=program.traffic(self._array_bytes, dearest=True) if program else Traffic(),
             layer_collectives=self._layer_collectives(kind, program) if program else {},
             layer=layer_cycles(program, self._array_bytes) if program and is_stacked else None,
+            links=link_time(program, program.entry, self.chip, self.num_devices) if program and num_tokens else None,
         )
         _keep(path, bucket)
         return bucket
@@ -179,9 +183,12 @@ def _recalled(path: Path | None) -> Bucket | None:
     try:
         fields = json.loads(path.read_text())
         traffics = {name: Traffic(**fields.pop(name)) for name in ("traffic", "full_traffic")}
-        layer = fields.pop("layer")
-        cycles = None if layer is None else LayerCycles(**layer)
-        return Bucket(**{**fields, **traffics, "layer": cycles, "is_kept": True})
+        layer, links = fields.pop("layer"), fields.pop("links")
+        parts = {
+            "layer": None if layer is None else LayerCycles(**layer),
+            "links": None if links is None else LinkTime(**links),
+        }
+        return Bucket(**{**fields, **traffics, **parts, "is_kept": True})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -203,6 +210,8 @@ def _versions() -> str:
         Path(__file__),
         Path(__file__).with_name("hlo.py"),
         Path(__file__).with_name("cycles.py"),
+        Path(__file__).with_name("links.py"),
+        Path(__file__).with_name("chips.py"),
         Path(__file__).parents[1] / "execution/compilation.py",
     ]
     digest = hashlib.sha256()

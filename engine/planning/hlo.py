@@ -45,7 +45,7 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computat
 
 _FREE = {
     "parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all", "partition-id", "replica-id",
-    "opt-barrier", "copy-done", "async-done", "async-update", "all-reduce-done", "all-gather-done",
+    "opt-barrier", "copy-done", "async-done", "async-update", "all-reduce-done", "all-gather-done", "call-done",
     "collective-permute-done", "slice-done", "iota", "domain", "custom-call-done",
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
@@ -189,7 +189,7 @@ class Program:
 
     def traffic(self, cache_bytes: int, *, dearest: bool = False) -> Traffic:
         """`cache_bytes`: of the KV cache's largest array on one device; `dearest`: of conditionals' branches."""
-        return self._of(self._computations[self._entry], cache_bytes, dearest=dearest)
+        return self._of(self.entry, cache_bytes, dearest=dearest)
 
     def loop_traffic(self, cache_bytes: int, depth: int = 1) -> list[Traffic]:
         """Of one iteration of each loop at this depth: at 1 a layer of a step, at 2 a layer in a loop of steps."""
@@ -197,10 +197,10 @@ class Program:
 
     def loops(self, depth: int = 1) -> list[Computation]:
         """The bodies of those at this depth."""
-        computations = [self._computations[self._entry]]
+        computations = [self.entry]
         for _ in range(depth):
             loops = [i for one in computations for i in one.instructions.values() if i.opcode == "while"]
-            computations = [self._computations[loop.called["body"]] for loop in loops]
+            computations = [self.body(loop) for loop in loops]
         return computations
 
     def runs(self, computation: Computation, cache_bytes: int, *, dearest: bool = False) -> Iterator[Run]:
@@ -208,18 +208,32 @@ class Program:
         for instruction in computation.instructions.values():
             times, inner = 1, None
             if instruction.opcode == "while":
-                times, inner = self._trips(instruction), self._computations[instruction.called["body"]]
+                times, inner = self.trips(instruction), self.body(instruction)
             elif instruction.opcode == "conditional":
                 branches = [self._computations[name] for name in _branches(instruction)]
                 moved = partial(self._of, cache_bytes=cache_bytes, dearest=dearest)
                 inner = (max if dearest else min)(branches, key=lambda branch: moved(branch).hbm_bytes)
-            elif instruction.opcode == "call":
+            elif instruction.opcode in ("call", "call-start"):
                 inner = self._computations[instruction.called["to_apply"]]
             if inner is None:
                 yield Run(instruction, computation, 1)
                 continue
             for run in self.runs(inner, cache_bytes, dearest=dearest):
                 yield Run(run.instruction, run.computation, times * run.times)
+
+    @property
+    def entry(self) -> Computation:
+        return self._computations[self._entry]
+
+    def body(self, loop: Instruction) -> Computation:
+        return self._computations[loop.called["body"]]
+
+    def collective(self, instruction: Instruction) -> Instruction | None:
+        """What it begins: a collective, or one that SparseCores do beside the program."""
+        if instruction.opcode != "call-start":
+            return instruction if instruction.is_collective else None
+        held = self._computations[instruction.called["to_apply"]].instructions.values()
+        return next((inner for inner in held if inner.is_collective), None)
 
     def called(self, instruction: Instruction) -> list[Computation]:
         """Those it is made of, as a fusion is, or applies to each element."""
@@ -330,7 +344,7 @@ class Program:
         inner = self._computations.get(root.called.get("calls", ""))
         return self._root_written(inner, inner.root) if inner is not None else root.result_bytes
 
-    def _trips(self, loop: Instruction) -> int:
+    def trips(self, loop: Instruction) -> int:
         """From the condition `i < n` that a scan or a counted loop has; 1 where it depends on data."""
         condition = self._computations[loop.called["condition"]]
         for instruction in condition.instructions.values():

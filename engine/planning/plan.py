@@ -222,6 +222,7 @@ def _lay_out(deployment: Deployment, chip: Chip, topology: str) -> _Layout:
         chip=chip,
         topology=topology,
         device=placement.mesh.devices.flat[0],
+        num_devices=placement.num_shares,
         steps=Steps(model, attention, geometry, placement),
         cache=attention.abstract_cache(spec),
         cache_bytes=spec.num_pages * deployment.page_bytes,
@@ -263,7 +264,7 @@ class _Estimates:
             traffic = head.full_traffic if filtered or all_options else head.traffic
             if backbone.traffic.hbm_bytes and traffic.hbm_bytes:
                 parts = self._deployment, self._chip, batch, context, backbone.traffic, traffic
-                steps.append(decode_step(*parts, is_drawn=filtered or all_options))
+                steps.append(decode_step(*parts, is_drawn=filtered or all_options, waited_s=_waited_s(backbone)))
         return tuple(steps)
 
     def prefill(self) -> Step:
@@ -271,9 +272,13 @@ class _Estimates:
         num_tokens = max(self._layout.geometry.token_buckets)
         backbone, head = self._found.get(("backbone", num_tokens)), self._least("head", 1)
         programs = () if backbone is None or head is None else (backbone.traffic, head.traffic)
-        return prefill_step(self._deployment, self._chip, num_tokens, programs)
+        return prefill_step(self._deployment, self._chip, num_tokens, programs, _waited_s(backbone))
 
     def _least(self, kind: str, rows: int) -> Bucket | None:
         """The smallest that has so many rows."""
         sizes = [size for of, size in self._found if of == kind and size >= rows]
         return self._found[kind, min(sizes)] if sizes else None
+
+
+def _waited_s(backbone: Bucket | None) -> float | None:
+    return None if backbone is None or backbone.links is None else backbone.links.waited_s

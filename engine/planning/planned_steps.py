@@ -60,6 +60,7 @@ class PlannedSteps:
             (bucket.kind, bucket.size): bucket.full_traffic if bucket.kind == "head" else bucket.traffic
             for bucket in plan.buckets
         }
+        self._links = {(bucket.kind, bucket.size): bucket.links for bucket in plan.buckets}
         self._windows = Counter(block.attention.sliding_window for block in self._model.blocks)
         self._token_bytes = kv_token_bytes(self._model, deployment.kv_dtype) // self._devices
         self._key_flops = attention_flops(self._model, 1) / self._devices
@@ -75,7 +76,7 @@ class PlannedSteps:
         is_loop = shape.num_steps > 1
         pages = sum(self._kv_bytes(start + later) + (count - 1) * self._token_bytes for start, count in shape.chunks)
         attention = Load(pages, self._key_flops * sum(self._mean_keys(start + later, n) for start, n in shape.chunks))
-        links_s = collective_s(self._model, num_tokens, self._devices, self._chip)
+        links_s = self._waited_s(num_tokens, is_loop)
         if num_rows:
             links_s += logits_s(self._model, num_rows, self._devices, self._chip, is_drawn=True)
         work = StepWork(
@@ -86,6 +87,13 @@ class PlannedSteps:
             collective_s=links_s,
         )
         return shape.num_steps * work.time(self._chip).seconds
+
+    def _waited_s(self, num_tokens: int, is_loop: bool) -> float:
+        """For collectives of a step; for all that they carry, where the program is not known."""
+        found = self._links.get(("loop" if is_loop else "backbone", num_tokens))
+        if found is None:
+            return collective_s(self._model, num_tokens, self._devices, self._chip)
+        return found.waited_s / (self._loop_steps if is_loop else 1)
 
     def plan_s(self, shape: StepShape) -> float:
         return 0.5 * (HOST_STEP_S + HOST_ROW_S * len(shape.chunks))

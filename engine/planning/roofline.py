@@ -12,7 +12,9 @@ Formulas, so that they can be checked by hand, per device, with n devices of one
 - FLOPs of matmuls: 2 x (parameters of the layers, of experts k) x tokens + 2 x (parameters of the head) x sampled
   rows; of attention 4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
 - An all-reduce of b bytes around a ring, both ways at once: 2 (n - 1) / n x b over two links, and 2 (n - 1) hops; there
-  are two per layer, of tokens x hidden x bytes of an element, and one behind the embedding.
+  are two per layer, of tokens x hidden x bytes of an element, and one behind the embedding. Where the compiler prints
+  the program, collectives are its own, and those that travel while others are computed count as long as they are
+  waited for (`links.py`).
 - Logits of r rows and v tokens: greedy rows gather three words of each device, n - 1 hops each time. Others are
   exchanged around the ring, both ways at once: a quarter of what gathering would take, 4 r v / 4 bytes over two links;
   and then their tokens are gathered.
@@ -159,9 +161,10 @@ def decode_step(
     head: Traffic,
     *,
     is_drawn: bool = False,
+    waited_s: float | None = None,
 ) -> Step:
     """`batch` sequences of `context` tokens each make one token more: with temperature or other options where it
-    `is_drawn`, else greedily.
+    `is_drawn`, else greedily. `waited_s` is what the backbone waits for links; None: for all that they carry.
     """
     model, devices = deployment.model, _devices(deployment)
     weights = step_weight_bytes(model, batch, deployment.placement)
@@ -171,16 +174,22 @@ def decode_step(
         attention=Load(batch * kv_bytes_moved(deployment, context), attention_flops(model, keys_seen) / devices),
         experts=expert_load(deployment, batch, backbone),
         flops=step_flops(model, batch, batch, keys_seen) / devices,
-        collective_s=collective_s(model, batch, devices, chip)
+        collective_s=(collective_s(model, batch, devices, chip) if waited_s is None else waited_s)
         + logits_s(model, batch, devices, chip, is_drawn=is_drawn),
     )
     ideal = weights + batch * kv_sequence_bytes(model, deployment.kv_dtype, context + 1) // devices
     return _step(work, chip, batch, context, ideal)
 
 
-def prefill_step(deployment: Deployment, chip: Chip, num_tokens: int, programs: Sequence[Traffic] = ()) -> Step:
+def prefill_step(
+    deployment: Deployment,
+    chip: Chip,
+    num_tokens: int,
+    programs: Sequence[Traffic] = (),
+    waited_s: float | None = None,
+) -> Step:
     """One prompt of `num_tokens` in one step: the time to its first token, with nothing else to do. `programs` are the
-    backbone and the head, where they were compiled.
+    backbone and the head, where they were compiled; `waited_s` as in `decode_step`.
     """
     model, devices = deployment.model, _devices(deployment)
     weights = step_weight_bytes(model, num_tokens, deployment.placement)
@@ -191,7 +200,8 @@ def prefill_step(deployment: Deployment, chip: Chip, num_tokens: int, programs: 
         attention=Load(kv_bytes, attention_flops(model, keys_seen) / devices),
         experts=expert_load(deployment, num_tokens, programs[0]) if programs else Load(),
         flops=step_flops(model, num_tokens, 1, keys_seen) / devices,
-        collective_s=collective_s(model, num_tokens, devices, chip) + logits_s(model, 1, devices, chip),
+        collective_s=(collective_s(model, num_tokens, devices, chip) if waited_s is None else waited_s)
+        + logits_s(model, 1, devices, chip),
     )
     return _step(work, chip, num_tokens, 0, weights + kv_bytes)
 
@@ -267,8 +277,11 @@ def collective_s(model: ModelConfig, num_tokens: int, devices: int, chip: Chip) 
     if devices == 1:
         return 0.0
     num_bytes = num_tokens * model.hidden_size * int(jnp.dtype(model.dtype).itemsize)
-    each = 2 * (devices - 1) / devices * num_bytes / (2 * chip.link_bytes_per_s) + 2 * (devices - 1) * chip.hop_s
-    return (2 * model.num_layers + 1) * each
+    return (2 * model.num_layers + 1) * all_reduce_s(num_bytes, devices, chip)
+
+
+def all_reduce_s(num_bytes: int, devices: int, chip: Chip) -> float:
+    return 2 * (devices - 1) / devices * num_bytes / (2 * chip.link_bytes_per_s) + 2 * (devices - 1) * chip.hop_s
 
 
 def logits_s(model: ModelConfig, num_rows: int, devices: int, chip: Chip, *, is_drawn: bool = False) -> float:

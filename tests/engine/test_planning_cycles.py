@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from patience import slow
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import deploy
 from penstock.engine.models import FAMILIES
+from penstock.engine.overlapped_sums import LEAST_BYTES
 from penstock.engine.planning import PRESETS, has_libtpu, plan, preset
 from penstock.engine.planning.chips import CHIPS
 from penstock.engine.planning.cycles import LayerCycles, layer_cycles
 from penstock.engine.planning.hlo import Program
-from penstock.engine.planning.roofline import decode_step, kv_bytes_moved
+from penstock.engine.planning.links import LinkTime
+from penstock.engine.planning.roofline import all_reduce_s, decode_step, kv_bytes_moved
 from penstock.engine.planning.topology import devices_of
 
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
@@ -84,7 +88,7 @@ def test_a_program_without_a_loop_has_no_layers() -> None:
         slow("Llama-3.1-8B", "v6e:2x2", 4, 256, 0.15),
         slow("Llama-3.1-8B", "v6e:2x2", 4, 512, 0.19),  # of a mixed step, whose attention is not in it
         slow("Llama-3.3-70B", "v6e:2x4", 8, 16, 0.15),
-        slow("Llama-3.3-70B", "v6e:2x4", 8, 128, 0.15),
+        ("Llama-3.3-70B", "v6e:2x4", 8, 128, 0.15),
         slow("Llama-3.3-70B", "v6e:2x4", 8, 256, 0.15),
         slow("Llama-3.3-70B", "v6e:2x4", 8, 512, 0.19),
     ],
@@ -98,7 +102,13 @@ def test_what_is_neither_matmul_nor_attention_takes_little(
     (bucket,) = (bucket for bucket in plan(model, topology, config, only=frozenset({size})).buckets if bucket.layer)
     assert bucket.layer is not None
     assert bucket.layer.rest_share <= most
-    assert (bucket.layer.num_kernels, bucket.layer.num_collectives) == (1, 2)
+    sum_bytes = size * model.hidden_size * 2
+    travels = sum_bytes >= LEAST_BYTES.get(tensor, sys.maxsize)
+    assert (bucket.layer.num_kernels, bucket.layer.num_collectives) == (1, 4 if travels else 2)
+    assert bucket.links is not None
+    embedded_s = all_reduce_s(sum_bytes, tensor, CHIPS["v6e"])  # behind the embedding, where nothing else is to be done
+    of_layers = LinkTime(bucket.links.seconds - embedded_s, bucket.links.waited_s - embedded_s)
+    assert of_layers.hidden_share > 0.5 if travels else of_layers.hidden_share == pytest.approx(0, abs=1e-6)
 
 
 @needs_libtpu
