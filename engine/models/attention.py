@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,16 @@ from penstock.engine.models.config import AttentionConfig, RopeConfig
 from penstock.engine.models.layers import Linear, norm_of
 from penstock.engine.models.rope import Rotary, query_scales, rotate
 
-SumHalves: TypeAlias = Callable[[jax.Array, tuple[jax.Array, jax.Array]], tuple[jax.Array, jax.Array]]
-"""Of `x @ kernel` over devices, `[num_tokens, out]`, in two halves of `out`: the first travels while the second is
-multiplied. It is given the kernel in these halves.
-"""
+
+class SumHalves(Protocol):
+    """A matmul that ends in a sum over devices, in two halves of what it gives."""
+
+    def __call__(
+        self, x: jax.Array, kernels: tuple[jax.Array, jax.Array], *, ends_layer: bool
+    ) -> tuple[jax.Array, jax.Array]:
+        """`x @ kernel`, `[num_tokens, out]`, with the kernel in these halves: the sum of the first travels while the
+        second is multiplied, and that of the second while what follows begins, if it does not end the layer.
+        """
 
 
 class StepInputs(NamedTuple):

@@ -41,7 +41,7 @@ class Wanted(NamedTuple):
 class Overlap(NamedTuple):
     """How sums over devices travel while others are computed."""
 
-    num_tokens: int  # of a step, from which on they do
+    pays: Callable[[int], bool]  # in a step of so many tokens
     sum_halves: SumHalves
 
 
@@ -147,7 +147,7 @@ class Decoder(nnx.Module):
 
     def overlaps(self, num_tokens: int) -> bool:
         """Whether a step of so many computes while sums over devices travel."""
-        return self.overlap is not None and num_tokens >= self.overlap.num_tokens
+        return self.overlap is not None and self.overlap.pays(num_tokens)
 
     def _embedded(self, token_ids: jax.Array) -> jax.Array:  # i32 [num_tokens] -> [num_tokens, hidden]
         table: Any = self.embedding

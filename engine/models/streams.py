@@ -71,10 +71,10 @@ class Halves(NamedTuple):
             raise TypeError("only dense layers have halves, in steps that add them up")  # `serve` says so
         halves, projected = self._multiplied(block.attention_norm, (attention.q, attention.k, attention.v))
         attended, cache = attention.attended(projected, step, cache)
-        halves = Halves(halves.x, _summed(step.sum_halves, attention.out, attended, scale))
+        halves = Halves(halves.x, _summed(step.sum_halves, attention.out, attended, scale, ends_layer=False))
         halves, (gate, up) = halves._multiplied(block.mlp_norm, (mlp.gate, mlp.up))
         inner = ACTIVATIONS[mlp.activation](gate) * up
-        return Halves(halves.x, _summed(step.sum_halves, mlp.down, inner, scale)), cache
+        return Halves(halves.x, _summed(step.sum_halves, mlp.down, inner, scale, ends_layer=True)), cache
 
     def end(self) -> jax.Array:
         return jnp.concatenate([x + added for x, added in zip(*self, strict=True)], axis=1)
@@ -99,9 +99,9 @@ class Halves(NamedTuple):
         return Halves((first, second), self.added), products
 
 
-def _summed(sum_halves: SumHalves, linear: Linear, x: jax.Array, scale: float) -> _Pair[jax.Array]:
+def _summed(sum_halves: SumHalves, linear: Linear, x: jax.Array, scale: float, *, ends_layer: bool) -> _Pair[jax.Array]:
     """The product of `x`, `[num_tokens, in]`, added up over devices."""
-    first, second = sum_halves(x, (_half(linear, 0, axis=1), _half(linear, 1, axis=1)))
+    first, second = sum_halves(x, (_half(linear, 0, axis=1), _half(linear, 1, axis=1)), ends_layer=ends_layer)
     if linear.bias is not None:
         biases = jnp.split(linear.bias[...], 2)
         first, second = first + biases[0], second + biases[1]

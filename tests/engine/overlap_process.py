@@ -36,6 +36,8 @@ MODELS = {
     "unit offset": replace(PLAIN, blocks=(replace(DENSE, norm=NormConfig(1e-5, unit_offset=True)),) * 2),
 }
 
+NUM_TOKENS = 3
+
 
 def main() -> None:
     found: dict[str, Any] = {}
@@ -50,8 +52,9 @@ def differences(config: ModelConfig, tensor: int) -> dict[str, float]:
     placement = place(jax.devices()[:tensor], tensor)
     model = filled(random_model(split_model(config, tensor), 0, placement=placement, stacked=True))
     expected, written = run(model, placement)
-    overlap(model, placement, least_bytes=1)
-    assert model.overlaps(3)
+    overlap(model, placement, pays=lambda num_tokens: num_tokens == NUM_TOKENS)
+    assert model.overlaps(NUM_TOKENS)
+    assert not model.overlaps(NUM_TOKENS + 1)
     hidden, pages = run(model, placement)
     return {
         "hidden": float(np.abs(hidden - expected).max() / np.abs(expected).max()),

@@ -9,13 +9,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import pytest
 from engines import TINY
 from patience import WAIT_S
 
 from penstock.engine.formats.packing import Packing
+from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import BlockConfig, ExpertsConfig, MLPConfig, NormConfig
 from penstock.engine.models.streams import Halves
+from penstock.engine.overlapped_sums import overlap
+from penstock.engine.planning import preset
+from penstock.engine.sharding import place, split_model
 
 DENSE = replace(TINY.blocks[0], mlp=MLPConfig(192))
 
@@ -54,3 +59,22 @@ def test_layers_that_are_not_two_norms_and_dense_matmuls_have_no_halves(block: B
     served = replace(TINY, blocks=(DENSE,) * 2, hidden_size=256)
     assert Halves.serve(served)
     assert not Halves.serve(replace(served, blocks=(DENSE, block), hidden_size=hidden_size))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "sizes"),
+    [
+        ("Llama-3.3-70B", 8, [128, 512, 1024]),  # 256 would move a tenth more bytes than its weights
+        ("Llama-3.1-8B", 4, [512, 1024]),
+        ("Llama-3.1-8B", 8, []),  # a device has too little to compute
+        ("Llama-3.1-8B", 2, []),
+        ("Mixtral-8x7B", 4, []),
+    ],
+)
+def test_sums_travel_where_that_pays(name: str, tensor: int, sizes: list[int]) -> None:
+    model = preset(name)
+    assert model is not None
+    placement = place(jax.devices()[:1] * tensor, tensor)
+    decoder = abstract_model(split_model(model, tensor), placement, stacked=True)
+    overlap(decoder, placement)
+    assert [size for size in (16, 64, 128, 256, 512, 1024) if decoder.overlaps(size)] == sizes
