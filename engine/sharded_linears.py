@@ -101,10 +101,8 @@ class KernelLinear(Linear):
 
 
 class KernelGroupedLinear(GroupedLinear):
-    """As the QuantizedGroupedLinear that it takes the weights of, on a device that has the experts that it holds.
-
-    A stacked decoder gives it the codes of all layers, and the scales of one: the scales of all may fit VMEM, and the
-    compiler then moves them there and back in each layer.
+    """As the QuantizedGroupedLinear that it takes the weights of, on a device that has the experts that it holds. In a
+    stacked decoder it has those of all layers.
     """
 
     is_read_in_stack = True
@@ -119,7 +117,7 @@ class KernelGroupedLinear(GroupedLinear):
         held = {name: getattr(self, name)[...] for name in self.form.names}
         layer = groups.layer
         if layer is None:
-            held, layer = held | {"codes": held["codes"][None]}, jnp.int32(0)
+            held, layer = {name: array[None] for name, array in held.items()}, jnp.int32(0)
         return grouped_quantized_matmul(self.form, rows, groups.sizes, held, layer, interpret=self.interpret)
 
 
@@ -138,10 +136,11 @@ def _take_over(
     """Gives it the arrays of `linear`, or the shapes of them, as the kernels take them."""
     for leaf, name in zip(kernel.form.leaves, kernel.form.names, strict=True):
         value: Any = getattr(linear, leaf).get_value()
-        axes = logical_axes((*path, "codes"), value.ndim)
-        shares = 1 if placement is None else placement.ways(axes[-1])
-        if kernel.form.changes(leaf, value, shares):
-            held = partial(kernel.form.held, leaf, num_out=linear.shape[0], shares=shares)
+        of_out, of_in = (
+            1 if placement is None else placement.ways(axis) for axis in logical_axes((*path, "codes"), value.ndim)[-2:]
+        )
+        if kernel.form.changes(leaf, value, of_in):
+            held = partial(kernel.form.held, leaf, num_out=linear.shape[0], shares=(of_out, of_in))
             value = _changed(held, value, (*path, name), placement)
         setattr(kernel, name, nnx.Param(value))
 

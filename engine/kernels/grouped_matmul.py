@@ -1,9 +1,9 @@
-"""Rows times the quantized weight of each one's expert: of those that have rows, codes come from HBM as they are held.
+"""Rows times the quantized weight of each one's expert: of experts that have rows, codes and scales come from HBM.
 
 Each expert's rows are padded to whole tiles, as in MegaBlocks (Gale et al., arXiv 2211.15841), so that a tile of rows
 has one expert, whose number is in scalar memory. The grid is of tiles of outputs, and of tiles of rows within each: a
-tile of an expert's codes is fetched once for all its rows. Tiles behind the last one that has rows are given what it
-has, so that nothing is fetched for them.
+tile of an expert's codes, with its scales, is fetched once for all its rows. Tiles behind the last one that has rows
+are given what it has, so that nothing is fetched for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.formats.packing import Packing
 from penstock.engine.kernels.form import KernelForm
-from penstock.engine.kernels.tiles import Ref, multiply_tile, tile_rows
+from penstock.engine.kernels.tiles import Ref, multiply_tile, scale_lanes, tile_rows
 
 F32, I32 = jnp.float32, jnp.int32
 GROUPED_QUANTIZED_MATMUL = "grouped_quantized_matmul"  # as a compiled program names it
@@ -40,9 +40,7 @@ def grouped_quantized_matmul(
     form: KernelForm,
     rows: jax.Array,  # bf16 [num_rows, in], in the order of their experts
     sizes: jax.Array,  # i32 [num_experts]: rows of each; those behind them all may hold anything
-    held: Mapping[
-        str, jax.Array
-    ],  # by KernelForm.names: codes with first axes of layers and experts, others of experts
+    held: Mapping[str, jax.Array],  # by KernelForm.names, each with first axes of layers and experts
     layer: jax.Array,  # i32 []: whose experts of the stack they are
     *,
     interpret: Any = False,  # as of pallas_call
@@ -59,15 +57,6 @@ def grouped_quantized_matmul(
     def of_rows(tile: Any, num: Ref) -> Any:
         return jnp.minimum(tile, num[0] - 1)
 
-    if form.packing.rows > 1:
-        others = [
-            pl.BlockSpec((1, *held[form.names[1]].shape[1:]), lambda _, tile, __, experts, ___: (experts[tile], 0, 0))
-        ]
-    else:
-        others = [
-            pl.BlockSpec((1, held[name].shape[1], outs), lambda out, tile, _, experts, __: (experts[tile], 0, out))
-            for name in form.names[1:]
-        ]
     run = pl.pallas_call(
         partial(_kernel, form.packing),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -77,10 +66,7 @@ def grouped_quantized_matmul(
                 pl.BlockSpec(
                     (form.num_planes, size, num_lanes), lambda _, tile, layer, experts, num: (0, of_rows(tile, num), 0)
                 ),
-                pl.BlockSpec(
-                    (1, 1, outs, num_lanes), lambda out, tile, layer, experts, _: (layer[0], experts[tile], out, 0)
-                ),
-                *others,
+                *_of_experts(form, held, outs),
             ],
             out_specs=pl.BlockSpec((size, outs), lambda out, tile, layer, experts, num: (of_rows(tile, num), out)),
         ),
@@ -94,12 +80,29 @@ def grouped_quantized_matmul(
         interpret=interpret,
         name=GROUPED_QUANTIZED_MATMUL,
     )
-    if not interpret:  # or XLA copies those that fit into VMEM
-        codes = pltpu.with_memory_space_constraint(codes, pltpu.HBM)
-    y: jax.Array = run(
-        layer.reshape(1), tiles.experts, tiles.num, planes, codes, *(held[name] for name in form.names[1:])
-    )
+    stacks = [held[name] for name in form.names]
+    if not interpret:  # or XLA copies those that fit into VMEM, of all layers and in each
+        stacks = [pltpu.with_memory_space_constraint(stack, pltpu.HBM) for stack in stacks]
+    y: jax.Array = run(layer.reshape(1), tiles.experts, tiles.num, planes, *stacks)
     return y[tiles.places]
+
+
+def _of_experts(form: KernelForm, held: Mapping[str, jax.Array], outs: int) -> list[pl.BlockSpec]:
+    """What is fetched of each array for a tile of `outs` outputs of a tile's expert."""
+
+    def block(name: str) -> pl.BlockSpec:
+        shape = held[name].shape[2:]
+        if name == "codes":
+            return pl.BlockSpec(
+                (1, 1, outs, shape[1]), lambda out, tile, layer, experts, _: (layer[0], experts[tile], out, 0)
+            )
+        if form.packing.rows > 1:  # there are few, which come whole
+            return pl.BlockSpec((1, 1, *shape), lambda _, tile, layer, experts, __: (layer[0], experts[tile], 0, 0))
+        return pl.BlockSpec(
+            (1, 1, shape[0], scale_lanes(outs)), lambda out, tile, layer, experts, _: (layer[0], experts[tile], 0, out)
+        )
+
+    return [block(name) for name in form.names]
 
 
 def rows_of_a_tile(num_rows: int, num_experts: int) -> int:
@@ -131,4 +134,4 @@ def _kernel(packing: Packing, layer: Ref, experts: Ref, num: Ref, x: Ref, codes:
 
     @pl.when(pl.program_id(1) < num[0])
     def _() -> None:
-        multiply_tile(packing, x, codes.at[0, 0], scales.at[0], offsets[0].at[0] if offsets else None, out, first)
+        multiply_tile(packing, x, codes.at[0, 0], scales.at[0, 0], offsets[0].at[0, 0] if offsets else None, out, first)

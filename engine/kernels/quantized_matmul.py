@@ -21,7 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.formats.packing import Packing
 from penstock.engine.kernels.form import KernelForm
-from penstock.engine.kernels.tiles import Ref, multiply_tile, tile_rows
+from penstock.engine.kernels.tiles import Ref, multiply_tile, scale_lanes, tile_rows
 
 F32 = jnp.float32
 MOST_TOKENS = 512  # in a tile
@@ -46,7 +46,7 @@ def quantized_matmul(
         others = [pl.BlockSpec((1, *held[form.names[1]].shape[1:]), lambda _, __, layer: (layer[0], 0, 0))]
     else:
         others = [
-            pl.BlockSpec((1, held[name].shape[1], outs), lambda out, _, layer: (layer[0], 0, out))
+            pl.BlockSpec((1, held[name].shape[1], scale_lanes(outs)), lambda out, _, layer: (layer[0], 0, out))
             for name in form.names[1:]
         ]
     run = pl.pallas_call(

@@ -11,13 +11,18 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from penstock.engine.formats.packing import Packing
-from penstock.engine.kernels.form import LANES_AT_ONCE, ROWS
+from penstock.engine.kernels.form import LANES, LANES_AT_ONCE, ROWS
 from penstock.engine.kernels.unpacking import f32_of, spread, spread_column, values_of
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 TILE_BYTES = 2**20  # of codes; the first one is fetched before anything is computed
 
 Ref = Any
+
+
+def scale_lanes(num_rows: int) -> int:
+    """Of scales, for so many rows of a tile: they come in whole tiles of memory."""
+    return -(-num_rows // LANES) * LANES
 
 
 def tile_rows(num_out: int, num_lanes: int) -> int:
@@ -30,7 +35,7 @@ def multiply_tile(
     packing: Packing,
     x: Ref,  # bf16 [planes, tokens, lanes]
     codes: Ref,  # [rows, lanes]
-    scales: Ref,  # [groups, rows], or of all blocks of rows, [groups, blocks]
+    scales: Ref,  # [groups, rows], or of all blocks of rows, [groups, blocks]; either axis may be padded
     offsets: Ref | None,  # [groups, rows]
     out: Ref,  # f32 [tokens, rows]
     first: Any,  # i32: which row of the weight is the tile's first
@@ -107,9 +112,9 @@ class _Tile:
 
     def _scaled(self, total: jax.Array) -> jax.Array:
         """With what a row of the weight has one of, `[1, rows]`."""
-        scales = f32_of(self.packing, self.scales[...])
+        scales = f32_of(self.packing, self.scales[:1])
         if self.offsets is None:
             return total * scales
         sums: Any = sum(jnp.sum(self.x[plane].astype(F32), axis=1, keepdims=True) for plane in range(self.x.shape[0]))
-        offsets: jax.Array = sums * f32_of(self.packing, self.offsets[...])
+        offsets: jax.Array = sums * f32_of(self.packing, self.offsets[:1])
         return (total - offsets) * scales if self.packing.offset == "zeros" else total * scales - offsets

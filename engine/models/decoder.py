@@ -200,8 +200,7 @@ def _split(block: Block, *, all_linears: bool) -> tuple[nnx.GraphDef[Block], Any
 
     def is_whole(path: Any, _: Any) -> bool:
         if path[:-1] in linears:
-            is_grouped = isinstance(linears[path[:-1]], GroupedLinear)
-            return bool(path[-1] == "codes" if is_grouped else path[-1] != "bias")
+            return bool(path[-1] != "bias")
         return bool(reads_stack and path[:2] == ("mlp", "experts") and path[-1] == "kernel")
 
     graph, *states = nnx.split(block, is_whole, ...)

@@ -116,7 +116,7 @@ class GroupedLinear(nnx.Module):
     """
 
     is_read_in_stack = False
-    """Whether a stacked decoder gives it those in any case, of quantized ones the codes."""
+    """Whether a stacked decoder gives it those in any case."""
 
     def __init__(
         self, num_experts: int, in_features: int, out_features: int, *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs

@@ -10,12 +10,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from penstock.engine.kernels import KernelForm
 from penstock.engine.models import ExpertsConfig, ModelConfig, ParamPath, layer_shapes, outer_shapes
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.sharding import Placement
@@ -30,8 +32,13 @@ def device_bytes(model: nnx.Module) -> int:
 
 
 def _shard_bytes(array: jax.ShapeDtypeStruct) -> int:
-    shape: tuple[int, ...] = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
-    return math.prod(shape) * int(jnp.dtype(array.dtype).itemsize)
+    shape = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
+    return _num_bytes(jax.ShapeDtypeStruct(shape, array.dtype))  # type: ignore[no-untyped-call]
+
+
+def _num_bytes(array: jax.ShapeDtypeStruct) -> int:
+    num_bytes: int = math.prod(array.shape) * jnp.dtype(array.dtype).itemsize
+    return num_bytes
 
 
 def held_bytes(model: ModelConfig, placement: Placement | None) -> int:
@@ -51,19 +58,34 @@ def step_weight_bytes(model: ModelConfig, num_tokens: int, placement: Placement 
 def grouped_matmul_bytes(
     model: ModelConfig, num_tokens: int, placement: Placement | None, num_matmuls: int, *, quantized: bool = False
 ) -> int:
-    """What that many grouped matmuls read of their experts in a step: in the model's type, or `quantized`, of codes.
-    Scales they are given by the step, whichever experts are hit.
+    """What that many grouped matmuls read of their experts in a step: in the model's type, or `quantized`, by the
+    kernel for codes, with their scales and all that is padded.
     """
-    leaf = "codes" if quantized else "kernel"
-    if not quantized:
-        model = replace(model, blocks=tuple(replace(block, packed=()) for block in model.blocks))
     num_all, total = 0, 0.0
     for block, count in Counter(model.blocks).items():
-        for path, num_bytes in _arrays(layer_shapes(block, model), ("blocks", 0), placement):
-            if isinstance(block.mlp, ExpertsConfig) and path[2:4] == ("mlp", "experts") and path[-1] == leaf:
-                share = distinct_experts(block.mlp, num_tokens) / block.mlp.num_experts
-                num_all, total = num_all + count, total + count * num_bytes * share
+        if isinstance(block.mlp, ExpertsConfig):
+            matrices = _expert_bytes(replace(model, blocks=(block,)), placement, quantized=quantized)
+            share = distinct_experts(block.mlp, num_tokens) / block.mlp.num_experts
+            num_all, total = num_all + count * len(matrices), total + count * sum(matrices) * share
     return round(total * num_matmuls / num_all) if num_all else 0
+
+
+@lru_cache(maxsize=64)
+def _expert_bytes(model: ModelConfig, placement: Placement | None, *, quantized: bool) -> tuple[int, ...]:
+    """Of each matrix of the only layer's experts, those of all that a device holds."""
+    (block,) = model.blocks
+    if not quantized:
+        block = replace(block, packed=())
+        arrays = _arrays(layer_shapes(block, model), ("blocks", 0), placement)
+        return tuple(num for path, num in arrays if path[2:4] == ("mlp", "experts") and path[-1] == "kernel")
+    shards = dict(_shards(layer_shapes(block, model), ("blocks", 0), placement))
+    matrices = []
+    for at, packing in block.packed:
+        form = KernelForm(packing)
+        if at[:2] == ("mlp", "experts") and form.serves(packing):
+            held = form.shapes({leaf: shards["blocks", 0, *at, leaf] for leaf in form.leaves})
+            matrices.append(sum(_num_bytes(array) for array in held.values()))
+    return tuple(matrices)
 
 
 def distinct_experts(mixture: ExpertsConfig, num_tokens: int) -> float:
@@ -100,9 +122,17 @@ def _outer_bytes(model: ModelConfig, placement: Placement | None) -> Counter[str
 
 def _arrays(shapes: Any, at: ParamPath, placement: Placement | None) -> Iterator[tuple[ParamPath, int]]:
     """Each array below `at`, and its bytes on a device."""
+    for path, shard in _shards(shapes, at, placement):
+        yield path, _num_bytes(shard)
+
+
+def _shards(
+    shapes: Any, at: ParamPath, placement: Placement | None
+) -> Iterator[tuple[ParamPath, jax.ShapeDtypeStruct]]:
+    """Each array below `at`, as a device holds it."""
     for path, leaf in shapes.items():
         whole = (*at, *path)
         shape = leaf.shape
         if placement is not None:
             shape = placement.sharding(logical_axes(whole, len(shape)), shape).shard_shape(shape)
-        yield whole, math.prod(shape) * int(jnp.dtype(leaf.dtype).itemsize)
+        yield whole, jax.ShapeDtypeStruct(shape, leaf.dtype)  # type: ignore[no-untyped-call]

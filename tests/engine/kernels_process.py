@@ -1,6 +1,6 @@
 """Run by test_kernels.py in a process with eight host devices; prints one JSON object.
 
-Each quantized matmul of a small stacked model is computed by the kernel, interpreted, and by XLA.
+Each quantized matmul of a small stacked model is computed by the kernel, interpreted, and in f64.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from engines import TINY
 from flax import nnx
 from quantized_stacks import random_stack
 
-from penstock.engine.formats.packing import Packing
+from penstock.engine.formats.packing import Packing, leaf_shapes
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import Decoder, MLPConfig
 from penstock.engine.models.axes import logical_axes
-from penstock.engine.models.quantized import QuantizedLinear
+from penstock.engine.models.quantized import QuantizedLinear, unpacked
 from penstock.engine.sharded_linears import KernelLinear, prepare_for_tpu
 from penstock.engine.sharding import place, split_model
 
 PACKINGS = {
     ("attention", "q"): Packing("int4", 32, scale="float16", offset="minimums"),
     ("attention", "k"): Packing("int4", 32, scale="float16", offset="zeros"),
-    ("attention", "v"): Packing("fp8", 32),
-    ("attention", "out"): Packing("int8", 32, offset="zeros"),
+    ("attention", "v"): Packing("fp8", 0, rows=0),
+    ("attention", "out"): Packing("fp8", 0, scale="bfloat16"),  # each device has a share of the input, and all scales
     ("mlp", "gate"): Packing("fp8", 128, rows=128),
     ("mlp", "up"): Packing("int4", 64, scale="bfloat16"),
     ("mlp", "down"): Packing("int4", 128, scale="float16"),
@@ -42,7 +42,7 @@ def main() -> None:
         placement = place(jax.devices()[:tensor], tensor)
         model = filled(tensor, placement)
         linears = {path: linear for path, linear in nnx.iter_modules(model) if type(linear) is QuantizedLinear}
-        expected = {path: products(linear) for path, linear in linears.items()}
+        expected = {path: exact_products(linear) for path, linear in linears.items()}
         kernels = {p: k for p, k in nnx.iter_modules(prepare_for_tpu(model, placement, interpret=True)) if is_kernel(k)}
         found["kernels"][str(tensor)] = len(kernels)
         for path, kernel in kernels.items():
@@ -69,22 +69,29 @@ def is_kernel(module: Any) -> bool:
     return isinstance(module, KernelLinear)
 
 
-def products(linear: Any) -> np.ndarray:
-    """With each layer's weight, by the kernel's own hand or unpacked by XLA."""
-    num_in = 256
-    x = jnp.asarray(np.random.default_rng(2).normal(size=(9, num_in)), jnp.bfloat16)
-    graph, state = nnx.split(linear)
+def inputs() -> jax.Array:
+    return jnp.asarray(np.random.default_rng(2).normal(size=(9, 256)), jnp.bfloat16)
+
+
+def exact_products(linear: QuantizedLinear) -> np.ndarray:
+    """With each layer's weight, in f64; of groups it is rounded once, of others sums are scaled."""
+    names = leaf_shapes(linear.packing, *linear.shape)
+    weights = unpacked(linear.packing, {name: jnp.asarray(np.asarray(getattr(linear, name)[...])) for name in names})
+    rounded = weights.astype(jnp.bfloat16) if linear.packing.group else weights
+    return np.asarray(inputs(), np.float64) @ np.asarray(rounded, np.float64).swapaxes(1, 2)
+
+
+def products(kernel: KernelLinear) -> np.ndarray:
+    """With each layer's weight, by the kernel."""
+    graph, state = nnx.split(kernel)
 
     @jax.jit
     def product(state: Any, x: jax.Array, layer: jax.Array) -> jax.Array:
-        if linear.is_read_in_stack:
-            one = nnx.merge(graph, state)
-            one.layer = layer
-        else:
-            one = nnx.merge(graph, jax.tree.map(lambda leaf: leaf[layer], state))
+        one = nnx.merge(graph, state)
+        one.layer = layer
         return one.wide(x)
 
-    return np.stack([product(state, x, jnp.int32(layer)) for layer in range(3)])
+    return np.stack([product(state, inputs(), jnp.int32(layer)) for layer in range(3)])
 
 
 if __name__ == "__main__":

@@ -85,12 +85,15 @@ def test_other_packings_have_no_kernel(packing: Packing) -> None:
     assert not KernelForm.serves(packing)
 
 
-def test_what_is_held_takes_no_more_than_what_is_stored() -> None:
+def test_what_is_held_takes_no_more_than_what_is_stored_in_whole_tiles() -> None:
     for packing in FORMS.values():
         form, leaves = KernelForm(packing), random_stack(packing, 256, 512)
         held = held_of(form, {leaf: jnp.asarray(array) for leaf, array in leaves.items()}, 256)
-        sizes = {name: leaves[leaf].nbytes for leaf, name in zip(form.leaves, form.names, strict=True)}
-        assert packing.rows == 0 or {name: array.nbytes for name, array in held.items()} == sizes
+        assert held["codes"].nbytes == leaves["codes"].nbytes
+        for leaf, name in zip(form.leaves[1:], form.names[1:], strict=True):
+            num_groups, num_rows = packing.num_groups(512), packing.num_row_groups(256) if packing.rows else 256
+            assert held[name].shape == (-(-num_groups // 8) * 8, -(-num_rows // 128) * 128)
+            assert held[name].dtype.itemsize == leaves[leaf].dtype.itemsize
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mixtral"])
@@ -123,7 +126,7 @@ def test_a_stacked_decoder_gives_the_tokens_that_xla_gives(
 
 
 def test_each_device_multiplies_by_its_share() -> None:
-    """In a process with eight devices: kernels_process.py says how far 1, 2 and 4 of them are from XLA's sums."""
+    """In a process with eight devices: kernels_process.py says how far 1, 2 and 4 of them are from exact sums."""
     here = Path(__file__).parent
     environment = {
         **os.environ,
@@ -138,13 +141,16 @@ def test_each_device_multiplies_by_its_share() -> None:
     assert max(found["errors"].values()) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["int8 in groups of 32 with zeros", "int4 with minimums", "fp8 in blocks", "mxfp4"])
+@pytest.mark.parametrize(
+    "name", ["int8 in groups of 32 with zeros", "int4 with minimums", "fp8 in blocks", "fp8 per channel", "mxfp4"]
+)
 @pytest.mark.parametrize(
     ("num_rows", "num_out", "sizes"),
     [
         (40, 200, (20, 0, 13, 5)),  # the last rows are nobody's
-        (8, 128, (0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4)),
+        (8, 128, (0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4)),  # more experts than rows
         (24, 128, (0, 0, 0)),
+        (40, 48, (0, 0, 40)),  # one expert has all rows
         (300, 128, (290, 0, 1, 9)),  # more than one tile of rows
     ],
 )
@@ -154,17 +160,36 @@ def test_rows_are_multiplied_by_the_weights_of_their_experts(
     packing, form, num_in = FORMS[name], KernelForm(FORMS[name]), 192 if name == "mxfp4" else 256
     leaves = random_stack(packing, num_out, num_in, 2, len(sizes))
     held = held_of(form, {leaf: jnp.asarray(array) for leaf, array in leaves.items()}, num_out)
-    of_layer = {name: array if name == "codes" else array[1] for name, array in held.items()}
     rows = jnp.asarray(np.random.default_rng(3).normal(size=(num_rows, num_in)), jnp.bfloat16)
     multiply = jax.jit(partial(grouped_quantized_matmul, form, interpret=True))
-    y = np.asarray(multiply(rows, jnp.array(sizes, jnp.int32), of_layer, jnp.int32(1)), np.float64)
+    y = np.asarray(multiply(rows, jnp.array(sizes, jnp.int32), held, jnp.int32(1)), np.float64)
     weights = unpacked(packing, {leaf: jnp.asarray(array[1]) for leaf, array in leaves.items()})
-    weights = np.asarray(weights.astype(jnp.bfloat16), np.float64)
+    weights = np.asarray(weights.astype(jnp.bfloat16) if packing.group else weights, np.float64)
     owners = np.repeat(np.arange(len(sizes)), sizes)
     for row, expert in enumerate(owners):
         x = np.asarray(rows[row], np.float64)
         largest = np.abs(weights[expert]) @ np.abs(x)
         assert (np.abs(y[row] - weights[expert] @ x) <= 1e-5 * largest + 1e-30).all()
+
+
+@pytest.mark.parametrize("name", ["int4 with minimums", "fp8 in blocks", "mxfp4"])
+def test_scales_of_experts_that_have_no_rows_are_not_looked_at(name: str) -> None:
+    """Nor are those of other layers: all of them are infinite or no numbers."""
+    packing, form, sizes = FORMS[name], KernelForm(FORMS[name]), (0, 5, 0, 3)
+    leaves = {leaf: jnp.asarray(array) for leaf, array in random_stack(packing, 256, 256, 2, len(sizes)).items()}
+    is_used = jnp.zeros((2, len(sizes), 1, 1), bool).at[1].set(jnp.array(sizes)[:, None, None] > 0)
+    poisoned = {
+        leaf: array if leaf == "codes" else jnp.where(is_used, array, 255 if array.dtype == jnp.uint8 else jnp.nan)
+        for leaf, array in leaves.items()
+    }
+    rows = jnp.asarray(np.random.default_rng(3).normal(size=(8, 256)), jnp.bfloat16)
+    multiply = jax.jit(partial(grouped_quantized_matmul, form, interpret=True))
+    expected, y = (
+        np.asarray(multiply(rows, jnp.array(sizes, jnp.int32), held_of(form, of, 256), jnp.int32(1)))
+        for of in (leaves, poisoned)
+    )
+    assert np.isfinite(expected).all()
+    assert (y == expected).all()
 
 
 def test_each_expert_is_fetched_once_and_nothing_behind_the_last_rows() -> None:
