@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from patience import slow
 
 from penstock.engine.attention import check_page_table, page_size_for
 from penstock.engine.attention.selection import SMEM_BYTES, page_table_bytes
@@ -345,7 +346,7 @@ def test_batches_whose_pages_are_not_there_get_no_estimate() -> None:
 
 
 @needs_libtpu
-@pytest.mark.parametrize("attention", ["fused", "ragged"])
+@pytest.mark.parametrize("attention", ["fused", slow("ragged")])
 def test_a_small_plan_holds_what_the_ledger_says(attention: str) -> None:
     """In place, two all-reduces per layer, nothing to the host, bytes near the ideal; compiled for four v6e chips."""
     model = narrow_llama(32)
@@ -390,9 +391,9 @@ def test_several_decode_steps_and_8_bit_pages_are_planned_and_copy_no_cache() ->
     ("topology", "tensor", "fields"),
     [
         ("v5e:2x4", 8, {"num_attention_heads": 16, "num_key_value_heads": 1, "head_dim": 64}),
-        ("v6e:2x4", 4, {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 96}),
-        ("v5e:2x4", 2, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}),
-        ("v6e:2x2", 4, {"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128}),
+        slow("v6e:2x4", 4, {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 96}),
+        slow("v5e:2x4", 2, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}),
+        slow("v6e:2x2", 4, {"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128}),
         ("tpu7x:2x2x1", 8, {"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128}),
         ("v6e:2x2", 4, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 8191}),
     ],

@@ -39,7 +39,7 @@ def test_a_kernel_reads_what_it_states_and_is_not_in_vmem(cache_bytes: int) -> N
     ("weights", "topology", "tensor"),
     [
         ("int4", "v6e:2x2", 4),
-        ("fp8", "v5e:2x4", 8),
+        pytest.param("fp8", "v5e:2x4", 8, marks=pytest.mark.slow),
         pytest.param("int4", "v5e:2x4", 8, marks=pytest.mark.slow),
         pytest.param("int8", "v6e:2x2", 4, marks=pytest.mark.slow),
     ],

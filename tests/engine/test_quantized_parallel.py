@@ -10,6 +10,7 @@ import pytest
 from devices import run_on_devices
 from engines import EOS, VOCAB_SIZE, write_model
 from gguf_files import all_of, write_gguf
+from patience import slow
 from quantized_checkpoints import MXFP4_EXPERTS, write_quantized
 from quantized_weights import SCHEMES, Scheme
 from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
@@ -35,7 +36,7 @@ MODELS: dict[str, tuple[Scheme, str, int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("model", ["fp8", pytest.param("gptq", marks=pytest.mark.slow), "mxfp4"])
+@pytest.mark.parametrize("model", ["fp8", slow("gptq"), slow("mxfp4")])
 def test_several_devices_give_the_tokens_of_one(tmp_path: Path, model: str) -> None:
     scheme, family, devices, geometry = MODELS[model]
     quantized, _ = write_quantized(tmp_path, scheme, family, bos_token_id=None, **HEADS, **geometry)
