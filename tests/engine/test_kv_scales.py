@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from engines import SMALL, TINY, VOCAB_SIZE, drive, write_model
 from kv_scale_checkpoints import COMPRESSED, SCHEME, random_scales, reference_logprobs, with_scales
+from quantized_checkpoints import save, tensors_of, write_quantized
+from quantized_weights import SCHEMES
 
 from penstock.engine import CheckpointError, ConfigError, Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.deployment import deploy
@@ -96,6 +98,20 @@ def test_scales_are_found_by_all_their_names(names: tuple[str, str], dtype: str,
     assert config.kv_dtype is None
     loaded = scales_of(load_model(path, config))
     np.testing.assert_array_equal(loaded, values.astype(np.float32)[..., None].repeat(KV_HEADS, axis=2))
+
+
+def test_scales_stand_beside_quantized_weights(tmp_path: Path) -> None:
+    """As llm-compressor writes both: FP8 for weights and KV cache."""
+    scheme = SCHEMES["compressed fp8 tensor"]
+    scheme = replace(scheme, fields={**scheme.fields, "kv_cache_scheme": SCHEME})
+    path, _ = write_quantized(tmp_path, scheme)
+    tensors = tensors_of(path / "model.safetensors")
+    for name in [f"model.layers.{layer}.self_attn.{scale}" for layer in range(LAYERS) for scale in COMPRESSED]:
+        tensors[name] = np.asarray([0.5], ml_dtypes.bfloat16)
+    save(path / "model.safetensors", tensors)
+    config = read_model_config(path)
+    assert (config.kv_dtype, config.is_packed) == (FP8, True)
+    np.testing.assert_array_equal(scales_of(load_model(path, config)), np.full((LAYERS, 2, KV_HEADS), 0.5))
 
 
 def test_one_scale_may_be_that_of_keys_and_values(plain: Path, tmp_path: Path) -> None:
