@@ -10,7 +10,7 @@ from penstock.engine.formats.packing import OWN_KINDS
 
 MATMUL_SETTINGS = ("auto", "xla", "native")
 WEIGHTS_SETTINGS = ("auto", *OWN_KINDS)
-KV_CACHE_DTYPES = ("auto", "int8", "float8_e4m3fn")
+KV_CACHE_DTYPES = ("auto", "unquantized", "int8", "float8_e4m3fn")
 ACTIVATIONS_SETTINGS = ("auto", "int8")
 SPECULATION_SETTINGS = ("ngram", "off")
 _SETTINGS = {
@@ -39,7 +39,7 @@ class EngineConfig:
     page_size: int | None = None  # tokens per KV page; None: what suits the platform
     num_pages: int | None = None  # page 0 included; None: as many as `kv_cache_bytes` holds
     kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
-    kv_cache_dtype: str = "auto"  # of keys and values: auto (what suits model and device), int8, float8_e4m3fn
+    kv_cache_dtype: str = "auto"  # of keys and values: auto (the checkpoint's, else unquantized), or as named
     prefix_caching: bool = True
     speculation: str = "ngram"  # who drafts tokens, where that pays: ngram, or off; tokens are the same
     max_draft_tokens: int = 15  # of one sequence in a step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -24,6 +25,7 @@ from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling_state import state_bytes
 from penstock.engine.length_rule import LengthRule
 from penstock.engine.models import BlockConfig, LayerGroups, ModelConfig, layer_groups, num_parameters
+from penstock.engine.models.attend import KV_SCALES_DTYPE
 from penstock.engine.models.config import Packed
 from penstock.engine.models.packed import can_pack
 from penstock.engine.native import NativeLibrary
@@ -182,21 +184,14 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
     model = split_model(_with_activations(model, config.activations), config.tensor_parallel, config.expert_parallel)
     model = _with_windows_that_matter(model, max_model_len)
     native = NativeLibrary((config.compile_cache_dir or DEFAULT_BUILD_DIR) / "native")
-    attention = attention_for(
-        config.attention,
-        platform,
-        model.dtype,
-        native,
-        head_dim=model.head_dim,
-        has_sinks=any(block.attention.sinks for block in model.blocks),
-        kv_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
-    )
+    attention = _attention(config, platform, model, native)
     placement = None
     if is_abstract or len(devices) > 1:
         placement = place(devices, config.tensor_parallel, config.expert_parallel)
     if placement is not None:
         attention = ShardedAttention(attention, placement)
     kv_dtype = attention.cache_dtype(model.dtype)
+    model = model if kv_dtype == KV_SCALES_DTYPE else _without_kv_scales(model)
     page_size = config.page_size or page_size_for(
         platform, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, kv_dtype=kv_dtype
     )
@@ -215,6 +210,29 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
         matmul_library=library,
         fallback=native.missing,
     )
+
+
+def _attention(config: EngineConfig, platform: str, model: ModelConfig, native: NativeLibrary) -> AttentionBackend:
+    """Where nothing is said of its pages, they are of the checkpoint's type, if the implementation has that."""
+    setting = config.kv_cache_dtype
+    chosen = partial(
+        attention_for,
+        config.attention,
+        platform,
+        model.dtype,
+        native,
+        head_dim=model.head_dim,
+        has_sinks=any(block.attention.sinks for block in model.blocks),
+    )
+    attention = chosen(kv_dtype=None if setting in ("auto", "unquantized") else setting)
+    if setting == "auto" and model.kv_dtype in attention.quantized_dtypes:
+        return chosen(kv_dtype=model.kv_dtype)
+    return attention
+
+
+def _without_kv_scales(model: ModelConfig) -> ModelConfig:
+    blocks = tuple(replace(block, attention=replace(block.attention, has_kv_scales=False)) for block in model.blocks)
+    return replace(model, blocks=blocks)
 
 
 def _with_activations(model: ModelConfig, setting: str) -> ModelConfig:

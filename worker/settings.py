@@ -109,8 +109,9 @@ class Settings(BaseSettings):
     )
     kv_cache_dtype: str = _engine(
         "kv_cache_dtype",
-        "Type of keys and values in the KV cache: auto (what suits them), int8, with a scale for each token "
-        "and head, for attention native, fused or xla, or float8_e4m3fn, with a scale of 1, for TPU or attention xla.",
+        "Type of keys and values in the KV cache: auto (what the checkpoint says, where the attention has it, else "
+        "unquantized), unquantized, or 8 bits with scales: int8, for attention native, fused or xla, or float8_e4m3fn, "
+        "for fused or xla.",
     )
     decode_steps: Annotated[int | None, _OrNone] = _engine(
         "decode_steps",

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch
+from penstock.engine.attention.quantization import is_quantized
+from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
 from penstock.engine.models.axes import Axes
 
 PLAIN = AttentionOptions()
@@ -54,8 +55,8 @@ def transposed_keys(spec: KVCacheSpec) -> tuple[tuple[CacheArray, ...], ...]:
 
 
 def scale_arrays(spec: KVCacheSpec) -> tuple[CacheArray, ...]:
-    """Beside int8 keys and values: a scale for each token's keys, and one for its values, by KV head."""
-    if spec.dtype != "int8":
+    """Beside codes of 8 bits: a scale for each token's keys, and one for its values, by KV head."""
+    if not is_quantized(spec.dtype):
         return ()
     shape = (spec.num_pages, spec.num_kv_heads, spec.page_size)
     return (CacheArray(shape, "float32", (None, "kv_heads", None)),) * 2
@@ -74,6 +75,9 @@ class AttentionBackend(Protocol):
 
     is_stacked: bool
     """Whether it keeps the pages of all layers in one pytree, for a stacked decoder, or one per layer."""
+
+    quantized_dtypes: tuple[str, ...]
+    """Types of 8 bits that it can keep pages in."""
 
     def cache_dtype(self, dtype: str) -> str:
         """The type that keys and values of a model of type `dtype` are kept in."""
@@ -113,6 +117,7 @@ class AttentionBackend(Protocol):
         *,
         options: AttentionOptions = PLAIN,
         sinks: jax.Array | None = None,  # [num_heads], as of Attend
+        kv_scales: KVScales | None = None,  # for pages of fp8 alone
     ) -> tuple[jax.Array, LayerCache]:
         """Returns the attended values, shaped as the queries, and the layer's new cache; `prepared` is of `prepare`.
 

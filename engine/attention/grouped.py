@@ -9,7 +9,15 @@ import jax.numpy as jnp
 
 from penstock.engine.attention.contract import AttentionBackend, Prepared
 from penstock.engine.attention.native import NativeAttention
-from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCache, NativeAttend, RaggedBatch
+from penstock.engine.models.attend import (
+    QKV,
+    Attend,
+    AttentionOptions,
+    GroupCache,
+    KVScales,
+    NativeAttend,
+    RaggedBatch,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -40,10 +48,16 @@ class _Groups:
         self._stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *self._prepared)
 
     def __call__(
-        self, qkv: QKV, cache: GroupCache, *, options: AttentionOptions, sinks: jax.Array | None = None
+        self,
+        qkv: QKV,
+        cache: GroupCache,
+        *,
+        options: AttentionOptions,
+        sinks: jax.Array | None = None,
+        kv_scales: KVScales | None = None,
     ) -> tuple[jax.Array, GroupCache]:
         prepared = self.batch_of(cache.group)
-        attended, pages = self._attention(qkv, cache.pages, prepared, options=options, sinks=sinks)
+        attended, pages = self._attention(qkv, cache.pages, prepared, options=options, sinks=sinks, kv_scales=kv_scales)
         return attended, cache._replace(pages=pages)
 
     def batch_of(self, group: int | jax.Array) -> Prepared:

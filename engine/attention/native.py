@@ -13,7 +13,7 @@ from penstock.engine.attention.contract import (
     KVCacheSpec,
     scale_arrays,
 )
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch
+from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
 from penstock.engine.native import ATTENTION, ATTENTION_INT8
 
 _WORD_BYTES = 4
@@ -27,6 +27,7 @@ class NativeAttention(AttentionBackend):
 
     name = "native"
     is_stacked = False
+    quantized_dtypes = ("int8",)
 
     def __init__(self, *, kv_dtype: str | None = None) -> None:
         self._kv_dtype = kv_dtype  # None: the model's own
@@ -51,7 +52,9 @@ class NativeAttention(AttentionBackend):
         *,
         options: AttentionOptions = PLAIN,
         sinks: jax.Array | None = None,
+        kv_scales: KVScales | None = None,
     ) -> tuple[jax.Array, LayerCache]:
+        del kv_scales
         target = ATTENTION if len(cache) == 2 else ATTENTION_INT8
         out_types = [jax.typeof(array) for array in (qkv.q, *cache)]
         aliases = {len(qkv) + i: 1 + i for i in range(len(cache))}

@@ -14,9 +14,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
 from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec
-from penstock.engine.attention.quantization import is_quantized, stored
 from penstock.engine.errors import ConfigError
-from penstock.engine.models.attend import QKV, AttentionOptions, RaggedBatch, StackedCache
+from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, RaggedBatch, StackedCache
 
 _LANES = 128
 _QUERIES_PER_BLOCK = 32
@@ -37,13 +36,11 @@ class RaggedKernelAttention(AttentionBackend):
 
     name = "ragged"
     is_stacked = True
+    quantized_dtypes = ()  # its scales are constants of the program: neither a token nor a layer has one
     max_head_dim = _LANES
 
-    def __init__(self, *, kv_dtype: str | None = None) -> None:
-        self._kv_dtype = kv_dtype  # None: the model's own
-
     def cache_dtype(self, dtype: str) -> str:
-        return self._kv_dtype or dtype
+        return dtype
 
     def rows_moved(
         self, context: int, spec: KVCacheSpec, pages_per_seq: int, window: int | None = None
@@ -79,7 +76,9 @@ class RaggedKernelAttention(AttentionBackend):
         *,
         options: AttentionOptions = PLAIN,
         sinks: jax.Array | None = None,
+        kv_scales: KVScales | None = None,
     ) -> tuple[jax.Array, StackedCache]:
+        del kv_scales
         if sinks is not None:
             raise ConfigError(NO_SINKS)
         q, k, v = qkv
@@ -93,7 +92,6 @@ class RaggedKernelAttention(AttentionBackend):
             q.reshape(num_tokens, num_kv_heads, group, head_dim), ((0, 0), (0, extra), (0, 0), (0, dim - head_dim))
         )
         pages_per_seq = prepared.page_indices.shape[1]
-        kv_scale = 1.0 if is_quantized(pages.dtype) else None  # with one, the kernel dequantizes what it reads
         attended = ragged_paged_attention(
             padded.reshape(num_tokens, (num_kv_heads + extra) * group, dim),
             pltpu.with_memory_space_constraint(pages, pltpu.HBM),  # or XLA copies a small cache into VMEM
@@ -104,8 +102,6 @@ class RaggedKernelAttention(AttentionBackend):
             sm_scale=options.scale_for(head_dim),
             sliding_window=options.sliding_window,
             soft_cap=options.soft_cap,
-            k_scale=kv_scale,
-            v_scale=kv_scale,
             num_kv_pages_per_block=_pages_per_block(page_size, combined * dim * pages.dtype.itemsize, pages_per_seq),
             num_queries_per_block=min(_QUERIES_PER_BLOCK, num_tokens),
             vmem_limit_bytes=_VMEM_BYTES,
@@ -121,7 +117,7 @@ def _write(cache: StackedCache, k: jax.Array, v: jax.Array, batch: RaggedBatch) 
     both = jnp.stack([k, jnp.nan_to_num(v)], axis=2).reshape(k.shape[0], -1, k.shape[2])
     both = jnp.pad(both, ((0, 0), (0, combined - both.shape[1]), (0, dim - both.shape[2])))
     slots = batch.slots + cache.first_page * page_size
-    flat = pages.reshape(num_pages * page_size, combined, dim).at[slots].set(stored(both, pages.dtype))
+    flat = pages.reshape(num_pages * page_size, combined, dim).at[slots].set(both.astype(pages.dtype))
     return flat.reshape(pages.shape)
 
 

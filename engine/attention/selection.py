@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.engine.attention.contract import AttentionBackend
 from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.attention.native import NativeAttention
+from penstock.engine.attention.quantization import is_quantized
 from penstock.engine.attention.ragged import NO_SINKS, RaggedKernelAttention
 from penstock.engine.attention.triton import TritonAttention
 from penstock.engine.attention.xla import XlaAttention
@@ -21,7 +22,7 @@ SMEM_RESERVED_BYTES = 8 * 2**10  # the compiler's own
 _CPU_PAGE_SIZE = 32
 _GPU_PAGE_SIZE = 64  # a block of keys, in half precision with a head_dim of up to 128
 _TPU_PAGE_SIZE = 64
-_TPU_INT8_PAGE_SIZE = 128  # lanes of a tile, on which a page's scales lie
+_TPU_SCALED_PAGE_SIZE = 128  # lanes of a tile, on which a page's scales lie
 _TPU_MAX_PAGE_SIZE = 512
 
 
@@ -64,19 +65,18 @@ def _for_tpu(
         raise ConfigError(
             f"the TPU kernels take a dtype of {' or '.join(_TPU_DTYPES)}, not {dtype}; set dtype, or attention xla"
         )
-    if kv_dtype == "int8" and setting == "ragged":
-        raise ConfigError(
-            "attention 'ragged' has no kv_cache_dtype int8, as it reads no scales of tokens; set attention fused, or "
-            "kv_cache_dtype float8_e4m3fn"
-        )
     if setting != "ragged":
         return FusedAttention(kv_dtype=kv_dtype)
+    if kv_dtype is not None:
+        raise ConfigError(
+            f"attention 'ragged' has no kv_cache_dtype {kv_dtype}, as it reads no scales of tokens; set attention fused"
+        )
     if head_dim > RaggedKernelAttention.max_head_dim:
         limit = f"takes a head_dim of up to {RaggedKernelAttention.max_head_dim}, not {head_dim}"
         raise ConfigError(f"attention 'ragged' {limit}; set auto, fused or xla")
     if has_sinks:
         raise ConfigError(NO_SINKS)
-    return RaggedKernelAttention(kv_dtype=kv_dtype)
+    return RaggedKernelAttention()
 
 
 def _for_gpu(setting: str, platform: str, kv_dtype: str | None) -> AttentionBackend:
@@ -91,7 +91,7 @@ def _for_gpu(setting: str, platform: str, kv_dtype: str | None) -> AttentionBack
 
 def _native(setting: str, platform: str, dtype: str, library: NativeLibrary, kv_dtype: str | None) -> AttentionBackend:
     fits = platform == "cpu" and dtype in _NATIVE_DTYPES
-    has_kv_dtype = kv_dtype in (None, "int8")
+    has_kv_dtype = kv_dtype is None or kv_dtype in NativeAttention.quantized_dtypes
     if setting == "auto" and not (has_kv_dtype and fits):
         return XlaAttention(platform, kv_dtype=kv_dtype)
     if not has_kv_dtype:
@@ -112,7 +112,7 @@ def page_size_for(platform: str, *, max_num_seqs: int, max_model_len: int, kv_dt
     """
     if platform != "tpu":
         return _GPU_PAGE_SIZE if platform == "gpu" else _CPU_PAGE_SIZE
-    page_size = _TPU_INT8_PAGE_SIZE if kv_dtype == "int8" else _TPU_PAGE_SIZE
+    page_size = _TPU_SCALED_PAGE_SIZE if is_quantized(kv_dtype) else _TPU_PAGE_SIZE
     while page_size < _TPU_MAX_PAGE_SIZE and not _fits(max_num_seqs, -(-max_model_len // page_size)):
         page_size *= 2
     return page_size

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, Prepared
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch, StackedCache
+from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch, StackedCache
 from penstock.engine.sharding import Placement
 
 _WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
@@ -23,6 +23,7 @@ class ShardedAttention(AttentionBackend):
     def __init__(self, inner: AttentionBackend, placement: Placement) -> None:
         self.name = inner.name
         self.is_stacked = inner.is_stacked
+        self.quantized_dtypes = inner.quantized_dtypes
         self._inner = inner
         self._placement = placement
 
@@ -70,21 +71,26 @@ class ShardedAttention(AttentionBackend):
         *,
         options: AttentionOptions = PLAIN,
         sinks: jax.Array | None = None,
+        kv_scales: KVScales | None = None,
     ) -> tuple[jax.Array, LayerCache]:
         split: Any = [self._placement.spec((None, name, None)) for name in ("heads", "kv_heads", "kv_heads")]
         held = self._cache_specs(cache)
 
-        def attend(qkv: QKV, cache: LayerCache, prepared: Prepared, sinks: jax.Array | None) -> Any:
-            return self._inner(qkv, cache, prepared, options=options, sinks=sinks)
+        by_head = [self._placement.spec((name,)) for name in ("per_head", "kv_heads")]
+
+        def attend(
+            qkv: QKV, cache: LayerCache, prepared: Prepared, sinks: jax.Array | None, kv_scales: KVScales | None
+        ) -> Any:
+            return self._inner(qkv, cache, prepared, options=options, sinks=sinks, kv_scales=kv_scales)
 
         run = jax.shard_map(
             attend,
             mesh=self._placement.mesh,
-            in_specs=(QKV(*split), held, _WHOLE, self._placement.spec(("per_head",))),
+            in_specs=(QKV(*split), held, _WHOLE, *by_head),
             out_specs=(split[0], held),
             check_vma=False,
         )
-        attended, written = run(qkv, cache, prepared, sinks)
+        attended, written = run(qkv, cache, prepared, sinks, kv_scales)
         return attended, written
 
     def _cache_specs(self, cache: LayerCache) -> Any:

@@ -21,8 +21,8 @@ from penstock.engine.attention.contract import (
     KVCacheSpec,
     transposed_keys,
 )
-from penstock.engine.attention.quantization import dequantized, quantized_by_token, stored
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch
+from penstock.engine.attention.quantization import QUANTIZED_DTYPES, dequantized, quantized_kv
+from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
 
 
 class _Pages(NamedTuple):
@@ -30,7 +30,7 @@ class _Pages(NamedTuple):
 
     keys: jax.Array
     values: jax.Array
-    key_scales: jax.Array | None = None  # f32 [pages, num_kv_heads, page_size], of int8 alone
+    key_scales: jax.Array | None = None  # f32 [pages, num_kv_heads, page_size], of codes alone
     value_scales: jax.Array | None = None
 
 
@@ -43,12 +43,13 @@ _KEYS_PER_CHUNK = 128
 
 class XlaAttention(AttentionBackend):
     """Keys are `[pages, num_kv_heads, head_dim, page_size]`, values `[pages, num_kv_heads, page_size, head_dim]`: both
-    matmuls of the decode loop then reduce over an axis that is not the minor one, which XLA on CPU vectorises. Those of
-    int8 have scales behind them, `[pages, num_kv_heads, page_size]`.
+    matmuls of the decode loop then reduce over an axis that is not the minor one, which XLA on CPU vectorises. Codes
+    of 8 bits have scales behind them, `[pages, num_kv_heads, page_size]`.
     """
 
     name = "xla"
     is_stacked = False
+    quantized_dtypes = QUANTIZED_DTYPES
 
     def __init__(self, platform: str | None = None, *, kv_dtype: str | None = None) -> None:
         """For devices of `platform`, by default this process's, and pages of `kv_dtype`, by default what suits it."""
@@ -72,9 +73,10 @@ class XlaAttention(AttentionBackend):
         *,
         options: AttentionOptions = PLAIN,
         sinks: jax.Array | None = None,
+        kv_scales: KVScales | None = None,
     ) -> tuple[jax.Array, LayerCache]:
         q, k, v = qkv
-        pages = _written(_Pages(*cache), k, v, batch.slots)
+        pages = _written(_Pages(*cache), k, v, batch.slots, kv_scales)
 
         num_kv_heads, head_dim = k.shape[1:]
         grouped = q.reshape(q.shape[0], num_kv_heads, -1, head_dim) * options.scale_for(head_dim)
@@ -86,7 +88,7 @@ class XlaAttention(AttentionBackend):
         return attended.reshape(q.shape), tuple(array for array in pages if array is not None)
 
 
-def _written(pages: _Pages, k: jax.Array, v: jax.Array, slots: jax.Array) -> _Pages:
+def _written(pages: _Pages, k: jax.Array, v: jax.Array, slots: jax.Array, kv_scales: KVScales | None) -> _Pages:
     """With this step's keys and values.
 
     What an earlier holder left in a page is masked: a NaN among its keys by replacing the score, but one among its
@@ -95,10 +97,9 @@ def _written(pages: _Pages, k: jax.Array, v: jax.Array, slots: jax.Array) -> _Pa
     page_size = pages.keys.shape[-1]
     page, place = slots // page_size, slots % page_size
     if pages.key_scales is None or pages.value_scales is None:
-        keys = pages.keys.at[page, :, :, place].set(stored(k, pages.keys.dtype))
-        return _Pages(keys, pages.values.at[page, :, place, :].set(stored(jnp.nan_to_num(v), pages.values.dtype)))
-    key_codes, key_scales = quantized_by_token(k)
-    value_codes, value_scales = quantized_by_token(jnp.nan_to_num(v, posinf=0, neginf=0))
+        keys = pages.keys.at[page, :, :, place].set(k.astype(pages.keys.dtype))
+        return _Pages(keys, pages.values.at[page, :, place, :].set(jnp.nan_to_num(v).astype(pages.values.dtype)))
+    (key_codes, key_scales), (value_codes, value_scales) = quantized_kv(k, v, pages.keys.dtype, kv_scales)
     return _Pages(
         pages.keys.at[page, :, :, place].set(key_codes),
         pages.values.at[page, :, place, :].set(value_codes),

@@ -120,7 +120,7 @@ class CompressedTensors:
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
         """Raises ConfigError for what is not implemented."""
-        for name in ("sparsity_config", "kv_cache_scheme", "transform_config"):
+        for name in ("sparsity_config", "transform_config"):
             if fields.get(name):
                 raise unsupported(name, fields[name])
         groups = fields.get("config_groups")

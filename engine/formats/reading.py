@@ -32,7 +32,7 @@ FORMATS: Mapping[str, _Read] = MappingProxyType(
 
 
 def read_format(fields: Mapping[str, Any]) -> Declared | None:
-    """What the `quantization_config` of a config.json describes; None: it has none.
+    """How weights are quantized, as the `quantization_config` of a config.json describes it; None: they are not.
 
     Raises:
         ConfigError: it is not supported, or is malformed.
@@ -45,4 +45,6 @@ def read_format(fields: Mapping[str, Any]) -> Declared | None:
     method = described.get("quant_method")
     if not isinstance(method, str) or method not in FORMATS:
         raise unsupported("quant_method", method, f"expected one of {', '.join(FORMATS)}")
+    if described.get("kv_cache_scheme") and described.get("config_groups") == {}:
+        return None  # the KV cache alone
     return FORMATS[method](described)

@@ -17,12 +17,14 @@ from flax import nnx
 from huggingface_hub import snapshot_download
 
 from penstock.engine.errors import CheckpointError, ConfigError
+from penstock.engine.formats.kv_cache import read_kv_cache_scheme
 from penstock.engine.formats.leaf import Leaf
 from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE
 from penstock.engine.loading.headers import INDEX_FILE, WEIGHTS_FILE, refuse_names
+from penstock.engine.loading.kv_scales import is_kv_scale, kv_scale_source, passed_over, with_kv_scales
 from penstock.engine.loading.packed import PackedSource, is_packed, packed_weights
 from penstock.engine.loading.source import GGUF_SUFFIX, Checkpoint, open_checkpoint
-from penstock.engine.loading.weights import FLOAT_TYPES, Rows, Source, Stored
+from penstock.engine.loading.weights import FLOAT_TYPES, AnySource, Rows, Source, Stored
 from penstock.engine.models import (
     FAMILIES,
     Decoder,
@@ -33,7 +35,7 @@ from penstock.engine.models import (
     family_of,
     stacked_layers,
 )
-from penstock.engine.models.axes import logical_axes
+from penstock.engine.models.axes import KV_SCALES, logical_axes
 from penstock.engine.models.hf_config import checked_dtype
 from penstock.engine.sharded_experts import shard_experts
 from penstock.engine.sharding import Placement
@@ -104,7 +106,8 @@ def read_model_config(path: Path, dtype: str = "auto", weights: str = "auto") ->
     checkpoint = open_checkpoint(path)
     family = family_of(checkpoint.fields)
     config = _declared(checkpoint, family, dtype)
-    form = checkpoint.format
+    form, stored = checkpoint.format, _stored_if_readable(checkpoint)
+    config = with_kv_scales(config, family.as_stored(stored.keys()), read_kv_cache_scheme(checkpoint.fields), stored)
     if weights == "auto" and form is None:
         return config
     return packed_weights(form, family, checkpoint.stored, weights).of(config)
@@ -125,9 +128,9 @@ def load_model(
     around the blocks comes first; `pack_head` may then change it, which takes memory that the blocks need not have yet.
 
     Every tensor that the model has must be there with its shape, and no other one. Names, shapes and types are all
-    checked before the first weight is read. Extra tensors of four kinds are passed over: stored rotary frequencies and
-    an `lm_head.weight` that equals the embedding it is tied to, which hold nothing new, layers for drafting, and what a
-    family lists as not the language model's.
+    checked before the first weight is read. Extra tensors of five kinds are passed over: stored rotary frequencies and
+    an `lm_head.weight` that equals the embedding it is tied to, which hold nothing new, layers for drafting, what a
+    family lists as not the language model's, and scales of a KV cache that is not kept in fp8.
 
     Raises:
         CheckpointError: a file or tensor is missing, unexpected, misshapen or of a type that is not a float.
@@ -203,7 +206,7 @@ class _Checked:
     graph: nnx.GraphDef[Decoder]
     params: Mapping[Any, Any]  # their shapes and types, by path
     stored: Mapping[str, Stored]
-    sources: Sequence[Source | PackedSource]  # of each parameter
+    sources: Sequence[AnySource]  # of each parameter
     known: Mapping[str, Leaf]  # tensors that must hold what is known without them
 
 
@@ -213,17 +216,21 @@ def _checked(checkpoint: Checkpoint, config: ModelConfig, *, stacked: bool = Fal
     _check_layers(checkpoint, family, config)
     graph, abstract = _abstract(config, stacked=stacked)
     packed = packed_weights(checkpoint.format, family, stored, "auto") if config.is_packed else None
-    sources: list[Source | PackedSource] = []
+    sources: list[AnySource] = []
     for path in abstract:
         layers = _layers(path, config, stacked=stacked)
         if packed is not None and is_packed(path):
             sources.append(packed.source(path, layers, abstract, config))
+        elif is_kv_scale(path):
+            sources.append(kv_scale_source(family, path, layers, abstract[path].shape, config, stored))
         else:
             sources.append(_source(family, path, layers, abstract, config))
     codes = [source for source in sources if isinstance(source, PackedSource) and source.path[-1] == "codes"]
     known = {} if packed is None else {name: leaf for source in codes for name, leaf in packed.known(source)}
-    passed_over = set() if packed is None else {name for source in codes for name in packed.passed_over(source)}
-    _check(checkpoint, sources, known.keys() | passed_over, family, config)
+    others = known.keys() | passed_over(family, config)
+    if packed is not None:
+        others |= {name for source in codes for name in packed.passed_over(source)}
+    _check(checkpoint, sources, others, family, config)
     return _Checked(graph, abstract, stored, sources, known)
 
 
@@ -303,7 +310,7 @@ def _initial(
     if leaf in ("kernel", "embedding"):
         values = (0.02 * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
     else:
-        values = jnp.ones(shape, dtype) if leaf == "scale" else jnp.zeros(shape, dtype)
+        values = jnp.ones(shape, dtype) if leaf in ("scale", *KV_SCALES) else jnp.zeros(shape, dtype)
     if sharding is not None:
         values = jax.lax.with_sharding_constraint(values, sharding)  # type: ignore[no-untyped-call]
     return values
@@ -318,6 +325,14 @@ def _declared(checkpoint: Checkpoint, family: Family, dtype: str) -> ModelConfig
         return family.config(fields, checked_dtype(dtype))
     except ConfigError as error:  # families call the fields what most checkpoints do
         raise ConfigError(str(error).replace(CONFIG_FILE, checkpoint.config_name)) from None
+
+
+def _stored_if_readable(checkpoint: Checkpoint) -> Mapping[str, Stored]:
+    """What is wrong with the weights is for whoever reads them to say: most of a config does not need them."""
+    try:
+        return checkpoint.stored
+    except CheckpointError:
+        return {}
 
 
 def _embedding_dtype(checkpoint: Checkpoint, family: Family) -> str:
@@ -340,7 +355,7 @@ def _check_layers(checkpoint: Checkpoint, family: Family, config: ModelConfig) -
 
 def _check(
     checkpoint: Checkpoint,
-    sources: Sequence[Source | PackedSource],
+    sources: Sequence[AnySource],
     others: set[str],
     family: Family,
     config: ModelConfig,
@@ -360,7 +375,7 @@ def _check(
             _check_tensor(name, stored[name], source)
 
 
-def _check_tensor(name: str, found: Stored, source: Source | PackedSource) -> None:
+def _check_tensor(name: str, found: Stored, source: AnySource) -> None:
     if not source.accepts(found.shape):
         raise CheckpointError(
             f"tensor {name} has shape {list(found.shape)}, expected {list(source.stored_shape)}, in {found.file.name}"

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from operator import add
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from penstock.engine.errors import CheckpointError
 from penstock.engine.formats.buffers import PIECE_BYTES, device_buffer, pieces
 from penstock.engine.formats.leaf import Index, Leaf
 from penstock.engine.loading.files import check_file
+from penstock.engine.loading.kv_scales import KVScaleSource
 from penstock.engine.loading.packed import PackedSource
 from penstock.engine.loading.rows import before_copying
 from penstock.engine.models import ParamPath
@@ -117,6 +118,10 @@ class Source:
         return self.shape[-1] // self.copies
 
 
+AnySource: TypeAlias = Source | PackedSource | KVScaleSource
+"""Of a parameter; of an array of a packed weight; of scales of the KV cache."""
+
+
 class WeightFiles:
     """Open files of a checkpoint. A context manager."""
 
@@ -132,7 +137,7 @@ class WeightFiles:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def array(self, source: Source | PackedSource, placement: Placement | None) -> jax.Array:
+    def array(self, source: AnySource, placement: Placement | None) -> jax.Array:
         """The parameter on its devices, each of which is given its share and nothing else."""
         if placement is None:
             array: jax.Array = jax.device_put(self._share(source, (slice(None),) * len(source.shape)))
@@ -158,7 +163,7 @@ class WeightFiles:
         with self._named(name):
             leaf.read(self.tensor(name).__getitem__, leaf.stored_shape, ())
 
-    def _share(self, source: Source | PackedSource, index: Index) -> np.ndarray:
+    def _share(self, source: AnySource, index: Index) -> np.ndarray:
         """The one place where it is whole: read in small pieces, into memory that the device may keep."""
         sizes = [len(range(*part.indices(size))) for part, size in zip(index, source.padded_shape, strict=True)]
         array = device_buffer(sizes, np.dtype(source.dtype))
@@ -166,13 +171,13 @@ class WeightFiles:
         self._fill(array[tuple(slice(part.stop - part.start) for part in stored)], source, stored)
         return array
 
-    def _fill(self, array: np.ndarray, source: Source | PackedSource, index: Index) -> None:
+    def _fill(self, array: np.ndarray, source: AnySource, index: Index) -> None:
         spread, of_each = index[: source.num_spread], index[source.num_spread :]
         names = np.array(source.names, dtype=object).reshape(source.shape[: source.num_spread])[spread]
         for place, name in np.ndenumerate(names):
             self._fill_one(array[place], source, str(name), of_each)
 
-    def _fill_one(self, array: np.ndarray, source: Source | PackedSource, name: str, index: Index) -> None:
+    def _fill_one(self, array: np.ndarray, source: AnySource, name: str, index: Index) -> None:
         axis, multiple = source.cut
         size, tensor = source.shape[source.num_spread + axis], self.tensor(name)
         at_once = PIECE_BYTES * size // max(1, self._stored[name].num_bytes) // multiple * multiple
@@ -181,9 +186,9 @@ class WeightFiles:
             of_piece = (*index[:axis], piece, *index[axis + 1 :])
             array[(*before, to)] = self._read(source, name, tensor, of_piece)
 
-    def _read(self, source: Source | PackedSource, name: str, tensor: Any, index: Index) -> np.ndarray:
+    def _read(self, source: AnySource, name: str, tensor: Any, index: Index) -> np.ndarray:
         array: np.ndarray
-        if isinstance(source, PackedSource):
+        if not isinstance(source, Source):
             with self._named(name):
                 return source.read(tensor.__getitem__, index)
         if source.copies > 1:
@@ -264,7 +269,7 @@ def _alternating(tensor: Any, index: Index, dtype: jnp.dtype) -> np.ndarray:
     return array
 
 
-def _before_padding(source: Source | PackedSource, index: Index) -> Index:
+def _before_padding(source: AnySource, index: Index) -> Index:
     """What `index` of a parameter, which may be padded, has of what is stored."""
     stored = []
     for part, size, padded in zip(index, source.shape, source.padded_shape, strict=True):

@@ -53,6 +53,16 @@ class QKV(NamedTuple):
     v: jax.Array  # [num_tokens, num_kv_heads, head_dim]
 
 
+KV_SCALES_DTYPE = "float8_e4m3fn"
+
+
+class KVScales(NamedTuple):
+    """What a layer's keys and values are divided by in pages of KV_SCALES_DTYPE, where a checkpoint says so."""
+
+    keys: jax.Array  # f32 [num_kv_heads]
+    values: jax.Array  # f32 [num_kv_heads]
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
     """How queries and keys become weights. Static: steps are compiled for these values."""
@@ -70,6 +80,7 @@ class Attend(Protocol):
 
     Writes keys and values into `cache`. Returns the attended values, shaped as the queries, and the new cache.
     `sinks` are the scores, already scaled, of one more key that each query of a head sees and that has no value.
+    `kv_scales` are for pages of fp8 alone; without them each token has its own, as in int8.
     """
 
     def __call__(
@@ -79,6 +90,7 @@ class Attend(Protocol):
         *,
         options: AttentionOptions,
         sinks: jax.Array | None = None,  # [num_heads]
+        kv_scales: KVScales | None = None,
     ) -> tuple[jax.Array, GroupCache]: ...
 
 
@@ -87,7 +99,13 @@ class NativeAttend(ABC):
 
     @abstractmethod
     def __call__(
-        self, qkv: QKV, cache: GroupCache, *, options: AttentionOptions, sinks: jax.Array | None = None
+        self,
+        qkv: QKV,
+        cache: GroupCache,
+        *,
+        options: AttentionOptions,
+        sinks: jax.Array | None = None,
+        kv_scales: KVScales | None = None,
     ) -> tuple[jax.Array, GroupCache]: ...
 
     @property

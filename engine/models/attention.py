@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCache
+from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCache, KVScales
 from penstock.engine.models.config import AttentionConfig, RopeConfig
 from penstock.engine.models.layers import Linear, norm_of
 from penstock.engine.models.rope import Rotary, query_scales, rotate
@@ -54,6 +54,9 @@ class Attention(nnx.Module):
         self.q_projection_norm = None if whole is None else norm_of(whole, q_size, dtype)
         self.k_projection_norm = None if whole is None else norm_of(whole, kv_size, dtype)
         self.sinks = nnx.Param(jnp.zeros((config.num_heads,), dtype)) if config.sinks else None
+        self.k_scale, self.v_scale = (
+            nnx.Param(jnp.ones((config.num_kv_heads,), jnp.float32)) if config.has_kv_scales else None for _ in "kv"
+        )
         self.config = config
 
     def __call__(
@@ -87,5 +90,11 @@ class Attention(nnx.Module):
             q = q * query_scales(step.positions, config.query_scale).astype(q.dtype)[:, None, None]
         options = AttentionOptions(config.sliding_window, config.scale, config.soft_cap)
         sinks = None if self.sinks is None else self.sinks[...]
-        attended, cache = step.attend(QKV(q, k, v), cache, options=options, sinks=sinks)
+        attended, cache = step.attend(QKV(q, k, v), cache, options=options, sinks=sinks, kv_scales=self._kv_scales)
         return attended.reshape(num_tokens, -1), cache
+
+    @property
+    def _kv_scales(self) -> KVScales | None:
+        if self.k_scale is None or self.v_scale is None:
+            return None
+        return KVScales(self.k_scale[...], self.v_scale[...])

@@ -5,7 +5,7 @@
 | vocab | tokens of the vocabulary |
 | embed | features of the residual stream |
 | heads | query heads, each head_dim wide |
-| kv_heads | key and value heads, each head_dim wide |
+| kv_heads | key and value heads, each head_dim wide, or one number each |
 | per_head | query heads, one number each |
 | mlp | features inside the feed-forward |
 | experts | experts of a mixture |
@@ -24,6 +24,9 @@ ParamPath = tuple[str | int, ...]
 """Where a parameter is in a Decoder, for example `("blocks", 0, "attention", "q", "kernel")`."""
 
 Axes = tuple[str | None, ...]
+
+KV_SCALES = ("k_scale", "v_scale")
+"""Of an attention: what its keys, and its values, are divided by in pages of fp8."""
 
 _KERNELS: Mapping[ParamPath, Axes] = MappingProxyType(
     {
@@ -76,4 +79,6 @@ def _axes(path: ParamPath) -> Axes:
         return _KERNELS[module]
     if path[-1] == "sinks":
         return ("per_head",)
+    if path[-1] in KV_SCALES:
+        return ("kv_heads",)
     return _NORMS.get(module, (None,))

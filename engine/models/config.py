@@ -80,6 +80,7 @@ class AttentionConfig:
     scale: float | None = None  # of scores; None: head_dim ** -0.5
     soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap)
     query_scale: QueryScale | None = None
+    has_kv_scales: bool = False  # what pages of fp8 hold is divided by scales of each KV head, not of each token
     kv_copies: int = 1  # times that each of the checkpoint's KV heads is in `num_kv_heads`, for more devices than heads
 
 
@@ -158,6 +159,7 @@ class ModelConfig:
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None  # scaled logits become soft_cap * tanh(logit / soft_cap)
     packed: Packed = ()  # of what is around the blocks
+    kv_dtype: str | None = None  # that the checkpoint's keys and values are to be kept in; None: it says nothing
     num_draft_layers: int = 0  # that checkpoints hold behind the others, and that nothing here computes
     vocab_padding: int = 0  # rows of embedding and head beyond the vocabulary, for devices that do not divide it
 

@@ -246,7 +246,9 @@ def _places(places: Sequence[LayerPlace]) -> _Places:
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it, padding never."""
+    """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it; padding and scales of
+    the KV cache never.
+    """
     around = _num_elements(outer_shapes(replace(config, packed=(), vocab_padding=0)))
     blocks = Counter(replace(_as_stored(block), packed=()) for block in config.blocks)
     return around + sum(count * _num_elements(layer_shapes(block, config)) for block, count in blocks.items())
@@ -310,9 +312,10 @@ def _num_in_kernels(
 def _as_stored(block: BlockConfig) -> BlockConfig:
     attention, mlp = block.attention, block.mlp
     num_kv_heads = attention.num_kv_heads // attention.kv_copies
+    attention = replace(attention, num_kv_heads=num_kv_heads, kv_copies=1, has_kv_scales=False)
     if isinstance(mlp, ExpertsConfig):
         mlp = replace(mlp, num_padding=0)
-    return replace(block, attention=replace(attention, num_kv_heads=num_kv_heads, kv_copies=1), mlp=mlp)
+    return replace(block, attention=attention, mlp=mlp)
 
 
 def _stack(blocks: Sequence[Block]) -> Block:

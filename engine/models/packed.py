@@ -129,6 +129,7 @@ class PackedAttention(Attention):
         self.out = _packed(attention.out, width)
         self.q_norm, self.k_norm, self.config = attention.q_norm, attention.k_norm, attention.config
         self.sinks = attention.sinks
+        self.k_scale, self.v_scale = attention.k_scale, attention.v_scale
         self.q_projection_norm, self.k_projection_norm = attention.q_projection_norm, attention.k_projection_norm
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:

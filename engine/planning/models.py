@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.engine.errors import ConfigError
+from penstock.engine.formats.kv_cache import read_kv_cache_scheme
 from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.checkpoint import local, read_model_config
 from penstock.engine.loading.files import CONFIG_FILE, read_json
 from penstock.engine.loading.headers import INDEX_FILE, WEIGHTS_FILE
+from penstock.engine.loading.kv_scales import with_kv_scales
 from penstock.engine.loading.packed import expected_packings
 from penstock.engine.models import ModelConfig, family_of
 from penstock.engine.models.hf_config import checked_dtype
@@ -39,4 +41,5 @@ def planned_model(model: str, dtype: str = "auto", weights: str = "auto") -> Mod
     declared = str(fields.get("dtype") or fields.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     family = family_of(fields)
     config = family.config(fields, checked_dtype(declared if dtype == "auto" else dtype))
+    config = with_kv_scales(config, family, read_kv_cache_scheme(fields), {})
     return expected_packings(read_format(fields), family, config, weights)

@@ -7,8 +7,8 @@ Formulas, so that they can be checked by hand, per device, with n devices of one
   counts whole on each device. The head has as many rows as tokens, and where n does not divide those, as many as make
   each share a multiple of 128. Of E experts, of which a token chooses k, a step of t tokens reads
   E (1 - (1 - k / E)^t): as many different ones as are to be expected where the router prefers none.
-- KV of a token: layers x KV heads x 2 x (head_dim x bytes of an element, and 4 for the scale of int8) / n. A layer
-  with a window reads no more tokens of a sequence than it has.
+- KV of a token: layers x KV heads x 2 x (head_dim x bytes of an element, and 4 for the scale of 8-bit ones) / n. A
+  layer with a window reads no more tokens of a sequence than it has.
 - FLOPs of matmuls: 2 x (parameters of the layers, of experts k) x tokens + 2 x (parameters of the head) x sampled
   rows; of attention 4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
 - An all-reduce of b bytes around a ring, both ways at once: 2 (n - 1) / n x b over two links, and 2 (n - 1) hops; there

@@ -98,7 +98,7 @@ def edit_config(directory: Path, *remove: str, **fields: Any) -> None:
 
 def reference_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f32 [num_tokens, vocab]
     with torch.no_grad():
-        return _reference(directory)(torch.tensor([token_ids])).logits[0].numpy()
+        return reference_model(directory)(torch.tensor([token_ids])).logits[0].numpy()
 
 
 def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int, *, cached: bool = True) -> list[int]:
@@ -106,7 +106,7 @@ def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int, *, 
 
     By a model of its own: some remember how long the longest sequence was.
     """
-    out = _reference(directory).generate(
+    out = reference_model(directory).generate(
         torch.tensor([token_ids]),
         attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
         do_sample=False,
@@ -119,7 +119,7 @@ def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int, *, 
     return out[0, len(token_ids) :].tolist()
 
 
-def _reference(directory: Path) -> Any:
+def reference_model(directory: Path) -> Any:
     # torch's grouped matmul takes rows of 16 bytes alone; the eager one takes any size
     auto = _auto(json.loads((directory / "config.json").read_text())["model_type"])
     reference = auto.from_pretrained(directory, dtype=torch.float32, experts_implementation="eager")

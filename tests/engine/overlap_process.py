@@ -85,8 +85,14 @@ def run(model: Decoder, placement: Placement) -> tuple[np.ndarray, np.ndarray]:
     """
 
     def attend(
-        qkv: QKV, cache: GroupCache, *, options: AttentionOptions, sinks: jax.Array | None = None
+        qkv: QKV,
+        cache: GroupCache,
+        *,
+        options: AttentionOptions,
+        sinks: jax.Array | None = None,
+        kv_scales: None = None,
     ) -> tuple[jax.Array, GroupCache]:
+        assert sinks is kv_scales is None
         held: Any = cache.pages
         place = held.first_page + cache.group
         values = jnp.repeat(held.pages[place] + qkv.v, qkv.q.shape[1] // qkv.v.shape[1], axis=1)

@@ -20,6 +20,7 @@ from penstock.engine.attention.contract import PLAIN
 from penstock.engine.attention.triton import TritonAttention
 from penstock.engine.deployment import DEFAULT_BUILD_DIR
 from penstock.engine.models import QKV, AttentionOptions, LayerCache
+from penstock.engine.models.attend import KVScales
 from penstock.engine.native import NativeLibrary
 
 MIXED = "mixed, decodes and chunks in any order"
@@ -41,7 +42,8 @@ AXES = {"xla": ((0, 2, 3, 1), _BY_HEAD), "native": ((0, 2, 3, 1), _BY_HEAD), TRI
 """How keys and values of each implementation lie, from [pages, page_size, kv_heads, head_dim]."""
 
 
-INT8 = [f"{name} int8" for name in IMPLEMENTATIONS]
+FP8 = "float8_e4m3fn"
+QUANTIZED = [*(f"{name} int8" for name in IMPLEMENTATIONS), f"xla {FP8}"]
 
 
 @cache
@@ -61,8 +63,9 @@ def run_attention(
     batch: RaggedBatch,
     options: AttentionOptions = PLAIN,
     sinks: jax.Array | None = None,
+    kv_scales: KVScales | None = None,
 ) -> tuple[jax.Array, LayerCache]:
-    return implementation(name)(qkv, cache, batch, options=options, sinks=sinks)
+    return implementation(name)(qkv, cache, batch, options=options, sinks=sinks, kv_scales=kv_scales)
 
 
 def reference_attention(
@@ -77,8 +80,6 @@ def reference_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,  # [num_heads]
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
 ) -> np.ndarray:
     """What is attended over pages that already hold the new keys and values: f32 [num_real, num_heads, head_dim]."""
     outputs = []
@@ -87,7 +88,7 @@ def reference_attention(
         mine = q[cu_q_lens[i] : cu_q_lens[i + 1]].astype(np.float32)
         held = kv_pages[page_indices[i]].reshape(-1, *kv_pages.shape[2:])[:kv_len].astype(np.float32)
         group = q.shape[1] // (kv_pages.shape[2] // 2)
-        k, v = held[:, 0::2].repeat(group, axis=1) * k_scale, held[:, 1::2].repeat(group, axis=1) * v_scale
+        k, v = (held[:, part::2].repeat(group, axis=1) for part in (0, 1))
         scores = np.einsum("qhd,khd->hqk", mine, k) * scale
         if soft_cap is not None:
             scores = soft_cap * np.tanh(scores / soft_cap)

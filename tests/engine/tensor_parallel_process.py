@@ -2,7 +2,8 @@
 
 python tensor_parallel_process.py '{"NAME": ["CHECKPOINT", "LAYOUT,..."], ...}'
 
-A LAYOUT is TENSOR or TENSORxEXPERT. A NAME that begins with int8 has pages of int8, in C++ where that can be had.
+A LAYOUT is TENSOR or TENSORxEXPERT. A NAME that begins with int8 has pages of int8, in C++ where that can be had; one
+that begins with fp8 has pages of that.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def sizes(layout: str) -> tuple[int, int]:
 
 def run(name: str, directory: Path, tensor: int, expert: int) -> dict[str, Any]:
     """Tokens of a few requests, and how the engine lies on the devices."""
-    has_codes = name.startswith("int8")
+    kv_dtype = {"int8": "int8", "fp8": "float8_e4m3fn"}.get(name.partition(" ")[0], "unquantized")
     config = EngineConfig(
         max_num_seqs=SMALL.max_num_seqs,
         max_batch_tokens=SMALL.max_batch_tokens,
@@ -45,8 +46,8 @@ def run(name: str, directory: Path, tensor: int, expert: int) -> dict[str, Any]:
         num_pages=SMALL.num_pages,
         tensor_parallel=tensor,
         expert_parallel=expert,
-        attention="auto" if has_codes else "xla",
-        kv_cache_dtype="int8" if has_codes else "auto",
+        attention="auto" if kv_dtype == "int8" else "xla",
+        kv_cache_dtype=kv_dtype,
     )
     engine = Engine.from_checkpoint(directory, config)
     prompts = [list(range(5, 5 + length)) for length in (3, 9, 21)]

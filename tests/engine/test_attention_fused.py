@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -49,8 +48,6 @@ def run(
     head_dim: int = 64,
     page_size: int = 8,
     dtype: str = "float32",
-    kv_dtype: str | None = None,
-    scales: tuple[float, float] = (1.0, 1.0),
     num_tokens: int = 32,
     max_keys: int = 16,
     seed: int = 0,
@@ -65,31 +62,27 @@ def run(
     batch = PagedBatch.random(
         lengths, page_size=page_size, max_seqs=MAX_SEQS, max_len=MAX_LEN, num_tokens=num_tokens, seed=seed
     )
-    rng, kv_dtype, num_real = np.random.default_rng(seed), kv_dtype or dtype, batch.num_real
+    rng, num_real = np.random.default_rng(seed), batch.num_real
     q, k, v = random_qkv(rng, num_tokens, num_heads, num_kv_heads, head_dim, dtype)
-    # Of K and V apart, f32, already of values that kv_dtype has: [num_pages * page_size, 2, num_kv_heads, head_dim]
-    before = np.array(
-        stored(rng.normal(size=(batch.num_pages * page_size, 2, num_kv_heads, head_dim)), kv_dtype, scales)
-    )
+    # Of K and V apart, f32, already of values that dtype has: [num_pages * page_size, 2, num_kv_heads, head_dim]
+    before = np.array(stored(rng.normal(size=(batch.num_pages * page_size, 2, num_kv_heads, head_dim)), dtype))
     after, new = before.copy(), np.stack([k[:num_real], v[:num_real]], axis=1).astype(np.float32)
-    after[batch.slots[:num_real]] = stored(new, kv_dtype, scales)
+    after[batch.slots[:num_real]] = stored(new, dtype)
     expected = after.copy()
     if is_poisoned:
-        unread = np.setdiff1d(np.arange(len(before)), read_slots(batch, tile_rows(kv_dtype), **options))
+        unread = np.setdiff1d(np.arange(len(before)), read_slots(batch, tile_rows(dtype), **options))
         before[unread, 1] = np.nan
         expected[np.setdiff1d(unread, batch.slots[:num_real]), 1] = np.nan
     if "sliding_window" in options:
         before[:page_size, 0] = np.nan  # of keys alone: no page holds a NaN among its values
 
-    values = {"max_keys": max_keys, "kv_dtype": kv_dtype, "k_scale": scales[0], "v_scale": scales[1]}
-    attend = fused(INTERPRETED, AttentionOptions(**options), max_queries=16, **values)
-    cache = cache_of(before, KVCacheSpec(LAYERS, batch.num_pages, page_size, num_kv_heads, head_dim, kv_dtype))
+    attend = fused(INTERPRETED, AttentionOptions(**options), max_queries=16, max_keys=max_keys)
+    cache = cache_of(before, KVCacheSpec(LAYERS, batch.num_pages, page_size, num_kv_heads, head_dim, dtype))
     sinks = random_sinks(num_heads) if has_sinks else None
     step = batch.seen_through(options.get("sliding_window"))
     ours, new_cache = attend(QKV(*map(jnp.asarray, (q, k, v))), cache, step, sinks=sinks)
     check_pages(np.asarray(new_cache.pages, np.float32), before, expected, batch)
 
-    is_quantised = jnp.dtype(kv_dtype).itemsize == 1
     reference = reference_attention(
         q,
         after.transpose(0, 2, 1, 3).reshape(batch.num_pages, page_size, -1, head_dim),
@@ -97,7 +90,6 @@ def run(
         len(lengths),
         **{"scale": head_dim**-0.5, **options},
         sinks=sinks,
-        **dict(zip(("k_scale", "v_scale"), scales, strict=True)) if is_quantised else {},
     )
     return np.asarray(ours, np.float32)[:num_real], reference
 
@@ -136,10 +128,9 @@ def check_pages(written: np.ndarray, before: np.ndarray, after: np.ndarray, batc
     np.testing.assert_array_equal(written[:first], 3.0)
 
 
-def stored(values: np.ndarray, kv_dtype: str, scales: tuple[float, float]) -> np.ndarray:
-    """What a page of this type keeps of K and V, on axis 1, as f32."""
-    scaled = values / np.array(scales).reshape(1, 2, 1, 1) if jnp.dtype(kv_dtype).itemsize == 1 else values
-    return np.asarray(jnp.asarray(scaled, jnp.float32).astype(kv_dtype).astype(jnp.float32))
+def stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    """What a page of this type keeps, as f32."""
+    return np.asarray(jnp.asarray(values, jnp.float32).astype(dtype).astype(jnp.float32))
 
 
 def as_pages(both: np.ndarray, shape: tuple[int, ...], head_dim: int) -> np.ndarray:
@@ -190,7 +181,6 @@ def test_rows_moved_are_those_of_whole_tiles() -> None:
     moved = FusedAttention().rows_moved
     assert [moved(context, spec, 4) for context in (0, 1, 64, 65)] == [(0, 16), (16, 16), (64, 16), (80, 16)]
     assert moved(100, spec, 4, 20) == (112 - 80, 16)
-    assert moved(100, replace(spec, dtype="float8_e4m3fn"), 4) == (128, 32)
 
 
 @pytest.mark.parametrize(
@@ -209,11 +199,6 @@ def test_windows_caps_and_scales_equal_the_reference(options: dict[str, Any]) ->
 )
 def test_sinks_take_their_share_of_the_weights(num_heads: int, num_kv_heads: int, options: dict[str, Any]) -> None:
     ours, reference = run(MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads, has_sinks=True, **options)
-    np.testing.assert_allclose(ours, reference, atol=2e-5)
-
-
-def test_pages_of_fp8_equal_the_reference() -> None:
-    ours, reference = run(MIXED, kv_dtype="float8_e4m3fn", scales=(0.5, 2.0), page_size=32, max_keys=32)
     np.testing.assert_allclose(ours, reference, atol=2e-5)
 
 

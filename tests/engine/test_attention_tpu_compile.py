@@ -9,8 +9,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.engine.attention import AttentionBackend, KVCacheSpec, RaggedBatch
 from penstock.engine.attention.fused import FusedAttention
+from penstock.engine.attention.quantization import is_quantized
 from penstock.engine.attention.ragged import RaggedKernelAttention
 from penstock.engine.models import QKV, AttentionOptions, StackedCache
+from penstock.engine.models.attend import KV_SCALES_DTYPE, KVScales
 from penstock.engine.planning import has_libtpu
 from penstock.engine.planning.topology import devices_of
 
@@ -31,11 +33,12 @@ def compiled(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     has_sinks: bool = False,
+    has_kv_scales: bool = False,
 ) -> tuple[jax.stages.Compiled, int]:
     """One layer's attention on each device of a slice, and the bytes of its pages."""
     mesh = Mesh(np.array(devices_of(topology)), ("all",))
     whole = NamedSharding(mesh, PartitionSpec())
-    spec = KVCacheSpec(2, 64, 128 if kv_dtype == "int8" else 64, num_kv_heads, head_dim, kv_dtype)
+    spec = KVCacheSpec(2, 64, 128 if is_quantized(kv_dtype) else 64, num_kv_heads, head_dim, kv_dtype)
     arrays = attention.cache_arrays(spec)[0]
 
     def shape(*dims: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
@@ -46,16 +49,17 @@ def compiled(
     batch = RaggedBatch(shape(64), shape(64), shape(64, 32), shape(65), shape(1))
     options = AttentionOptions(sliding_window, soft_cap=soft_cap)
     sinks = shape(num_heads, dtype="bfloat16") if has_sinks else None
+    kv_scales = KVScales(*[shape(num_kv_heads, dtype="float32")] * 2) if has_kv_scales else None
     attend = jax.shard_map(
-        lambda qkv, cache, batch, sinks: attention(
-            qkv, cache, attention.prepare(batch, spec.page_size), options=options, sinks=sinks
+        lambda qkv, cache, batch, sinks, kv_scales: attention(
+            qkv, cache, attention.prepare(batch, spec.page_size), options=options, sinks=sinks, kv_scales=kv_scales
         ),
         mesh=mesh,
-        in_specs=(PartitionSpec(),) * 4,
+        in_specs=(PartitionSpec(),) * 5,
         out_specs=PartitionSpec(),
         check_vma=False,
     )
-    step = jax.jit(attend, donate_argnums=1).lower(QKV(q, k, k), cache, batch, sinks).compile()
+    step = jax.jit(attend, donate_argnums=1).lower(QKV(q, k, k), cache, batch, sinks, kv_scales).compile()
     return step, sum(array.num_bytes for array in jax.tree.leaves(arrays))
 
 
@@ -93,6 +97,8 @@ def test_our_kernel_takes_sinks_and_windows(topology: str, num_heads: int, num_k
     ("kv_dtype", "topology", "num_heads", "num_kv_heads", "head_dim"),
     [
         ("float8_e4m3fn", "v5e:2x2", 8, 2, 128),
+        ("float8_e4m3fn", "v6e:2x2", 6, 3, 96),
+        ("float8_e4m3fn", "v6e:2x2", 4, 1, 64),
         ("int8", "v5e:2x2", 8, 2, 128),
         ("int8", "v5e:4x4", 4, 1, 64),
         ("int8", "v6e:2x2", 6, 3, 96),
@@ -104,7 +110,7 @@ def test_our_kernel_takes_quantised_pages_windows_caps_and_sinks(
     kv_dtype: str, topology: str, num_heads: int, num_kv_heads: int, head_dim: int
 ) -> None:
     step, page_bytes = compiled(
-        FusedAttention(kv_dtype=kv_dtype, k_scale=0.1, v_scale=0.1),
+        FusedAttention(kv_dtype=kv_dtype),
         topology,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -113,6 +119,7 @@ def test_our_kernel_takes_quantised_pages_windows_caps_and_sinks(
         sliding_window=100,
         soft_cap=30.0,
         has_sinks=True,
+        has_kv_scales=kv_dtype == KV_SCALES_DTYPE and num_kv_heads > 1,
     )
     memory = step.memory_analysis()
     assert memory.alias_size_in_bytes >= page_bytes
@@ -122,13 +129,13 @@ def test_our_kernel_takes_quantised_pages_windows_caps_and_sinks(
 
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "kv_dtype"),
-    [(4, 1, 64, "bfloat16"), (6, 3, 96, "float8_e4m3fn"), (40, 8, 128, "bfloat16")],
+    [(4, 1, 64, "bfloat16"), (6, 3, 96, "float32"), (40, 8, 128, "bfloat16")],
 )
 def test_the_kernel_of_jax_is_padded_to_what_it_takes(
     num_heads: int, num_kv_heads: int, head_dim: int, kv_dtype: str
 ) -> None:
     step, page_bytes = compiled(
-        RaggedKernelAttention(kv_dtype=kv_dtype),
+        RaggedKernelAttention(),
         "v6e:2x2",
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,

@@ -22,7 +22,10 @@ from penstock.engine import ConfigError, EngineConfig
         ({"tensor_parallel": -1}, "tensor_parallel must be 1 or more, not -1"),
         ({"max_batch_tokens": 8, "max_num_seqs": 1}, "max_batch_tokens must be a power of two from 16, not 8"),
         ({"decode_steps": 65}, "decode_steps must be 1 to 64, not 65"),
-        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be one of auto, int8, float8_e4m3fn, not 'int4'"),
+        (
+            {"kv_cache_dtype": "int4"},
+            "must be one of auto, unquantized, int8, float8_e4m3fn, not 'int4'",
+        ),
         ({"weights": "int3"}, "weights must be one of auto, int8, int4, fp8, not 'int3'"),
         ({"activations": "int4"}, "activations must be one of auto, int8, not 'int4'"),
         ({"matmul": "onednn"}, "matmul must be one of auto, xla, native, not 'onednn'"),

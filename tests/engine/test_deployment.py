@@ -45,7 +45,7 @@ def test_activations_in_int8_need_weights_in_int8(codes: tuple[str, ...], held: 
 
 def test_a_page_has_the_bytes_of_its_tokens_in_all_layers() -> None:
     assert deployed(page_size=8).page_bytes == 8 * 3 * 2 * 2 * 16 * 4  # tokens, layers, K and V, heads, head_dim, f32
-    assert deployed(page_size=8, kv_cache_dtype="float8_e4m3fn").page_bytes == 8 * 3 * 2 * 2 * 16
+    assert deployed(page_size=8, kv_cache_dtype="float8_e4m3fn").page_bytes == 8 * 3 * 2 * 2 * (16 + 4)
 
 
 def test_pages_are_as_many_as_are_set_or_as_memory_holds_but_no_more_than_can_be_of_use() -> None:

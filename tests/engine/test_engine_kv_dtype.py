@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engines import SMALL, Result, drive, preempting
+from patience import slow
 from tokenizers import Tokenizer
 
 from examples.demo_model.data import TASKS, Example, held_out_problems
@@ -22,7 +23,7 @@ FP8, INT8 = "float8_e4m3fn", "int8"
 
 
 @pytest.mark.parametrize(
-    ("attention", "dtype", "bound"), [("xla", FP8, 0.25), ("xla", INT8, 0.05), ("auto", INT8, 0.05)]
+    ("attention", "dtype", "bound"), [("xla", FP8, 0.15), ("xla", INT8, 0.05), ("auto", INT8, 0.05)]
 )
 def test_log_probabilities_stay_close_to_those_of_full_precision(
     tiny_model: Path, attention: str, dtype: str, bound: float
@@ -45,21 +46,24 @@ def test_pages_are_counted_as_they_are_kept_with_their_scales(tiny_model: Path, 
     model = read_model_config(tiny_model)
     config = replace(SMALL, attention=attention, num_pages=None, kv_cache_bytes=2**16, max_num_seqs=16)
     wide, floats, codes = (deploy(replace(config, kv_cache_dtype=dtype), model) for dtype in ("auto", FP8, INT8))
-    assert wide.page_bytes == 4 * floats.page_bytes
-    assert codes.page_bytes * 16 == floats.page_bytes * (16 + 4)  # head_dim is 16, and a scale has 4 bytes
+    assert floats.page_bytes == codes.page_bytes
+    assert codes.page_bytes * 4 * 16 == wide.page_bytes * (16 + 4)  # head_dim is 16, and a scale has 4 bytes
     for deployment in (wide, floats, codes):
         assert with_pages(deployment, 0).num_pages == 2**16 // deployment.page_bytes
     assert codes.describe(with_pages(codes, 0)).kv_dtype == INT8
 
 
 def test_other_types_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="auto, int8, float8_e4m3fn, not 'fp8'"):
+    with pytest.raises(ConfigError, match="auto, unquantized, int8, float8_e4m3fn, not 'fp8'"):
         EngineConfig(kv_cache_dtype="fp8")
 
 
-def test_int8_tokens_do_not_depend_on_company_preemption_resumption_or_the_prefix_cache(tiny_model: Path) -> None:
+@pytest.mark.parametrize("dtype", [INT8, FP8])
+def test_tokens_do_not_depend_on_company_preemption_resumption_or_the_prefix_cache(
+    dtype: str, tiny_model: Path
+) -> None:
     """What a page holds follows from its tokens alone."""
-    engine = Engine.from_checkpoint(tiny_model, replace(SMALL, kv_cache_dtype=INT8))
+    engine = Engine.from_checkpoint(tiny_model, replace(SMALL, kv_cache_dtype=dtype))
     prompt = tuple(range(40, 60))
     params = SamplingParams(temperature=1.1, seed=7, max_tokens=14, ignore_eos=True, logprobs=1)
     request = Request("r", prompt, params)
@@ -88,7 +92,8 @@ def same(one: Result, other: Result) -> None:
     np.testing.assert_allclose(mine, theirs, atol=1e-4)
 
 
-def test_int8_costs_the_demo_model_next_to_no_perplexity() -> None:
+@pytest.mark.parametrize("dtype", [INT8, slow(FP8)])
+def test_8_bits_cost_the_demo_model_next_to_no_perplexity(dtype: str) -> None:
     """On answers to held-out problems, each asked for itself and three in a conversation."""
     tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
     problems = [held_out_problems(task, 12, seed=5) for task in TASKS]
@@ -97,8 +102,8 @@ def test_int8_costs_the_demo_model_next_to_no_perplexity() -> None:
     texts = [encode(example, tokenizer) for example in examples]
     config = EngineConfig(max_num_seqs=4, max_batch_tokens=64, num_pages=80, max_model_len=480, decode_steps=1)
     exact, narrow = (
-        perplexity(Engine.from_checkpoint(MODEL_DIR, replace(config, kv_cache_dtype=dtype)), texts)
-        for dtype in ("auto", INT8)
+        perplexity(Engine.from_checkpoint(MODEL_DIR, replace(config, kv_cache_dtype=kept)), texts)
+        for kept in ("auto", dtype)
     )
     assert exact < 1.05  # the model knows them
     assert narrow < 1.005 * exact

@@ -267,7 +267,6 @@ def _with_weights(**weights: object) -> dict[str, Any]:
         ({**COMPRESSED, "format": "nvfp4-pack-quantized"}, "format = 'nvfp4-pack-quantized'"),
         ({**COMPRESSED, "config_groups": {}}, "lists no groups"),
         ({**COMPRESSED, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
-        ({**COMPRESSED, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         (_with_weights(num_bits=3), "num_bits = 3"),
         (_with_weights(strategy="token"), "strategy = 'token'"),
         (_with_weights(group_size=10**9), "group_size = 1000000000"),

@@ -690,7 +690,12 @@ def our_logits(
 
 
 def dense_attend(
-    qkv: QKV, cache: None, *, options: AttentionOptions, sinks: jax.Array | None = None
+    qkv: QKV,
+    cache: None,
+    *,
+    options: AttentionOptions,
+    sinks: jax.Array | None = None,
+    kv_scales: None = None,
 ) -> tuple[jax.Array, None]:
     """The contract of Attend for one whole sequence and no cache, in its plainest form."""
     (q, k, v), sliding_window = qkv, options.sliding_window

@@ -13,6 +13,8 @@ from penstock.engine.attention import check_page_table, page_size_for
 from penstock.engine.attention.selection import SMEM_BYTES, page_table_bytes
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
+from penstock.engine.formats.kv_cache import KVCacheScheme
+from penstock.engine.loading.kv_scales import with_kv_scales
 from penstock.engine.models import FAMILIES, ModelConfig, active_parameters, matmul_parameters
 from penstock.engine.models.hf_blocks import sliding
 from penstock.engine.planning import ALL_OPTIONS, PRESETS, as_dict, has_libtpu, plan, planned_model, preset
@@ -234,6 +236,7 @@ def test_page_tables_follow_the_rule_of_scalar_memory() -> None:
     assert page_size_for("cpu", max_num_seqs=256, max_model_len=131072) == 32
     assert page_size_for("tpu", max_num_seqs=16, max_model_len=2048) == 64
     assert page_size_for("tpu", max_num_seqs=16, max_model_len=2048, kv_dtype="int8") == 128
+    assert page_size_for("tpu", max_num_seqs=16, max_model_len=2048, kv_dtype="float8_e4m3fn") == 128
     size = page_size_for("tpu", max_num_seqs=256, max_model_len=131072)
     check_page_table(max_num_seqs=256, max_model_len=131072, page_size=size)
     assert size == 256
@@ -371,11 +374,13 @@ def test_several_decode_steps_and_8_bit_pages_are_planned_and_copy_no_cache() ->
         max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, tensor_parallel=4, num_pages=65, decode_steps=4
     )
     wide = plan(model, "v6e:2x2", config)
-    narrow = plan(model, "v6e:2x2", replace(config, kv_cache_dtype="float8_e4m3fn"))
-    scaled = plan(model, "v6e:2x2", replace(config, kv_cache_dtype="int8"))
-    assert wide.page_bytes == 2 * narrow.page_bytes
-    assert scaled.page_bytes * 128 == 2 * narrow.page_bytes * (128 + 4)  # twice the tokens; head_dim is 128
-    for made in (wide, narrow, scaled):
+    codes = plan(model, "v6e:2x2", replace(config, kv_cache_dtype="int8"))
+    calibrated = with_kv_scales(model, FAMILIES[model.family], KVCacheScheme(is_static=True), {})
+    floats = plan(calibrated, "v6e:2x2", config)  # as the checkpoint says
+    assert floats.kv_dtype == "float8_e4m3fn"
+    assert codes.page_bytes * 128 == wide.page_bytes * (128 + 4)  # twice the tokens; head_dim is 128
+    assert floats.page_bytes == codes.page_bytes
+    for made in (wide, codes, floats):
         assert made.cache_is_aliased
         loop = next(bucket for bucket in made.buckets if bucket.kind == "loop")
         assert loop.layer_collectives == {"all-reduce": 2}

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock.engine.attention.quantization import dequantized, is_quantized, quantized, stored
-
-FP8 = jnp.dtype("float8_e4m3fn")
+from penstock.engine.attention.quantization import dequantized, is_quantized, largest_code, quantized_by_token
 
 
-def test_fp8_is_clipped_to_its_range_and_keeps_a_nan() -> None:
-    x = jnp.asarray([0.0, 1.0, -448.0, 1e6, -1e6, jnp.inf, jnp.nan], jnp.bfloat16)
-    expected = np.array([0.0, 1.0, -448.0, 448.0, -448.0, 448.0, np.nan], np.float32)
-    np.testing.assert_array_equal(quantized(x, FP8).astype(jnp.float32), expected)
+@pytest.mark.parametrize(("dtype", "top"), [("int8", 127), ("float8_e4m3fn", 448)])
+def test_a_row_reaches_the_largest_code_whatever_its_size(dtype: str, top: float) -> None:
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(200, 16)) * np.exp(rng.uniform(-60, 60, (200, 1)))).astype(np.float32)
+    codes, scales = map(np.asarray, quantized_by_token(jnp.asarray(x), dtype))
+    assert largest_code(dtype) == top
+    np.testing.assert_array_equal(np.abs(codes.astype(np.float32)).max(axis=1), top)
+    np.testing.assert_array_equal(scales, np.abs(x).max(axis=1) * np.float32(1 / top))
 
 
-def test_int8_is_scaled_rounded_and_clipped() -> None:
-    x = jnp.asarray([0.0, 0.26, -0.26, 100.0, -100.0])
-    np.testing.assert_array_equal(quantized(x, jnp.dtype("int8"), 0.1), [0, 3, -3, 127, -128])
+def test_fp8_is_rounded_as_the_type_is() -> None:
+    """To the nearest, ties to even, in one step: between f32 and the type is no other."""
+    rng = np.random.default_rng(1)
+    x = np.concatenate([rng.normal(size=(500, 32)), np.linspace(-1, 1, 16000).reshape(-1, 32)]).astype(np.float32)
+    codes, scales = map(np.asarray, quantized_by_token(jnp.asarray(x), "float8_e4m3fn"))
+    expected = (x * (1 / scales)[:, None]).clip(-448, 448).astype(ml_dtypes.float8_e4m3fn)
+    np.testing.assert_array_equal(codes.view(np.uint8), expected.view(np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -29,9 +36,7 @@ def test_types_of_eight_bits_are_quantized(dtype: str, holds: bool) -> None:
     assert is_quantized(dtype) is holds
 
 
-def test_pages_of_wider_types_keep_values_as_they_are() -> None:
-    x = jnp.asarray([1e6, -0.3], jnp.float32)
-    np.testing.assert_array_equal(stored(x, jnp.dtype("float32")), x)
-    assert stored(x, FP8).dtype == FP8
-    assert dequantized(stored(x, FP8), jnp.dtype("float32")).dtype == jnp.float32
-    assert dequantized(x.astype(jnp.bfloat16), jnp.dtype("float32")).dtype == jnp.bfloat16  # JAX promotes that itself
+def test_codes_are_promoted_and_wider_types_stay() -> None:
+    x = jnp.asarray([1.0, -0.3], jnp.bfloat16)
+    assert dequantized(x.astype("float8_e4m3fn"), jnp.dtype("float32")).dtype == jnp.float32
+    assert dequantized(x, jnp.dtype("float32")).dtype == jnp.bfloat16  # JAX promotes that itself

@@ -118,7 +118,12 @@ def run(config: ModelConfig, *, stacked: bool) -> tuple[Any, np.ndarray, list[in
     traced, groups = [], layer_groups(config)
 
     def attend(
-        qkv: QKV, cache: GroupCache, *, options: AttentionOptions, sinks: jax.Array | None = None
+        qkv: QKV,
+        cache: GroupCache,
+        *,
+        options: AttentionOptions,
+        sinks: jax.Array | None = None,
+        kv_scales: None = None,
     ) -> tuple[jax.Array, GroupCache]:
         assert sinks is None
         traced.append(options.sliding_window)

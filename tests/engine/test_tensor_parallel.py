@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from devices import Runs, once, run_models
 from engines import write_model
+from kv_scale_checkpoints import random_scales, with_scales
 from patience import slow
 
 from penstock.engine.errors import ConfigError
@@ -39,15 +40,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "parallel": ("1,2", {"family": "cohere2", "seed": 1, "sliding_window": 9, "sliding_window_pattern": 2}),
     "int8 pages": ("1,2", {}),
+    "fp8 pages": ("1,2,4", {}),
     "around": ("1,2", {"family": "glm4", "head_dim": 20}),
 }
 """On how many devices each runs. They have two KV heads, so four and eight devices hold copies of them. No number of
 devices divides the vocabulary of one; the norms of another go over the queries and keys of all heads; tensors of a
-third hold queries, keys and values, and its rotary positions follow from how long a sequence is. One has pages of int8.
+third hold queries, keys and values, and its rotary positions follow from how long a sequence is. One has pages of int8,
+one pages of fp8 with scales that the checkpoint has for each KV head.
 """
 
 
-QUICK = ("padded", "normed", "parallel")  # the others run in `make test-slow`
+QUICK = ("padded", "normed", "parallel", "fp8 pages")  # the others run in `make test-slow`
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,10 @@ def runs(run_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> OfMod
         return once(kept, lambda: run_models({name: (write(name), MODELS[name][0]) for name in names}))
 
     def write(name: str) -> Path:
-        return write_model(tmp_path_factory.mktemp(name), num_hidden_layers=LAYERS, **MODELS[name][1])
+        path = write_model(tmp_path_factory.mktemp(name), num_hidden_layers=LAYERS, **MODELS[name][1])
+        if name != "fp8 pages":
+            return path
+        return with_scales(path, tmp_path_factory.mktemp(name), random_scales(LAYERS, (2,)))
 
     return lambda name: run(name in QUICK)[name]
 

@@ -16,9 +16,9 @@ from penstock.engine.attention.fused.layout import LANES, Blocks, HeadLayout, bl
 from penstock.engine.attention.fused.prepared import StepTables, step_tables
 from penstock.engine.attention.fused.scales import scale_rows
 from penstock.engine.attention.fused.softmax import Scores
-from penstock.engine.attention.quantization import is_quantized, quantized, quantized_by_token
+from penstock.engine.attention.quantization import QUANTIZED_DTYPES, is_quantized, quantized_kv
 from penstock.engine.errors import ConfigError
-from penstock.engine.models.attend import QKV, AttentionOptions, RaggedBatch, StackedCache
+from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, RaggedBatch, StackedCache
 
 _VMEM_BYTES = 56 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 _NO_WINDOW = 2**30
@@ -28,20 +28,18 @@ _SCALE_BYTES = 4
 class FusedAttention(AttentionBackend):
     """Pages are `[num_kv_heads, page_size, width]`, K and V of a token side by side on the lanes (`HeadLayout`).
 
-    Any head_dim and any number of KV heads. In fp8, keys and values are stored divided by `k_scale` and `v_scale`,
-    rounded and cut to the type's range. int8 has a second array, the tokens' own scales: f32
+    Any head_dim and any number of KV heads. Codes of 8 bits have a second array, the tokens' scales: f32
     `[num_kv_heads, 2 (of keys, of values), page_size]` for each page.
     """
 
     name = "fused"
     is_stacked = True
+    quantized_dtypes = QUANTIZED_DTYPES
 
     def __init__(
         self,
         *,
         kv_dtype: str | None = None,
-        k_scale: float = 1.0,
-        v_scale: float = 1.0,
         max_keys: int = 1024,  # of a block of pages, at most
         max_queries: int = 128,  # of a block of prefill, at most; a power of two from 16
         interpret: Any = False,  # as of pallas_call
@@ -49,8 +47,6 @@ class FusedAttention(AttentionBackend):
         self._max_keys = max_keys
         self._max_queries = max_queries
         self._kv_dtype = kv_dtype  # None: the model's own
-        self._k_scale = k_scale
-        self._v_scale = v_scale
         self._interpret = interpret
 
     def cache_dtype(self, dtype: str) -> str:
@@ -62,7 +58,7 @@ class FusedAttention(AttentionBackend):
         del pages_per_seq  # whole tiles, however pages are put together into blocks
         tile, first = tile_rows(spec.dtype), first_key(context, window)
         read = _in_tiles(first, context, tile)
-        if spec.dtype != "int8":
+        if not is_quantized(spec.dtype):
             return read, tile
         # Scales move with those of LANES tokens: what they are more than the rows', in rows.
         row = HeadLayout(spec.head_dim).width + 2 * _SCALE_BYTES
@@ -72,14 +68,14 @@ class FusedAttention(AttentionBackend):
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[CacheArray | tuple[CacheArray, CacheArray]]:
         tile, what = tile_rows(spec.dtype), f"rows of a TPU tile of {spec.dtype}"
-        if spec.dtype == "int8":
-            tile, what = LANES, "lanes of a TPU tile, on which scales of int8 lie"
+        if is_quantized(spec.dtype):
+            tile, what = LANES, f"lanes of a TPU tile, on which scales of {spec.dtype} lie"
         if spec.page_size % tile:
             raise ConfigError(f"page_size {spec.page_size} is no multiple of {tile}, the {what}")
         axes = (None, "kv_heads", None, None)
         pages, heads = spec.num_layers * spec.num_pages, spec.num_kv_heads
         codes = CacheArray((pages, heads, spec.page_size, HeadLayout(spec.head_dim).width), spec.dtype, axes)
-        if spec.dtype != "int8":
+        if not is_quantized(spec.dtype):
             return (codes,)
         return ((codes, CacheArray((pages, heads, 2, spec.page_size), "float32", axes)),)
 
@@ -94,6 +90,7 @@ class FusedAttention(AttentionBackend):
         *,
         options: AttentionOptions = PLAIN,
         sinks: jax.Array | None = None,
+        kv_scales: KVScales | None = None,
     ) -> tuple[jax.Array, StackedCache]:
         """The number of tokens is a multiple of 16, as those of all buckets are."""
         q, k, v = qkv
@@ -115,10 +112,10 @@ class FusedAttention(AttentionBackend):
         )
         new_scales = []
         if has_scales:
-            k, v, rows = _coded(k, v)
+            k, v, rows = _coded(k, v, pages.dtype, kv_scales)
             new_scales.append(rows)
-        new = self._stored(k, v, layout, pages.dtype)
-        scores = Scores(options.scale_for(head_dim) * self._k_scale, options.soft_cap, self._v_scale)
+        new = _stored(k, v, layout, pages.dtype)
+        scores = Scores(options.scale_for(head_dim), options.soft_cap)
         sink_rows = [] if sinks is None else [_sink_rows(sinks, num_kv_heads, blocks)]
         operands = [
             _rows(q, layout.query_width),
@@ -168,26 +165,25 @@ class FusedAttention(AttentionBackend):
         new_cache = jax.tree.unflatten(jax.tree.structure(cache.pages), written)
         return attended.reshape(q.shape), StackedCache(new_cache, cache.first_page)
 
-    def _stored(self, k: jax.Array, v: jax.Array, layout: HeadLayout, dtype: jnp.dtype) -> list[jax.Array]:
-        """Keys and values as they will lie in a page, in parts of whole lanes for each KV head, each
-        `[num_tokens, num_kv_heads * lanes]`, not yet of the page's type.
-        """
-        if layout.is_packed:
-            k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, layout.half - x.shape[2]))) for x in (k, v))
-        else:  # from here on as matmuls write them
-            k, v = _rows(k, layout.half), _rows(v, layout.half)
-        v = jnp.nan_to_num(v)  # a NaN would outlast a weight of 0, and its sequence
-        if is_quantized(dtype) and dtype != jnp.int8:  # in values that the type has exactly, as codes are
-            scaled = ((k, self._k_scale), (v, self._v_scale))
-            k, v = (quantized(x, dtype, scale).astype(jnp.float32) for x, scale in scaled)
-        k, v = (x.astype(jnp.float32 if dtype == jnp.float32 else jnp.bfloat16) for x in (k, v))
-        return [_rows(jnp.concatenate([k, v], axis=2), layout.width)] if layout.is_packed else [k, v]
+
+def _stored(k: jax.Array, v: jax.Array, layout: HeadLayout, dtype: jnp.dtype) -> list[jax.Array]:
+    """Keys and values as they will lie in a page, in parts of whole lanes for each KV head, each
+    `[num_tokens, num_kv_heads * lanes]`, not yet of the page's type, but in values that it has.
+    """
+    if layout.is_packed:
+        k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, layout.half - x.shape[2]))) for x in (k, v))
+    else:  # from here on as matmuls write them
+        k, v = _rows(k, layout.half), _rows(v, layout.half)
+    v = jnp.nan_to_num(v)  # a NaN would outlast a weight of 0, and its sequence
+    k, v = (x.astype(jnp.float32 if dtype == jnp.float32 else jnp.bfloat16) for x in (k, v))
+    return [_rows(jnp.concatenate([k, v], axis=2), layout.width)] if layout.is_packed else [k, v]
 
 
-def _coded(k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _coded(
+    k: jax.Array, v: jax.Array, dtype: jnp.dtype, kv_scales: KVScales | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Keys and values as codes, in a type that has them exactly, and their `scale_rows`."""
-    key_codes, key_scales = quantized_by_token(k)
-    value_codes, value_scales = quantized_by_token(jnp.nan_to_num(v, posinf=0, neginf=0))
+    (key_codes, key_scales), (value_codes, value_scales) = quantized_kv(k, v, dtype, kv_scales)
     return key_codes.astype(jnp.bfloat16), value_codes.astype(jnp.bfloat16), scale_rows(key_scales, value_scales)
 
 

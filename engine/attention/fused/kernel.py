@@ -23,6 +23,7 @@ from penstock.engine.attention.fused.prefill import Prefill
 from penstock.engine.attention.fused.scales import scale_lanes
 from penstock.engine.attention.fused.softmax import Ref, Scores, Softmax
 from penstock.engine.attention.fused.tokens import Operands, TokenBlock
+from penstock.engine.attention.quantization import is_quantized
 
 NUM_TABLES = 7
 _NUM_OWN = 2 + 15  # outputs and scratch, without those of scales
@@ -91,5 +92,5 @@ def scratch(
         vmem(num_kv_heads, blocks.num_queries, layout.width, dtype=new_dtype),
         vmem(num_kv_heads, rows, layout.query_width, dtype=q_dtype),
         pltpu.SemaphoreType.DMA((2,)),
-        *(scales if kv_dtype == "int8" else ()),
+        *(scales if is_quantized(kv_dtype) else ()),
     ]

@@ -30,7 +30,7 @@ class Tables:
 
 
 class ScaleBlocks(NamedTuple):
-    """Of int8: the tokens' scales, of keys and behind them of values."""
+    """Of codes of 8 bits: the tokens' scales, of keys and behind them of values."""
 
     pages: Ref  # in HBM, f32 [pages, num_kv_heads, 2, page_size]
     buffer: Ref  # [2, num_kv_heads, 2, keys]
@@ -47,7 +47,7 @@ class PageBlocks:
     arrived: Ref  # semaphores, one per buffer
     written: Ref
     pages_per_seq: int
-    scales: ScaleBlocks | None  # of int8 alone
+    scales: ScaleBlocks | None  # of codes of 8 bits alone
 
     def keys_of(self, slot: Int, head: Int, first: Int, num: int) -> KeyBlock:
         """Of a buffer, `num` keys from `first` on, a multiple of pages."""

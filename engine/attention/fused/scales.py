@@ -1,4 +1,4 @@
-"""Scales of int8 keys and values: a pair for each token and KV head.
+"""Scales of keys and values in 8 bits: a pair for each token and KV head.
 
 Outside the pages they lie as the step's tokens do, a token per row, with the pairs of its KV heads along the lanes. In
 a page tokens lie along the lanes, as keys do in scores, which are multiplied by a row of scales; weights by another.

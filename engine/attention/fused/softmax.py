@@ -21,11 +21,10 @@ NEVER = -1e30  # finite: a row that sees nothing stays free of NaN
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How the dot product of query and key becomes a score, and what values are multiplied with."""
+    """How the dot product of query and key becomes a score."""
 
     scale: float
     soft_cap: float | None
-    value_scale: float
 
 
 class KeyBlock(NamedTuple):
@@ -98,7 +97,7 @@ class Softmax:
     def result(self, head: Int) -> jax.Array:
         """f32 [rows, query width]."""
         total = jnp.maximum(self.total[head][:, :1], 1e-30)
-        result: jax.Array = self.values[head] * (self.scores.value_scale / total)
+        result: jax.Array = self.values[head] * (1.0 / total)
         return result
 
 

@@ -28,7 +28,7 @@ class Operands:
     q: Ref  # [num_tokens, num_heads * query width]
     new: tuple[Ref, ...]  # parts of what a page holds of a token, each [num_tokens, num_kv_heads * lanes]
     out: Ref  # as q
-    scales: Ref | None  # f32 [num_tokens, lanes]: `scale_rows`, of int8 alone
+    scales: Ref | None  # f32 [num_tokens, lanes]: `scale_rows`, of codes of 8 bits alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from penstock.engine.attention.triton.pages import write_kernel
 from penstock.engine.attention.triton.prefill import prefill_kernel, query_blocks
 from penstock.engine.attention.triton.softmax import Scores
 from penstock.engine.attention.triton.tiles import NUM_PROGRAMS, STAGES, Heads, decode_tiles, prefill_tiles
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache, RaggedBatch
+from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
 
 
 class TritonAttention(AttentionBackend):
@@ -32,6 +32,7 @@ class TritonAttention(AttentionBackend):
     # In a loop over layers each layer's weights would be copied out of the stack before they are used. Unrolled, what
     # depends on the batch alone is also the same expression in all layers, which XLA then computes once.
     is_stacked = False
+    quantized_dtypes = ()
 
     def __init__(self, *, num_programs: int = NUM_PROGRAMS, interpret: bool = False) -> None:
         """`num_programs` keep the card busy: what fewer sequences decode is split so that there are as many.
@@ -63,7 +64,9 @@ class TritonAttention(AttentionBackend):
         *,
         options: AttentionOptions = PLAIN,
         sinks: jax.Array | None = None,
+        kv_scales: KVScales | None = None,
     ) -> tuple[jax.Array, LayerCache]:
+        del kv_scales
         q, k, v = qkv
         heads = Heads(q.shape[1], k.shape[1], q.shape[2])
         scores = Scores(options.scale_for(heads.head_dim), options.soft_cap, options.sliding_window)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from ragged_batches import (
     AXES,
-    INT8,
+    FP8,
     MIXED,
+    QUANTIZED,
     RAGGED,
     PagedBatch,
     implementation,
@@ -25,30 +26,38 @@ from ragged_batches import (
 
 from penstock.engine.attention import KVCacheSpec, attention_for
 from penstock.engine.attention.contract import CacheArray
+from penstock.engine.attention.quantization import quantized_by_token
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import QKV, AttentionOptions, LayerCache
+from penstock.engine.models.attend import KVScales
 from penstock.engine.native import NativeLibrary
 
 MAX_LEN, MAX_SEQS = 160, 5
 
 
-def codes_of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of 8 bits, and the scale of each row."""
-    scales = np.abs(x).max(-1) * np.float32(1 / 127)
-    return np.rint(x * (1 / scales)[..., None]).astype(np.int8), scales
+def codes_of(x: np.ndarray, dtype: str, scales: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Of 8 bits, and the scale of each row: one of its own, where `scales`, which broadcast to rows, has none."""
+    top = {"int8": 127, FP8: 448}[dtype]
+    found = np.abs(x).max(-1) * np.float32(1 / top) if scales is None else np.broadcast_to(scales, x.shape[:-1])
+    codes = (x * (1 / found)[..., None]).clip(-top, top)
+    return (np.rint(codes) if dtype == "int8" else codes).astype(jnp.dtype(dtype)), found
 
 
-def laid_out(name: str, held: np.ndarray) -> LayerCache:
-    """As an implementation has `held`, f32 [num_pages, page_size, 2 * num_kv_heads, head_dim] with K and V in turns."""
-    form = name.split()[0]
-    (keys, key_scales), (values, value_scales) = (codes_of(held[:, :, i::2]) for i in (0, 1))
+def laid_out(name: str, held: np.ndarray, scales: np.ndarray | None = None) -> LayerCache:
+    """As an implementation has `held`, f32 [num_pages, page_size, 2 * num_kv_heads, head_dim] with K and V in turns;
+    `scales`, [2 * num_kv_heads], if any are given, likewise.
+    """
+    form, dtype = name.split()
+    (keys, key_scales), (values, value_scales) = (
+        codes_of(held[:, :, i::2], dtype, None if scales is None else scales[i::2]) for i in (0, 1)
+    )
     codes = [part.transpose(axes) for part, axes in zip((keys, values), AXES[form], strict=True)]
     if form == "native":
-        codes = [in_words(part, "int8") for part in codes]
+        codes = [in_words(part, dtype) for part in codes]
     return tuple(map(jnp.asarray, (*codes, key_scales.swapaxes(1, 2), value_scales.swapaxes(1, 2))))
 
 
-@pytest.mark.parametrize("name", INT8)
+@pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "page_size", "has_sinks", "options"),
     [
@@ -68,6 +77,30 @@ def test_pages_hold_codes_and_what_is_attended_is_theirs(
     has_sinks: bool,
     options: dict[str, Any],
 ) -> None:
+    check(name, num_heads, num_kv_heads, head_dim, page_size, has_sinks=has_sinks, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"sliding_window": 5, "soft_cap": 2.0}, {"scale": 0.3, "sliding_window": 33}], ids=str
+)
+def test_scales_that_are_given_take_the_place_of_the_tokens_own(options: dict[str, Any]) -> None:
+    """No powers of two, and so small that some keys and values are clipped."""
+    scales = np.array([0.0017, 0.0031, 0.0053, 0.0011], np.float32)
+    check(f"xla {FP8}", 6, 2, 32, 16, has_sinks=True, scales=scales, **options)
+
+
+def check(
+    name: str,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    *,
+    has_sinks: bool,
+    scales: np.ndarray | None = None,  # f32 [2 * num_kv_heads], of keys and values in turns
+    **options: Any,
+) -> None:
+    """Holds pages to the bit to codes and scales from NumPy, and what is attended to what they stand for."""
     lengths = [*RAGGED[MIXED][:3], (90, 140)]
     rng = np.random.default_rng(0)
     batch = PagedBatch.random(lengths, page_size=page_size, max_seqs=MAX_SEQS, max_len=MAX_LEN, num_tokens=128, seed=0)
@@ -79,25 +112,28 @@ def test_pages_hold_codes_and_what_is_attended_is_theirs(
     new = after.reshape(-1, 2 * num_kv_heads, head_dim)
     new[written, 0::2], new[written, 1::2] = k[: batch.num_real], v[: batch.num_real]
 
+    given = None if scales is None else KVScales(jnp.asarray(scales[0::2]), jnp.asarray(scales[1::2]))
     qkv, step = QKV(*map(jnp.asarray, (q, k, v))), batch.seen_through(options.get("sliding_window"))
-    out, cache = run_attention(name, qkv, laid_out(name, before), step, AttentionOptions(**options), sinks)
-    for part, expected in zip(cache, laid_out(name, after), strict=True):
+    out, cache = run_attention(
+        name, qkv, laid_out(name, before, scales), step, AttentionOptions(**options), sinks, given
+    )
+    for part, expected in zip(cache, laid_out(name, after, scales), strict=True):
         np.testing.assert_array_equal(np.asarray(part)[1:], np.asarray(expected)[1:])
-    codes, scales = codes_of(after)
+    codes, scales = codes_of(after, name.split()[1], scales)
+    codes = codes.astype(np.float32)
     expected = reference_attention(
         q,
         codes * scales[..., None],
         *(batch.kv_lens, batch.page_indices, batch.cu_q_lens),
         len(lengths),
-        scale=head_dim**-0.5,
+        **{"scale": head_dim**-0.5, **options},
         sinks=sinks,
-        **options,
     )
     np.testing.assert_allclose(np.asarray(out)[: batch.num_real], expected, atol=4e-3)
     assert np.abs(np.asarray(out)[: batch.num_real] - expected).mean() < 2e-4
 
 
-@pytest.mark.parametrize("name", INT8)
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_scales_are_arrays_of_the_cache(name: str) -> None:
     """So whoever counts its bytes counts them."""
     backend = implementation(name)
@@ -110,20 +146,19 @@ def test_scales_are_arrays_of_the_cache(name: str) -> None:
     assert [array.axes[1] for array in layers[0]] == ["kv_heads"] * 4
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", FP8])
 @pytest.mark.parametrize(
-    ("setting", "platform", "names"),
+    ("setting", "platform", "remedy"),
     [
-        (
-            "ragged",
-            "tpu",
-            "attention 'ragged' has no kv_cache_dtype int8, .*; set attention fused, or .* float8_e4m3fn",
-        ),
-        ("triton", "gpu", "attention 'triton' has no kv_cache_dtype int8; set attention xla"),
+        ("ragged", "tpu", ", as it reads no scales of tokens; set attention fused"),
+        ("triton", "gpu", "; set attention xla"),
     ],
 )
-def test_kernels_that_read_no_scales_refuse_it(setting: str, platform: str, names: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=names):
-        attention_for(setting, platform, "bfloat16", NativeLibrary(tmp_path), kv_dtype="int8")
+def test_kernels_that_read_no_scales_refuse_it(
+    setting: str, platform: str, remedy: str, kv_dtype: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"attention '{setting}' has no kv_cache_dtype {kv_dtype}{remedy}"):
+        attention_for(setting, platform, "bfloat16", NativeLibrary(tmp_path), kv_dtype=kv_dtype)
 
 
 def test_where_there_is_no_kernel_auto_takes_the_xla_form(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -133,10 +168,10 @@ def test_where_there_is_no_kernel_auto_takes_the_xla_form(monkeypatch: pytest.Mo
         assert (chosen.name, chosen.cache_dtype(dtype)) == ("xla", "int8")
 
 
-@pytest.mark.parametrize("name", INT8)
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_what_cannot_be_scaled_is_zero_or_spoils_its_own_sequence(name: str) -> None:
     """Zeros, and numbers without an inverse, as values; and an infinite key."""
-    spec = KVCacheSpec(num_layers=1, num_pages=2, page_size=16, num_kv_heads=1, head_dim=16, dtype="int8")
+    spec = KVCacheSpec(num_layers=1, num_pages=2, page_size=16, num_kv_heads=1, head_dim=16, dtype=name.split()[1])
     batch = PagedBatch.random([(4, 4)], page_size=16, max_seqs=1, max_len=16, num_tokens=4, seed=0)
     k = jnp.ones((4, 1, 16)).at[3, 0, 0].set(jnp.inf)
     v = jnp.asarray([0.0, 1e-38, jnp.inf, 1.0]).reshape(4, 1, 1) * jnp.ones((4, 1, 16))
@@ -144,4 +179,11 @@ def test_what_cannot_be_scaled_is_zero_or_spoils_its_own_sequence(name: str) -> 
     np.testing.assert_allclose(out[:3], 0.0, atol=1e-30)
     assert jnp.isnan(out[3]).all()
     assert jnp.isfinite(cache[3]).all()
-    assert jax.tree.map(lambda array: array.dtype.name, cache) == ("int8", "int8", "float32", "float32")
+    assert jax.tree.map(lambda array: array.dtype.name, cache) == (spec.dtype, spec.dtype, "float32", "float32")
+
+
+def test_what_cannot_be_scaled_spoils_its_own_sequence_whatever_scale_is_given() -> None:
+    x = jnp.asarray([[1.0, jnp.inf], [jnp.nan, 1.0], [3.0, -900.0]])
+    codes, scales = quantized_by_token(x, FP8, jnp.asarray([2.0, 2.0, 1.0]))
+    np.testing.assert_array_equal(codes.astype(jnp.float32), [[0, 0], [0, 0], [3, -448]])
+    assert [bool(jnp.isfinite(scale)) for scale in scales] == [False, False, True]

@@ -1,0 +1,46 @@
+"""How a checkpoint wants its KV cache kept: `kv_cache_scheme` in a `quantization_config`, as of compressed-tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.engine.errors import ConfigError, shown
+from penstock.engine.formats.fields import CONFIG, unsupported
+
+_DEFAULTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "tensor", "dynamic": False}
+_FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True}
+_STATIC = ("tensor", "attn_head")  # strategies whose scales a checkpoint can hold
+_DYNAMIC = (*_STATIC, "token")
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheScheme:
+    """Keys and values in float8_e4m3fn."""
+
+    is_static: bool  # with scales that the checkpoint holds; else each token has its own, found while it is computed
+
+
+def read_kv_cache_scheme(fields: Mapping[str, Any]) -> KVCacheScheme | None:
+    """What the `quantization_config` of a config.json says of keys and values; None: nothing.
+
+    Raises:
+        ConfigError: it is not supported, or is malformed.
+    """
+    described = fields.get("quantization_config") or fields.get("compression_config")
+    scheme = described.get("kv_cache_scheme") if isinstance(described, Mapping) else None
+    if scheme is None:
+        return None
+    if not isinstance(scheme, Mapping):
+        raise ConfigError(f"config.json: {CONFIG}.kv_cache_scheme is no object: {shown(scheme)}")
+    found = {name: scheme.get(name) if scheme.get(name) is not None else _DEFAULTS[name] for name in _DEFAULTS}
+    for name, value in _FLOAT8.items():
+        if found[name] != value:
+            raise unsupported(f"kv_cache_scheme.{name}", found[name], f"expected {value}")
+    if not isinstance(found["dynamic"], bool):
+        raise unsupported("kv_cache_scheme.dynamic", found["dynamic"], "expected true or false")
+    strategies = _DYNAMIC if found["dynamic"] else _STATIC
+    if found["strategy"] not in strategies:
+        raise unsupported("kv_cache_scheme.strategy", found["strategy"], f"expected one of {', '.join(strategies)}")
+    return KVCacheScheme(is_static=not found["dynamic"])
