@@ -25,6 +25,13 @@ def run_on_devices(model: Path, layouts: str) -> dict[str, dict[str, Any]]:
 
 def run_models(models: Mapping[str, tuple[Path, str]]) -> Runs:
     """Of several models, in one process: to start it takes longer than to run one."""
+    plan = json.dumps({name: [str(directory), layouts] for name, (directory, layouts) in models.items()})
+    found: Runs = said_by("tensor_parallel_process.py", plan, wait_s=WAIT_S * len(models))
+    return found
+
+
+def said_by(script: str, *arguments: str, wait_s: float = WAIT_S) -> Any:
+    """The JSON that a script beside this one prints, run with eight host devices."""
     here = Path(__file__).parent
     environment = {
         **os.environ,
@@ -34,13 +41,10 @@ def run_models(models: Mapping[str, tuple[Path, str]]) -> Runs:
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    plan = json.dumps({name: [str(directory), layouts] for name, (directory, layouts) in models.items()})
-    command = [sys.executable, str(here / "tensor_parallel_process.py"), plan]
-    wait_s = WAIT_S * len(models)
+    command = [sys.executable, str(here / script), *arguments]
     outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=wait_s, check=False)
     assert outcome.returncode == 0, outcome.stderr[-3000:]
-    found: Runs = json.loads(outcome.stdout)
-    return found
+    return json.loads(outcome.stdout)
 
 
 def once(file: Path, compute: Callable[[], Runs]) -> Runs:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,9 +12,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from devices import said_by
 from engines import drive, write_model
 from jax.experimental.pallas import tpu as pltpu
-from patience import WAIT_S
 from quantized_stacks import random_stack
 
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams, opening
@@ -127,16 +123,7 @@ def test_a_stacked_decoder_gives_the_tokens_that_xla_gives(
 
 def test_each_device_multiplies_by_its_share() -> None:
     """In a process with eight devices: kernels_process.py says how far 1, 2 and 4 of them are from exact sums."""
-    here = Path(__file__).parent
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "PYTHONPATH": f"{here.parent.parent}{os.pathsep}{here}",
-    }
-    command = [sys.executable, str(here / "kernels_process.py")]
-    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert outcome.returncode == 0, outcome.stderr[-3000:]
-    found = json.loads(outcome.stdout)
+    found = said_by("kernels_process.py")
     assert found["kernels"] == {"1": 7, "2": 7, "4": 5}  # of four, each has half of a block and of a group
     assert max(found["errors"].values()) < 1e-5
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import pytest
+from devices import said_by
 from engines import TINY
-from patience import WAIT_S
 
 from penstock.engine.formats.packing import Packing
 from penstock.engine.loading.checkpoint import abstract_model
@@ -27,16 +22,7 @@ DENSE = replace(TINY.blocks[0], mlp=MLPConfig(192))
 
 def test_halves_compute_what_the_whole_computes() -> None:
     """In a process with eight devices: overlap_process.py says how far steps in halves are from those that are not."""
-    here = Path(__file__).parent
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "PYTHONPATH": f"{here.parent.parent}{os.pathsep}{here}",
-    }
-    command = [sys.executable, str(here / "overlap_process.py")]
-    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert outcome.returncode == 0, outcome.stderr[-3000:]
-    found = json.loads(outcome.stdout)
+    found = said_by("overlap_process.py")
     assert len(found) == 5
     for name, differences in found.items():
         most = 0.03 if name == "bfloat16" else 2e-6
