@@ -16,14 +16,12 @@ from penstock.engine.models.layers import Linear, norm_of
 from penstock.engine.models.rope import Rotary, query_scales, rotate
 
 
-class SumHalves(Protocol):
-    """A matmul that ends in a sum over devices, in two halves of what it gives."""
+class SumParts(Protocol):
+    """A matmul that ends in a sum over devices, in parts of what it gives."""
 
-    def __call__(
-        self, x: jax.Array, kernels: tuple[jax.Array, jax.Array], *, ends_layer: bool
-    ) -> tuple[jax.Array, jax.Array]:
-        """`x @ kernel`, `[num_tokens, out]`, with the kernel in these halves: the sum of the first travels while the
-        second is multiplied, and that of the second while what follows begins, if it does not end the layer.
+    def __call__(self, x: jax.Array, kernels: tuple[jax.Array, ...], *, ends_layer: bool) -> tuple[jax.Array, ...]:
+        """`x @ kernel`, `[num_tokens, out]`, with the kernel in one part or two: of two, the sum of the first travels
+        while the second is multiplied, and that of the second while what follows begins, if it does not end the layer.
         """
 
 
@@ -36,7 +34,7 @@ class StepInputs(NamedTuple):
     is_real: jax.Array | None = None  # bool [num_tokens]: which are not padding; None: all
     num_rows: jax.Array | None = None  # i32 [1]: of those whose end is wanted, behind the last attention; None: all
     layer: jax.Array | None = None  # i32 []: which of the layers whose experts a block holds; None: it holds its own
-    sum_halves: SumHalves | None = None  # of the matmuls that end in a sum over devices; None: they are not in halves
+    sum_parts: SumParts | None = None  # of the matmuls that end in a sum over devices; None: they are not in parts
 
 
 class Attention(nnx.Module):

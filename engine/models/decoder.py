@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from penstock.engine.models.attend import Attend, GroupCache, LayerCache, StackedCache
-from penstock.engine.models.attention import StepInputs, SumHalves
+from penstock.engine.models.attention import StepInputs, SumParts
 from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
@@ -25,7 +25,7 @@ from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
 from penstock.engine.models.quantized import QuantizedEmbedding, quantize_modules
 from penstock.engine.models.rope import rotary_tables
 from penstock.engine.models.runs import layer_runs, stacked_layers
-from penstock.engine.models.streams import Halves, Whole
+from penstock.engine.models.streams import Parts, Whole
 
 Shapes = Mapping[ParamPath, Any]
 """An array's shape and type, by its path."""
@@ -42,7 +42,7 @@ class Overlap(NamedTuple):
     """How sums over devices travel while others are computed."""
 
     pays: Callable[[int], bool]  # in a step of so many tokens
-    sum_halves: SumHalves
+    sum_parts: SumParts
 
 
 class Decoder(nnx.Module):
@@ -54,7 +54,7 @@ class Decoder(nnx.Module):
     """
 
     overlap: Overlap | None = None
-    """None: nothing is computed while sums over devices travel. Of stacked layers that `Halves.serve` alone."""
+    """None: nothing is computed while sums over devices travel. Of stacked layers that `Parts.serve` alone."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, stacked: bool = False) -> None:
         dtype = jnp.dtype(config.dtype)
@@ -113,12 +113,12 @@ class Decoder(nnx.Module):
         """All layers: one loop per run, which carries the pages, so that they are updated where they are."""
         groups = layer_groups(self.config)
         pages_per_array = jax.tree.leaves(pages)[0].shape[0] // groups.size
-        is_overlapped = self.overlaps(x.shape[0])
-        if self.overlap is not None and is_overlapped:
-            step = step._replace(sum_halves=self.overlap.sum_halves)
-        blocks, stream = iter(self.blocks), Halves.of(x) if is_overlapped else Whole.of(x)
+        blocks, in_parts = iter(self.blocks), self.overlap is not None
+        stream: Whole | Parts = Parts.of(x, 2 if self.overlaps(x.shape[0]) else 1) if in_parts else Whole.of(x)
+        if self.overlap is not None:
+            step = step._replace(sum_parts=self.overlap.sum_parts)
         for run in layer_runs(self.config):
-            split = [_split(next(blocks), all_linears=is_overlapped) for _ in run.pattern]
+            split = [_split(next(blocks), all_linears=in_parts) for _ in run.pattern]
             graphs, wholes, stacks = zip(*split, strict=True)
             places = [_places([groups.places[layer] for layer in run.layers(i)]) for i in range(len(run.pattern))]
 
@@ -136,7 +136,7 @@ class Decoder(nnx.Module):
                     first_page = (held.array + i if array is None else array) * pages_per_array
                     cache = GroupCache(StackedCache(pages, first_page), held.group if group is None else group)
                     own = step._replace(layer=i) if jax.tree.leaves(whole) else step
-                    block = _of_layer(nnx.merge(graph, whole, params), i, all_linears=is_overlapped)
+                    block = _of_layer(nnx.merge(graph, whole, params), i, all_linears=in_parts)
                     stream, cache = stream.through(block, own, cache)
                     pages = cache.pages.pages
                 return (i + 1, stream, pages), None
@@ -207,7 +207,7 @@ def _split(block: Block, *, all_linears: bool) -> tuple[nnx.GraphDef[Block], Any
     return graph, states[0], states[1]
 
 
-_Carry: TypeAlias = tuple[jax.Array, Whole | Halves, LayerCache]
+_Carry: TypeAlias = tuple[jax.Array, Whole | Parts, LayerCache]
 """From layer to layer of a loop: its number, the residual stream, the pages."""
 
 

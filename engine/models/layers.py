@@ -72,9 +72,10 @@ class RMSNorm(nnx.Module):
         """Of the root of the mean of `size` squares whose sum is given: what a norm multiplies a token by."""
         return jax.lax.rsqrt(squares / size + self.config.eps)
 
-    def factors(self, dtype: DTypeLike, half: int | None = None) -> jax.Array:
-        """What it multiplies each feature by, `[size]`, or those of the first or the second half."""
-        scale = self.scale[...] if half is None else jnp.split(self.scale[...], 2)[half]
+    def factors(self, dtype: DTypeLike, part: tuple[int, int] = (0, 1)) -> jax.Array:
+        """What it multiplies each feature by, `[size]`: of the part of that number, of so many."""
+        number, num_parts = part
+        scale = self.scale[...] if num_parts == 1 else jnp.split(self.scale[...], num_parts)[number]
         scale = scale.astype(dtype)
         return 1 + scale if self.config.unit_offset else scale
 

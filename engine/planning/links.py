@@ -76,5 +76,8 @@ class _Schedule:
 
     def _seconds(self, collective: Instruction) -> float:
         """An all-reduce is a reduce-scatter and an all-gather; nothing else takes longer than one of these."""
-        whole = all_reduce_s(collective.results[-1].num_bytes, self._num_devices, self._chip)
-        return whole if collective.opcode.startswith("all-reduce") else whole / 2
+        kind, num_bytes = collective.opcode.removesuffix("-start"), collective.results[-1].num_bytes
+        if kind == "reduce-scatter":  # its result is a device's share
+            num_bytes *= self._num_devices
+        whole_s = all_reduce_s(num_bytes, self._num_devices, self._chip)
+        return whole_s if kind == "all-reduce" else whole_s / 2

@@ -1,6 +1,6 @@
 """Run by test_overlap.py in a process with eight host devices; prints one JSON object.
 
-Steps of small stacked models, with sums over devices in halves and without.
+Steps of small stacked models, with sums over devices in parts and without.
 """
 
 from __future__ import annotations
@@ -48,17 +48,23 @@ def main() -> None:
 
 
 def differences(config: ModelConfig, tensor: int) -> dict[str, float]:
-    """Of a step in halves to one that is not."""
+    """Of a step in two parts: to one that knows nothing of parts, and how many keys of the first layer are others
+    than those of one part, and of that one.
+    """
     placement = place(jax.devices()[:tensor], tensor)
     model = filled(random_model(split_model(config, tensor), 0, placement=placement, stacked=True))
     expected, written = run(model, placement)
+    overlap(model, placement, pays=lambda num_tokens: num_tokens != NUM_TOKENS)
+    assert not model.overlaps(NUM_TOKENS)
+    _, pages_of_one = run(model, placement)
     overlap(model, placement, pays=lambda num_tokens: num_tokens == NUM_TOKENS)
     assert model.overlaps(NUM_TOKENS)
-    assert not model.overlaps(NUM_TOKENS + 1)
     hidden, pages = run(model, placement)
     return {
         "hidden": float(np.abs(hidden - expected).max() / np.abs(expected).max()),
         "pages": float(np.abs(pages - written).max() / np.abs(written).max()),
+        "first keys": float(np.mean(pages[0] != pages_of_one[0])),
+        "first keys of the whole": float(np.mean(pages[0] != written[0])),
     }
 
 

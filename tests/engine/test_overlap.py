@@ -1,4 +1,4 @@
-"""Sums over devices in halves, one of which travels while the other is multiplied: the numbers of whole ones."""
+"""Sums over devices in parts, one of which travels while the other is multiplied: the numbers of whole ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engines import TINY
 from penstock.engine.formats.packing import Packing
 from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import BlockConfig, ExpertsConfig, MLPConfig, NormConfig
-from penstock.engine.models.streams import Halves
+from penstock.engine.models.streams import Parts
 from penstock.engine.overlapped_sums import overlap
 from penstock.engine.planning import preset
 from penstock.engine.sharding import place, split_model
@@ -20,19 +20,21 @@ from penstock.engine.sharding import place, split_model
 DENSE = replace(TINY.blocks[0], mlp=MLPConfig(192))
 
 
-def test_halves_compute_what_the_whole_computes() -> None:
-    """In a process with eight devices: overlap_process.py says how far steps in halves are from those that are not."""
+def test_parts_compute_what_the_whole_computes() -> None:
+    """In a process with eight devices: overlap_process.py says how far steps in parts are from those that are not."""
     found = said_by("overlap_process.py")
     assert len(found) == 5
     for name, differences in found.items():
         most = 0.03 if name == "bfloat16" else 2e-6
         assert max(differences["hidden"], differences["pages"]) < most, name
+    rounded = found["bfloat16"]  # at the same places in one part and in two
+    assert rounded["first keys"] < 0.01 < 0.1 < rounded["first keys of the whole"]
 
 
 @pytest.mark.parametrize(
     ("block", "hidden_size"),
     [
-        (DENSE, 128 + 256),  # halves would cut a tile
+        (DENSE, 128 + 256),  # two parts would cut a tile
         (replace(DENSE, norm=NormConfig(1e-5, kind="layer")), 256),
         (replace(DENSE, norm_placement="after"), 256),
         (replace(DENSE, norm_placement="around"), 256),
@@ -41,10 +43,10 @@ def test_halves_compute_what_the_whole_computes() -> None:
         (replace(DENSE, packed=((("mlp", "down"), Packing("int8", 64)),)), 256),
     ],
 )
-def test_layers_that_are_not_two_norms_and_dense_matmuls_have_no_halves(block: BlockConfig, hidden_size: int) -> None:
+def test_layers_that_are_not_two_norms_and_dense_matmuls_have_no_parts(block: BlockConfig, hidden_size: int) -> None:
     served = replace(TINY, blocks=(DENSE,) * 2, hidden_size=256)
-    assert Halves.serve(served)
-    assert not Halves.serve(replace(served, blocks=(DENSE, block), hidden_size=hidden_size))
+    assert Parts.serve(served)
+    assert not Parts.serve(replace(served, blocks=(DENSE, block), hidden_size=hidden_size))
 
 
 @pytest.mark.parametrize(
