@@ -21,7 +21,13 @@ class PackedAttention:
     documents: tuple[jax.Array, ...]
 
     def __call__(
-        self, qkv: QKV, cache: LayerCache, *, options: AttentionOptions, sinks: jax.Array | None = None
+        self,
+        qkv: QKV,
+        cache: LayerCache,
+        *,
+        options: AttentionOptions,
+        sinks: jax.Array | None = None,
+        kv_scales: None = None,  # there are no pages
     ) -> tuple[jax.Array, LayerCache]:
         if options != AttentionOptions() or sinks is not None:
             raise ValueError(f"the demo model attends to what is before, without sinks; got {options}, {sinks}")
