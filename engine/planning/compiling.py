@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -93,17 +93,19 @@ class Compiler:
             ConfigError: one does not fit the device's memory.
         """
         made: dict[tuple[str, int], Bucket] = {}
-        running: dict[Future[Bucket], tuple[str, int]] = {}
+        waiting: list[tuple[str, int, jax.stages.Lowered, Path | None]] = []
+        # All are lowered before the first is compiled: to lower a kernel beside a compilation has crashed the process.
+        for kind, size in kinds:
+            _report(progress, len(made), len(kinds), (kind, size))
+            lowered = self._lower(kind, size)
+            path = self._path(kind, size, lowered)
+            if (kept := _recalled(path)) is None:
+                waiting.append((kind, size, lowered, path))
+            else:
+                made[kind, size] = kept
         with no_kept_compilations(), ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as threads:
+            running = {threads.submit(self._bucket, *function): function[:2] for function in waiting}
             try:
-                for kind, size in kinds:  # lowering is Python's work, one after the other
-                    _report(progress, len(made), len(kinds), (kind, size))
-                    lowered = self._lower(kind, size)
-                    path = self._path(kind, size, lowered)
-                    if (kept := _recalled(path)) is None:
-                        running[threads.submit(self._bucket, kind, size, lowered, path)] = kind, size
-                    else:
-                        made[kind, size] = kept
                 for done in as_completed(running):
                     made[running[done]] = done.result()
                     _report(progress, len(made), len(kinds), running[done])
