@@ -1,4 +1,4 @@
-"""The functions of a step, compiled side by side for devices that are not there, and what became of them.
+"""The functions of a step, compiled for devices that are not there, and what became of them.
 
 What is learnt of a function is kept in a folder, by the text that is compiled and by the versions of all that looks at
 it: a plan that differs from an earlier one in a few functions compiles those.
@@ -13,7 +13,6 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -44,7 +43,7 @@ class Bucket:
 
     kind: str  # backbone, head, ALL_OPTIONS (the head with all sampling options), or loop: several decode steps
     size: int  # tokens, or sampled rows
-    compile_s: float  # beside the others; of one that was kept, what it took then
+    compile_s: float  # of one that was kept, what it took then
     is_kept: bool  # from an earlier plan
     temporary_bytes: int
     output_bytes: int  # that alias no argument
@@ -87,32 +86,19 @@ class Compiler:
         return largest
 
     def compile(self, kinds: Sequence[tuple[str, int]], progress: ReportProgress | None) -> tuple[Bucket, ...]:
-        """Each kind and size, in this order.
+        """Each kind and size, one after the other: libtpu has crashed where two threads compiled for TPUs at once.
 
         Raises:
             ConfigError: one does not fit the device's memory.
         """
-        made: dict[tuple[str, int], Bucket] = {}
-        waiting: list[tuple[str, int, jax.stages.Lowered, Path | None]] = []
-        # All are lowered before the first is compiled: to lower a kernel beside a compilation has crashed the process.
-        for kind, size in kinds:
-            _report(progress, len(made), len(kinds), (kind, size))
-            lowered = self._lower(kind, size)
-            path = self._path(kind, size, lowered)
-            if (kept := _recalled(path)) is None:
-                waiting.append((kind, size, lowered, path))
-            else:
-                made[kind, size] = kept
-        with no_kept_compilations(), ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as threads:
-            running = {threads.submit(self._bucket, *function): function[:2] for function in waiting}
-            try:
-                for done in as_completed(running):
-                    made[running[done]] = done.result()
-                    _report(progress, len(made), len(kinds), running[done])
-            except BaseException:
-                threads.shutdown(cancel_futures=True)
-                raise
-        return tuple(made[kind] for kind in kinds)
+        made: list[Bucket] = []
+        with no_kept_compilations():
+            for kind, size in kinds:
+                _report(progress, len(made), len(kinds), (kind, size))
+                lowered = self._lower(kind, size)
+                path = self._path(kind, size, lowered)
+                made.append(_recalled(path) or self._bucket(kind, size, lowered, path))
+        return tuple(made)
 
     def _lower(self, kind: str, size: int) -> jax.stages.Lowered:
         if kind == "backbone":

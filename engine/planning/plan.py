@@ -48,7 +48,7 @@ class Plan:
     vocab_padding_bytes: int  # of them, where the devices do not divide the vocabulary
     sampling_bytes: int  # what sampling remembers of each batch slot
     buckets: tuple[Bucket, ...]
-    compile_s: float  # of all of them, side by side
+    compile_s: float  # of all of them, one after the other
     compile_cpu_s: float  # of all threads: what does not change when others use the machine
     decode: tuple[Step, ...]  # greedy
     decode_filtered: tuple[Step, ...]  # with temperature and all filters
