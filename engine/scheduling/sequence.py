@@ -7,10 +7,12 @@ from hashlib import blake2b
 from penstock.engine.request import Request
 from penstock.engine.scheduling.page_pool import page_hash, root_hash
 from penstock.engine.scheduling.page_table import PageTable
+from penstock.engine.scheduling.state_table import StateTable
 
 
 class Sequence:
-    """A growing list of tokens, of which the first `num_computed` have their keys and values in `pages`.
+    """A growing list of tokens, of which the first `num_computed` have their keys and values in `pages`, and the state
+    behind them in `states`, where the model has such.
 
     `num_computed` counts what was dispatched; the device runs steps in order, so for every later step it is done.
     `num_in_flight` counts sampled tokens that the device knows, or will know, and the host does not yet.
@@ -40,6 +42,7 @@ class Sequence:
         "sampling_words",
         "scores_prompt",
         "seed",
+        "states",
         "token_ids",
     )
 
@@ -66,6 +69,7 @@ class Sequence:
         self.num_accepted = 0  # of those, how many were right
         self.rope_length = 0  # of its keys, where a rule of lengths makes frequencies depend on it; 0: none
         self.pages = PageTable()
+        self.states = StateTable()
         self.num_indexed = 0  # pages, all of them full, that were made findable
         self.page_hashes: list[bytes] = []  # of its first full pages, whether it holds them or not
         self.batch_slot = -1  # while it runs, its place in tables that mirror running sequences; -1 while it waits

@@ -1,40 +1,64 @@
-"""Which pages sequences get and give back as their tokens are computed."""
+"""What sequences get and give back as their tokens are computed: pages, and slots for states where a model has such."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
 
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.page_table import PageTable
 from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.sequence_states import SequenceStates
+from penstock.engine.scheduling.step_plan import Row
 
 
 class SequencePages:
     """Moves pages between the pool and the tables of running sequences, which grow by a page of each group at a time.
+    What else a sequence holds is counted here too: its states (`SequenceStates`).
 
     It says what is missing and whether there is enough; who goes without is the scheduler's decision.
     """
 
     def __init__(self, pool: PagePool, max_batch_tokens: int) -> None:
         self._pool = pool
+        self._states = SequenceStates(pool)
         self._needs = pool.needs
         self._page_size = pool.page_size
         self._max_batch_tokens = max_batch_tokens
 
     def find_prefix(self, sequence: Sequence) -> list[list[int]]:
-        """By group, the pages that hold what is known of a waiting sequence's beginning."""
+        """By group, the pages that hold what is known of a waiting sequence's beginning, with the state behind it."""
+        return self._pool.find_prefix(self._usable_hashes(sequence))
+
+    def _usable_hashes(self, sequence: Sequence) -> Iterator[bytes]:
+        """Of the pages that a waiting sequence could take up."""
         # Of a cached token there are keys and values, but no hidden state to score the next one by. And the last token
         # has to be computed to sample the next one: shared pages are never written.
         num_usable = sequence.num_scored if sequence.num_unscored else len(sequence.token_ids) - 1
         size = self._page_size
-        return self._pool.find_prefix(sequence.page_hash(i, size) for i in range(num_usable // size))
+        return (sequence.page_hash(i, size) for i in range(num_usable // size))
 
     def start(self, sequence: Sequence, cached: list[list[int]]) -> None:
-        """Takes up the pages of a prefix: so much is computed."""
+        """Takes up the pages of a prefix, and a state: so much is computed. The caller has checked `has_state`."""
         sequence.pages = PageTable(cached)
         self._pool.acquire(list(sequence.pages))
-        sequence.num_indexed = sequence.pages.num_places
-        sequence.num_computed = sequence.pages.num_places * self._page_size
+        num_pages = sequence.num_indexed = sequence.pages.num_places
+        sequence.num_computed = num_pages * self._page_size
+        if self._states.are_used:
+            branch = self._pool.find_prefix(self._usable_hashes(sequence), with_state=False)
+            digest = sequence.page_hash(num_pages - 1, self._page_size) if num_pages else None
+            self._states.start(sequence, digest, len(branch[0]))
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a waiting sequence would find a slot for its state."""
+        return self._states.has_one
+
+    def route(self, rows: Iterable[Row]) -> tuple[Row, ...]:
+        """The rows of a plan with the states that they read and write; their tokens count as computed already."""
+        return self._states.route(rows)
 
     def release(self, sequence: Sequence) -> None:
+        self._states.release(sequence)
         self._pool.release(list(sequence.pages))
         sequence.pages, sequence.num_indexed, sequence.num_computed = PageTable(), 0, 0
 
@@ -78,6 +102,18 @@ class SequencePages:
                 if pages[i]:  # else its window had passed before all of its tokens were known
                     self._pool.index(pages[i], sequence.page_hash(i, size), group)
             sequence.num_indexed = i + 1
+        self._states.index_full(sequence)
+
+    def hold_for_drafts(self, sequence: Sequence, count: int) -> int:
+        """Gives a sequence what it needs for so many drafts behind its next token, or for as many as find it. Returns
+        how many those are.
+        """
+        count = min(count, self.reach(sequence) - sequence.num_computed - 1)
+        count = max(0, self._states.room_for_drafts(count))
+        if count:
+            self.extend(sequence, sequence.num_computed + 1 + count)
+            self._states.hold_drafts(sequence, count)
+        return count
 
     def most(self, sequence: Sequence, num_tokens: int) -> int:
         """Pages that a sequence holds at once, at most, until it has `num_tokens` tokens."""
@@ -101,12 +137,14 @@ class SequencePages:
         return max(0, self.most(sequence, num_tokens) - held)
 
     def check(self, running: list[Sequence]) -> None:
-        """Proves that the pool and the tables agree, and that each page which is yet to be seen or written is held.
+        """Proves that the pool and the tables agree, and that each page which is yet to be seen or written is held; so
+        with states.
 
         Raises:
             AssertionError: what does not hold.
         """
         self._pool.check()
+        self._states.check(running)
         num_held = sum(sequence.pages.num_held for sequence in running)
         if num_held != self._pool.num_references:
             raise AssertionError(f"sequences hold {num_held} pages, the pool counts {self._pool.num_references}")
