@@ -100,6 +100,13 @@ class Sequence:
         return self.num_tokens - self.num_computed
 
     @property
+    def num_certain(self) -> int:
+        """Of its first tokens, how many the host knows that are dispatched for certain. The newest of all is not among
+        them: in a dispatch of several steps it may have ended its row, and then no step has computed it.
+        """
+        return min(self.num_computed, len(self.token_ids) - 1)
+
+    @property
     def num_unscored(self) -> int:
         """Tokens of the prompt whose log-probability is still to be computed."""
         return self.num_prompt - 1 - self.num_scored

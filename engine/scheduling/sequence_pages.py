@@ -94,9 +94,9 @@ class SequencePages:
                 self._pool.release(sequence.pages.pass_by(group, first))
 
     def index_full(self, sequence: Sequence) -> None:
-        """Makes pages findable whose tokens are all known and dispatched."""
+        """Makes pages findable whose tokens are all known, and computed for certain."""
         size = self._page_size
-        num_full = min(sequence.num_computed, len(sequence.token_ids)) // size
+        num_full = sequence.num_certain // size
         for i in range(sequence.num_indexed, num_full):
             for group, pages in enumerate(sequence.pages.groups):
                 if pages[i]:  # else its window had passed before all of its tokens were known
