@@ -63,10 +63,11 @@ class SequenceStates:
             table.held[sequence.num_computed] = source
 
     def release(self, sequence: Sequence) -> None:
-        held = sequence.states.held
+        num_hashed = len(sequence.page_hashes) * self._page_size  # to make more could fail, and it has to be let go of
         if not sequence.states.source:  # else it never ran, and its slot has nothing
-            for position in [position for position in held if self._is_known(sequence, position)]:
-                self._index(sequence, position)
+            for position in sequence.states.held:
+                if position <= num_hashed and self._is_known(sequence, position):
+                    self._index(sequence, position)
         for slot in sequence.states.slots:
             self._states.release(slot)
         sequence.states = StateTable()
@@ -102,7 +103,7 @@ class SequenceStates:
         return tuple(routed)
 
     def index_full(self, sequence: Sequence) -> None:
-        """Makes states findable that a sequence has left behind pages whose tokens are all known and dispatched."""
+        """Makes states findable that a sequence has left behind, at ends of pages whose tokens are known."""
         held, now = sequence.states.held, sequence.num_computed
         for position in [position for position in held if position < now and self._is_known(sequence, position)]:
             self._index(sequence, position)
@@ -157,6 +158,8 @@ class SequenceStates:
         were wrong, or that others followed.
         """
         held = sequence.states.held
+        if len(held) == 1:  # which is the one to go on from
+            return
         for other in [other for other in held if other > now or (other < now and not self._is_kept(sequence, other))]:
             self._states.release(held.pop(other))
 
@@ -167,16 +170,13 @@ class SequenceStates:
         return number % self._interval == 0 or number in sequence.states.marks
 
     def _is_known(self, sequence: Sequence, position: int) -> bool:
-        """Whether the state behind so many tokens is to be kept, and it is known for certain which these are. Whether
-        the newest of all was computed is not: in a loop of steps it may have ended its row.
-        """
-        num_known = min(sequence.num_computed, len(sequence.token_ids) - 1)
-        return position <= num_known and self._is_kept(sequence, position)
+        """Whether the state behind so many tokens is to be kept, and is that of tokens which are known."""
+        return position <= sequence.num_certain and self._is_kept(sequence, position)
 
     def _kept_between(self, sequence: Sequence, start: int, end: int) -> list[int]:
         """Numbers of tokens, above `start` and below `end`, behind which the state is kept."""
         step, size = self._interval * self._page_size, self._page_size
-        if not self._is_caching:
+        if not self._is_caching or end - start == 1:
             return []
         found = {*range(start // step * step, end, step), *(number * size for number in sequence.states.marks)}
         return sorted(position for position in found if start < position < end)
