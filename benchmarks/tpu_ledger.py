@@ -156,9 +156,8 @@ every filter, and with all options that a request can have.
 | --- | --- | --- | --- | --- | --- | --- | --- |"""
 _SECONDS = """## Seconds of compiling
 
-On 2 cores, functions side by side, as a worker compiles them. Seconds of a function are of the clock, while others were
-compiled; the last two columns are of all functions: processor time, threads added up, and the clock, which a start with
-an empty compile cache waits for.
+On 2 cores, one function after the other. Seconds of a function are of the clock; the last two columns are of all
+functions: processor time, threads added up, and the clock.
 
 | model, slice, split, attention | functions | steps, by tokens | heads, by rows | all options | loops | CPU | clock |
 | --- | --- | --- | --- | --- | --- | --- | --- |"""

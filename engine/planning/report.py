@@ -48,7 +48,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "aliased_and_never_copied": plan.cache_is_aliased,
         },
         "compile_s": plan.compile_s,
-        "compile_cpu_s": plan.compile_cpu_s,
+        "compile_cpu_s": sum(bucket.compile_cpu_s for bucket in plan.buckets),
         "buckets": [dataclasses.asdict(bucket) for bucket in plan.buckets],
         "decode": [_step(step) for step in plan.decode],
         "decode_filtered": [_step(step) for step in plan.decode_filtered],
