@@ -25,7 +25,7 @@ class SequencePages:
         # has to be computed to sample the next one: shared pages are never written.
         num_usable = sequence.num_scored if sequence.num_unscored else len(sequence.token_ids) - 1
         size = self._page_size
-        return self._pool.find_prefix(sequence.page_hash(i, size) for i in range(num_usable // size))
+        return self._pool.find_prefix(sequence.page_hash(i, size) for i in range(num_usable // size)).pages
 
     def start(self, sequence: Sequence, cached: list[list[int]]) -> None:
         """Takes up the pages of a prefix: so much is computed."""
