@@ -119,7 +119,7 @@ class Runner:
         return self._geometry
 
     def compile_steps(self, progress: ReportProgress | None = None) -> None:
-        """Compiles every step there is, several at a time."""
+        """Compiles every step there is, several at a time where that is safe."""
         geometry = self._geometry
         jobs: dict[str, Callable[[], Any]] = {
             f"{num_tokens} tokens": partial(self._backbone, num_tokens) for num_tokens in geometry.token_buckets
@@ -129,13 +129,25 @@ class Runner:
                 name = f"{num_rows} sampled rows{', all options' if extended else ''}"
                 jobs[name] = partial(self._head, num_rows, extended)
         jobs["sampling state"] = self._fill
-        _run_side_by_side(jobs, progress)
+        self._run_side_by_side(jobs, progress)
         self._huge_pages.wait()
 
     def compile_loops(self, steps_by_rows: Mapping[int, int], progress: ReportProgress | None = None) -> None:
         """Compiles dispatches of several decode steps."""
         jobs = {f"{n} rows, {steps} steps": partial(self._loop, n, steps) for n, steps in steps_by_rows.items()}
-        _run_side_by_side(jobs, progress)
+        self._run_side_by_side(jobs, progress)
+
+    def _run_side_by_side(self, jobs: Mapping[str, Callable[[], Any]], progress: ReportProgress | None) -> None:
+        """On threads: compiling releases Python's lock most of the time. On one for TPUs: libtpu has crashed where two
+        compiled at once.
+        """
+        device = jax.devices()[0] if self._placement is None else self._placement.mesh.devices.flat[0]
+        with ThreadPoolExecutor(1 if device.platform == "tpu" else os.cpu_count()) as threads:
+            running = {threads.submit(job): name for name, job in jobs.items()}
+            for done, future in enumerate(as_completed(running)):
+                future.result()
+                if progress:
+                    progress(done + 1, len(jobs), running[future])
 
     def start_watch(self) -> None:
         """From here on, every compilation is counted."""
@@ -247,15 +259,3 @@ class Runner:
 
 def _asked_for(logprobs: Logprobs, batch: Batch) -> Logprobs | None:
     return logprobs if batch.options is not None and batch.options.has_logprobs else None
-
-
-def _run_side_by_side(jobs: Mapping[str, Callable[[], Any]], progress: ReportProgress | None) -> None:
-    """On threads: compiling releases Python's lock most of the time."""
-    if not jobs:
-        return
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
-        running = {threads.submit(job): name for name, job in jobs.items()}
-        for done, future in enumerate(as_completed(running)):
-            future.result()
-            if progress:
-                progress(done + 1, len(jobs), running[future])

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -28,7 +27,6 @@ from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.cycles import LayerCycles, layer_cycles
 from penstock.engine.planning.hlo import Program, Traffic
 from penstock.engine.planning.links import LinkTime, link_time
-from penstock.engine.stats import ReportProgress
 
 ALL_OPTIONS = "head, all options"
 WRITING = ("backbone", "loop")
@@ -44,6 +42,7 @@ class Bucket:
     kind: str  # backbone, head, ALL_OPTIONS (the head with all sampling options), or loop: several decode steps
     size: int  # tokens, or sampled rows
     compile_s: float  # of one that was kept, what it took then
+    compile_cpu_s: float  # of all threads of its process: what does not change when others use the machine
     is_kept: bool  # from an earlier plan
     temporary_bytes: int
     output_bytes: int  # that alias no argument
@@ -85,20 +84,16 @@ class Compiler:
         largest: int = max(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
         return largest
 
-    def compile(self, kinds: Sequence[tuple[str, int]], progress: ReportProgress | None) -> tuple[Bucket, ...]:
-        """Each kind and size, one after the other: libtpu has crashed where two threads compiled for TPUs at once.
+    def compile(self, kind: str, size: int) -> Bucket:
+        """One function, or what is kept of it. No other thread may compile: libtpu has crashed where two did.
 
         Raises:
-            ConfigError: one does not fit the device's memory.
+            ConfigError: it does not fit the device's memory.
         """
-        made: list[Bucket] = []
         with no_kept_compilations():
-            for kind, size in kinds:
-                _report(progress, len(made), len(kinds), (kind, size))
-                lowered = self._lower(kind, size)
-                path = self._path(kind, size, lowered)
-                made.append(_recalled(path) or self._bucket(kind, size, lowered, path))
-        return tuple(made)
+            lowered = self._lower(kind, size)
+            path = self._path(kind, size, lowered)
+            return _recalled(path) or self._bucket(kind, size, lowered, path)
 
     def _lower(self, kind: str, size: int) -> jax.stages.Lowered:
         if kind == "backbone":
@@ -110,7 +105,7 @@ class Compiler:
     def _bucket(self, kind: str, size: int, lowered: jax.stages.Lowered, path: Path | None) -> Bucket:
         """Compiles one function, and looks at what it became."""
         num_tokens = size if kind in WRITING else 0
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         try:
             compiled = self.steps.compile(lowered, num_tokens)
         except jax.errors.JaxRuntimeError as error:
@@ -118,7 +113,7 @@ class Compiler:
                 raise
             message = f"the {kind} of {size} does not fit a {self.chip.name} device: {str(error)[:400]}"
             raise ConfigError(message) from error
-        seconds = time.perf_counter() - start
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
         memory: Any = compiled.memory_analysis()
         text = printed(lowered, compiled, self.device, overlaps=self.steps.overlaps(num_tokens))
         program = Program(text) if text else None
@@ -127,6 +122,7 @@ class Compiler:
             kind=kind,
             size=size,
             compile_s=seconds,
+            compile_cpu_s=cpu_seconds,
             is_kept=False,
             temporary_bytes=memory.temp_size_in_bytes,
             output_bytes=max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
@@ -157,11 +153,6 @@ class Compiler:
         digest = hashlib.sha256("|".join(facts).encode())
         digest.update(str(lowered.as_text()).encode())
         return self.directory / _FOLDER / f"{digest.hexdigest()[:32]}.json"
-
-
-def _report(progress: ReportProgress | None, done: int, count: int, function: tuple[str, int]) -> None:
-    if progress is not None:
-        progress(done, count, f"{function[0]} of {function[1]}")
 
 
 def _recalled(path: Path | None) -> Bucket | None:

@@ -5,22 +5,18 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from penstock.engine.attention import KVCacheSpec, ShardedAttention
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import Deployment, deploy, useful_pages, with_pages
+from penstock.engine.deployment import Deployment, useful_pages
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.geometry import Geometry
-from penstock.engine.execution.state_cache import abstract_states, state_arrays
-from penstock.engine.execution.steps import Steps
-from penstock.engine.loading.checkpoint import abstract_model
-from penstock.engine.models import ModelConfig, layer_runs
+from penstock.engine.models import ModelConfig
 from penstock.engine.planning.chips import Chip
-from penstock.engine.planning.compiling import ALL_OPTIONS, WRITING, Bucket, Compiler
+from penstock.engine.planning.compiling import ALL_OPTIONS, WRITING, Bucket
+from penstock.engine.planning.layout import Layout, lay_out
 from penstock.engine.planning.roofline import Step, decode_step, prefill_step
-from penstock.engine.planning.topology import chip_of, devices_of
-from penstock.engine.planning.weights import device_bytes, held_bytes, vocab_padding_bytes
+from penstock.engine.planning.side_by_side import Source, compiled_by_processes, compiled_in_turn
+from penstock.engine.planning.weights import vocab_padding_bytes
 from penstock.engine.scheduling.page_needs import PageNeeds
-from penstock.engine.sharded_linears import prepare_for_tpu
 from penstock.engine.stats import ReportProgress
 
 
@@ -52,8 +48,7 @@ class Plan:
     vocab_padding_bytes: int  # of them, where the devices do not divide the vocabulary
     sampling_bytes: int  # what sampling remembers of each batch slot
     buckets: tuple[Bucket, ...]
-    compile_s: float  # of all of them, one after the other
-    compile_cpu_s: float  # of all threads: what does not change when others use the machine
+    compile_s: float  # until all of them were there
     decode: tuple[Step, ...]  # greedy
     decode_filtered: tuple[Step, ...]  # with temperature and all filters
     decode_all_options: tuple[Step, ...]  # with penalties, biases, masks, drafts and log-probabilities as well
@@ -114,36 +109,40 @@ def plan(
     *,
     context: int = 1024,
     only: frozenset[int] | None = None,
+    processes: int = 1,
     progress: ReportProgress | None = None,
 ) -> Plan:
     """Compiles every bucket of `config` for `topology`, and estimates what a step costs.
 
     `context` is the length of the sequences in the estimates. `only` restricts the sizes that
-    are compiled, of tokens and of rows; what estimates need of others is then missing.
+    are compiled, of tokens and of rows; what estimates need of others is then missing. With several
+    `processes` they compile side by side; each is started anew and imports the caller's main module.
 
     Raises:
         ConfigError: libtpu is missing, the topology is unknown, the model cannot be split over `tensor_parallel`
             devices of one host, no sequence is as long as `context`, or it does not fit; the message says by how much.
+        EngineError: one of the processes was killed, or crashed.
     """
-    chip, devices = chip_of(topology), devices_of(topology)
-    _check_hosts(config, chip, topology, len(devices))
-    deployment = deploy(config, model, devices)
-    layout = _lay_out(deployment, chip, topology)
-    geometry = layout.geometry
+    layout = lay_out(model, topology, config)
+    deployment, chip, geometry = layout.deployment, layout.chip, layout.geometry
     if context >= geometry.max_model_len:
         raise ConfigError(
             f"context {context} leaves no room for another token: the longest sequence here has "
             f"{geometry.max_model_len} tokens"
         )
-    start, cpu_start = time.perf_counter(), time.process_time()
-    buckets = layout.compiler.compile(_kinds(geometry, layout.compiler.decode_steps, only), progress)
-    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    start = time.perf_counter()
+    kinds = _kinds(geometry, layout.compiler.decode_steps, only)
+    if min(processes, len(kinds)) > 1:
+        buckets = compiled_by_processes(Source(model, topology, config), kinds, processes, progress)
+    else:
+        buckets = compiled_in_turn(layout.compiler, kinds, progress)
+    seconds = time.perf_counter() - start
     estimates = _Estimates(deployment, chip, layout, buckets)
     made = Plan(
         topology=topology,
         tensor=config.tensor_parallel,
         expert=config.expert_parallel,
-        replicas=len(devices) // config.num_devices,
+        replicas=layout.num_devices // config.num_devices,
         chip=chip,
         attention=deployment.attention.name,
         model=deployment.model,
@@ -165,7 +164,6 @@ def plan(
         sampling_bytes=deployment.sampling_bytes,
         buckets=buckets,
         compile_s=seconds,
-        compile_cpu_s=cpu_seconds,
         decode=estimates.decode(context),
         decode_filtered=estimates.decode(context, filtered=True),
         decode_all_options=estimates.decode(context, all_options=True),
@@ -173,17 +171,6 @@ def plan(
     )
     _check_fit(made)
     return made
-
-
-def _check_hosts(config: EngineConfig, chip: Chip, topology: str, num_devices: int) -> None:
-    if num_devices % config.num_devices:
-        raise ConfigError(f"{config.parallelism} does not divide the {num_devices} devices of {topology}")
-    on_host = chip.host_devices(num_devices)
-    if config.num_devices > on_host:
-        raise ConfigError(
-            f"{topology} is {num_devices // on_host} hosts of {on_host} devices each, and {config.parallelism} would "
-            f"spread a copy of the model over several, which no worker serves: {on_host} devices at most"
-        )
 
 
 def _check_fit(made: Plan) -> None:
@@ -200,52 +187,6 @@ def _check_fit(made: Plan) -> None:
     )
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """A deployment with its pages, ready to be compiled."""
-
-    spec: KVCacheSpec
-    geometry: Geometry
-    weight_bytes: int  # on each device
-    lane_padding_bytes: int
-    compiler: Compiler
-
-
-def _lay_out(deployment: Deployment, chip: Chip, topology: str) -> _Layout:
-    """Raises ConfigError if weights and pages do not fit."""
-    placement, attention, config = deployment.placement, deployment.attention, deployment.config
-    if placement is None or not isinstance(attention, ShardedAttention):
-        raise TypeError("a deployment on given devices has a placement")  # deploy promises it
-    weight_bytes = held_bytes(deployment.model, placement)
-    model = abstract_model(deployment.model, placement, stacked=attention.is_stacked)
-    unpadded_bytes = device_bytes(model)
-    model = prepare_for_tpu(model, placement)  # which changes it
-    lane_padding_bytes = device_bytes(model) - unpadded_bytes
-    free = chip.hbm_bytes - weight_bytes - lane_padding_bytes
-    if free < deployment.sampling_bytes + 2 * deployment.page_bytes:
-        raise ConfigError(
-            f"the weights take {weight_bytes + lane_padding_bytes} bytes of the {chip.hbm_bytes} that a {chip.name} "
-            f"device has, and sampling state {deployment.sampling_bytes}, which leaves nothing for pages: raise "
-            f"tensor_parallel above {config.tensor_parallel}, or take a larger slice"
-        )
-    spec = with_pages(deployment, deployment.kv_bytes(free))
-    geometry = deployment.geometry(deployment.needs.longest(spec.num_pages - 1, deployment.max_model_len))
-    states = state_arrays(deployment.model, spec.num_states, is_stacked=attention.is_stacked)
-    compiler = Compiler(
-        chip=chip,
-        topology=topology,
-        device=placement.mesh.devices.flat[0],
-        num_devices=placement.num_shares,
-        steps=Steps(model, attention, geometry, placement),
-        cache=(*attention.abstract_cache(spec), *abstract_states(states, placement)),
-        cache_bytes=spec.num_pages * deployment.page_bytes,
-        decode_steps=deployment.decode_steps or 1,
-        pattern_length=max((len(run.pattern) for run in layer_runs(deployment.model) if run.repeats > 1), default=1),
-        directory=config.compile_cache_dir,
-    )
-    return _Layout(spec, geometry, weight_bytes, lane_padding_bytes, compiler)
-
-
 def _kinds(geometry: Geometry, decode_steps: int, only: frozenset[int] | None) -> list[tuple[str, int]]:
     """What a worker compiles when it starts."""
     sizes = [
@@ -260,7 +201,7 @@ def _kinds(geometry: Geometry, decode_steps: int, only: frozenset[int] | None) -
 class _Estimates:
     """Decode steps of batches whose pages are there at once."""
 
-    def __init__(self, deployment: Deployment, chip: Chip, layout: _Layout, buckets: tuple[Bucket, ...]) -> None:
+    def __init__(self, deployment: Deployment, chip: Chip, layout: Layout, buckets: tuple[Bucket, ...]) -> None:
         self._deployment, self._chip, self._layout = deployment, chip, layout
         self._found = {(bucket.kind, bucket.size): bucket for bucket in buckets}
 

@@ -50,7 +50,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         },
         "states": {"count": plan.num_states, "size_bytes": plan.slot_bytes, "kept_every_pages": plan.state_interval},
         "compile_s": plan.compile_s,
-        "compile_cpu_s": plan.compile_cpu_s,
+        "compile_cpu_s": sum(bucket.compile_cpu_s for bucket in plan.buckets),
         "buckets": [dataclasses.asdict(bucket) for bucket in plan.buckets],
         "decode": [_step(step) for step in plan.decode],
         "decode_filtered": [_step(step) for step in plan.decode_filtered],

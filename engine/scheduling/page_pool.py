@@ -6,11 +6,20 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 from penstock.engine.scheduling.page_needs import PageNeeds
 from penstock.engine.scheduling.state_pool import StatePool
 
 _HASH_BYTES = 16
+
+
+class Prefix(NamedTuple):
+    """The beginning of a sequence, as far as the pool has it. "Full" groups are those without a window."""
+
+    pages: list[list[int]]  # that can be taken up, by group
+    num_matched: int  # pages in a row that all full groups have; more than in `pages` where a window's are gone
+    num_shared: int  # of these pages of the full groups, how many somebody holds
 
 
 class PagePool:
@@ -41,11 +50,13 @@ class PagePool:
         self.states = StatePool(num_states)
         self.state_interval = state_interval
         self.is_caching = prefix_caching
+        self._full_groups = [group for group, window in enumerate(windows) if window is None]
         self._free: deque[int] = deque(range(1, num_pages))
         self._references = [0] * num_pages
         self._key_of: dict[int, tuple[int, bytes]] = {}  # indexed page -> group, hash of everything up to its end
         self._page_of: tuple[dict[bytes, int], ...] = tuple({} for _ in windows)  # by group
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self.num_cache_exits = 0  # how often a page has left `_cached`, taken up or evicted
 
     @property
     def num_available(self) -> int:
@@ -89,29 +100,33 @@ class PagePool:
                 else:
                     self._free.append(page)
 
-    def find_prefix(self, hashes: Iterable[bytes], *, with_state: bool = True) -> list[list[int]]:
-        """The indexed pages of the longest prefix that can be taken up, by group; `hashes` are those of its pages.
+    def find_prefix(self, hashes: Iterable[bytes]) -> Prefix:
+        """The indexed pages of the longest prefix that can be taken up; `hashes` are those of its pages.
 
         Of a group with a window it takes those pages that the token behind the prefix sees, and has page 0 for those
-        before. Where the model has states, the prefix ends where one is, unless `with_state` is false. References are
-        not taken: `acquire` does that.
+        before. Where the model keeps states, the prefix ends where one is. References are not taken: `acquire` does
+        that.
         """
         found: list[list[int]] = [[] for _ in self._page_of]
         if not self.is_caching:
-            return found
-        needs_state = with_state and self.states.num_slots > 0
+            return Prefix(found, 0, 0)
         in_a_row = [0] * len(found)  # pages that are there, up to the last one looked for
-        length = 0
-        for count, digest in enumerate(hashes, 1):
+        length = num_matched = 0
+        for digest in hashes:
+            if not self.has_page(digest):
+                break
+            num_matched += 1
             for group, pages in enumerate(found):
                 pages.append(self._page_of[group].get(digest, 0))
                 in_a_row[group] = in_a_row[group] + 1 if pages[-1] else 0
-            missing = [count - self._first_seen(group, count) > there for group, there in enumerate(in_a_row)]
-            if not any(missing):
-                length = count if not needs_state or self.states.find(digest) else length
-            elif any(gone and window is None for gone, window in zip(missing, self.needs.windows, strict=True)):
-                break
-        return [self._kept(group, pages[:length]) for group, pages in enumerate(found)]
+            if all(num_matched - self._first_seen(group, num_matched) <= there for group, there in enumerate(in_a_row)):
+                length = num_matched if not self.states.num_slots or self.states.find(digest) else length
+        num_shared = sum(self._references[page] > 0 for group in self._full_groups for page in found[group])
+        return Prefix([self._kept(group, pages[:length]) for group, pages in enumerate(found)], num_matched, num_shared)
+
+    def has_page(self, digest: bytes) -> bool:
+        """Whether all full groups have this page indexed: a prefix without it ends before it."""
+        return all(digest in self._page_of[group] for group in self._full_groups)
 
     def _first_seen(self, group: int, num_pages: int) -> int:
         """Of a prefix of so many pages, the first that the token behind it sees."""
@@ -129,7 +144,9 @@ class PagePool:
         """Takes a reference to each of these indexed pages."""
         for page in pages:
             self._references[page] += 1
-            self._cached.pop(page, None)
+            if page in self._cached:
+                del self._cached[page]
+                self.num_cache_exits += 1
 
     def index(self, page: int, digest: bytes, group: int = 0) -> None:
         """Makes a full held page findable by the hash of the tokens up to its end.
@@ -140,16 +157,11 @@ class PagePool:
             self._page_of[group][digest] = page
             self._key_of[page] = group, digest
 
-    def has_page(self, digest: bytes) -> bool:
-        """Whether the page of these tokens can be found, for all layers that see everything."""
-        return all(
-            digest in pages for pages, window in zip(self._page_of, self.needs.windows, strict=True) if not window
-        )
-
     def forget_contents(self) -> None:
         """Drops the whole index, for when the content of pages and states was lost. Held ones stay held."""
         self.states.forget_contents()
         self._free.extend(self._cached)
+        self.num_cache_exits += len(self._cached)
         self._cached.clear()
         self._key_of.clear()
         for pages in self._page_of:
@@ -186,6 +198,7 @@ class PagePool:
 
     def _evict(self) -> int:
         page, _ = self._cached.popitem(last=False)
+        self.num_cache_exits += 1
         group, digest = self._key_of.pop(page)
         del self._page_of[group][digest]
         self.states.forget(digest)  # a prefix that ends there can't be taken up any more

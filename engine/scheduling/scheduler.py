@@ -7,15 +7,12 @@ from collections.abc import Collection
 from typing import Protocol
 
 from penstock.engine.length_rule import LengthRule
+from penstock.engine.scheduling.admission import Admission
 from penstock.engine.scheduling.pace import Pace, PromptBudget
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.sequence_pages import SequencePages
 from penstock.engine.scheduling.step_plan import Row, StepPlan, row_of
-
-LOOKAHEAD_PAGES = 4
-"""A sequence is admitted only if every running one could still grow by this many pages: fewer preempt it at once."""
-
 
 UNPACED = Pace()
 
@@ -45,6 +42,7 @@ class Scheduler:
     There are no phases: each sequence has `num_computed` tokens chasing `num_tokens`. A step gives a token each to the
     sequences that decode, then hands what is left of its budget to prompts, in order of (priority, arrival). One that
     runs out of pages preempts the last in that order; a preempted sequence keeps its tokens and is recomputed later.
+    A prompt whose pages are not there is passed by smaller ones behind it, until `Admission` says that it was enough.
     One that outgrows what its keys' rotary frequencies are for, by the model's rule of lengths, is preempted as well.
 
     A prompt whose log-probabilities are wanted takes a row of the head for each of its tokens, of those rows that the
@@ -182,10 +180,9 @@ class Scheduler:
     def _choose(self, suspect: Sequence | None, pace: Pace) -> dict[Sequence, int]:
         """How many tokens each chosen sequence computes; pages for them are held when this returns."""
         if suspect is not None:
-            running, waiting = ([suspect], []) if suspect.batch_slot >= 0 else ([], [suspect])
+            running = [suspect] if suspect.batch_slot >= 0 else []
         else:
             running = [sequence for sequence in self._running if not sequence.is_suspect]
-            waiting = [sequence for sequence in self._waiting if not sequence.is_suspect]
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in running:
@@ -194,7 +191,8 @@ class Scheduler:
             # Of no use if the token in flight is the last that is allowed.
             if num_pending and not (sequence.num_in_flight and num_tokens >= sequence.max_tokens):
                 (decoding if num_pending == 1 else prefilling).append(sequence)
-        prompts = pace.prompt_budget((sequence.num_tokens for sequence in decoding), len(prefilling) + len(waiting))
+        num_waiting = len(self._waiting) if suspect is None else 1 - len(running)
+        prompts = pace.prompt_budget((sequence.num_tokens for sequence in decoding), len(prefilling) + num_waiting)
         # One is for the token that each may sample.
         prompts.num_free_rows = self._max_rows - len(decoding) - len(prefilling)
         chosen: dict[Sequence, int] = {}
@@ -204,21 +202,39 @@ class Scheduler:
                 budget -= self._continue(sequence, chosen, budget, prompts)
             except Exception as error:
                 raise SequenceFailed(sequence) from error
+        self._admit_waiting(suspect, chosen, budget, prompts)
+        return chosen
+
+    def _admit_waiting(
+        self, suspect: Sequence | None, chosen: dict[Sequence, int], budget: int, prompts: PromptBudget
+    ) -> None:
+        """Starts and chooses waiting sequences, for what is left of the budget: `suspect` alone, or others."""
+        waiting = [sequence for sequence in self._waiting if suspect in (None, sequence)]
+        if not waiting or not self._has_place(budget, prompts):
+            return
+        admission = Admission(self._pages, self._running)
         for sequence in waiting:
-            if not budget or len(self._running) >= self._max_num_seqs or sequence.num_in_flight:
-                break
-            if not prompts.num_free_rows:
-                break
-            prompts.num_free_rows -= 1
+            if not self._has_place(budget, prompts) or admission.is_closed:
+                return
+            if sequence.num_in_flight:  # its token is there in the next step: until then it is not passed
+                return
             try:
-                count = self._admit(sequence, budget, prompts)
+                sequence.rotate_for(self._rope_length(sequence))
+                if sequence.is_suspect and sequence is not suspect:  # runs alone or not at all
+                    admission.leave(sequence)
+                    continue
+                count = self._admit(sequence, admission, budget, prompts)
             except Exception as error:
                 raise SequenceFailed(sequence) from error
-            if not count:
-                break
-            chosen[sequence] = count
-            budget -= count
-        return chosen
+            if count == 0:
+                return
+            if count is not None:
+                chosen[sequence] = count
+                budget -= count
+
+    def _has_place(self, budget: int, prompts: PromptBudget) -> bool:
+        """Whether a step has one for another sequence, pages aside."""
+        return bool(budget and prompts.num_free_rows) and len(self._running) < self._max_num_seqs
 
     def _continue(self, sequence: Sequence, chosen: dict[Sequence, int], budget: int, prompts: PromptBudget) -> int:
         """Chooses a running sequence if it finds pages. Returns what that takes of the budget: less than nothing where
@@ -302,33 +318,19 @@ class Scheduler:
         self._pages.extend(sequence, num_tokens)
         return returned
 
-    def _admit(self, sequence: Sequence, budget: int, prompts: PromptBudget) -> int:
-        """Starts a waiting sequence, unless pages or the budget are short; returns how many tokens it computes."""
-        sequence.rotate_for(self._rope_length(sequence))
-        cached = self._pages.find_prefix(sequence)
-        if not self._fits(sequence, cached) or prompts.tokens(len(cached[0]) * self._pool.page_size) == 0:
+    def _admit(self, sequence: Sequence, admission: Admission, budget: int, prompts: PromptBudget) -> int | None:
+        """Starts a waiting sequence. Returns its tokens in this step, 0 if the budget is short, None if pages are."""
+        lookup = admission.find(sequence)
+        if lookup is None:
+            return None
+        if prompts.tokens(len(lookup.prefix[0]) * self._pool.page_size) == 0:
             return 0
-        self._start(sequence, cached)
+        prompts.num_free_rows -= 1
+        self._start(sequence, lookup.prefix)
         count = min(_chunk(sequence, budget, prompts), self._pages.reach(sequence) - sequence.num_computed)
         self._pages.extend(sequence, sequence.num_computed + count)
+        admission.started(sequence, lookup.num_pages)
         return count
-
-    def _fits(self, sequence: Sequence, cached: list[list[int]]) -> bool:
-        """Whether all of a waiting sequence's tokens find pages, and the running ones could still grow a while; and
-        whether it finds whatever else it holds.
-        """
-        if not self._pages.has_state:
-            return False
-        if not self._running:
-            return self._pages.fits_alone(sequence)
-        growth = sum(map(self._pages_to_grow, [*self._running, sequence]))
-        return self._pages.to_admit(sequence, cached) + growth <= self._pool.num_available
-
-    def _pages_to_grow(self, sequence: Sequence) -> int:
-        """Pages that a sequence will still need: for all its pending tokens, and up to the look-ahead for new ones."""
-        num_tokens = sequence.num_tokens
-        end = min(num_tokens + LOOKAHEAD_PAGES * self._pool.page_size, max(num_tokens, sequence.max_tokens))
-        return self._pages.to_grow(sequence, end)
 
     def _start(self, sequence: Sequence, cached: list[list[int]]) -> None:
         self._waiting.remove(sequence)

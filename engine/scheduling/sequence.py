@@ -5,6 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from penstock.engine.request import Request
+from penstock.engine.scheduling.lookup import Lookup
 from penstock.engine.scheduling.page_pool import page_hash, root_hash
 from penstock.engine.scheduling.page_table import PageTable
 from penstock.engine.scheduling.state_table import StateTable
@@ -24,6 +25,7 @@ class Sequence:
         "index",
         "is_finished",
         "is_suspect",
+        "lookup",
         "max_tokens",
         "num_accepted",
         "num_cached",
@@ -31,6 +33,7 @@ class Sequence:
         "num_drafted",
         "num_in_flight",
         "num_indexed",
+        "num_passed_pages",
         "num_prompt",
         "num_scored",
         "num_starts",
@@ -72,6 +75,8 @@ class Sequence:
         self.states = StateTable()
         self.num_indexed = 0  # pages, all of them full, that were made findable
         self.page_hashes: list[bytes] = []  # of its first full pages, whether it holds them or not
+        self.lookup: Lookup | None = None  # the last one while it waits; None if it has to be looked up
+        self.num_passed_pages = 0  # that others took who started before it, though they come after it in rank
         self.batch_slot = -1  # while it runs, its place in tables that mirror running sequences; -1 while it waits
         self.num_starts = 0  # how often it was admitted: tells a batch slot's new holder from its old one
         self.seed = _seed(request, index)
@@ -114,7 +119,7 @@ class Sequence:
     def rotate_for(self, rope_length: int) -> None:
         """From now on its keys are computed for this length; it holds none."""
         if rope_length != self.rope_length:
-            self.rope_length, self.page_hashes = rope_length, []
+            self.rope_length, self.page_hashes, self.lookup = rope_length, [], None
 
     def page_hash(self, number: int, page_size: int) -> bytes:
         """Of the tokens up to the end of one of its full pages."""

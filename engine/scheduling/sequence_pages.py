@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
+from penstock.engine.scheduling.lookup import Lookup
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.page_table import PageTable
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.sequence_states import SequenceStates
 from penstock.engine.scheduling.step_plan import Row
+
+LOOKAHEAD_PAGES = 4
+"""A sequence is admitted only if every running one could still grow by this many pages: fewer preempt it at once."""
 
 
 class SequencePages:
@@ -25,28 +29,52 @@ class SequencePages:
         self._page_size = pool.page_size
         self._max_batch_tokens = max_batch_tokens
 
-    def find_prefix(self, sequence: Sequence) -> list[list[int]]:
-        """By group, the pages that hold what is known of a waiting sequence's beginning, with the state behind it."""
-        return self._pool.find_prefix(self._usable_hashes(sequence))
+    @property
+    def num_available(self) -> int:
+        return self._pool.num_available
 
-    def _usable_hashes(self, sequence: Sequence) -> Iterator[bytes]:
-        """Of the pages that a waiting sequence could take up."""
-        # Of a cached token there are keys and values, but no hidden state to score the next one by. And the last token
-        # has to be computed to sample the next one: shared pages are never written.
-        num_usable = sequence.num_scored if sequence.num_unscored else len(sequence.token_ids) - 1
-        size = self._page_size
-        return (sequence.page_hash(i, size) for i in range(num_usable // size))
+    def look_up(self, sequence: Sequence) -> Lookup:
+        """Finds what is known of a waiting sequence's beginning. Costs as much as its prefix is long."""
+        size, num_usable = self._page_size, _num_usable(sequence)
+        found = self._pool.find_prefix(sequence.page_hash(i, size) for i in range(num_usable // size))
+        num_full = self._needs.windows.count(None)  # what a window passes is replaced, whoever else holds it
+        pages = self.most(sequence, sequence.num_tokens + 1)
+        taken_up = [held for held, window in zip(found.pages, self._needs.windows, strict=True) if window is None]
+        sequence.lookup = Lookup(
+            found.pages,
+            num_pages=pages + sum(self._pool.count_cached(held) - len(held) for held in taken_up),
+            num_growth=self.to_grow(sequence),
+            num_usable=num_usable,
+            num_matched=found.num_matched,
+            num_unshared=pages - found.num_shared,
+            num_unmatched=pages - num_full * found.num_matched,
+            num_cache_exits=self._pool.num_cache_exits,
+        )
+        return sequence.lookup
+
+    def least_to_admit(self, sequence: Sequence) -> int | None:
+        """Pages that a waiting sequence takes at least, by its last look-up; None if another one could say anything.
+
+        Costs the same however long the prefix is.
+        """
+        lookup, size = sequence.lookup, self._page_size
+        if lookup is None or lookup.num_usable != _num_usable(sequence):
+            return None
+        end = lookup.num_matched
+        if end < lookup.num_usable // size and self._pool.has_page(sequence.page_hash(end, size)):
+            return None
+        return lookup.least(self._pool.num_cache_exits)
 
     def start(self, sequence: Sequence, cached: list[list[int]]) -> None:
         """Takes up the pages of a prefix, and a state: so much is computed. The caller has checked `has_state`."""
+        num_matched = 0 if sequence.lookup is None else sequence.lookup.num_matched
+        sequence.lookup = None
         sequence.pages = PageTable(cached)
         self._pool.acquire(list(sequence.pages))
         num_pages = sequence.num_indexed = sequence.pages.num_places
         sequence.num_computed = num_pages * self._page_size
-        if self._states.are_used:
-            branch = self._pool.find_prefix(self._usable_hashes(sequence), with_state=False)
-            digest = sequence.page_hash(num_pages - 1, self._page_size) if num_pages else None
-            self._states.start(sequence, digest, len(branch[0]))
+        digest = sequence.page_hash(num_pages - 1, self._page_size) if num_pages else None
+        self._states.start(sequence, digest, num_matched)
 
     @property
     def has_state(self) -> bool:
@@ -123,18 +151,15 @@ class SequencePages:
         """Whether a sequence that nobody runs beside can be computed, in steps as small as pages allow."""
         return self._needs.most(sequence.num_tokens + 1, 1) <= self._pool.num_available
 
-    def to_admit(self, sequence: Sequence, cached: list[list[int]]) -> int:
-        """Pages that a waiting sequence takes of those that are there, for the tokens it has and one more."""
-        pages = self.most(sequence, sequence.num_tokens + 1)
-        for held, window in zip(cached, self._needs.windows, strict=True):
-            if window is None:  # what a window passes is replaced, whoever else holds it
-                pages += self._pool.count_cached(held) - len(held)
-        return pages
+    def to_grow(self, sequence: Sequence) -> int:
+        """Pages that a sequence will still need: for all its pending tokens, and up to the look-ahead for new ones.
 
-    def to_grow(self, sequence: Sequence, num_tokens: int) -> int:
-        """Pages that a sequence will need on top, for so many tokens; of a waiting one, on top of `to_admit`."""
-        held = sequence.pages.num_held or self.most(sequence, sequence.num_tokens + 1)
-        return max(0, self.most(sequence, num_tokens) - held)
+        Of a waiting one, on top of those that it starts with.
+        """
+        num_tokens = sequence.num_tokens
+        end = min(num_tokens + LOOKAHEAD_PAGES * self._page_size, max(num_tokens, sequence.max_tokens))
+        held = sequence.pages.num_held or self.most(sequence, num_tokens + 1)
+        return max(0, self.most(sequence, end) - held)
 
     def check(self, running: list[Sequence]) -> None:
         """Proves that the pool and the tables agree, and that each page which is yet to be seen or written is held; so
@@ -160,3 +185,12 @@ class SequencePages:
                 raise AssertionError(f"group {group} gave back {passed} pages after {sequence.num_computed} tokens")
             if len(pages) != table.num_places or any(pages[:passed]) or not all(pages[passed:]):
                 raise AssertionError(f"group {group} has pages {pages}, of which {passed} were given back")
+
+
+def _num_usable(sequence: Sequence) -> int:
+    """Of a waiting sequence's tokens, how many may come from cached pages.
+
+    Of a cached token there are keys and values, but no hidden state to score the next one by. And the last token has to
+    be computed to sample the next one: shared pages are never written.
+    """
+    return sequence.num_scored if sequence.num_unscored else len(sequence.token_ids) - 1

@@ -200,6 +200,10 @@ class Harness:
             assert row.sequence.pages
             assert not row.sequence.is_finished
 
+    def run_for(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.step()
+
     def run(self, limit: int = 2000) -> int:
         """Steps until all is done; returns how many it took."""
         for count in range(limit):

@@ -76,14 +76,14 @@ def stumble_at_the_end_of_text(engine: Engine, patch: pytest.MonkeyPatch) -> Non
 
 
 def stumble_in_planning(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    fits = engine._scheduler._fits
+    admit = engine._scheduler._admit
 
-    def stumble(sequence: Sequence, cached: list[list[int]]) -> bool:
+    def stumble(sequence: Sequence, *args: Any) -> int | None:
         if sequence.request.id == BAD.id:
             raise Oops("at planning")
-        return fits(sequence, cached)
+        return admit(sequence, *args)
 
-    patch.setattr(engine._scheduler, "_fits", stumble)
+    patch.setattr(engine._scheduler, "_admit", stumble)
 
 
 def stumble_in_growing(engine: Engine, patch: pytest.MonkeyPatch) -> None:

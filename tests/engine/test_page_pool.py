@@ -23,7 +23,7 @@ def hashes(token_ids: list[int], salt: str = "") -> Iterator[bytes]:
 
 
 def find(pool: PagePool, token_ids: list[int], salt: str = "") -> list[int]:
-    return pool.find_prefix(hashes(token_ids, salt))[0]
+    return pool.find_prefix(hashes(token_ids, salt)).pages[0]
 
 
 def fill(pool: PagePool, token_ids: list[int], salt: str = "") -> list[int]:
@@ -82,8 +82,8 @@ def test_a_hit_takes_of_a_window_only_the_pages_that_the_next_token_sees() -> No
     full, sliding = pool.allocate(4), pool.allocate(4)
     index(pool, list(range(16)), full, sliding)
     assert find(pool, list(range(16))) == full
-    assert pool.find_prefix(hashes(list(range(16)))) == [full, [0, 0, 0, sliding[3]]]  # token 16 sees 12 to 15
-    assert pool.find_prefix(hashes(list(range(4)))) == [full[:1], sliding[:1]]
+    assert pool.find_prefix(hashes(list(range(16)))).pages == [full, [0, 0, 0, sliding[3]]]  # token 16 sees 12 to 15
+    assert pool.find_prefix(hashes(list(range(4)))).pages == [full[:1], sliding[:1]]
 
 
 def test_a_window_of_one_needs_no_page_and_one_of_a_page_and_two_needs_two() -> None:
@@ -91,31 +91,33 @@ def test_a_window_of_one_needs_no_page_and_one_of_a_page_and_two_needs_two() -> 
     for window, expected in ((1, [0, 0, 0]), (2, [0, 0, 3]), (SIZE + 1, [0, 0, 3]), (SIZE + 2, [0, 2, 3])):
         pool = PagePool(9, SIZE, windows=(window,))
         index(pool, tokens, pool.allocate(3))
-        assert pool.find_prefix(hashes(tokens)) == [expected]
+        assert pool.find_prefix(hashes(tokens)).pages == [expected]
 
 
 def test_a_prefix_whose_window_is_gone_is_taken_up_to_where_it_is_there() -> None:
     pool = PagePool(20, SIZE, windows=(None, 6))
     full, sliding = pool.allocate(4), pool.allocate(4)
     index(pool, list(range(16)), full, [*sliding[:2], 0, sliding[3]])
-    assert pool.find_prefix(hashes(list(range(16)))) == [full[:2], sliding[:2]]  # 3 pages and 4 both need the third
+    found = pool.find_prefix(hashes(list(range(16))))
+    assert found.pages == [full[:2], sliding[:2]]  # 3 pages and 4 both need the third
+    assert (found.num_matched, found.num_shared) == (4, 4)
     index(pool, list(range(16)), full, sliding)
-    assert pool.find_prefix(hashes(list(range(16)))) == [full, [0, 0, *sliding[2:]]]
+    assert pool.find_prefix(hashes(list(range(16)))).pages == [full, [0, 0, *sliding[2:]]]
 
 
 def test_where_all_layers_have_a_window_a_gap_before_it_does_no_harm() -> None:
     pool = PagePool(20, SIZE, windows=(4,))
     pages = pool.allocate(4)
     index(pool, list(range(16)), [0, pages[1], 0, pages[3]])
-    assert pool.find_prefix(hashes(list(range(16)))) == [[0, 0, 0, pages[3]]]
-    assert pool.find_prefix(hashes(list(range(12)))) == [[0, pages[1]]]
+    assert pool.find_prefix(hashes(list(range(16)))).pages == [[0, 0, 0, pages[3]]]
+    assert pool.find_prefix(hashes(list(range(12)))).pages == [[0, pages[1]]]
 
 
 def test_groups_do_not_find_each_others_pages() -> None:
     pool = PagePool(20, SIZE, windows=(None, None))
     first, second = pool.allocate(2), pool.allocate(2)
     index(pool, list(range(8)), first, [second[0], 0])
-    assert pool.find_prefix(hashes(list(range(8)))) == [first[:1], second[:1]]
+    assert pool.find_prefix(hashes(list(range(8)))).pages == [first[:1], second[:1]]
     pool.check()
 
 

@@ -31,6 +31,9 @@ def plan(
         Path | None, typer.Option(help="JSON Lines of arrivals and lengths: simulate a fleet that serves them.")
     ] = None,
     slices: Annotated[int, typer.Option(help="Slices that serve the trace together.", min=1)] = 1,
+    processes: Annotated[
+        int | None, typer.Option(help="That compile side by side; none: as many as processors, at most 8.", min=1)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compile a model for a slice of TPUs, with no TPU and no weights, and say what fits and how fast it could be.
@@ -50,4 +53,4 @@ def plan(
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a device of this machine is not needed, and may be in use
     from penstock.worker.cli.planning import Wanted, run  # loads jax, which --help and a light install do without
 
-    run(settings, Wanted(topology, tensor, context, trace, slices), as_json=as_json)
+    run(settings, Wanted(topology, tensor, context, trace, slices, processes), as_json=as_json)

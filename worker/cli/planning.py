@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from penstock.worker.logs import configure_logs
 from penstock.worker.settings import DEMO_MODEL, Settings
 
 _GIB = 2**30
+_MAX_PROCESSES = 8  # unless one asks for more: each takes some GiB of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Wanted:
     context: int
     trace: Path | None
     slices: int  # that serve the trace
+    processes: int | None  # that compile; None: as many as there are processors, up to a limit
 
 
 def run(settings: Settings, wanted: Wanted, *, as_json: bool) -> None:
@@ -77,7 +80,14 @@ def _plan(settings: Settings, wanted: Wanted, trace: Trace | None) -> tuple[Plan
     tensor = wanted.tensor or len(devices_of(wanted.topology)) // config.expert_parallel or 1
     config = replace(config, tensor_parallel=tensor)
     with shown(f"compiling for {wanted.topology}", "programs") as report:
-        made = planned(model, wanted.topology, config, context=wanted.context, progress=report)
+        made = planned(
+            model,
+            wanted.topology,
+            config,
+            context=wanted.context,
+            processes=wanted.processes or min(os.cpu_count() or 1, _MAX_PROCESSES),
+            progress=report,
+        )
     if trace is None:
         return made, None
     trace.check(made.max_model_len)  # pages may hold less than the model takes
