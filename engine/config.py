@@ -39,6 +39,7 @@ class EngineConfig:
     page_size: int | None = None  # tokens per KV page; None: what suits the platform
     num_pages: int | None = None  # page 0 included; None: as many as `kv_cache_bytes` holds
     kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
+    state_slots: int | None = None  # recurrent states, of sequences and of prefixes; None: by pages and max_num_seqs
     kv_cache_dtype: str = "auto"  # of keys and values: auto (the checkpoint's, else unquantized), or as named
     prefix_caching: bool = True
     speculation: str = "ngram"  # who drafts tokens, where that pays: ngram, or off; tokens are the same
@@ -55,7 +56,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_batch_tokens", "max_draft_tokens", "tensor_parallel", "expert_parallel"):
             _require_positive(name, getattr(self, name))
-        for name in ("max_model_len", "kv_cache_bytes", "page_size"):
+        for name in ("max_model_len", "kv_cache_bytes", "page_size", "state_slots"):
             if getattr(self, name) is not None:
                 _require_positive(name, getattr(self, name))
         if self.num_pages is not None and self.num_pages < 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling_state import state_bytes
+from penstock.engine.execution.state_cache import slot_bytes
 from penstock.engine.length_rule import LengthRule
 from penstock.engine.models import BlockConfig, LayerGroups, ModelConfig, layer_groups, num_parameters
 from penstock.engine.models.attend import KV_SCALES_DTYPE
@@ -36,7 +38,9 @@ from penstock.engine.stats import EngineInfo
 DEFAULT_BUILD_DIR = Path.home() / ".cache" / "penstock"
 
 _SHARE_OF_FREE_MEMORY = 0.9  # for the KV cache at most, where its size is not set
+_SHARE_OF_STATES = 0.25  # that states kept for prefixes take beside the pages of these prefixes, at most
 _COPIES_OF_LOGITS = 7  # that sampling with all options has at once, at most: what compiling it for TPUs showed
+_MANY = 10**6
 _DEFAULT_KV_CACHE_BYTES = 2**30  # where it is unknown how much memory is free
 
 
@@ -80,7 +84,7 @@ class Deployment:
         """What a sequence needs of them."""
         return PageNeeds(self.page_size, self.groups.windows)
 
-    def cache_spec(self, num_pages: int) -> KVCacheSpec:
+    def cache_spec(self, num_pages: int, num_states: int = 0) -> KVCacheSpec:
         return KVCacheSpec(
             num_layers=self.groups.size,
             num_pages=num_pages,
@@ -88,7 +92,24 @@ class Deployment:
             num_kv_heads=self.model.num_kv_heads,
             head_dim=self.model.head_dim,
             dtype=self.kv_dtype,
+            num_states=num_states,
         )
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one sequence's states in all layers, on each device; 0 where no layer keeps any."""
+        return slot_bytes(self.model, self.placement)
+
+    @property
+    def state_interval(self) -> int:
+        """Pages, at whose end a state is kept for the prefix cache: so many that it takes a small share beside them."""
+        return max(1, math.ceil(self.state_bytes / (_SHARE_OF_STATES * self.needs.num_groups * self.page_bytes)))
+
+    def kept_states(self, num_pages: int) -> int:
+        """States behind prefixes that so many pages may hold."""
+        if not self.state_bytes or not self.config.prefix_caching:
+            return 0
+        return num_pages // (self.needs.num_groups * self.state_interval)
 
     @property
     def page_bytes(self) -> int:
@@ -131,6 +152,8 @@ class Deployment:
             kv_dtype=self.kv_dtype,
             kv_cache_tokens=num_pages // self.needs.num_groups * spec.page_size,
             kv_cache_bytes=spec.num_pages * self.page_bytes * split,
+            num_state_slots=max(0, spec.num_states - 1),
+            state_cache_bytes=spec.num_states * self.state_bytes * split,
             max_model_len=self.needs.longest(num_pages, self.max_model_len),
             platform=self.platform,
             device_kind=self.devices[0].device_kind,
@@ -166,6 +189,7 @@ class Deployment:
             num_groups=self.needs.num_groups,
             few_shapes=self.platform == "tpu",
             has_lengths=self.length_rule is not None,
+            has_states=self.model.has_states,
         )
 
 
@@ -222,7 +246,7 @@ def _attention(config: EngineConfig, platform: str, model: ModelConfig, native: 
         model.dtype,
         native,
         head_dim=model.head_dim,
-        has_sinks=any(block.attention.sinks for block in model.blocks),
+        has_sinks=any(attention.sinks for attention in model.attentions),
     )
     attention = chosen(kv_dtype=None if setting in ("auto", "unquantized") else setting)
     if setting == "auto" and model.kv_dtype in attention.quantized_dtypes:
@@ -231,7 +255,7 @@ def _attention(config: EngineConfig, platform: str, model: ModelConfig, native: 
 
 
 def _without_kv_scales(model: ModelConfig) -> ModelConfig:
-    blocks = tuple(replace(block, attention=replace(block.attention, has_kv_scales=False)) for block in model.blocks)
+    blocks = tuple(block.with_attention(has_kv_scales=False) for block in model.blocks)
     return replace(model, blocks=blocks)
 
 
@@ -256,10 +280,10 @@ def _with_windows_that_matter(model: ModelConfig, max_model_len: int) -> ModelCo
     """Without those that no sequence outgrows: such layers are like those that see everything."""
 
     def seen(block: BlockConfig) -> BlockConfig:
-        window = block.attention.sliding_window
+        window = block.attention.sliding_window if block.has_attention else None
         if window is None or window < max_model_len:
             return block
-        return replace(block, attention=replace(block.attention, sliding_window=None))
+        return block.with_attention(sliding_window=None)
 
     return replace(model, blocks=tuple(map(seen, model.blocks)))
 
@@ -280,28 +304,68 @@ def _matmul_library(
 
 
 def with_pages(deployment: Deployment, free_bytes: int) -> KVCacheSpec:
-    """As many pages as are asked for, or as memory has, but never more than all sequences together could fill.
+    """As many pages, and slots for states, as are asked for, or as memory has, but never more than all sequences
+    together could fill.
 
     Raises:
-        ConfigError: that is not even one for each group of layers, beside page 0.
+        ConfigError: that is not even one page for each group of layers, beside page 0.
     """
     config, needs = deployment.config, deployment.needs
-    num_pages, fewest = config.num_pages, 1 + needs.num_groups
-    if num_pages is None:
-        affordable = (config.kv_cache_bytes or free_bytes) // deployment.page_bytes
-        num_pages = min(affordable, useful_pages(deployment))
-        if num_pages < fewest:
-            held = f"; logits of max_num_seqs {config.max_num_seqs} keep {deployment.logits_bytes} bytes for themselves"
-            raise ConfigError(
-                f"the KV cache holds {affordable} pages of {deployment.page_bytes} bytes, and needs {fewest} at least"
-                + ("" if config.kv_cache_bytes else held)
-            )
-    if num_pages < fewest:
+    fewest = 1 + needs.num_groups
+    spec = fitting(deployment, config.kv_cache_bytes or free_bytes)
+    if spec.num_pages >= fewest:
+        return spec
+    if config.num_pages is not None:
         raise ConfigError(
-            f"num_pages must be {fewest} or more, not {num_pages}: the model has {needs.num_groups} groups of layers "
-            "with pages of their own, and page 0 only takes padding"
+            f"num_pages must be {fewest} or more, not {config.num_pages}: the model has {needs.num_groups} groups of "
+            "layers with pages of their own, and page 0 only takes padding"
         )
-    return deployment.cache_spec(num_pages)
+    states = f"; {spec.num_states} states have {spec.num_states * deployment.state_bytes}" if spec.num_states else ""
+    held = f"; logits of max_num_seqs {config.max_num_seqs} keep {deployment.logits_bytes} bytes for themselves"
+    raise ConfigError(
+        f"the KV cache holds {spec.num_pages} pages of {deployment.page_bytes} bytes, and needs {fewest} at least"
+        + states
+        + ("" if config.kv_cache_bytes else held)
+    )
+
+
+def fitting(deployment: Deployment, num_bytes: int) -> KVCacheSpec:
+    """What so much memory holds, unless settings say how many: a state for each sequence that may run, as far as half
+    of it goes; and of the rest pages, with the states of prefixes that these may hold.
+
+    Raises:
+        ConfigError: slots are asked for, and the model keeps no states.
+    """
+    config, asked = deployment.config, _asked_states(deployment)
+    running = _running_states(deployment, num_bytes) if asked is None else asked
+    kept_bytes = deployment.state_bytes * deployment.kept_states(_MANY) / _MANY if asked is None else 0.0
+    num_pages = config.num_pages
+    if num_pages is None:
+        affordable = int((num_bytes - running * deployment.state_bytes) / (deployment.page_bytes + kept_bytes))
+        num_pages = max(0, min(affordable, useful_pages(deployment)))
+    return deployment.cache_spec(num_pages, running + (deployment.kept_states(num_pages) if asked is None else 0))
+
+
+def _asked_states(deployment: Deployment) -> int | None:
+    """Slots, slot 0 included, where their number is given; None where it is not.
+
+    Raises:
+        ConfigError: it is given for a model that keeps no states.
+    """
+    asked = deployment.config.state_slots
+    if not deployment.model.has_states:
+        if asked is not None:
+            raise ConfigError(f"state_slots = {asked}, and no layer of the model keeps a state")
+        return 0
+    return None if asked is None else 1 + asked
+
+
+def _running_states(deployment: Deployment, num_bytes: int) -> int:
+    """Slots for sequences that run, and slot 0."""
+    most = 1 + deployment.config.max_num_seqs
+    if deployment.config.num_pages is not None:  # then memory is what is asked for
+        return most
+    return max(2, min(most, num_bytes // 2 // deployment.state_bytes))
 
 
 def useful_pages(deployment: Deployment) -> int:

@@ -86,6 +86,8 @@ class Engine:
             spec.page_size,
             windows=deployment.needs.windows,
             prefix_caching=config.prefix_caching,
+            num_states=spec.num_states,
+            state_interval=deployment.state_interval,
         )
         self._scheduler = Scheduler(
             self._pool,
@@ -244,6 +246,9 @@ class Engine:
             num_pages=self._pool.num_pages - 1,
             num_free_pages=self._pool.num_free,
             num_cached_pages=self._pool.num_cached,
+            num_state_slots=max(0, self._pool.states.num_slots - 1),
+            num_free_state_slots=self._pool.states.num_free,
+            num_cached_state_slots=self._pool.states.num_cached,
             preemptions_total=self._scheduler.num_preemptions,
             compiles_after_warmup_total=self._runner.compiles_after_warmup,
             **{f"{name}_total": total for name, total in self._totals.items()},

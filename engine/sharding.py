@@ -33,6 +33,7 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "heads": REPLICA,
         "kv_heads": REPLICA,
         "per_head": REPLICA,
+        "channels": REPLICA,
         "mlp": REPLICA,
         "experts": (EXPERT,),
         "expert_mlp": (TENSOR,),
@@ -137,15 +138,12 @@ class _Split:
             raise ConfigError(f"expert_parallel = {self.expert} is above the model's {fewest} experts")
 
     def check(self, block: BlockConfig) -> None:
-        kv_heads = block.attention.num_kv_heads
-        for name, count, shares in (
-            ("attention heads", block.attention.num_heads, self.shares),
-            *self._features(block),
-        ):
+        for name, count, shares in self._features(block):
             if count % shares:
                 raise ConfigError(f"{self} does not divide the model's {count} {name}; {self._possible()} do")
         self._check_packed_experts(block)
-        if kv_heads % self.shares and self.shares % kv_heads:
+        if not self._fits_kv_heads(block):
+            kv_heads = block.attention.num_kv_heads
             raise ConfigError(
                 f"{self} neither divides the model's {kv_heads} KV heads nor is a multiple of them; "
                 f"{self._possible()} are possible"
@@ -153,17 +151,28 @@ class _Split:
 
     def spread(self, block: BlockConfig) -> BlockConfig:
         """With at least one KV head for each device, and as many experts on one as on another."""
-        attention, mlp, packed = block.attention, block.mlp, block.packed
+        mlp, packed = block.mlp, block.packed
         if isinstance(mlp, ExpertsConfig):
-            mlp = replace(mlp, num_padding=-mlp.num_experts % self.expert)
+            block = replace(block, mlp=replace(mlp, num_padding=-mlp.num_experts % self.expert))
+        if not block.has_attention:
+            return block
+        attention = block.attention
         if self.shares > attention.num_kv_heads:
             copies = self.shares // attention.num_kv_heads
             attention = replace(attention, num_kv_heads=self.shares, kv_copies=copies * attention.kv_copies)
             packed = tuple(_by_row(path, packing) for path, packing in packed)
-        return replace(block, attention=attention, mlp=mlp, packed=packed)
+        return replace(block, mixer=attention, packed=packed)
 
     def _features(self, block: BlockConfig) -> Iterator[tuple[str, int, int]]:
-        """What is split inside feed-forwards, and over how many devices."""
+        """What is split evenly, and over how many devices; KV heads may be held several times instead."""
+        if block.has_attention:
+            yield "attention heads", block.attention.num_heads, self.shares
+        for array in block.states(self.model.dtype):
+            yield from (
+                (f"{axis} of a state", count, self.shares)
+                for axis, count in zip(array.axes, array.shape, strict=True)
+                if axis
+            )
         mlp = block.mlp
         if not isinstance(mlp, ExpertsConfig):
             yield "feed-forward features", mlp.intermediate_size, self.shares
@@ -174,17 +183,17 @@ class _Split:
 
     def _possible(self) -> str:
         blocks = set(self.model.blocks)
-        most = min(block.attention.num_heads for block in blocks)
+        most = min(attention.num_heads for attention in self.model.attentions)
         numbers = [n for n in range(1, most + 1) if all(replace(self, tensor=n).fits(block) for block in blocks)]
         return ", ".join(map(str, numbers)) or "no others"
 
     def fits(self, block: BlockConfig) -> bool:
-        heads, kv_heads = block.attention.num_heads, block.attention.num_kv_heads
-        return (
-            heads % self.shares == 0
-            and all(count % shares == 0 for _, count, shares in self._features(block))
-            and (kv_heads % self.shares == 0 or self.shares % kv_heads == 0)
-        )
+        return all(count % shares == 0 for _, count, shares in self._features(block)) and self._fits_kv_heads(block)
+
+    def _fits_kv_heads(self, block: BlockConfig) -> bool:
+        """Whether they can be divided, or held several times each."""
+        kv_heads = block.attention.num_kv_heads if block.has_attention else self.shares
+        return kv_heads % self.shares == 0 or self.shares % kv_heads == 0
 
     def __str__(self) -> str:
         if self.expert == 1:

@@ -26,6 +26,8 @@ class EngineInfo:
     matmul: str  # as the setting `matmul` names it; never auto
     fallback: str | None  # why a CPU does without the C++ kernels that `auto` asks for; None where it does not
     vocab_size: int  # token ids are below it
+    num_state_slots: int = 0  # for states of layers that keep such, of sequences and of prefixes
+    state_cache_bytes: int = 0  # of all of them, over all devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,9 @@ class EngineStats:
     num_pages: int = 0
     num_free_pages: int = 0
     num_cached_pages: int = 0
+    num_state_slots: int = 0
+    num_free_state_slots: int = 0
+    num_cached_state_slots: int = 0
     steps_total: int = 0
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0

@@ -37,6 +37,8 @@ def describe(
             "attention": info.attention, "matmul": info.matmul, "kv_cache_tokens": info.kv_cache_tokens,
             "kv_cache_bytes": info.kv_cache_bytes, "kv_dtype": info.kv_dtype, "max_model_len": info.max_model_len,
         }  # fmt: skip
+        if info.num_state_slots:
+            engine |= {"state_slots": info.num_state_slots, "state_cache_bytes": info.state_cache_bytes}
     return {
         "model": model, **engine, "queue": queue, "worker": worker, "redis": redis, "health": health,
         "version": __version__,
@@ -74,6 +76,10 @@ def _kv_cache(fields: Mapping[str, Any]) -> str:
     return f"{fields['kv_cache_tokens']:,} tokens in {size}, at most {fields['max_model_len']:,} per sequence"
 
 
+def _states(fields: Mapping[str, Any]) -> str:
+    return f"{fields['state_slots']:,} slots in {fields['state_cache_bytes'] / 2**20:,.1f} MiB"
+
+
 def _short(count: int) -> str:
     for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if count >= size:
@@ -87,6 +93,7 @@ _ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("attention", "attention", _plain("attention")),
     ("matmul", "matmul", _plain("matmul")),
     ("kv_cache_tokens", "KV cache", _kv_cache),
+    ("state_slots", "states", _states),
     ("queue", "queue", _plain("queue")),
     ("worker", "worker", _plain("worker")),
     ("redis", "Redis", _plain("redis")),

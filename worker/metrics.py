@@ -107,6 +107,9 @@ class _EngineCollector(Collector):
             ("pages", "Pages of the KV cache.", stats.num_pages),
             ("free_pages", "Pages that hold nothing.", stats.num_free_pages),
             ("cached_pages", "Pages that only the prefix cache holds.", stats.num_cached_pages),
+            ("state_slots", "Slots for states of layers that keep such.", stats.num_state_slots),
+            ("free_state_slots", "State slots that hold nothing.", stats.num_free_state_slots),
+            ("cached_state_slots", "State slots that only the prefix cache holds.", stats.num_cached_state_slots),
         ):
             yield GaugeMetricFamily(f"penstock_engine_{name}", text, value)
         for name, text, value in (

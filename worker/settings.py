@@ -107,6 +107,11 @@ class Settings(BaseSettings):
         "kv_cache_bytes",
         "Size of the KV cache, such as 512MiB; none: a share of the device's free memory, 1 GiB where that is unknown.",
     )
+    state_slots: Annotated[int | None, _OrNone] = _engine(
+        "state_slots",
+        "Slots for states of layers that keep such (short convolutions), of running sequences and of prefixes in all; "
+        "none: one for each of max_num_seqs, and as many for prefixes as the pages have use for.",
+    )
     kv_cache_dtype: str = _engine(
         "kv_cache_dtype",
         "Type of keys and values in the KV cache: auto (what the checkpoint says, where the attention has it, else "

@@ -29,6 +29,7 @@ class KVCacheSpec:
     num_kv_heads: int
     head_dim: int
     dtype: str
+    num_states: int = 0  # slots for states, slot 0 included; 0 where no layer keeps any
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from penstock.engine.execution.logprobs import Logprobs, no_logprobs
 from penstock.engine.execution.sampling_state import SamplingState
 from penstock.engine.execution.unpacking import lengths_at, unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.models.decoder import Decoder
+from penstock.engine.models.recurrence import StateBatch
 from penstock.engine.sharding import Placement
 
 
@@ -60,8 +61,9 @@ def decode_loop(
             attend_in_groups(attention, ragged, geometry.page_size),
             lengths_at(positions, inputs.rope_lengths),
         )
+        states = None if inputs.states is None else _states_at(step, inputs.states, ends, is_active)
         held = _unpacked_after(token_ids, model)
-        hidden, cache = held(token_ids, positions, cache, attend, is_active, lengths)
+        hidden, cache = held(token_ids, positions, cache, attend, is_active, lengths, states=states)
         rows = replace(sampling, output_index=sampling.output_index + step)
         sampled, of_step, state = sample_extended(held.logits(hidden), rows, extended, state, placement=placement)
         logprobs = jax.tree.map(partial(_put, step=step), logprobs, of_step)
@@ -87,6 +89,19 @@ def _batch_at(
     """The batch whose sequences have a token each at `positions`, made of that of the first step."""
     slots = tuple(jnp.where(is_active, _slots(table, positions, page_size), 0) for table in first.page_indices)
     return replace(first, slots=slots, kv_lens=jnp.where(is_real, positions + 1, 0))
+
+
+def _states_at(step: jax.Array, first: StateBatch, ends: Mapping[str, jax.Array], is_active: jax.Array) -> StateBatch:
+    """The states of a later step: what each row's step before it wrote, until it ended, is what the next one reads."""
+    num_rows = is_active.shape[0]
+
+    def slots_of(step: jax.Array) -> jax.Array:
+        has_switched = (ends["switch_slots"] > 0) & (step >= ends["switch_steps"])
+        return jnp.where(has_switched, ends["switch_slots"], first.writes[:num_rows])
+
+    rows = jnp.arange(num_rows)
+    reads = jnp.where(step > 0, slots_of(step - 1), first.reads)
+    return StateBatch(reads, rows, jnp.where(is_active, slots_of(step), 0), rows, jnp.zeros_like(rows))
 
 
 def _put(all_: jax.Array, one: jax.Array, step: jax.Array) -> jax.Array:

@@ -28,6 +28,7 @@ class Geometry:
     num_groups: int = 1  # of layers, each of which has pages of its own
     few_shapes: bool = False  # where compiling is slow
     has_lengths: bool = False  # whether rotary frequencies may depend on a sequence's length
+    has_states: bool = False  # whether layers keep states
 
     @property
     def token_buckets(self) -> tuple[int, ...]:
@@ -76,14 +77,28 @@ class Geometry:
             cu_q_lens=(max_seqs + 1,),
             num_seqs=(1,),
             page_indices=(self.num_groups, max_seqs, self.pages_per_seq),
+            state_reads=(max_seqs if self.has_states else 0,),
+            state_ends=(self.state_writes(num_tokens),),
+            state_writes=(self.state_writes(num_tokens),),
             sampled_tokens=(max_seqs,),
             num_sampled=(1,),
             sampling=(max_seqs, NUM_SAMPLING_WORDS),
         )
 
     def stops_layout(self, num_rows: int) -> Layout:
-        """Of the second array that several decode steps in one dispatch upload: when each row ends."""
-        return Layout(stop_ids=(num_rows, MAX_STOP_TOKENS), limits=(num_rows,))
+        """Of the second array that several decode steps in one dispatch upload: when each row ends, and from which step
+        on its states go to which other slot.
+        """
+        switches = (num_rows if self.has_states else 0,)
+        return Layout(
+            stop_ids=(num_rows, MAX_STOP_TOKENS), limits=(num_rows,), switch_steps=switches, switch_slots=switches
+        )
+
+    def state_writes(self, num_tokens: int) -> int:
+        """States that a step of a token bucket may write: one for each row, and for each page's worth of tokens one
+        that is kept on the way.
+        """
+        return min(num_tokens, self.max_rows) + num_tokens // self.page_size if self.has_states else 0
 
     def extended_layout(self, num_rows: int) -> Layout:
         """Of the array that only steps with extended sampling upload."""

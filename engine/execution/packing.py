@@ -83,6 +83,8 @@ class BatchBuilder:
             num_rows = self._geometry.row_bucket(len(rows), extended=options is not None)
             self._rows_in_flight = {row.row.sequence: place for place, row in enumerate(rows)}
         stops = self._pack_stops(rows, num_tokens) if plan.num_steps > 1 else None
+        if self._geometry.has_states:
+            _pack_states(plan, parts)
         places = tuple(place for place, row in enumerate(rows) if row.target == NO_TARGET)
         return Batch(num_tokens, num_rows, plan.num_steps, len(rows), flat, options, stops, places)
 
@@ -94,6 +96,8 @@ class BatchBuilder:
             ids = row.sequence.request.sampling.stop_ids(self._eos_token_ids)
             parts["stop_ids"][place, : len(ids)] = ids
             parts["limits"][place] = row.num_sampled
+            if len(row.states.writes) > 1:
+                [(parts["switch_steps"][place], _), (_, parts["switch_slots"][place])] = row.states.writes
         return flat
 
     def _pack_tokens(self, plan: StepPlan, parts: dict[str, np.ndarray]) -> None:
@@ -130,6 +134,18 @@ class BatchBuilder:
                 mirror.follow(row.sequence.batch_slot, row.sequence.pages)
             parts["page_indices"][group, :num_seqs] = mirror.table[batch_slots]
             parts["slots"][group, : plan.num_tokens] = mirror.table[holders, numbers] * page_size + places
+
+
+def _pack_states(plan: StepPlan, parts: dict[str, np.ndarray]) -> None:
+    """Of several steps in one dispatch, a row's first slot: when it goes on to another one is with its stops."""
+    first_tokens = parts["cu_q_lens"]
+    parts["state_reads"][: len(plan.rows)] = [row.states.read for row in plan.rows]
+    writes = [
+        (first + num_tokens - 1, slot)
+        for first, row in zip(first_tokens, plan.rows, strict=False)
+        for num_tokens, slot in (row.states.writes[:1] if plan.num_steps > 1 else row.states.writes)
+    ]
+    parts["state_ends"][: len(writes)], parts["state_writes"][: len(writes)] = zip(*writes, strict=True)
 
 
 def _sampling_words(row: HeadRow) -> tuple[int, ...]:

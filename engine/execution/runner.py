@@ -21,6 +21,7 @@ from penstock.engine.execution.logprobs import Logprobs
 from penstock.engine.execution.options import neutral_options
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.sampling_state import sampling_state
+from penstock.engine.execution.state_cache import init_states, state_arrays
 from penstock.engine.execution.steps import Steps
 from penstock.engine.models import Decoder
 from penstock.engine.sharding import Placement
@@ -69,7 +70,7 @@ class Started:
 
 
 class Runner:
-    """A model, its KV cache, and one compiled function per shape.
+    """A model, its caches of pages and states, and one compiled function per shape.
 
     A step is two calls: the backbone, compiled per token bucket, and the head with the sampler, compiled per bucket of
     sampled rows; so the number of compilations is the sum of the buckets, not the product.
@@ -89,6 +90,7 @@ class Runner:
         self._attention = attention
         self._spec = spec
         self._geometry = geometry
+        self._state_arrays = state_arrays(model.config, spec.num_states, is_stacked=model.is_stacked)
         self._backbones: dict[int, Any] = {}  # compiled, by token bucket
         self._heads: dict[tuple[int, bool], Any] = {}  # compiled, by (row bucket, extended)
         self._fills: list[Any] = []  # compiled: one, or none yet
@@ -107,7 +109,7 @@ class Runner:
 
     def reset_cache(self) -> None:
         """Starts over with an empty cache, after a failure that may have lost the old one."""
-        self._cache = self._attention.init_cache(self._spec)
+        self._cache = (*self._attention.init_cache(self._spec), *init_states(self._state_arrays, self._placement))
         self._huge_pages.hold(jax.tree.leaves(self._cache))
         self._last_tokens = self._zeros((self._geometry.max_rows,), np.dtype(np.int32))
         self._state = sampling_state(self._geometry, self._zeros)

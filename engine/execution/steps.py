@@ -140,7 +140,8 @@ def _compute_hidden(
     ragged, lengths = inputs.ragged, lengths_at(inputs.positions, inputs.rope_lengths)
     is_real = jnp.arange(num_tokens) < ragged.cu_q_lens[ragged.num_seqs[0]]
     attend = attend_in_groups(attention, ragged, geometry.page_size)
-    rows, cache = rebuild(params)(token_ids, inputs.positions, cache, attend, is_real, lengths, inputs.sampled)
+    model = rebuild(params)
+    rows, cache = model(token_ids, inputs.positions, cache, attend, is_real, lengths, inputs.sampled, inputs.states)
     padding = ((0, geometry.max_rows - rows.shape[0]), (0, 0))
     return jnp.pad(rows, padding), jnp.pad(inputs.sampling, padding), cache
 

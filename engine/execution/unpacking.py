@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -12,6 +13,7 @@ from penstock.engine.execution.extended import ExtendedRows
 from penstock.engine.execution.geometry import Layout
 from penstock.engine.execution.sampling_rows import SamplingRows
 from penstock.engine.models import Wanted
+from penstock.engine.models.recurrence import StateBatch
 
 
 @jax.tree_util.register_dataclass
@@ -24,6 +26,7 @@ class StepInputs:
     positions: jax.Array  # i32 [num_tokens]
     rope_lengths: jax.Array  # i32 [num_tokens], or [0] if the model has no use for them
     ragged: GroupedBatch
+    states: StateBatch | None  # None: the model keeps none
     sampled: Wanted  # up to max_seqs: the tokens whose hidden state each sampled row takes
     sampling: jax.Array  # i32 [max_seqs, words]
 
@@ -43,9 +46,17 @@ def unpack_step(layout: Layout, flat: jax.Array) -> StepInputs:
         positions=parts["positions"],
         rope_lengths=parts["rope_lengths"],
         ragged=ragged,
+        states=_unpack_states(parts) if parts["state_reads"].size else None,
         sampled=Wanted(parts["sampled_tokens"], parts["num_sampled"]),
         sampling=parts["sampling"],
     )
+
+
+def _unpack_states(parts: Mapping[str, jax.Array]) -> StateBatch:
+    ends, numbers = parts["cu_q_lens"][1:], jnp.arange(parts["positions"].shape[0])
+    rows = jnp.minimum(jnp.searchsorted(ends, numbers, side="right"), ends.shape[0] - 1)  # of padding the last
+    offsets = numbers - parts["cu_q_lens"][rows]
+    return StateBatch(parts["state_reads"], parts["state_ends"], parts["state_writes"], rows, offsets)
 
 
 def lengths_at(positions: jax.Array, rope_lengths: jax.Array) -> jax.Array | None:

@@ -273,7 +273,7 @@ def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...
 
 
 def _copies(path: ParamPath, param: Any, config: ModelConfig) -> int:
-    return config.blocks[0].attention.kv_copies if "kv_heads" in logical_axes(path, len(param.shape)) else 1
+    return config.attentions[0].kv_copies if "kv_heads" in logical_axes(path, len(param.shape)) else 1
 
 
 def _rows(family: Family, path: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig) -> Rows | None:
@@ -347,7 +347,10 @@ def _embedding_dtype(checkpoint: Checkpoint, family: Family) -> str:
 
 def _check_layers(checkpoint: Checkpoint, family: Family, config: ModelConfig) -> None:
     """By one tensor each, and first of all: to build the structure of a thousand layers takes half a minute."""
-    names = {family.tensor_name(("blocks", layer, "attention", "out", "kernel")) for layer in range(config.num_layers)}
+    names = {
+        family.tensor_name(("blocks", layer, "attention" if block.has_attention else "recurrence", "out", "kernel"))
+        for layer, block in enumerate(config.blocks)
+    }
     modules = {name.rpartition(".")[0] for name in checkpoint.stored}  # quantized, they have no `weight`
     lacking = {name for name in names if name.removesuffix(".weight") not in modules}
     refuse_names(lacking, f"{checkpoint.config_name} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")

@@ -110,7 +110,7 @@ def with_kv_scales(
     has_scales = scheme is not None and scheme.is_static
     if not has_scales and not any(name in stored for name in _names(family, config, _TENSORS)):
         return config if scheme is None else replace(config, kv_dtype=KV_SCALES_DTYPE)
-    blocks = tuple(replace(block, attention=replace(block.attention, has_kv_scales=True)) for block in config.blocks)
+    blocks = tuple(block.with_attention(has_kv_scales=True) for block in config.blocks)
     return replace(config, blocks=blocks, kv_dtype=None if scheme is None else KV_SCALES_DTYPE)
 
 
@@ -131,19 +131,19 @@ def kv_scale_source(
     for layer in layers:
         possible = [f"{_attention(family, int(layer[1]))}.{tensor}" for tensor in _TENSORS[str(path[-1])]]
         names.append(next((name for name in possible if name in stored), possible[0]))
-    return KVScaleSource(path, shape, tuple(names), config.blocks[0].attention.kv_copies)
+    return KVScaleSource(path, shape, tuple(names), config.attentions[0].kv_copies)
 
 
 def passed_over(family: Family, config: ModelConfig) -> set[str]:
     """Names of scales that `config` has no use for: of queries, and all others where its pages are not of fp8."""
     names = set(_names(family, config, {"q_scale": _OF_QUERIES}))
-    if any(block.attention.has_kv_scales for block in config.blocks):
+    if any(attention.has_kv_scales for attention in config.attentions):
         return names
     return names | set(_names(family, config, _TENSORS))
 
 
 def _names(family: Family, config: ModelConfig, tensors: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    for layer in range(config.num_layers):
+    for layer in (layer for layer, block in enumerate(config.blocks) if block.has_attention):
         attention = _attention(family, layer)
         yield from (f"{attention}.{tensor}" for names in tensors.values() for tensor in names)
 

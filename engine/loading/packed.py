@@ -295,7 +295,7 @@ def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...
 
 def _copies(path: ParamPath, config: ModelConfig) -> int:
     is_kv = path[0] == "blocks" and path[2:-1] in (("attention", "k"), ("attention", "v"))
-    return config.blocks[0].attention.kv_copies if is_kv else 1
+    return config.attentions[0].kv_copies if is_kv else 1
 
 
 def _check_fits(module: str, packing: Packing, shape: tuple[int, ...]) -> None:

@@ -13,6 +13,7 @@ from flax import nnx
 from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCache, KVScales
 from penstock.engine.models.config import AttentionConfig, RopeConfig
 from penstock.engine.models.layers import Linear, norm_of
+from penstock.engine.models.recurrence import StateBatch
 from penstock.engine.models.rope import Rotary, query_scales, rotate
 
 
@@ -34,6 +35,7 @@ class StepInputs(NamedTuple):
     is_real: jax.Array | None = None  # bool [num_tokens]: which are not padding; None: all
     num_rows: jax.Array | None = None  # i32 [1]: of those whose end is wanted, behind the last attention; None: all
     layer: jax.Array | None = None  # i32 []: which of the layers whose experts a block holds; None: it holds its own
+    states: StateBatch | None = None  # which are read and written; None: the model keeps none
     sum_parts: SumParts | None = None  # of the matmuls that end in a sum over devices; None: they are not in parts
 
 

@@ -10,6 +10,7 @@
 | mlp | features inside the feed-forward |
 | experts | experts of a mixture |
 | expert_mlp | features inside each expert |
+| channels | of a convolution, each by itself |
 | layers | layers of a stacked decoder |
 """
 
@@ -34,6 +35,10 @@ _KERNELS: Mapping[ParamPath, Axes] = MappingProxyType(
         ("attention", "k"): ("embed", "kv_heads"),
         ("attention", "v"): ("embed", "kv_heads"),
         ("attention", "out"): ("heads", "embed"),
+        ("recurrence", "before"): ("embed", "channels"),
+        ("recurrence", "behind"): ("embed", "channels"),
+        ("recurrence", "input"): ("embed", "channels"),
+        ("recurrence", "out"): ("channels", "embed"),
         ("mlp", "gate"): ("embed", "mlp"),
         ("mlp", "up"): ("embed", "mlp"),
         ("mlp", "down"): ("mlp", "embed"),
@@ -49,6 +54,7 @@ _KERNELS: Mapping[ParamPath, Axes] = MappingProxyType(
         ("embedding",): ("embed", "vocab"),
     }
 )
+_OF_RECURRENCES: Mapping[str, Axes] = MappingProxyType({"taps": ("channels", None, None), "taps_bias": ("channels",)})
 _NORMS: Mapping[ParamPath, Axes] = MappingProxyType(
     {
         ("attention", "q_projection_norm"): ("heads",),
@@ -81,4 +87,6 @@ def _axes(path: ParamPath) -> Axes:
         return ("per_head",)
     if path[-1] in KV_SCALES:
         return ("kv_heads",)
+    if module == ("recurrence",):
+        return _OF_RECURRENCES[str(path[-1])]
     return _NORMS.get(module, (None,))

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from penstock.engine.models.attend import GroupCache
 from penstock.engine.models.attention import Attention, StepInputs
-from penstock.engine.models.config import BlockConfig, ExpertsConfig
+from penstock.engine.models.config import AttentionConfig, BlockConfig, ExpertsConfig
 from penstock.engine.models.experts import Experts
 from penstock.engine.models.layers import GatedMLP, LayerNorm, RMSNorm, norm_of, scaled
 from penstock.engine.models.quantized import quantize_modules
+from penstock.engine.models.recurrence import StateCache
+from penstock.engine.models.short_conv import ShortConv
+
+Cache = TypeVar("Cache", GroupCache, StateCache)
+"""What a block has of its sequences' past: pages, or states."""
 
 
 class Block(nnx.Module):
-    """Attention and feed-forward, one after the other or both at once, and a residual connection around each."""
+    """Attention and feed-forward, one after the other or both at once, and a residual connection around each. Attention
+    may have something in its place that keeps states.
+    """
+
+    attention: Attention
+    """Of a block that has it; then `recurrence` is None."""
 
     def __init__(self, config: BlockConfig, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         def norm(*, exists: bool) -> RMSNorm | LayerNorm | None:
@@ -23,7 +35,12 @@ class Block(nnx.Module):
 
         before, after = config.norm_placement != "after", config.norm_placement != "before"
         self.attention_norm = norm(exists=before)
-        self.attention = Attention(config.attention, hidden_size, dtype=dtype, rngs=rngs)
+        mixer = config.mixer
+        if isinstance(mixer, AttentionConfig):
+            self.attention = Attention(mixer, hidden_size, dtype=dtype, rngs=rngs)
+        self.recurrence = (
+            None if isinstance(mixer, AttentionConfig) else ShortConv(mixer, hidden_size, dtype=dtype, rngs=rngs)
+        )
         self.attention_out_norm = norm(exists=after)
         self.mlp_norm = norm(exists=before and not config.parallel)
         self.mlp = (
@@ -35,17 +52,24 @@ class Block(nnx.Module):
         self.config, self.is_parallel, self.residual_scale = config, config.parallel, config.residual_scale
         quantize_modules(self, config.packed, dtype)
 
-    def __call__(self, x: jax.Array, step: StepInputs, cache: GroupCache) -> tuple[jax.Array, GroupCache]:
+    def __call__(self, x: jax.Array, step: StepInputs, cache: Cache) -> tuple[jax.Array, Cache]:
         attended, cache = self.attend(x, step, cache)
         return self.feed_forward(attended, x, step), cache
 
     def attend(
-        self, x: jax.Array, step: StepInputs, cache: GroupCache, squares: jax.Array | None = None
-    ) -> tuple[jax.Array, GroupCache]:
-        """The first half: `x` and what attention adds to it. `squares` is the sum of those of `x`, if it is at hand."""
+        self, x: jax.Array, step: StepInputs, cache: Cache, squares: jax.Array | None = None
+    ) -> tuple[jax.Array, Cache]:
+        """The first half: `x` and what attention, or what is in its place, adds to it. `squares` is the sum of those of
+        `x`, if it is at hand.
+        """
         norm = self.attention_norm
         normed = norm(x, squares) if isinstance(norm, RMSNorm) else _normed(norm, x)
-        attended, cache = self.attention(normed, step, cache)
+        if isinstance(cache, StateCache):
+            if self.recurrence is None:
+                raise TypeError("a block with attention has pages")
+            attended, cache = self.recurrence(normed, step, cache)
+        else:
+            attended, cache = self.attention(normed, step, cache)
         return x + scaled(_normed(self.attention_out_norm, attended), self.residual_scale), cache
 
     def feed_forward(self, x: jax.Array, before: jax.Array, step: StepInputs) -> jax.Array:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.packing import Packing
@@ -85,6 +86,40 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StateArray:
+    """What a layer keeps of all of a sequence's tokens together: one array, of the same size however many they are."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[str | None, ...]  # logical, as of parameters: what parallelism splits
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvConfig:
+    """A gated convolution over a token and the few before it, each channel by itself, in the place of attention.
+
+    From a token's features come three vectors of `channels`: an input, a gate in front of the convolution, and one
+    behind it. What it keeps of a sequence is the last inputs, which later tokens convolve over.
+    """
+
+    channels: int
+    num_taps: int  # tokens that one of its results follows from, itself included: 2 at least
+    bias: bool = False  # of the projections and of the convolution
+
+    def states(self, dtype: str) -> tuple[StateArray, ...]:
+        """Of a model of type `dtype`: the inputs of the last `num_taps - 1` tokens, in order."""
+        return (StateArray((self.num_taps - 1, self.channels), dtype, (None, "channels")),)
+
+
+Recurrence: TypeAlias = ShortConvConfig
+"""What may be in the place of attention: layers that keep states, and no pages."""
+
+
+@dataclass(frozen=True, slots=True)
 class MLPConfig:
     """A gated feed-forward."""
 
@@ -130,7 +165,7 @@ class ExpertsConfig:
 class BlockConfig:
     """One layer. Layers that are equal are compiled once, where a decoder is stacked."""
 
-    attention: AttentionConfig
+    mixer: AttentionConfig | Recurrence  # what a token learns of those before it by
     mlp: MLPConfig | ExpertsConfig
     norm: NormConfig
     norm_placement: NormPlacement = "before"
@@ -138,13 +173,36 @@ class BlockConfig:
     residual_scale: float = 1.0  # of what attention and feed-forward add
     packed: Packed = ()
 
+    @property
+    def attention(self) -> AttentionConfig:
+        """Of a layer that has pages.
+
+        Raises:
+            TypeError: it keeps a state instead.
+        """
+        if not isinstance(self.mixer, AttentionConfig):
+            raise TypeError(f"a layer of {self.mixer} has no attention")
+        return self.mixer
+
+    def with_attention(self, **changes: Any) -> Self:
+        """With other values in fields of its attention; a layer without attention as it is."""
+        return replace(self, mixer=replace(self.attention, **changes)) if self.has_attention else self
+
+    @property
+    def has_attention(self) -> bool:
+        return isinstance(self.mixer, AttentionConfig)
+
+    def states(self, dtype: str) -> tuple[StateArray, ...]:
+        """What it keeps of a sequence beside pages, in a model of type `dtype`."""
+        return () if isinstance(self.mixer, AttentionConfig) else self.mixer.states(dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder: embedding, blocks, final norm, head. The pages of all its layers have one geometry.
 
     Raises:
-        ConfigError: there are no blocks, or their KV heads or rules of lengths differ.
+        ConfigError: no block has attention, or their KV heads or rules of lengths differ.
     """
 
     family: str
@@ -164,11 +222,23 @@ class ModelConfig:
     vocab_padding: int = 0  # rows of embedding and head beyond the vocabulary, for devices that do not divide it
 
     def __post_init__(self) -> None:
-        kinds = {(block.attention.num_kv_heads, block.attention.head_dim) for block in self.blocks}
+        kinds = {(attention.num_kv_heads, attention.head_dim) for attention in self.attentions}
         if len(kinds) != 1:
-            raise ConfigError(f"all layers need the same number and size of KV heads, not {sorted(kinds)}")
+            raise ConfigError(
+                f"layers with attention, one at least, need KV heads of one number and size: {sorted(kinds)}"
+            )
         if len(self._length_rules) > 1:
             raise ConfigError(f"all layers' rotary positions need the same rule of lengths, not {self._length_rules}")
+
+    @property
+    def attentions(self) -> tuple[AttentionConfig, ...]:
+        """Of the layers that have pages, in order."""
+        return tuple(block.attention for block in self.blocks if block.has_attention)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether any layer keeps states."""
+        return len(self.attentions) < len(self.blocks)
 
     @property
     def is_packed(self) -> bool:
@@ -186,11 +256,11 @@ class ModelConfig:
 
     @property
     def num_kv_heads(self) -> int:
-        return self.blocks[0].attention.num_kv_heads
+        return self.attentions[0].num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        return self.blocks[0].attention.head_dim
+        return self.attentions[0].head_dim
 
     @property
     def length_rule(self) -> LengthRule | None:
@@ -198,7 +268,7 @@ class ModelConfig:
 
     @property
     def _length_rules(self) -> set[LengthRule]:
-        ropes = {block.attention.rope for block in self.blocks}
+        ropes = {attention.rope for attention in self.attentions}
         return {rope.length_rule for rope in ropes if rope is not None and rope.length_rule is not None}
 
     def of_layers(self, num_layers: int) -> Self:

@@ -20,9 +20,10 @@ from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.experts import Experts, GroupedLinear
-from penstock.engine.models.layer_groups import LayerPlace, layer_groups
+from penstock.engine.models.layer_groups import LayerPlace, StatePlace, layer_groups
 from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
 from penstock.engine.models.quantized import QuantizedEmbedding, quantize_modules
+from penstock.engine.models.recurrence import StateBatch, StateCache
 from penstock.engine.models.rope import rotary_tables
 from penstock.engine.models.runs import layer_runs, stacked_layers
 from penstock.engine.models.streams import Parts, Whole
@@ -79,40 +80,54 @@ class Decoder(nnx.Module):
         self,
         token_ids: jax.Array,  # i32 [num_tokens]
         positions: jax.Array,  # i32 [num_tokens]
-        caches: tuple[LayerCache, ...],  # one per array of a page (`layer_groups`); stacked, all of them in one
+        # One per array of a page (`layer_groups`), then one per layer that keeps states; stacked, all pages in one,
+        # then one per kind of states.
+        caches: tuple[LayerCache, ...],
         attend: Attend,
         is_real: jax.Array | None = None,  # bool [num_tokens]: which tokens are not padding; None: all
         lengths: jax.Array | None = None,  # i32 [num_tokens]: by the model's rule of lengths; None: up to each token
         wanted: Wanted | None = None,  # None: all tokens, in order
+        states: StateBatch | None = None,  # None: of a model that keeps none
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """Returns the final hidden states `[num_wanted, hidden]` and the caches with this step's keys and values."""
+        """Returns the final hidden states `[num_wanted, hidden]` and the caches with what this step adds."""
         x = scaled(self._embedded(token_ids), self.config.embedding_scale)
-        ropes = dict.fromkeys(block.attention.rope for block in self.config.blocks)
+        ropes = dict.fromkeys(attention.rope for attention in self.config.attentions)
         rotary = {rope: rotary_tables(positions, rope, lengths) for rope in ropes if rope is not None}
-        step = StepInputs(positions, rotary, attend, is_real)
+        step = StepInputs(positions, rotary, attend, is_real, states=states)
         if self.is_stacked:
-            x, pages = self._scan(x, step, caches[0])
-            return self.norm(x if wanted is None else x[wanted.tokens]), (pages,)
+            x, caches = self._scan(x, step, caches)
+            return self.norm(x if wanted is None else x[wanted.tokens]), caches
         x, caches = self._layers(x, step, caches, wanted)
         return self.norm(x), caches
 
     def _layers(
         self, x: jax.Array, step: StepInputs, caches: tuple[LayerCache, ...], wanted: Wanted | None
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        written = list(caches)
-        for block, (group, array) in zip(self.blocks, layer_groups(self.config).places, strict=True):
+        written, groups = list(caches), layer_groups(self.config)
+        for block, place in zip(self.blocks, groups.places, strict=True):
             before = x
-            x, cache = block.attend(before, step, GroupCache(written[array], group))
-            written[array] = cache.pages
+            if isinstance(place, StatePlace):
+                array = groups.state_array(place)
+                x, states = block.attend(before, step, StateCache(written[array]))
+                written[array] = states.arrays
+            else:
+                x, cache = block.attend(before, step, GroupCache(written[place.array], place.group))
+                written[place.array] = cache.pages
             if wanted is not None and block is self.blocks[-1]:
                 x, before, step = x[wanted.tokens], before[wanted.tokens], of_wanted(step, wanted)
             x = block.feed_forward(x, before, step)
         return x, tuple(written)
 
-    def _scan(self, x: jax.Array, step: StepInputs, pages: LayerCache) -> tuple[jax.Array, LayerCache]:
-        """All layers: one loop per run, which carries the pages, so that they are updated where they are."""
+    def _scan(
+        self, x: jax.Array, step: StepInputs, caches: tuple[LayerCache, ...]
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        """All layers: one loop per run, which carries the caches, so that they are updated where they are."""
         groups = layer_groups(self.config)
-        pages_per_array = jax.tree.leaves(pages)[0].shape[0] // groups.size
+        pages_per_array = jax.tree.leaves(caches[0])[0].shape[0] // groups.size
+        slots_per_layer = [
+            jax.tree.leaves(states)[0].shape[0] // kind.num_layers
+            for states, kind in zip(caches[1:], groups.kinds, strict=True)
+        ]
         blocks, in_parts = iter(self.blocks), self.overlap is not None
         stream: Whole | Parts = Parts.of(x, 2 if self.overlaps(x.shape[0]) else 1) if in_parts else Whole.of(x)
         if self.overlap is not None:
@@ -129,21 +144,28 @@ class Decoder(nnx.Module):
                 wholes: Sequence[Any] = wholes,
                 places: Sequence[_Places] = places,
             ) -> tuple[_Carry, None]:
-                i, stream, pages = carry
+                i, stream, caches = carry
                 for (graph, whole, held), params, array, group in zip(
                     zip(graphs, wholes, places, strict=True), *inputs, strict=True
                 ):
-                    first_page = (held.array + i if array is None else array) * pages_per_array
-                    cache = GroupCache(StackedCache(pages, first_page), held.group if group is None else group)
+                    number = held.array + i if array is None else array
                     own = step._replace(layer=i) if jax.tree.leaves(whole) else step
                     block = _of_layer(nnx.merge(graph, whole, params), i, all_linears=in_parts)
-                    stream, cache = stream.through(block, own, cache)
-                    pages = cache.pages.pages
-                return (i + 1, stream, pages), None
+                    if held.kind is None:
+                        pages = StackedCache(caches[0], number * pages_per_array)
+                        cache = GroupCache(pages, held.group if group is None else group)
+                        stream, cache = stream.through(block, own, cache)
+                        caches = (cache.pages.pages, *caches[1:])
+                    else:
+                        at = 1 + held.kind
+                        states = StateCache(caches[at], number * slots_per_layer[held.kind])
+                        stream, states = stream.through(block, own, states)
+                        caches = (*caches[:at], states.arrays, *caches[at + 1 :])
+                return (i + 1, stream, caches), None
 
             inputs = stacks, tuple(held.arrays for held in places), tuple(held.groups for held in places)
-            (_, stream, pages), _ = jax.lax.scan(layers, (jnp.int32(0), stream, pages), inputs, length=run.repeats)
-        return stream.end(), pages
+            (_, stream, caches), _ = jax.lax.scan(layers, (jnp.int32(0), stream, caches), inputs, length=run.repeats)
+        return stream.end(), caches
 
     def overlaps(self, num_tokens: int) -> bool:
         """Whether a step of so many computes while sums over devices travel."""
@@ -207,8 +229,8 @@ def _split(block: Block, *, all_linears: bool) -> tuple[nnx.GraphDef[Block], Any
     return graph, states[0], states[1]
 
 
-_Carry: TypeAlias = tuple[jax.Array, Whole | Parts, LayerCache]
-"""From layer to layer of a loop: its number, the residual stream, the pages."""
+_Carry: TypeAlias = tuple[jax.Array, Whole | Parts, tuple[LayerCache, ...]]
+"""From layer to layer of a loop: its number, the residual stream, pages and states."""
 
 
 def _read_in_stack(block: Block, *, all_linears: bool) -> dict[Any, Linear | GroupedLinear]:
@@ -226,23 +248,23 @@ def _of_layer(block: Block, layer: jax.Array | None, *, all_linears: bool) -> Bl
 
 
 class _Places(NamedTuple):
-    """Where the layers that one loop computes have their keys and values."""
+    """Where the layers that one loop computes have their keys and values, or their states."""
 
-    array: int  # of the first
+    array: int  # of the first: of a page, or its number among layers that keep such states
     arrays: jax.Array | None  # i32 [layers]; None where they count up, which a loop does without reading from memory
-    group: int  # of the first
-    groups: jax.Array | None  # i32 [layers]; None where all are in one
+    group: int = 0  # of the first
+    groups: jax.Array | None = None  # i32 [layers]; None where all are in one
+    kind: int | None = None  # of their states; None: they have pages
 
 
-def _places(places: Sequence[LayerPlace]) -> _Places:
+def _places(places: Sequence[LayerPlace | StatePlace]) -> _Places:
     groups, arrays = zip(*places, strict=True)
     is_counting = arrays == tuple(range(arrays[0], arrays[0] + len(arrays)))
-    return _Places(
-        arrays[0],
-        None if is_counting else jnp.asarray(arrays, jnp.int32),
-        groups[0],
-        jnp.asarray(groups, jnp.int32) if len(set(groups)) > 1 else None,
-    )
+    counted = None if is_counting else jnp.asarray(arrays, jnp.int32)
+    if isinstance(places[0], StatePlace):
+        return _Places(arrays[0], counted, kind=places[0].kind)
+    of_each = jnp.asarray(groups, jnp.int32) if len(set(groups)) > 1 else None
+    return _Places(arrays[0], counted, groups[0], of_each)
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -286,7 +308,7 @@ def _block_shapes(config: BlockConfig, hidden_size: int, dtype: str) -> Shapes:
 @lru_cache(maxsize=64)
 def outer_shapes(config: ModelConfig) -> Shapes:
     """Of the parameters around the layers."""
-    one = replace(config, blocks=(replace(config.blocks[0], packed=()),))
+    one = replace(config, blocks=(replace(next(block for block in config.blocks if block.has_attention), packed=()),))
     flat: Any = nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: Decoder(one, rngs=nnx.Rngs(0)))))
     return MappingProxyType({path: leaf for path, leaf in flat if path[0] != "blocks"})
 
@@ -310,12 +332,13 @@ def _num_in_kernels(
 
 
 def _as_stored(block: BlockConfig) -> BlockConfig:
-    attention, mlp = block.attention, block.mlp
-    num_kv_heads = attention.num_kv_heads // attention.kv_copies
-    attention = replace(attention, num_kv_heads=num_kv_heads, kv_copies=1, has_kv_scales=False)
+    mlp = block.mlp
     if isinstance(mlp, ExpertsConfig):
-        mlp = replace(mlp, num_padding=0)
-    return replace(block, attention=attention, mlp=mlp)
+        block = replace(block, mlp=replace(mlp, num_padding=0))
+    if not block.has_attention:
+        return block
+    num_kv_heads = block.attention.num_kv_heads // block.attention.kv_copies
+    return block.with_attention(num_kv_heads=num_kv_heads, kv_copies=1, has_kv_scales=False)
 
 
 def _stack(blocks: Sequence[Block]) -> Block:

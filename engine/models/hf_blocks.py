@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 from penstock.engine.errors import ConfigError, shown
@@ -87,12 +86,12 @@ def read_mlp(config: HFConfig, *, bias: bool = False, activation: str = "hidden_
 
 def sliding(block: BlockConfig, windows: Iterable[int | None]) -> list[BlockConfig]:
     """One such block for each window."""
-    return [replace(block, attention=replace(block.attention, sliding_window=window)) for window in windows]
+    return [block.with_attention(sliding_window=window) for window in windows]
 
 
 def without_positions(block: BlockConfig) -> BlockConfig:
     """The same block, whose queries and keys do not rotate."""
-    return replace(block, attention=replace(block.attention, rope=None))
+    return block.with_attention(rope=None)
 
 
 def full_layers(config: HFConfig, block: BlockConfig) -> list[BlockConfig]:

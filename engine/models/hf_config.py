@@ -18,6 +18,9 @@ AT_MOST: Mapping[str, int] = MappingProxyType(
         "hidden_size": 2**18,
         "intermediate_size": 2**20,
         "moe_intermediate_size": 2**20,
+        "block_ff_dim": 2**20,
+        "block_multiple_of": 2**20,
+        "conv_L_cache": 2**10,
         "shared_expert_intermediate_size": 2**20,
         "num_experts": 2**12,
         "num_local_experts": 2**12,
@@ -31,6 +34,7 @@ AT_MOST: Mapping[str, int] = MappingProxyType(
         "head_dim": 2**12,
         "rms_norm_eps": 1,
         "layer_norm_eps": 1,
+        "norm_eps": 1,
     }
 )
 MAX_INTEGER = 2**31 - 1  # of any other field: positions are i32

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from penstock.engine.models.attention import Attention
 from penstock.engine.models.block import Block
-from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
+from penstock.engine.models.config import AttentionConfig, BlockConfig, ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP, RowGroups
 from penstock.engine.models.layers import GatedMLP, Linear
@@ -26,6 +26,7 @@ from penstock.engine.models.packed_quantized import (
     has_kernel,
 )
 from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedGroupedLinear, QuantizedLinear
+from penstock.engine.models.short_conv import ShortConv
 from penstock.engine.native import GROUP_ROWS, GROUPED_MATMUL, MATMUL, ROUTE, SUM_ROWS, panel_width, value_or_empty
 
 GATES = {"silu": 1, "swish": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu": 3, "relu": 4}
@@ -51,8 +52,13 @@ def can_pack(config: ModelConfig) -> bool:
     """The kernel takes f32 and, with an even number of features, bf16."""
     features = {config.hidden_size}
     for block in config.blocks:
-        features |= {block.attention.num_heads * block.attention.head_dim, *_inner_features(block.mlp)}
+        features |= {_mixed_features(block), *_inner_features(block.mlp)}
     return config.dtype == "float32" or (config.dtype == "bfloat16" and all(size % 2 == 0 for size in features))
+
+
+def _mixed_features(block: BlockConfig) -> int:
+    mixer = block.mixer
+    return mixer.num_heads * mixer.head_dim if isinstance(mixer, AttentionConfig) else mixer.channels
 
 
 def _inner_features(mlp: MLPConfig | ExpertsConfig) -> set[int]:
@@ -137,6 +143,18 @@ class PackedAttention(Attention):
         return jnp.split(self.qkv(x), ends, axis=1)
 
 
+class PackedShortConv(ShortConv):
+    """A short convolution with one matmul for its input and both gates."""
+
+    def __init__(self, conv: ShortConv, width: int) -> None:
+        self.joined = _joined(width, conv.before, conv.behind, conv.input)
+        self.out = _packed(conv.out, width)
+        self.taps, self.taps_bias, self.config = conv.taps, conv.taps_bias, conv.config
+
+    def project(self, x: jax.Array) -> Sequence[jax.Array]:
+        return jnp.split(self.joined(x), 3, axis=1)
+
+
 class PackedMLP(GatedMLP):
     """`down(activation(gate(x)) * up(x))` in two matmuls."""
 
@@ -219,16 +237,27 @@ def _result(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
 
 
 def pack_halves(block: Block, width: int) -> None:
-    """Packs what attention and feed-forward multiply by. Quantized layers that no kernel has a form for stay."""
+    """Packs what attention, or what is in its place, and feed-forward multiply by. Quantized layers that no kernel has
+    a form for stay.
+    """
+    if block.recurrence is None:
+        _pack_attention(block, width)
+    elif _can_join(block.recurrence.before, block.recurrence.behind, block.recurrence.input):
+        block.recurrence = PackedShortConv(block.recurrence, width)
+    else:
+        _pack_each(block.recurrence, ("before", "behind", "input", "out"), width)
+    if isinstance(block.mlp, Experts):
+        _pack_experts(block.mlp, width)
+    else:
+        block.mlp = _packed_mlp(block.mlp, width)
+
+
+def _pack_attention(block: Block, width: int) -> None:
     attention = block.attention
     if _can_join(attention.q, attention.k, attention.v):
         block.attention = PackedAttention(attention, width)
     else:
         _pack_each(attention, ("q", "k", "v", "out"), width)
-    if isinstance(block.mlp, Experts):
-        _pack_experts(block.mlp, width)
-    else:
-        block.mlp = _packed_mlp(block.mlp, width)
 
 
 def _packed_mlp(mlp: GatedMLP, width: int) -> GatedMLP:
@@ -238,7 +267,7 @@ def _packed_mlp(mlp: GatedMLP, width: int) -> GatedMLP:
     return mlp
 
 
-def _pack_each(module: Attention | GatedMLP, names: Sequence[str], width: int) -> None:
+def _pack_each(module: Attention | GatedMLP | ShortConv, names: Sequence[str], width: int) -> None:
     for name in names:
         setattr(module, name, _packed(getattr(module, name), width))
 

@@ -15,7 +15,7 @@ from flax import nnx
 from penstock.engine.formats.packing import OFFSETS
 from penstock.engine.models.attend import AttentionOptions, GroupCache, LayerCache, NativeAttend
 from penstock.engine.models.attention import Attention, StepInputs
-from penstock.engine.models.block import Block
+from penstock.engine.models.block import Block, Cache
 from penstock.engine.models.config import AttentionConfig
 from penstock.engine.models.decoder import Decoder, Wanted, of_wanted
 from penstock.engine.models.experts import Experts
@@ -23,6 +23,7 @@ from penstock.engine.models.layer_groups import layer_groups
 from penstock.engine.models.layers import GatedMLP, LayerNorm, Linear, RMSNorm
 from penstock.engine.models.packed import PackedAttention, PackedLinear, PackedMLP, pack_halves
 from penstock.engine.models.packed_quantized import PackedQuantizedLinear
+from penstock.engine.models.recurrence import StateCache
 from penstock.engine.models.rope import query_scales
 from penstock.engine.native import HALVES, panel_width, value_or_empty
 
@@ -59,13 +60,13 @@ class PackedDecoder(Decoder):
         x, pages = _run(x, halves[:-1])
         if wanted is not None:  # the last feed-forward is computed for these tokens alone
             x, step = x[wanted.tokens], of_wanted(step, wanted)
-        written = dict(zip([place.array for place in layer_groups(self.config).places], pages, strict=True))
+        written = dict(zip([place.array for place in layer_groups(self.config).pages], pages, strict=True))
         return self.blocks[-1].feed_forward(x, x, step), tuple(written[array] for array in range(len(caches)))
 
     def _halves(self, x: jax.Array, step: StepInputs, caches: tuple[LayerCache, ...]) -> list[Half] | None:
         """Of all layers in order; None where one has none, or has pages in an array that another one has changed."""
-        places = layer_groups(self.config).places
-        if len({place.array for place in places}) < len(places):
+        places = layer_groups(self.config).pages
+        if self.config.has_states or len({place.array for place in places}) < len(places):
             return None
         halves: list[Half | None] = []
         for block, (group, array) in zip(cast("list[PackedBlock]", self.blocks), places, strict=True):
@@ -134,15 +135,16 @@ class PackedBlock(Block):
         self.attention_factors = nnx.List([_factors_of(block.attention_norm), _factors_of(block.attention_out_norm)])
         read_norm = block.attention_norm if block.is_parallel else block.mlp_norm
         self.mlp_factors = nnx.List([_factors_of(read_norm), _factors_of(block.mlp_out_norm)])
-        self.head_factors = nnx.List(_head_factors(block.attention))
-        sinks = block.attention.sinks
+        has_attention = block.config.has_attention
+        self.head_factors = nnx.List(_head_factors(block.attention) if has_attention else [])
+        sinks = block.attention.sinks if has_attention else None
         self.sinks = None if sinks is None else nnx.Param(sinks[...].astype(jnp.float32))
 
     def attend(
-        self, x: jax.Array, step: StepInputs, cache: GroupCache, squares: jax.Array | None = None
-    ) -> tuple[jax.Array, GroupCache]:
-        half = self.attention_half(step, cache)
-        if half is None:
+        self, x: jax.Array, step: StepInputs, cache: Cache, squares: jax.Array | None = None
+    ) -> tuple[jax.Array, Cache]:
+        half = self.attention_half(step, cache) if isinstance(cache, GroupCache) else None
+        if half is None or isinstance(cache, StateCache):
             return super().attend(x, step, cache, squares)
         x, (pages,) = _run(x, [half])
         return x, cache._replace(pages=pages)

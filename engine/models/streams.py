@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.models.attend import GroupCache
 from penstock.engine.models.attention import StepInputs, SumParts
-from penstock.engine.models.block import Block
+from penstock.engine.models.block import Block, Cache
 from penstock.engine.models.config import BlockConfig, MLPConfig, ModelConfig
 from penstock.engine.models.experts import Experts
 from penstock.engine.models.layers import ACTIVATIONS, LayerNorm, Linear, RMSNorm, scaled, sum_of_squares
+from penstock.engine.models.recurrence import StateCache
 
 _LANES = 128
 _Parts = tuple[jax.Array, ...]
@@ -42,7 +42,7 @@ class Whole(NamedTuple):
     def of(cls, x: jax.Array) -> Whole:
         return cls(x, sum_of_squares(x))
 
-    def through(self, block: Block, step: StepInputs, cache: GroupCache) -> tuple[Whole, GroupCache]:
+    def through(self, block: Block, step: StepInputs, cache: Cache) -> tuple[Whole, Cache]:
         attended, cache = block.attend(self.x, step, cache, self.squares)
         return Whole.of(block.feed_forward(attended, self.x, step)), cache
 
@@ -68,10 +68,10 @@ class Parts(NamedTuple):
         """Whether every layer is two times a norm, matmuls over all features and one that gives all features."""
         return config.hidden_size % (2 * _LANES) == 0 and all(map(_is_served, config.blocks))
 
-    def through(self, block: Block, step: StepInputs, cache: GroupCache) -> tuple[Parts, GroupCache]:
+    def through(self, block: Block, step: StepInputs, cache: Cache) -> tuple[Parts, Cache]:
         attention, mlp, scale = block.attention, block.mlp, block.residual_scale
-        if isinstance(mlp, Experts) or step.sum_parts is None:
-            raise TypeError("only dense layers have parts, in steps that add them up")  # `serve` says so
+        if isinstance(mlp, Experts) or isinstance(cache, StateCache) or step.sum_parts is None:
+            raise TypeError("only dense layers with attention have parts, in steps that add them up")  # `serve` says so
         parts, projected = self.multiplied(block.attention_norm, (attention.q, attention.k, attention.v))
         attended, cache = attention.attended(projected, step, cache)
         parts = parts.with_sum(step.sum_parts, attention.out, attended, scale, ends_layer=False)
@@ -118,7 +118,7 @@ class Parts(NamedTuple):
 
 def _is_served(block: BlockConfig) -> bool:
     is_usual = block.norm_placement == "before" and block.norm.kind == "rms" and not block.parallel
-    return is_usual and isinstance(block.mlp, MLPConfig) and not block.packed
+    return is_usual and block.has_attention and isinstance(block.mlp, MLPConfig) and not block.packed
 
 
 def _products(x: jax.Array, norm: RMSNorm, linears: tuple[Linear, ...], part: _Part) -> list[jax.Array]:

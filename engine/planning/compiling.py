@@ -70,17 +70,17 @@ class Compiler:
     num_devices: int  # of a replica
     steps: Steps
     cache: Cache  # abstract
-    cache_bytes: int  # on each device
+    cache_bytes: int  # of its pages, on each device
     decode_steps: int
     pattern_length: int  # layers in an iteration of the largest loop over them
     directory: Path | None  # for what is learnt; None: it is not kept
 
     @property
     def _array_bytes(self) -> int:
-        """Of the cache's largest array on a device, where that holds all layers, and else of all arrays."""
-        if len(self.cache) > 1:
+        """Of the pages' largest array on a device, where that holds all layers, and else of all their arrays."""
+        if not self.steps.is_stacked:
             return self.cache_bytes
-        leaves = jax.tree.leaves(self.cache)
+        leaves = jax.tree.leaves(self.cache[0])
         largest: int = max(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
         return largest
 

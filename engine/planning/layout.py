@@ -9,6 +9,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy, with_pages
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.state_cache import abstract_states, state_arrays
 from penstock.engine.execution.steps import Steps
 from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig, layer_runs
@@ -58,13 +59,14 @@ def lay_out(model: ModelConfig, topology: str, config: EngineConfig) -> Layout:
         )
     spec = with_pages(deployment, deployment.kv_bytes(free))
     geometry = deployment.geometry(deployment.needs.longest(spec.num_pages - 1, deployment.max_model_len))
+    states = state_arrays(deployment.model, spec.num_states, is_stacked=attention.is_stacked)
     compiler = Compiler(
         chip=chip,
         topology=topology,
         device=placement.mesh.devices.flat[0],
         num_devices=placement.num_shares,
         steps=Steps(abstract, attention, geometry, placement),
-        cache=attention.abstract_cache(spec),
+        cache=(*attention.abstract_cache(spec), *abstract_states(states, placement)),
         cache_bytes=spec.num_pages * deployment.page_bytes,
         decode_steps=deployment.decode_steps or 1,
         pattern_length=max((len(run.pattern) for run in layer_runs(deployment.model) if run.repeats > 1), default=1),

@@ -40,6 +40,9 @@ class Plan:
     max_pages: int  # that all sequences together could fill
     max_model_len: int
     cache_bytes: int
+    num_states: int  # slots for states, slot 0 included; 0 where no layer keeps any
+    slot_bytes: int  # of one of them
+    state_interval: int  # pages, at whose end the prefix cache keeps one
     weight_bytes: int
     lane_padding_bytes: int  # beside them, of weights whose rows are no whole tiles
     vocab_padding_bytes: int  # of them, where the devices do not divide the vocabulary
@@ -57,12 +60,16 @@ class Plan:
         return max((bucket.step_bytes for bucket in self.buckets), default=0)
 
     @property
+    def state_bytes(self) -> int:
+        return self.num_states * self.slot_bytes
+
+    @property
     def code_bytes(self) -> int:
         return sum(bucket.code_bytes for bucket in self.buckets)
 
     @property
     def used_bytes(self) -> int:
-        kept = self.weight_bytes + self.lane_padding_bytes + self.cache_bytes + self.sampling_bytes
+        kept = self.weight_bytes + self.lane_padding_bytes + self.cache_bytes + self.state_bytes + self.sampling_bytes
         return kept + self.temporary_bytes + self.code_bytes
 
     @property
@@ -91,7 +98,8 @@ class Plan:
     def cache_is_aliased(self) -> bool:
         """In every step, and copied in none."""
         steps = [bucket for bucket in self.buckets if bucket.kind in WRITING]
-        return all(b.aliased_bytes >= self.cache_bytes and b.traffic.cache_copies == 0 for b in steps)
+        kept = self.cache_bytes + self.state_bytes
+        return all(b.aliased_bytes >= kept and b.traffic.cache_copies == 0 for b in steps)
 
 
 def plan(
@@ -147,6 +155,9 @@ def plan(
         max_pages=useful_pages(replace(deployment, max_model_len=geometry.max_model_len)),
         max_model_len=geometry.max_model_len,
         cache_bytes=layout.compiler.cache_bytes,
+        num_states=layout.spec.num_states,
+        slot_bytes=deployment.state_bytes,
+        state_interval=deployment.state_interval,
         weight_bytes=layout.weight_bytes,
         lane_padding_bytes=layout.lane_padding_bytes,
         vocab_padding_bytes=vocab_padding_bytes(deployment.model, deployment.placement),
@@ -171,8 +182,8 @@ def _check_fit(made: Plan) -> None:
     step = "" if dearest is None else f"the {dearest.kind} of {dearest.size} {dearest.step_bytes}, "
     raise ConfigError(
         f"a {made.chip.name} device has {made.chip.hbm_bytes} bytes, and {made.used_bytes} would be used: weights "
-        f"{made.weight_bytes}, {made.num_pages} pages {made.cache_bytes}, sampling state {made.sampling_bytes}, "
-        f"{step}programs {made.code_bytes}; set {hint}a lower max_num_seqs"
+        f"{made.weight_bytes}, {made.num_pages} pages {made.cache_bytes}, states {made.state_bytes}, sampling state "
+        f"{made.sampling_bytes}, {step}programs {made.code_bytes}; set {hint}a lower max_num_seqs"
     )
 
 

@@ -61,7 +61,7 @@ class PlannedSteps:
             for bucket in plan.buckets
         }
         self._links = {(bucket.kind, bucket.size): bucket.links for bucket in plan.buckets}
-        self._windows = Counter(block.attention.sliding_window for block in self._model.blocks)
+        self._windows = Counter(attention.sliding_window for attention in self._model.attentions)
         self._token_bytes = kv_token_bytes(self._model, deployment.kv_dtype) // self._devices
         self._key_flops = attention_flops(self._model, 1) / self._devices
         self._padded_flops = lru_cache(maxsize=None)(self._flops)
@@ -131,7 +131,7 @@ class PlannedSteps:
     def _mean_keys(self, start: int, count: int) -> float:
         """By the tokens of a chunk, themselves included; the mean over layers."""
         total = sum(layers * keys_seen(window, start, count) for window, layers in self._windows.items())
-        return total / self._model.num_layers
+        return total / len(self._model.attentions)
 
 
 def planned_replicas(plan: Plan, model: ModelConfig, config: EngineConfig, slices: int = 1) -> list[Replica]:
@@ -145,7 +145,14 @@ def planned_replicas(plan: Plan, model: ModelConfig, config: EngineConfig, slice
 def _replica(plan: Plan, deployment: Deployment, timing: PlannedSteps, pace: Pace) -> Replica:
     config = deployment.config
     scheduler = Scheduler(
-        PagePool(plan.num_pages, plan.page_size, windows=plan.needs.windows, prefix_caching=config.prefix_caching),
+        PagePool(
+            plan.num_pages,
+            plan.page_size,
+            windows=plan.needs.windows,
+            prefix_caching=config.prefix_caching,
+            num_states=plan.num_states,
+            state_interval=plan.state_interval,
+        ),
         max_num_seqs=config.max_num_seqs,
         max_batch_tokens=config.max_batch_tokens,
         max_model_len=plan.max_model_len,

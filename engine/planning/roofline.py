@@ -9,6 +9,7 @@ Formulas, so that they can be checked by hand, per device, with n devices of one
   E (1 - (1 - k / E)^t): as many different ones as are to be expected where the router prefers none.
 - KV of a token: layers x KV heads x 2 x (head_dim x bytes of an element, and 4 for the scale of 8-bit ones) / n. A
   layer with a window reads no more tokens of a sequence than it has.
+- States of layers that keep such are read once and written once in a decode step; a prompt's are written.
 - FLOPs of matmuls: 2 x (parameters of the layers, of experts k) x tokens + 2 x (parameters of the head) x sampled
   rows; of attention 4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
 - An all-reduce of b bytes around a ring, both ways at once: 2 (n - 1) / n x b over two links, and 2 (n - 1) hops; there
@@ -133,7 +134,7 @@ class Step:
 
     num_tokens: int
     context: int
-    ideal_bytes: int  # weights once, live KV once, new KV once
+    ideal_bytes: int  # weights once, live KV once, new KV once, states there and back
     counted_bytes: int  # from the compiled HLO, with the pages and experts that kernels move
     flops: float
     time: StepTime
@@ -178,6 +179,7 @@ def decode_step(
         + logits_s(model, batch, devices, chip, is_drawn=is_drawn),
     )
     ideal = weights + batch * kv_sequence_bytes(model, deployment.kv_dtype, context + 1) // devices
+    ideal += 2 * batch * deployment.state_bytes
     return _step(work, chip, batch, context, ideal)
 
 
@@ -203,7 +205,7 @@ def prefill_step(
         collective_s=(collective_s(model, num_tokens, devices, chip) if waited_s is None else waited_s)
         + logits_s(model, 1, devices, chip),
     )
-    return _step(work, chip, num_tokens, 0, weights + kv_bytes)
+    return _step(work, chip, num_tokens, 0, weights + kv_bytes + deployment.state_bytes)
 
 
 def _step(work: StepWork, chip: Chip, num_tokens: int, context: int, ideal_bytes: int) -> Step:
@@ -223,13 +225,13 @@ def expert_load(deployment: Deployment, num_tokens: int, program: Traffic, num_s
 
 
 def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
-    """Of one token in all layers, over all devices of a replica."""
-    return 2 * model.num_layers * model.num_kv_heads * kv_head_bytes(model.head_dim, kv_dtype)
+    """Of one token in all layers with attention, over all devices of a replica."""
+    return 2 * len(model.attentions) * model.num_kv_heads * kv_head_bytes(model.head_dim, kv_dtype)
 
 
 def kv_sequence_bytes(model: ModelConfig, kv_dtype: str, num_tokens: int) -> int:
     """Of those of a sequence's tokens that its last one sees, in all layers, over all devices of a replica."""
-    layer = kv_token_bytes(model, kv_dtype) // model.num_layers
+    layer = kv_token_bytes(model, kv_dtype) // len(model.attentions)
     return layer * sum(min(num_tokens, seen) for seen in _windows(model))
 
 
@@ -237,7 +239,7 @@ def kv_bytes_moved(deployment: Deployment, context: int) -> int:
     """On each device, for a token that decodes behind `context` others: of whole rows of pages, as they are padded."""
     pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
     spec = deployment.cache_spec(2)
-    windows = Counter(block.attention.sliding_window for block in deployment.model.blocks)
+    windows = Counter(attention.sliding_window for attention in deployment.model.attentions)
     rows = sum(
         count * sum(deployment.attention.rows_moved(context, spec, pages_per_seq, window))
         for window, count in windows.items()
@@ -246,8 +248,8 @@ def kv_bytes_moved(deployment: Deployment, context: int) -> int:
 
 
 def _windows(model: ModelConfig) -> list[int]:
-    """Of each layer, how many tokens it sees at most."""
-    return [block.attention.sliding_window or sys.maxsize for block in model.blocks]
+    """Of each layer with attention, how many tokens it sees at most."""
+    return [attention.sliding_window or sys.maxsize for attention in model.attentions]
 
 
 def _pairs(num_tokens: int, window: int) -> int:
@@ -270,7 +272,7 @@ def step_flops(model: ModelConfig, num_tokens: int, num_rows: int, num_keys_seen
 
 def attention_flops(model: ModelConfig, num_keys_seen: float) -> float:
     """Over all devices of a replica."""
-    return 4.0 * num_keys_seen * sum(block.attention.num_heads * block.attention.head_dim for block in model.blocks)
+    return 4.0 * num_keys_seen * sum(attention.num_heads * attention.head_dim for attention in model.attentions)
 
 
 def collective_s(model: ModelConfig, num_tokens: int, devices: int, chip: Chip) -> float:

@@ -44,9 +44,9 @@ class Admission:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing can start that takes a page, or is to be looked up."""
+        """Whether nothing can start that takes a page, or a slot for a state, or is to be looked up."""
         no_page = self._allowance < 1 or (bool(self._running) and self._num_free < 1)
-        return no_page or self._num_hashed >= HASHED_PAGES
+        return no_page or not self._pages.has_state or self._num_hashed >= HASHED_PAGES
 
     def find(self, sequence: Sequence) -> Lookup | None:
         """What `sequence` starts with; None if it has to wait: it lets others pass from here on."""

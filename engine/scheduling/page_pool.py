@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from penstock.engine.scheduling.page_needs import PageNeeds
+from penstock.engine.scheduling.state_pool import StatePool
 
 _HASH_BYTES = 16
 
@@ -28,6 +29,9 @@ class PagePool:
     three states: held (one or more references), cached (no reference, but its content is indexed and may be taken up
     again), or free. Held pages may be indexed too, then several sequences share them. Only full pages are indexed, by
     the group of layers whose keys and values they hold; their content never changes while they are.
+
+    Of a model whose layers keep recurrent states, a prefix can be taken up where its pages end and a state is: those
+    are counted beside the pages, in `states`, by the same hashes. A state goes with its page.
     """
 
     def __init__(
@@ -37,12 +41,16 @@ class PagePool:
         *,
         windows: tuple[int | None, ...] = (None,),  # of the groups of layers
         prefix_caching: bool = True,
+        num_states: int = 0,  # slots for them, slot 0 included; 0 for a model that has none
+        state_interval: int = 1,  # pages, at whose end a state is kept for other sequences
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.needs = PageNeeds(page_size, windows)
+        self.states = StatePool(num_states)
+        self.state_interval = state_interval
+        self.is_caching = prefix_caching
         self._full_groups = [group for group, window in enumerate(windows) if window is None]
-        self._prefix_caching = prefix_caching
         self._free: deque[int] = deque(range(1, num_pages))
         self._references = [0] * num_pages
         self._key_of: dict[int, tuple[int, bytes]] = {}  # indexed page -> group, hash of everything up to its end
@@ -96,10 +104,11 @@ class PagePool:
         """The indexed pages of the longest prefix that can be taken up; `hashes` are those of its pages.
 
         Of a group with a window it takes those pages that the token behind the prefix sees, and has page 0 for those
-        before. References are not taken: `acquire` does that.
+        before. Where the model keeps states, the prefix ends where one is. References are not taken: `acquire` does
+        that.
         """
         found: list[list[int]] = [[] for _ in self._page_of]
-        if not self._prefix_caching:
+        if not self.is_caching:
             return Prefix(found, 0, 0)
         in_a_row = [0] * len(found)  # pages that are there, up to the last one looked for
         length = num_matched = 0
@@ -111,7 +120,7 @@ class PagePool:
                 pages.append(self._page_of[group].get(digest, 0))
                 in_a_row[group] = in_a_row[group] + 1 if pages[-1] else 0
             if all(num_matched - self._first_seen(group, num_matched) <= there for group, there in enumerate(in_a_row)):
-                length = num_matched
+                length = num_matched if not self.states.num_slots or self.states.find(digest) else length
         num_shared = sum(self._references[page] > 0 for group in self._full_groups for page in found[group])
         return Prefix([self._kept(group, pages[:length]) for group, pages in enumerate(found)], num_matched, num_shared)
 
@@ -144,12 +153,13 @@ class PagePool:
 
         If another page has the same content already, that one stays the indexed one.
         """
-        if self._prefix_caching and digest not in self._page_of[group]:
+        if self.is_caching and digest not in self._page_of[group]:
             self._page_of[group][digest] = page
             self._key_of[page] = group, digest
 
     def forget_contents(self) -> None:
-        """Drops the whole index, for when the cache's content was lost. Held pages stay held."""
+        """Drops the whole index, for when the content of pages and states was lost. Held ones stay held."""
+        self.states.forget_contents()
         self._free.extend(self._cached)
         self.num_cache_exits += len(self._cached)
         self._cached.clear()
@@ -158,7 +168,8 @@ class PagePool:
             pages.clear()
 
     def check(self) -> None:
-        """Proves the pool's invariants: every page is in exactly one state, the index is a bijection.
+        """Proves the pool's invariants: every page is in exactly one state, the index is a bijection. So with the slots
+        for states; and whoever finds a state finds its page.
 
         Raises:
             AssertionError: what does not hold.
@@ -180,12 +191,17 @@ class PagePool:
             raise AssertionError(f"cached but not indexed: {cached - set(self._key_of)}")
         if free & set(self._key_of):
             raise AssertionError(f"free but indexed: {free & set(self._key_of)}")
+        self.states.check()
+        lone = [digest for digest in self.states.indexed if not self.has_page(digest)]
+        if lone:
+            raise AssertionError(f"{len(lone)} states are indexed whose pages are not")
 
     def _evict(self) -> int:
         page, _ = self._cached.popitem(last=False)
         self.num_cache_exits += 1
         group, digest = self._key_of.pop(page)
         del self._page_of[group][digest]
+        self.states.forget(digest)  # a prefix that ends there can't be taken up any more
         return page
 
 

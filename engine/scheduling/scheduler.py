@@ -123,6 +123,7 @@ class Scheduler:
         for row in rows:
             row.sequence.num_computed += row.num_tokens - len(row.drafts) + max(0, row.num_sampled - 1)
             row.sequence.num_in_flight += row.num_sampled
+        rows = self._pages.route(rows)
         return StepPlan(rows, sum(row.num_tokens for row in rows), num_steps)
 
     def commit(self, row: Row, token_id: int | None, *, is_behind_draft: bool = False) -> None:
@@ -168,8 +169,8 @@ class Scheduler:
             AssertionError: what does not hold.
         """
         self._pages.check(self._running)
-        if any(sequence.pages or sequence.batch_slot >= 0 for sequence in self._waiting):
-            raise AssertionError("a waiting sequence holds pages or a batch slot")
+        if any(sequence.pages or sequence.states.held or sequence.batch_slot >= 0 for sequence in self._waiting):
+            raise AssertionError("a waiting sequence holds pages, states or a batch slot")
         batch_slots = sorted([*self._free_batch_slots, *(sequence.batch_slot for sequence in self._running)])
         if batch_slots != list(range(self._max_num_seqs)):
             raise AssertionError(f"batch slots of running sequences and free ones are {batch_slots}")
@@ -265,12 +266,8 @@ class Scheduler:
         return {sequence: some for sequence, tokens in proposed.items() if (some := self._verifiable(sequence, tokens))}
 
     def _verifiable(self, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """The first of these drafts, as many as find pages and as the sequence may be long."""
-        count = self._num_sampled(sequence, 1 + len(drafts)) - 1
-        count = min(count, self._pages.reach(sequence) - sequence.num_computed - 1)
-        if count > 0:
-            self._pages.extend(sequence, sequence.num_computed + 1 + count)
-        return drafts[: max(0, count)]
+        """The first of these drafts, as many as find memory and as the sequence may be long."""
+        return drafts[: self._pages.hold_for_drafts(sequence, self._num_sampled(sequence, 1 + len(drafts)) - 1)]
 
     def _num_steps(self, chosen: dict[Sequence, int], max_steps: int) -> int:
         """How many decode steps may run in one go: 1 or `max_steps`; pages for them are held when this returns."""

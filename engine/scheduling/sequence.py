@@ -8,10 +8,12 @@ from penstock.engine.request import Request
 from penstock.engine.scheduling.lookup import Lookup
 from penstock.engine.scheduling.page_pool import page_hash, root_hash
 from penstock.engine.scheduling.page_table import PageTable
+from penstock.engine.scheduling.state_table import StateTable
 
 
 class Sequence:
-    """A growing list of tokens, of which the first `num_computed` have their keys and values in `pages`.
+    """A growing list of tokens, of which the first `num_computed` have their keys and values in `pages`, and the state
+    behind them in `states`, where the model has such.
 
     `num_computed` counts what was dispatched; the device runs steps in order, so for every later step it is done.
     `num_in_flight` counts sampled tokens that the device knows, or will know, and the host does not yet.
@@ -43,6 +45,7 @@ class Sequence:
         "sampling_words",
         "scores_prompt",
         "seed",
+        "states",
         "token_ids",
     )
 
@@ -69,6 +72,7 @@ class Sequence:
         self.num_accepted = 0  # of those, how many were right
         self.rope_length = 0  # of its keys, where a rule of lengths makes frequencies depend on it; 0: none
         self.pages = PageTable()
+        self.states = StateTable()
         self.num_indexed = 0  # pages, all of them full, that were made findable
         self.page_hashes: list[bytes] = []  # of its first full pages, whether it holds them or not
         self.lookup: Lookup | None = None  # the last one while it waits; None if it has to be looked up
@@ -99,6 +103,13 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens whose keys and values are still to be computed."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def num_certain(self) -> int:
+        """Of its first tokens, how many the host knows that are dispatched for certain. The newest of all is not among
+        them: in a dispatch of several steps it may have ended its row, and then no step has computed it.
+        """
+        return min(self.num_computed, len(self.token_ids) - 1)
 
     @property
     def num_unscored(self) -> int:

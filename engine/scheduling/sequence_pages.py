@@ -1,11 +1,15 @@
-"""Which pages sequences get and give back as their tokens are computed."""
+"""What sequences get and give back as their tokens are computed: pages, and slots for states where a model has such."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from penstock.engine.scheduling.lookup import Lookup
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.page_table import PageTable
 from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.sequence_states import SequenceStates
+from penstock.engine.scheduling.step_plan import Row
 
 LOOKAHEAD_PAGES = 4
 """A sequence is admitted only if every running one could still grow by this many pages: fewer preempt it at once."""
@@ -13,12 +17,14 @@ LOOKAHEAD_PAGES = 4
 
 class SequencePages:
     """Moves pages between the pool and the tables of running sequences, which grow by a page of each group at a time.
+    What else a sequence holds is counted here too: its states (`SequenceStates`).
 
     It says what is missing and whether there is enough; who goes without is the scheduler's decision.
     """
 
     def __init__(self, pool: PagePool, max_batch_tokens: int) -> None:
         self._pool = pool
+        self._states = SequenceStates(pool)
         self._needs = pool.needs
         self._page_size = pool.page_size
         self._max_batch_tokens = max_batch_tokens
@@ -60,14 +66,27 @@ class SequencePages:
         return lookup.least(self._pool.num_cache_exits)
 
     def start(self, sequence: Sequence, cached: list[list[int]]) -> None:
-        """Takes up the pages of a prefix: so much is computed."""
+        """Takes up the pages of a prefix, and a state: so much is computed. The caller has checked `has_state`."""
+        num_matched = 0 if sequence.lookup is None else sequence.lookup.num_matched
         sequence.lookup = None
         sequence.pages = PageTable(cached)
         self._pool.acquire(list(sequence.pages))
-        sequence.num_indexed = sequence.pages.num_places
-        sequence.num_computed = sequence.pages.num_places * self._page_size
+        num_pages = sequence.num_indexed = sequence.pages.num_places
+        sequence.num_computed = num_pages * self._page_size
+        digest = sequence.page_hash(num_pages - 1, self._page_size) if num_pages else None
+        self._states.start(sequence, digest, num_matched)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a waiting sequence would find a slot for its state."""
+        return self._states.has_one
+
+    def route(self, rows: Iterable[Row]) -> tuple[Row, ...]:
+        """The rows of a plan with the states that they read and write; their tokens count as computed already."""
+        return self._states.route(rows)
 
     def release(self, sequence: Sequence) -> None:
+        self._states.release(sequence)
         self._pool.release(list(sequence.pages))
         sequence.pages, sequence.num_indexed, sequence.num_computed = PageTable(), 0, 0
 
@@ -103,14 +122,26 @@ class SequencePages:
                 self._pool.release(sequence.pages.pass_by(group, first))
 
     def index_full(self, sequence: Sequence) -> None:
-        """Makes pages findable whose tokens are all known and dispatched."""
+        """Makes pages findable whose tokens are all known, and computed for certain."""
         size = self._page_size
-        num_full = min(sequence.num_computed, len(sequence.token_ids)) // size
+        num_full = sequence.num_certain // size
         for i in range(sequence.num_indexed, num_full):
             for group, pages in enumerate(sequence.pages.groups):
                 if pages[i]:  # else its window had passed before all of its tokens were known
                     self._pool.index(pages[i], sequence.page_hash(i, size), group)
             sequence.num_indexed = i + 1
+        self._states.index_full(sequence)
+
+    def hold_for_drafts(self, sequence: Sequence, count: int) -> int:
+        """Gives a sequence what it needs for so many drafts behind its next token, or for as many as find it. Returns
+        how many those are.
+        """
+        count = min(count, self.reach(sequence) - sequence.num_computed - 1)
+        count = max(0, self._states.room_for_drafts(count))
+        if count:
+            self.extend(sequence, sequence.num_computed + 1 + count)
+            self._states.hold_drafts(sequence, count)
+        return count
 
     def most(self, sequence: Sequence, num_tokens: int) -> int:
         """Pages that a sequence holds at once, at most, until it has `num_tokens` tokens."""
@@ -131,12 +162,14 @@ class SequencePages:
         return max(0, self.most(sequence, end) - held)
 
     def check(self, running: list[Sequence]) -> None:
-        """Proves that the pool and the tables agree, and that each page which is yet to be seen or written is held.
+        """Proves that the pool and the tables agree, and that each page which is yet to be seen or written is held; so
+        with states.
 
         Raises:
             AssertionError: what does not hold.
         """
         self._pool.check()
+        self._states.check(running)
         num_held = sum(sequence.pages.num_held for sequence in running)
         if num_held != self._pool.num_references:
             raise AssertionError(f"sequences hold {num_held} pages, the pool counts {self._pool.num_references}")

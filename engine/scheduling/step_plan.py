@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.state_table import NO_STATES, RowStates
 
 
 class Row(NamedTuple):
@@ -24,6 +25,7 @@ class Row(NamedTuple):
     output_index: int  # of the first token it samples, counted from the first generated one
     num_scored: int = 0  # of its first tokens, so many have the log-probability of the one after them computed
     drafts: tuple[int, ...] = ()
+    states: RowStates = NO_STATES
 
     @property
     def num_drawn(self) -> int:

@@ -55,7 +55,7 @@ def main() -> None:
 def filled(tensor: int, placement: Any) -> Decoder:
     first = replace(TINY.blocks[0], packed=tuple(PACKINGS.items()), mlp=MLPConfig(256))
     attention = replace(first.attention, num_heads=8, num_kv_heads=4, head_dim=32)
-    config = replace(TINY, blocks=(replace(first, attention=attention),) * 3, dtype="bfloat16", hidden_size=256)
+    config = replace(TINY, blocks=(replace(first, mixer=attention),) * 3, dtype="bfloat16", hidden_size=256)
     model = random_model(split_model(config, tensor), 0, placement=placement, stacked=True)
     for path, linear in nnx.iter_modules(model):
         if isinstance(linear, QuantizedLinear):

@@ -22,13 +22,11 @@ from penstock.engine.models.hf_blocks import sliding
 from penstock.engine.overlapped_sums import overlap
 from penstock.engine.sharding import Placement, place, split_model
 
-DENSE = replace(
-    TINY.blocks[0], attention=replace(TINY.blocks[0].attention, num_heads=8, head_dim=16), mlp=MLPConfig(192)
-)
+DENSE = replace(TINY.blocks[0].with_attention(num_heads=8, head_dim=16), mlp=MLPConfig(192))
 PLAIN = replace(TINY, blocks=(DENSE,) * 3, hidden_size=256)
 BIASED = replace(DENSE, mlp=MLPConfig(192, bias=True), residual_scale=0.22)
-BIASED = replace(BIASED, attention=replace(BIASED.attention, qkv_bias=True, out_bias=True))
-NORMED = replace(DENSE, attention=replace(DENSE.attention, qk_norm=NormConfig(1e-6)))
+BIASED = BIASED.with_attention(qkv_bias=True, out_bias=True)
+NORMED = DENSE.with_attention(qk_norm=NormConfig(1e-6))
 MODELS = {
     "plain": PLAIN,
     "biased and scaled": replace(PLAIN, blocks=(BIASED,) * 3),

@@ -20,7 +20,8 @@ TOKEN = 7
 class Harness:
     """Plays the engine's part: one step in flight, tokens by a rule, ends at max_tokens.
 
-    And the device's: each plan writes into pages, and what its tokens see there has to be their own sequence's.
+    And the device's: each plan writes into pages and states, and what its tokens find there has to be their own
+    sequence's.
     """
 
     def __init__(
@@ -34,8 +35,19 @@ class Harness:
         windows: tuple[int | None, ...] = (None,),
         decode_steps: int = 1,
         drafts: Drafts | None = None,
+        num_states: int = 0,
+        state_interval: int = 1,
+        prefix_caching: bool = True,
     ) -> None:
-        self.pool = PagePool(num_pages, PAGE, windows=windows)
+        self.pool = PagePool(
+            num_pages,
+            PAGE,
+            windows=windows,
+            prefix_caching=prefix_caching,
+            num_states=num_states,
+            state_interval=state_interval,
+        )
+        self.states: dict[int, int] = {}  # slot -> hash of the tokens behind which its state is
         self.memory: dict[tuple[int, int], tuple[int, int]] = {}  # page and place -> group, hash of the tokens so far
         self.max_model_len = self.pool.needs.longest(num_pages - 1, max_model_len)
         self.pace = Pace(decode_steps={max_num_seqs: decode_steps})
@@ -106,6 +118,27 @@ class Harness:
                     self.memory[page, position % PAGE] = group, beginnings[position]
         for row in plan.rows:
             self.read(row, self.beginnings(row))
+        if self.pool.states.num_slots:
+            self.compute_states(plan)
+
+    def compute_states(self, plan: StepPlan) -> None:
+        writes = [slot for row in plan.rows for _, slot in row.states.writes]
+        assert len(set(writes)) == len(writes), "a slot is written twice"
+        if plan.num_steps == 1:
+            assert len(writes) <= min(plan.num_tokens, self.max_rows) + plan.num_tokens // PAGE
+        assert 0 not in writes
+        for row in plan.rows:
+            if row.start:
+                assert self.states[row.states.read] == self.beginnings(row)[row.start - 1], "another state"
+            others = {slot for row_ in plan.rows if row_ is not row for _, slot in row_.states.writes}
+            assert row.states.read not in others, "written by another row of the step"
+        for row in plan.rows:
+            beginnings, last = self.beginnings(row), 0
+            assert row.states.writes[-1][0] == len(self.positions(row))
+            for num_tokens, slot in row.states.writes:
+                assert num_tokens > last
+                last = num_tokens
+                self.states[slot] = beginnings[row.start + num_tokens - 1]
 
     def read(self, row: Row, beginnings: list[int]) -> None:
         for position in self.positions(row):
@@ -141,6 +174,7 @@ class Harness:
     def recover(self, blamed: StepPlan, lost: StepPlan | None) -> None:
         self.in_flight = None
         self.memory.clear()
+        self.states.clear()
         self.scheduler.roll_back(blamed, lost)
         if len(blamed.rows) == 1 and not blamed.rows[0].sequence.is_finished:
             self.finish(blamed.rows[0].sequence)

@@ -121,6 +121,31 @@ def test_preempted_and_aborted_in_flight(engine: Engine, looping_engine: Engine,
     assert looping_engine._pool.num_available == looping_engine._pool.num_pages - 1
 
 
+def test_what_ended_a_reply_at_the_end_of_a_page_is_computed_by_whoever_goes_on(
+    engine: Engine, looping_engine: Engine
+) -> None:
+    """No step of the loop computes it: a page that it fills must not be found."""
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=40, ignore_eos=True)
+    prompt = (5, 6, 7)
+    reply = drive(engine, [Request("r", prompt, params)])["r", 0].token_ids
+    ends = [place for place, token in enumerate(reply) if token not in reply[:place]]
+    pages = {(len(prompt) + 1 + place) % looping_engine._pool.page_size for place in ends}
+    assert len(pages) == looping_engine._pool.page_size
+    for place in ends:
+        looping_engine._pool.forget_contents()
+        stopping = Request("stopping", prompt, replace(params, stop_token_ids=(reply[place],)))
+        drive(looping_engine, [stopping])
+        scored = SamplingParams(temperature=0.0, max_tokens=5, logprobs=1)
+        following = Request("following", (*prompt, *reply[: place + 1], 9), scored)
+        found = drive(looping_engine, [following])["following", 0]
+        looping_engine._pool.forget_contents()
+        fresh = drive(looping_engine, [following])["following", 0]
+        assert found.num_cached >= 4 * (place // 4)
+        assert found.token_ids == fresh.token_ids
+        ours, theirs = ([token.logprob for token in result.logprobs] for result in (found, fresh))
+        assert ours == pytest.approx(theirs, abs=1e-4)
+
+
 def test_a_request_that_comes_meanwhile_is_taken_on_after_one_dispatch(looping_engine: Engine) -> None:
     looping_engine.add(Request("long", (1, 2), SamplingParams(max_tokens=90, ignore_eos=True)))
     for _ in range(3):

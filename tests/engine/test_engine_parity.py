@@ -167,6 +167,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
         },
     ),
+    "lfm2, convolutions of four taps around attention": (
+        "lfm2",
+        {
+            "num_hidden_layers": 4,
+            "full_attn_idxs": [1, 2],
+            "conv_L_cache": 4,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+        },
+    ),
     "granite": (
         "granite",
         {

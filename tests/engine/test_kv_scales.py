@@ -185,7 +185,7 @@ def test_a_scheme_without_static_scales_leaves_each_token_its_own(plain: Path, t
 
 
 def with_fp8_scheme() -> ModelConfig:
-    blocks = tuple(replace(block, attention=replace(block.attention, has_kv_scales=True)) for block in TINY.blocks)
+    blocks = tuple(block.with_attention(has_kv_scales=True) for block in TINY.blocks)
     return replace(TINY, blocks=blocks, kv_dtype=FP8)
 
 

@@ -17,7 +17,7 @@ TOKEN_BYTES = 2 * 2 * 16 * 4  # K and V, heads, head_dim, f32: of TINY, in one l
 
 def model(*windows: int | None, max_position: int = 1000) -> ModelConfig:
     block = TINY.blocks[0]
-    blocks = tuple(replace(block, attention=replace(block.attention, sliding_window=window)) for window in windows)
+    blocks = tuple(block.with_attention(sliding_window=window) for window in windows)
     return replace(TINY, blocks=blocks, max_position=max_position)
 
 

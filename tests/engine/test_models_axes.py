@@ -11,8 +11,9 @@ from flax import nnx
 
 from penstock.engine.models import Decoder
 from penstock.engine.models.axes import logical_axes
+from penstock.engine.models.config import ShortConvConfig
 
-SIZES = {"vocab": 128, "embed": 64, "heads": 64, "kv_heads": 32, "per_head": 4, "mlp": 96, "layers": 3}
+SIZES = {"vocab": 128, "embed": 64, "heads": 64, "kv_heads": 32, "per_head": 4, "mlp": 96, "channels": 40, "layers": 3}
 PADDED = replace(TINY, vocab_padding=28)
 BIASED = replace(
     PADDED,
@@ -20,7 +21,7 @@ BIASED = replace(
     blocks=tuple(
         replace(
             block,
-            attention=replace(block.attention, qkv_bias=True, out_bias=True, sinks=True),
+            mixer=replace(block.attention, qkv_bias=True, out_bias=True, sinks=True),
             mlp=replace(block.mlp, bias=True),
         )
         for block in TINY.blocks
@@ -31,16 +32,20 @@ NORMED = replace(
     blocks=tuple(
         replace(
             block,
-            attention=replace(block.attention, qk_norm=None, qk_projection_norm=block.norm),
+            mixer=replace(block.attention, qk_norm=None, qk_projection_norm=block.norm),
             norm_placement="around",
         )
         for block in TINY.blocks
     ),
 )
+HYBRID = replace(
+    PADDED,
+    blocks=(*PADDED.blocks[:1] * 3, *[replace(PADDED.blocks[0], mixer=ShortConvConfig(40, 3, bias=True))] * 3),
+)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("config", [PADDED, BIASED, NORMED], ids=["tied", "biased", "normed"])
+@pytest.mark.parametrize("config", [PADDED, BIASED, NORMED, HYBRID], ids=["tied", "biased", "normed", "hybrid"])
 def test_each_axis_has_the_size_that_its_name_means(config: Any, stacked: bool) -> None:
     state = nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), stacked=stacked)))
     flat: Any = nnx.to_flat_state(state)

@@ -55,6 +55,16 @@ def test_families_that_are_not_supported_are_named(fields: dict[str, Any], named
         family_of(fields)
 
 
+def test_lfm2_of_the_first_months() -> None:
+    """As `config.json` of LFM2-1.2B has it."""
+    older = {"block_ff_dim": 12_288, "tie_embedding": True, "tie_word_embeddings": False, "full_attn_idxs": [1]}
+    model = configure("lfm2", **older)
+    assert model.tie_word_embeddings
+    assert [block.has_attention for block in model.blocks] == [False, True, False]
+    assert {block.mlp.intermediate_size for block in model.blocks} == {8192}
+    assert configure("lfm2", block_ffn_dim_multiplier=None, intermediate_size=99).blocks[0].mlp.intermediate_size == 66
+
+
 def test_the_architecture_tells_the_family_where_model_type_is_absent() -> None:
     assert family_of({"architectures": ["Qwen2ForCausalLM"]}).model_type == "qwen2"
 
@@ -99,6 +109,18 @@ def test_the_architecture_tells_the_family_where_model_type_is_absent() -> None:
         ("phi3", {"rope_scaling": {**LONGROPE, "partial_rotary_factor": "half"}}, "partial_rotary_factor.*'half'"),
         ("phi3", {"lm_head_bias": True}, "lm_head_bias"),
         ("phi3", {"sliding_window": -1}, "sliding_window.*-1"),
+        ("lfm2", {"conv_L_cache": 1}, "conv_L_cache = 1 is a convolution over one token"),
+        ("lfm2", {"conv_L_cache": 2**20}, "conv_L_cache must be at most 1024"),
+        (
+            "lfm2",
+            {"layer_types": ["conv", "full_attention"]},
+            "layer_types must list conv or full_attention for 3 layers",
+        ),
+        ("lfm2", {"layer_types": ["conv", "full_attention", "mamba"]}, "layer_types must list.*mamba"),
+        ("lfm2", {"full_attn_idxs": 2}, "full_attn_idxs must be a list of layers, not 2"),
+        ("lfm2", {"full_attn_idxs": []}, "layers with attention, one at least"),
+        ("lfm2", {"block_ffn_dim_multiplier": 1e9}, "intermediate_size must be at most"),
+        ("lfm2", {"sliding_window": 5}, "sliding_window = 5"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers must list 0 or 1 for 3 layers"),
         ("smollm3", {"no_rope_layers": [1, 0, 2]}, "no_rope_layers must list 0 or 1"),
         ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval.*0"),

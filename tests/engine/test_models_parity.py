@@ -12,8 +12,10 @@ import pytest
 from checkpoints import VOCAB_SIZE, edit_config, reference_logits, write_checkpoint
 from flax import nnx
 
+from penstock.engine.execution.state_cache import init_states, state_arrays
 from penstock.engine.loading.checkpoint import load_model, read_model_config
-from penstock.engine.models import QKV, AttentionOptions
+from penstock.engine.models import QKV, AttentionOptions, layer_groups
+from penstock.engine.models.recurrence import StateBatch
 
 NUM_TOKENS = 40
 TOKENS = np.random.default_rng(7).integers(0, VOCAB_SIZE, NUM_TOKENS).tolist()
@@ -117,6 +119,36 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "qkv_bias": False,
             "num_key_value_heads": 1,
             "vocab_size": 1003,
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        {"num_hidden_layers": 5, "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"]},
+    ),
+    "lfm2-biases-seven-taps-untied": (
+        "lfm2",
+        {
+            "num_hidden_layers": 3,
+            "full_attn_idxs": [1],
+            "conv_bias": True,
+            "conv_L_cache": 7,
+            "hidden_size": 36,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "block_multiple_of": 10,
+            "block_ffn_dim_multiplier": 1.3,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "lfm2-two-taps-three-shards": (
+        "lfm2",
+        {
+            "num_hidden_layers": 4,
+            "full_attn_idxs": [0, 3],
+            "conv_L_cache": 2,
+            "block_auto_adjust_ff_dim": False,
+            "vocab_size": 1003,
+            "shards": 3,
         },
     ),
     "glm4-moe": (
@@ -677,16 +709,25 @@ def our_logits(
 ) -> np.ndarray:  # f32 [tokens, vocab]
     config = read_model_config(path, dtype)
     model = load_model(path, config, stacked=stacked)
-    caches: tuple[Any, ...] = (jnp.zeros(config.num_layers),) if stacked else (None,) * config.num_layers
+    size = layer_groups(config).size
+    pages: tuple[Any, ...] = (jnp.zeros(size),) if stacked else (None,) * size
+    caches = (*pages, *init_states(state_arrays(config, 2, is_stacked=stacked), None))
+    states = one_sequence(len(token_ids)) if config.has_states else None
 
     @nnx.jit
     def forward(model: Any, ids: jax.Array) -> jax.Array:
         positions = jnp.arange(ids.shape[0], dtype=jnp.int32)
         lengths = jnp.full_like(positions, ids.shape[0])
-        hidden, _ = model(ids, positions, caches, dense_attend, lengths=lengths)
+        hidden, _ = model(ids, positions, caches, dense_attend, lengths=lengths, states=states)
         return model.logits(hidden)
 
     return np.asarray(forward(model, jnp.asarray(token_ids, jnp.int32)))
+
+
+def one_sequence(num_tokens: int) -> StateBatch:
+    """From its beginning, in slot 1."""
+    one, numbers = jnp.ones(1, jnp.int32), jnp.arange(num_tokens)
+    return StateBatch(one, numbers[-1:], one, jnp.zeros_like(numbers), numbers)
 
 
 def dense_attend(

@@ -39,6 +39,6 @@ def test_runs_follow_each_other() -> None:
 
 def test_pages_have_one_geometry() -> None:
     block = TINY.blocks[0]
-    other = replace(block, attention=replace(block.attention, num_kv_heads=1))
-    with pytest.raises(ConfigError, match=r"KV heads, not \[\(1, 16\), \(2, 16\)\]"):
+    other = block.with_attention(num_kv_heads=1)
+    with pytest.raises(ConfigError, match=r"size: \[\(1, 16\), \(2, 16\)\]"):
         replace(TINY, blocks=(block, other))

@@ -331,6 +331,19 @@ def test_a_model_without_a_loop_over_layers_is_planned_too() -> None:
 
 
 @needs_libtpu
+def test_states_are_counted_and_updated_where_they_are() -> None:
+    fields = {"hidden_size": 512, "num_hidden_layers": 5, "layer_types": ["conv", "full_attention"] * 2 + ["conv"]}
+    model = FAMILIES["lfm2"].config({**fields, "num_attention_heads": 8, "num_key_value_heads": 8}, "bfloat16")
+    made = plan(model, "v6e:2x2", replace(SMALL, tensor_parallel=2), only=frozenset({16}))
+    assert made.slot_bytes == 3 * 2 * 512 * 2 // 2
+    assert made.num_states > SMALL.max_num_seqs
+    assert made.cache_is_aliased
+    assert made.used_bytes > made.weight_bytes + made.cache_bytes + made.state_bytes
+    shown = as_dict(made)
+    assert (shown["hbm"]["states"], shown["states"]["count"]) == (made.state_bytes, made.num_states)
+
+
+@needs_libtpu
 def test_rows_that_are_padded_at_loading_are_counted() -> None:
     """Codes of 4 bits in rows of 1,440 bytes lie in 1,536."""
     model = planned_model("gpt-oss-20b")

@@ -52,6 +52,13 @@ def alternating(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("alternating"), "gpt_oss", num_hidden_layers=4, sliding_window=8)
 
 
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two times a pattern of two layers that keep states and one with attention, and one more with a state."""
+    types = ["conv", "conv", "full_attention"] * 2 + ["conv"]
+    return write_model(tmp_path_factory.mktemp("hybrid"), "lfm2", num_hidden_layers=7, layer_types=types)
+
+
 def test_layers_that_are_alike_become_one_run_and_are_stacked_from_the_file(mixed: Path) -> None:
     config = read_model_config(mixed)
     first, *others = config.blocks
@@ -63,6 +70,12 @@ def test_a_pattern_that_repeats_is_stacked_from_tensors_that_hold_all_experts(al
     config = read_model_config(alternating)
     assert layer_runs(config) == (LayerRun(0, config.blocks[:2], 2),)
     assert_stacked_as_single(alternating, num_blocks=2)
+
+
+def test_layers_that_keep_states_are_in_the_loops_of_the_others(hybrid: Path) -> None:
+    config = read_model_config(hybrid)
+    assert [(run.first, len(run.pattern), run.repeats) for run in layer_runs(config)] == [(0, 3, 2), (6, 1, 1)]
+    assert_stacked_as_single(hybrid, num_blocks=4)
 
 
 def assert_stacked_as_single(directory: Path, num_blocks: int) -> None:
@@ -142,7 +155,7 @@ def run(config: ModelConfig, *, stacked: bool) -> tuple[Any, np.ndarray, list[in
     return hidden, np.stack(caches).reshape(shape), traced
 
 
-@pytest.mark.parametrize("model", ["mixed", "alternating"])
+@pytest.mark.parametrize("model", ["mixed", "alternating", "hybrid"])
 def test_stacked_layers_and_our_kernel_give_the_same_tokens(
     model: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,13 @@ def test_people_get_a_table() -> None:
     ]
 
 
+def test_states_are_told_where_there_are_any() -> None:
+    held = dataclasses.replace(INFO, num_state_slots=1200, state_cache_bytes=3 << 19)
+    fields = describe("demo", held, **WHERE, health=None)
+    assert (fields["state_slots"], fields["state_cache_bytes"]) == (1200, 3 << 19)
+    assert "1,200 slots in 1.5 MiB" in as_table(fields)
+
+
 def test_several_devices_are_counted() -> None:
     info = dataclasses.replace(INFO, platform="tpu", device_kind="TPU v5e", num_devices=4, num_parameters=8_030_261_248)
     fields = describe("m", info, **WHERE, health=None)

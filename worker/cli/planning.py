@@ -104,6 +104,8 @@ def _show(screen: Console, made: Plan) -> None:
     held = f"{made.num_tokens:,} tokens at once in {made.num_pages - 1:,} pages"
     each = f"{made.sequence_bytes(longest) / _GIB:.3f} GiB"
     screen.print(f"Pages hold {held}: {made.num_sequences(longest)} sequences of {longest:,} with {each} each.")
+    if made.num_states:
+        screen.print(f"States have {made.num_states - 1:,} slots of {made.slot_bytes / 2**20:.3f} MiB each.")
     screen.print(_spare(made))
     if made.needs.has_windows:
         screen.print(f"Layers are in {made.needs.num_groups} groups; pages behind their windows are counted as free.")
@@ -132,6 +134,7 @@ def _memory(made: Plan) -> Table:
         *([("of them padding of the vocabulary", made.vocab_padding_bytes)] if made.vocab_padding_bytes else []),
         *([("padding of their rows to whole tiles", made.lane_padding_bytes)] if made.lane_padding_bytes else []),
         ("pages", made.cache_bytes),
+        *([("states", made.state_bytes)] if made.num_states else []),
         ("sampling state", made.sampling_bytes),
         ("temporaries of the largest function", made.temporary_bytes),
         ("compiled programs", made.code_bytes),

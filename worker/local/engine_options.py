@@ -24,6 +24,7 @@ class EngineOptions(TypedDict, total=False):
     page_size: int | None
     num_pages: int | None
     kv_cache_bytes: int | str | None
+    state_slots: int | None
     kv_cache_dtype: str
     prefix_caching: bool
     decode_steps: int | None

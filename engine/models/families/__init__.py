@@ -21,6 +21,7 @@ from penstock.engine.models.families.glm4_moe import GLM4_MOE
 from penstock.engine.models.families.gpt_oss import GPT_OSS
 from penstock.engine.models.families.granite import GRANITE
 from penstock.engine.models.families.granitemoe import GRANITEMOE
+from penstock.engine.models.families.lfm2 import LFM2
 from penstock.engine.models.families.llama import LLAMA
 from penstock.engine.models.families.ministral import MINISTRAL
 from penstock.engine.models.families.ministral3 import MINISTRAL3
@@ -72,6 +73,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             SEED_OSS,
             ERNIE4_5,
             DOTS1,
+            LFM2,
         )
     }
 )

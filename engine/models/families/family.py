@@ -52,6 +52,7 @@ class Place:
 
     body: str = "model"
     head: str = "lm_head"
+    norm: str = "norm"  # the last one, in the body
 
     @property
     def embedding(self) -> str:
@@ -117,7 +118,7 @@ class Family:
             return place.embedding
         if path[0] == "blocks":
             return f"{place.body}.layers.{path[1]}.{self._layer_tensor(path[2:])}"
-        return f"{place.head if path[0] == 'head' else f'{place.body}.norm'}.{_leaf(path)}"
+        return f"{place.head if path[0] == 'head' else f'{place.body}.{place.norm}'}.{_leaf(path)}"
 
     def fused_with(self, path: ParamPath) -> tuple[ParamPath, ...]:
         """The parameters whose rows are, in this order, one stored tensor: that at `path`, and mostly it alone."""

@@ -8,7 +8,7 @@ from penstock.engine.attention import check_page_table
 from penstock.engine.attention.selection import SMEM_BYTES, SMEM_RESERVED_BYTES, page_table_bytes
 from penstock.engine.config import EngineConfig
 from penstock.engine.demo import MODEL_DIR
-from penstock.engine.deployment import Deployment, deploy
+from penstock.engine.deployment import Deployment, deploy, fitting
 from penstock.engine.errors import EngineError
 from penstock.engine.planning.models import planned_model
 from penstock.engine.planning.weights import held_bytes
@@ -45,9 +45,11 @@ def lie_of(deployment: Deployment, config: EngineConfig, hbm_bytes: int) -> list
         f"{deployment.page_size} tokens: {why}; the table takes {table} of {SMEM_BYTES - SMEM_RESERVED_BYTES} bytes"
     )
     num_devices, weights = config.num_devices, held_bytes(deployment.model, deployment.placement)
-    pages = max(0, int((hbm_bytes - weights) * 0.9)) // deployment.page_bytes
+    free_bytes = max(0, int((hbm_bytes - weights) * 0.9))
+    states = fitting(deployment, free_bytes).num_states
+    pages = max(0, free_bytes - states * deployment.state_bytes) // deployment.page_bytes
     tokens = pages // deployment.needs.num_groups * deployment.page_size
-    kept = f"{pages} pages of {deployment.kv_dtype}"
+    kept = f"{pages} pages of {deployment.kv_dtype}" + (f" and {states} states" if states else "")
     fits = f"weights {weights / _GIB:.2f} GiB per device, then {kept}: {tokens} tokens at once"
     memory = Finding("TPU memory", "ok", fits)
     if pages < 2:

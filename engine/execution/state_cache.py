@@ -1,0 +1,72 @@
+"""The arrays of a model's states: how large they are, and where they lie."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from penstock.engine.attention import CacheArray
+from penstock.engine.models import ModelConfig, layer_groups
+from penstock.engine.models.attend import LayerCache
+from penstock.engine.sharding import Placement
+
+Arrays = tuple[tuple[CacheArray, ...], ...]
+"""Of each layer that keeps states, or of each kind of such layers."""
+
+
+def state_arrays(model: ModelConfig, num_slots: int, *, is_stacked: bool) -> Arrays:
+    """With so many slots, slot 0 included: for each layer by itself or, stacked, for all layers of a kind together."""
+    return tuple(
+        tuple(
+            CacheArray(
+                (num_slots * (kind.num_layers if is_stacked else 1), *array.shape), array.dtype, (None, *array.axes)
+            )
+            for array in kind.arrays
+        )
+        for kind in layer_groups(model).kinds
+        for _ in range(1 if is_stacked else kind.num_layers)
+    )
+
+
+def slot_bytes(model: ModelConfig, placement: Placement | None) -> int:
+    """Of one slot in all layers, on each device."""
+    arrays: list[CacheArray] = jax.tree.leaves(state_arrays(model, 1, is_stacked=False))
+    return sum(array.num_bytes // _num_shares(array, placement) for array in arrays)
+
+
+def init_states(arrays: Arrays, placement: Placement | None) -> tuple[LayerCache, ...]:
+    """All zeros; passed in, donated and returned by every step, as pages are."""
+    if not arrays:
+        return ()
+    if placement is None:
+        return _zeros(arrays)
+    shardings = jax.tree.map(partial(_sharding, placement=placement), arrays)
+    states: tuple[LayerCache, ...] = jax.jit(partial(_zeros, arrays), out_shardings=shardings)()
+    return states
+
+
+def abstract_states(arrays: Arrays, placement: Placement) -> tuple[LayerCache, ...]:
+    """The shapes, each with its place: for compiling without memory."""
+
+    def shape(array: CacheArray) -> jax.ShapeDtypeStruct:
+        sharding = _sharding(array, placement)
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+
+    states: tuple[LayerCache, ...] = jax.tree.map(shape, arrays)
+    return states
+
+
+def _zeros(arrays: Any) -> tuple[LayerCache, ...]:
+    states: tuple[LayerCache, ...] = jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), arrays)
+    return states
+
+
+def _sharding(array: CacheArray, placement: Placement) -> jax.sharding.Sharding:
+    return placement.sharding(array.axes, array.shape)
+
+
+def _num_shares(array: CacheArray, placement: Placement | None) -> int:
+    return 1 if placement is None else max(placement.ways(axis) for axis in array.axes)
