@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.pipeline import execute_one
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.requests import Phase, RequestTable
 from penstock.worker.protocol import faults, scripts
@@ -38,5 +39,5 @@ class Charging:
         self._told = {entry_id: bill for entry_id, bill in self._told.items() if entry_id in bills}
         for start in range(0, len(changed), BILLS_PER_SCRIPT):
             page = changed[start : start + BILLS_PER_SCRIPT]
-            await self._redis.execute_command(*scripts.charge(self._config.queue, worker=self._config.name, bills=page))
+            await execute_one(self._redis, scripts.charge(self._config.queue, worker=self._config.name, bills=page))
             self._told |= {bill.entry_id: bill for bill in page}

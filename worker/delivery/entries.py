@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import Fields, RedisClient, ensure_group
+from penstock.producer.redis.pipeline import execute_one
 from penstock.producer.redis.streams import pairs, stream_entries
 from penstock.producer.wire import ID_PATTERN, entry_size
 from penstock.worker.config import WorkerConfig
@@ -162,7 +163,7 @@ class EntryReader:
             max_bytes=BYTES_PER_READ,
             **more,
         )
-        return await self._redis.execute_command(*command)
+        return await execute_one(self._redis, command)
 
 
 def _entries(answer: Any) -> list[QueueEntry]:
