@@ -12,6 +12,8 @@ GROUP = "workers"
 UNOWNED = "unowned"
 """The consumer that holds entries handed back or taken from a dead worker, until a worker with capacity takes them."""
 
+WAITING = "waiting"
+"""The consumer that holds entries that lanes have a place for. The lanes are an index of what is pending for it."""
 
 GATEWAY = "gateway"
 """No queue's name: the gateway's own keys are `penstock:gateway:{...}:NAME`, and would be those of requests in it."""
@@ -20,6 +22,46 @@ GATEWAY = "gateway"
 def requests(queue: str) -> str:
     """The stream that requests of `queue` wait in."""
     return f"penstock:{{{queue}}}:requests"
+
+
+def lane(queue: str, tenant: str = "") -> str:
+    """A sorted set of the entries of `tenant` that wait, the next one first. Those that name nobody are one tenant."""
+    return f"penstock:{{{queue}}}:lanes:tenant:{tenant}"
+
+
+def band(queue: str, priority: int | str = "") -> str:
+    """A sorted set of the tenants whose next entry has this priority, by the service they have had."""
+    return f"penstock:{{{queue}}}:lanes:band:{priority}"
+
+
+def bands(queue: str) -> str:
+    """A sorted set of the priorities that somebody waits with."""
+    return f"penstock:{{{queue}}}:lanes:bands"
+
+
+def service(queue: str) -> str:
+    """A sorted set of the tenants that do not wait, by the service they have had: tokens over their weight."""
+    return f"penstock:{{{queue}}}:lanes:service"
+
+
+def weights(queue: str) -> str:
+    """A hash of the tenants whose weight is not 1. Its field `/floor` is what the last one to leave had been served."""
+    return f"penstock:{{{queue}}}:lanes:weights"
+
+
+def charged(queue: str) -> str:
+    """A hash of entries by what their tenants were charged for them so far."""
+    return f"penstock:{{{queue}}}:lanes:charged"
+
+
+def due(queue: str) -> str:
+    """A sorted set of entries that wait, by when they expire."""
+    return f"penstock:{{{queue}}}:lanes:due"
+
+
+def cancelled(queue: str) -> str:
+    """A set of ids of requests that somebody asked to cancel while they may have waited."""
+    return f"penstock:{{{queue}}}:cancelled"
 
 
 def seen(queue: str, request_id: str) -> str:

@@ -177,6 +177,9 @@ class Transport:
     async def cancel(self, queue: str, request_id: str) -> None:
         async with self._redis() as redis:
             await redis.set(keys.cancel(queue, request_id), "1", ex=CANCEL_TTL_S)
+            with suppress(exceptions.NoPermissionError):  # of a role from before lanes: the flag acts at the claim
+                await redis.sadd(keys.cancelled(queue), request_id)
+                await redis.expire(keys.cancelled(queue), CANCEL_TTL_S)
 
     def own(self, request_id: str) -> None:
         """Notes a request in this client's queue that only the one who waits for it knows of: `close` cancels it."""

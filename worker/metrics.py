@@ -62,10 +62,8 @@ class Metrics:
         self._live = self._gauge("live_requests", "Requests claimed and not ended.")
         self._ready = self._gauge("ready", "1 if the worker can serve.")
         self._queue_length = self._gauge("queue_length", "Entries in the request stream.")
-        self._queue_pending = self._gauge(
-            "queue_pending", "Entries that some worker has read, or that were given back."
-        )
-        self._queue_lag = self._gauge("queue_lag", "Entries that no worker has read yet.")
+        self._queue_pending = self._gauge("queue_pending", "Entries that some worker has, or that were given back.")
+        self._queue_lag = self._gauge("queue_lag", "Entries that wait for their turn.")
         self._engine = _EngineCollector()
         self.registry.register(self._engine)
 

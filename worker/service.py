@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import structlog
 from prometheus_client import generate_latest
@@ -243,12 +243,11 @@ class WorkerService:
         key = keys.requests(self.config.queue)
         pipeline = redis.pipeline(transaction=False)
         pipeline.xlen(key)
-        pipeline.xinfo_groups(key)
-        length, groups = await pipeline.execute()
-        group: dict[str, Any] = next((group for group in groups if group["name"] == keys.GROUP.encode()), {})
-        pending = int(group.get("pending", 0))
-        lag = group.get("lag")  # unknown after somebody deleted unread entries
-        self.metrics.set_queue(length=length, pending=pending, lag=length - pending if lag is None else int(lag))
+        pipeline.xpending(key, keys.GROUP)
+        length, pending = await pipeline.execute()
+        held = {consumer["name"].decode(): int(consumer["pending"]) for consumer in pending["consumers"]}
+        taken = sum(held.values()) - held.get(keys.WAITING, 0)
+        self.metrics.set_queue(length=length, pending=taken, lag=length - taken)
 
 
 async def _loaded(model: asyncio.Future[Model]) -> Model:

@@ -21,6 +21,7 @@ from penstock.worker.calls.answering import Answerer, Answers
 from penstock.worker.calls.server import CallServer
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.cancel import CancelWatch
+from penstock.worker.delivery.charging import Charging
 from penstock.worker.delivery.claiming import Claimer
 from penstock.worker.delivery.coalescing import Coalescing
 from penstock.worker.delivery.entries import EntryReader
@@ -30,6 +31,7 @@ from penstock.worker.delivery.preparation import Preparer
 from penstock.worker.delivery.publisher import Publisher
 from penstock.worker.delivery.requests import LiveRequest, Phase, RequestTable
 from penstock.worker.delivery.restore import Restorer
+from penstock.worker.delivery.sweeping import sweep_forever
 from penstock.worker.delivery.threads import Threads
 from penstock.worker.errors import DrainIncomplete, EngineFailed, TaskFailed, WorkerError
 from penstock.worker.metrics import Metrics
@@ -93,6 +95,7 @@ class Session:
         answers = Answers(config, preparer, vocab_size, defaults, driver.check)
         answerer = Answerer(config.max_body_bytes, answers)
         self._calls = CallServer(redis, blocking, config, answerer, metrics, readiness)
+        self._charging = Charging(redis, config, self.requests, readiness)
         self._reclaimer = Reclaimer(redis, config, metrics, readiness)
         self._cancel = CancelWatch(redis, self._outbox, driver, readiness, poll_s=config.cancel_poll_ms / 1000)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,6 +118,8 @@ class Session:
                 (self._publisher.run(), "publisher"),
                 (self._heartbeat.run(), "heartbeat"),
                 (self._reclaimer.run(), "reclaimer"),
+                (sweep_forever(self._intake, self._readiness), "sweeper"),
+                (self._charging.run(), "charging"),
                 (self._cancel.run(), "cancel"),
                 (self._calls.run(), "calls"),
                 (self._driver.wait_ended(), "engine"),

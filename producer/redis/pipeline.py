@@ -73,6 +73,18 @@ async def execute(
         await redis.connection_pool.release(connection)
 
 
+async def execute_one(redis: RedisClient, command: Command) -> Any:
+    """The server's answer to one command, by `execute`: a script is sent as its hash.
+
+    Raises:
+        RedisError, OSError: the server's error, or the connection failed and the command may have been executed.
+    """
+    [answer] = await execute(redis, [command])
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
 Exchange: TypeAlias = Callable[[Sequence[Command]], Awaitable[list[Any]]]
 
 
@@ -152,7 +164,7 @@ class Batcher:
             RedisError, OSError: the server's error, or the connection failed and the command may have been executed.
         """
         if not isinstance(self._redis, Redis):
-            return await self._execute_alone(command)
+            return await execute_one(self._redis, command)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         self._waiting.append((command, answer))
@@ -162,12 +174,6 @@ class Batcher:
             self._senders.add(sender)
             sender.add_done_callback(self._senders.discard)
         return await answer
-
-    async def _execute_alone(self, command: Command) -> Any:
-        [answer] = await execute(self._redis, [command])
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
     async def close(self) -> None:
         """Ends what is under way; who waits for it is cancelled."""

@@ -184,7 +184,7 @@ class GenerateRequest(WireModel):
     priority: int = Field(0, ge=-1000, le=1000)  # higher runs first
     timeout_s: float | None = Field(None, gt=0.0, le=7 * 86_400.0)  # from the moment Redis accepted the request
     keep_s: float | None = Field(None, ge=MIN_KEEP_S, le=MAX_KEEP_S)  # from the reply's end; None: what the worker says
-    tenant: Name | None = None  # whom it is for: in the state and in the worker's logs
+    tenant: Name | None = None  # whom it is for: tenants share what is served
     traceparent: Annotated[str, AfterValidator(_w3c)] | None = None  # bound to the worker's logs
 
     @model_validator(mode="before")
@@ -273,10 +273,17 @@ class GenerateRequest(WireModel):
     def to_entry(self) -> dict[str, str]:
         """The fields to XADD: one JSON document that leaves out what was left at its default.
 
-        The id stands beside it too: of an entry over `max_body_bytes` a worker reads nothing else.
+        The id stands beside it too: of an entry over `max_body_bytes` a worker reads nothing else. So does what says
+        whose turn it is, and nowhere else: nobody looks into documents for that.
         """
-        fields = {"request": self.model_dump_json(exclude_defaults=True)}
+        fields = {"request": self.model_dump_json(exclude_defaults=True, exclude=BESIDE)}
+        beside = self.model_dump(mode="json", include=BESIDE, exclude_defaults=True)
+        fields |= {name: str(value) for name, value in beside.items()}
         return fields if self.id is None else {**fields, "id": self.id}
+
+
+BESIDE = {"tenant", "priority", "timeout_s"}
+"""What says whose turn it is. It stands beside a document, where the server's scripts read it."""
 
 
 def entry_size(fields: Mapping[bytes, bytes]) -> int:
@@ -323,9 +330,12 @@ def parse_request(
 
 
 def _json_document(flat: Mapping[str, str], fallback_id: str) -> dict[str, Any]:
-    others = sorted(set(flat) - {"request", "id"})
+    others = sorted(set(flat) - {"request", "id"} - BESIDE)
     if others:
-        _refuse("invalid_request", f"beside `request` only `id` may stand, not {shown(', '.join(others))}", fallback_id)
+        allowed = ", ".join(f"`{name}`" for name in ("id", *sorted(BESIDE)))
+        _refuse(
+            "invalid_request", f"beside `request` only {allowed} may stand, not {shown(', '.join(others))}", fallback_id
+        )
     try:
         document = json.loads(flat["request"])
     except (ValueError, RecursionError) as error:
@@ -340,6 +350,11 @@ def _json_document(flat: Mapping[str, str], fallback_id: str) -> dict[str, Any]:
                 fallback_id,
             )
         document["id"] = flat["id"]
+    for name in BESIDE & flat.keys():
+        if str(document.get(name, flat[name])) != flat[name]:
+            message = f"`{name}` {shown(flat[name])} and `request.{name}` {shown(str(document[name]))} differ"
+            _refuse("invalid_request", message, fallback_id)
+        document[name] = flat[name]
     if len(document) > MAX_FIELDS:
         request_id = _readable_id(document.get("id")) or fallback_id
         _refuse("invalid_request", f"`request` has {len(document)} fields, the limit is {MAX_FIELDS}", request_id)

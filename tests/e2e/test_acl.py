@@ -452,7 +452,7 @@ RESET_GROUP = [
 ]  # fmt: skip
 REFUSED = {
     "worker": [*NOT_EVEN_WORKERS, *RESET_GROUP, ("XRANGE", keys.dead("q"), "-", "+"),
-               ("XRANGE", keys.malformed("q"), "-", "+"), ("DEL", keys.dead("q")), ("GET", keys.seen("q", "r"))],
+               ("XRANGE", keys.malformed("q"), "-", "+"), ("DEL", keys.dead("q")), ("SET", keys.seen("q", "r"), "1-0")],
     "producer": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS],
     "gateway": [*NOT_EVEN_WORKERS, *(each for each in NOT_PRODUCERS if each not in LOOKS)],
     "reader": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, ("XADD", Q, "*", "prompt", "x"), ("SET", keys.cancel("q", "r"), 1),

@@ -79,7 +79,7 @@ async def test_kill_reclaim_and_cancel(redis_cluster_url: str, redis: RedisClien
 
 async def _consumers(redis: RedisClient, names: set[str]) -> bool:
     consumers: Any = await redis.xinfo_consumers(keys.requests("q"), keys.GROUP)
-    return {consumer["name"] for consumer in consumers} - {keys.UNOWNED} == names
+    return {consumer["name"] for consumer in consumers} - {keys.UNOWNED, keys.WAITING} == names
 
 
 async def _is_live(redis: RedisClient, worker: str) -> bool:

@@ -13,7 +13,10 @@ from redis.crc import key_slot
 
 from penstock.producer import keys
 
-WIRE = (Path(__file__).parents[2] / "docs/wire.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+WIRE, LANES = ((DOCS / f"{page}.md").read_text() for page in ("wire", "lanes"))
+NAMES = {"worker": "NAME", "request_id": "ID", "client_id": "ID", "mailbox": "ID", "tenant": "TENANT",
+         "priority": "PRIORITY"}  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., str]] = dict(inspect.getmembers(keys, inspect.isfunction))
 
 
@@ -48,12 +51,13 @@ def test_no_two_keys_are_one() -> None:
     for one, other in itertools.combinations(named, 2):
         parameters = inspect.signature(FUNCTIONS[one[0]]).parameters
         same_queue = one[1] == other[1] or not {"queue", "letters"} & set(parameters)
-        same_name = one[2] == other[2] or not {"worker", "request_id", "client_id", "mailbox"} & set(parameters)
+        same_name = one[2] == other[2] or not NAMES.keys() & set(parameters)
         assert (one[3] == other[3]) == (one[0] == other[0] and same_queue and same_name), (one, other)
 
 
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_every_key_is_documented(kind: str) -> None:
-    name = "NAME" if "worker" in inspect.signature(FUNCTIONS[kind]).parameters else "ID"
+    name = next((NAMES[each] for each in inspect.signature(FUNCTIONS[kind]).parameters if each in NAMES), "")
     stem = re.sub(r":(sizes|bytes)$", "", made("QUEUE", name)[kind])
-    assert f"`{stem}`" in WIRE
+    _, lanes, of_lanes = stem.partition(":lanes:")
+    assert f"`{of_lanes}`" in LANES if lanes else f"`{stem}`" in WIRE

@@ -24,7 +24,7 @@ PAGE = 1000
 MAX_TROUBLES = 5  # so many workers that ended by themselves, and the run has failed: nobody waits for replies any more
 REQUEST_FIELDS = (
     *("id", "prompt", "max_tokens", "n", "min_tokens", "stop"),
-    *("seed", "temperature", "ignore_eos", "timeout_s"),
+    *("seed", "temperature", "ignore_eos", "timeout_s", "tenant", "priority"),
 )
 
 _T = TypeVar("_T")

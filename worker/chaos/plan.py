@@ -134,6 +134,8 @@ class RequestPlan:
     ignore_eos: bool = False
     cancel_after: int | None = None  # tokens seen
     timeout_s: float | None = None
+    tenant: str | None = None
+    priority: int = 0
     sends: int = 1  # how many times it is enqueued, side by side
     loses_enqueue: bool = False  # the answer to its first enqueue is lost
     loses_read: bool = False  # the answer that brings its reader the first entries is lost
@@ -218,7 +220,7 @@ def make_plan(options: ChaosOptions, *, heartbeat_ttl_s: float) -> Plan:
     requests = [make(rng, place, by_place.get(place)) for place in range(options.requests)]
     if options.engine == "model":
         requests = [_formed(request, place, options) for place, request in enumerate(requests)]
-    return Plan(options, tuple(requests))
+    return Plan(options, tuple(_laned(request, place) for place, request in enumerate(requests)))
 
 
 def _faults(rng: random.Random, options: ChaosOptions, ttl_s: float) -> Iterator[Fault]:
@@ -303,6 +305,11 @@ def _formed(request: RequestPlan, place: int, options: ChaosOptions) -> RequestP
     if not form or ends_apart or ("tools" in form and not options.has_chats):
         return request
     return replace(request, form=form, min_tokens=0, ignore_eos=False)
+
+
+def _laned(request: RequestPlan, place: int) -> RequestPlan:
+    """Of one of several tenants, with one of several priorities."""
+    return replace(request, tenant=(None, "a", "b")[place % 3], priority=(0, 0, 5, -3)[place % 4])
 
 
 def _tokens_for(rng: random.Random, fault: Fault, *, per_chunk: int) -> int:

@@ -25,21 +25,19 @@ from penstock.worker.protocol.scripts import Claim
 _NOBODY = Claim(0, "", False, False, 0, 0, 0, 0, 0, 0)
 _CLAIM = script_hash(str(scripts.claim("", "", entry_id="", worker="", instance="", ttl_ms=1)[1]))
 _FINISH = script_hash(str(scripts.finish("", "", claim=_NOBODY, last_number=0, status="done", ttl_ms=1, entries=())[1]))
-_ACK = script_hash(str(scripts.ack("", worker="", entry_ids=())[1]))
+_ACK = script_hash(str(scripts.ack("", worker="", bills=())[1]))
 _LIMITS: dict[str, Any] = {"worker": "", "count": 1, "max_body_bytes": 1, "max_bytes": 1}
 _READS = frozenset(
-    script_hash(str(command[1]))
-    for command in (
-        scripts.take("", **_LIMITS),
-        scripts.adopt("", **_LIMITS),
-        scripts.pending("", **_LIMITS, after=""),
-    )
+    script_hash(str(command[1])) for command in (scripts.adopt("", **_LIMITS), scripts.pending("", **_LIMITS, after=""))
+)
+_LANE_READS = frozenset(
+    script_hash(str(command[1])) for command in (scripts.take("", **_LIMITS), scripts.sweep("", **_LIMITS))
 )
 _FIND = script_hash(str(scripts.find("", "", "")[1]))
 _FOUND_ID_AT = 5  # EVAL or EVALSHA, script, 2, state, reply, entry id
 _STAGES: dict[str, Stage] = {_CLAIM: "claim", _FINISH: "finish", _ACK: "ack"}
 _FIELDS_AT = 4  # XADD, key, NOMKSTREAM, id, name, value, name, value ...
-_ACK_IDS_AT = 6  # EVAL or EVALSHA, script, 1, key, group, worker, entry ids
+_KEYS_AT, _NOT_IDS, _BILL_PARTS = 3, 5, 3  # EVAL or EVALSHA, script, number of keys, keys, five others, bills
 
 
 @dataclass(slots=True)
@@ -134,11 +132,13 @@ class Saboteur:
         stage = _STAGES.get(script)
         if isinstance(answer, ReplyError) and str(answer).startswith("NOSCRIPT"):  # it comes again, whole
             return []
-        if script in _READS and side == "after":
-            entries = [] if isinstance(answer, ReplyError) else [(entry[0], entry[3]) for entry in answer]
+        if script in _READS | _LANE_READS and side == "after":
+            found = [] if isinstance(answer, ReplyError) else answer[0] if script in _LANE_READS else answer
+            entries = [(entry[0], entry[3]) for entry in found]
             return [("read", request_id) for request_id in self._learn(entries)]
         if stage == "ack":
-            known = (self._request_of.get(entry_id) for entry_id in command[_ACK_IDS_AT:])
+            ids = command[_KEYS_AT + int(command[_KEYS_AT - 1]) + _NOT_IDS :: _BILL_PARTS]
+            known = (self._request_of.get(entry_id) for entry_id in ids)
             return [("ack", request_id) for request_id in known if request_id is not None]
         return [] if stage is None else [(stage, _request_id(command[3]))]
 

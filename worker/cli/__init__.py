@@ -30,6 +30,7 @@ from penstock.worker.cli import (
     keys,
     plan,
     send,
+    tenants,
     version,
     worker,
     workers,
@@ -62,6 +63,7 @@ for command in (
 app.add_typer(bench.app)
 app.add_typer(dead.dead)
 app.add_typer(keys.keys)
+app.add_typer(tenants.tenants)
 
 
 @app.callback()

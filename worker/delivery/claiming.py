@@ -69,7 +69,7 @@ class Claimer:
             RedisRefused: the server will go on refusing.
         """
         if entry.is_deleted:
-            self._outbox.remove(entry.id)
+            self._outbox.remove(entry.unbilled)
             return None
         asked = await self._threads.run(lambda: _parse(entry, self._config.max_body_bytes), entry.fields)
         request_id = asked.request_id if isinstance(asked, WireError) else asked.id or entry.id
@@ -126,7 +126,7 @@ class Claimer:
             self._bury(request_id, entry, "given_up", "given up by an earlier worker; the end of the reply says why")
         else:
             self._metrics.duplicates.inc(answer.reason == "duplicate")
-            self._outbox.remove(entry.id)
+            self._outbox.remove(entry.unbilled)
 
     def _give_up(self, request_id: str, entry: QueueEntry, asked: Asked, message: str) -> None:
         """A request that can't be claimed: its keys hold what no worker writes there."""

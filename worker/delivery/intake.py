@@ -68,6 +68,24 @@ class Intake:
         self._stopping.set()
         self._requests.changed.fire()
 
+    async def sweep(self) -> None:
+        """Gives new entries their places, and ends those that need not be run, whether or not the engine has room.
+
+        Raises:
+            RedisError: the server is in trouble.
+        """
+        if self.is_stopping or self._heartbeat.is_contested:
+            return
+        try:
+            entries = await self._entries.sweep()
+        except faults.REDIS_ERRORS:
+            self._requests.recover()  # what the answer would have brought is pending here
+            raise
+        known = self._known()  # a recovery may have found them before the answer came
+        for entry in entries:
+            if entry.id not in known:
+                self._start(entry)
+
     async def run(self) -> None:
         """Reads until `stop`.
 

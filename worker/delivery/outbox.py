@@ -28,6 +28,7 @@ from penstock.worker.delivery.writes import (
     Write,
 )
 from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.scripts import Bill
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class Outbox:
         self._aside.append(AsideWrite(command))
         self.news.set()
 
-    def remove(self, entry: str | Burial) -> None:
+    def remove(self, entry: Bill | Burial) -> None:
         """Acknowledges an entry, or makes a dead letter of it, with the next flush, if it is still this worker's."""
         self._removals.add(entry)
         self.news.set()

@@ -9,6 +9,7 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import writes
 from penstock.worker.delivery.requests import LiveRequest
 from penstock.worker.delivery.writes import AsideWrite, Burial, EndCheck, Write
+from penstock.worker.protocol.scripts import Bill
 
 ENDS_SETTLE_S = 2.0
 """In a cluster an entry is removed this long after its end was written, and if that is still there: the queue's node
@@ -29,7 +30,7 @@ class Removals:
     def __init__(self, config: WorkerConfig, *, has_nodes: bool) -> None:
         self._config = config
         self._has_nodes = has_nodes
-        self._ready: list[str | Burial] = []
+        self._ready: list[Bill | Burial] = []
         self._settling: deque[tuple[float, EndCheck]] = deque()  # (when, monotonic; what is to be seen before)
         self._leaving: dict[str, EndCheck | None] = {}  # entries until the server has answered, and where their end is
 
@@ -47,14 +48,14 @@ class Removals:
             return next_flush_s
         return max(next_flush_s, self._settling[0][0]) if self._settling else None
 
-    def add(self, entry: str | Burial) -> None:
+    def add(self, entry: Bill | Burial) -> None:
         """An entry that needs no end, or of which another worker's claim has told that it has one."""
-        self._leaving.setdefault(entry if isinstance(entry, str) else entry.entry_id, None)
+        self._leaving.setdefault(entry.entry_id, None)
         self._ready.append(entry)
 
     def add_ended(self, live: LiveRequest, letter: Burial | None, now_s: float) -> None:
         """The entry of a request whose end was written just now, to become `letter` if there is one."""
-        check = self._leaving[live.entry_id] = EndCheck.of(live, letter or live.entry_id)
+        check = self._leaving[live.entry_id] = EndCheck.of(live, letter or live.bill)
         if self._has_nodes:
             wait_s = min(ENDS_SETTLE_S, self._config.reply_ttl_after_end_s / 2)
             self._settling.append((now_s + wait_s, check))
@@ -68,8 +69,8 @@ class Removals:
             taken.append(self._settling.popleft()[1])
         ready, self._ready = self._ready, []
         taken += [entry for entry in ready if isinstance(entry, Burial)]
-        if entry_ids := [entry for entry in ready if isinstance(entry, str)]:
-            taken.append(writes.acknowledge(self._config.queue, self._config.name, entry_ids))
+        if bills := [entry for entry in ready if isinstance(entry, Bill)]:
+            taken.append(writes.acknowledge(self._config.queue, self._config.name, bills))
         return taken
 
     def settle_check(self, check: EndCheck, answer: object) -> bool:
@@ -88,8 +89,9 @@ class Removals:
     def give_up(self, burial: Burial) -> None:
         """The dead letter can't be kept: the entry goes without."""
         check = self._leaving.get(burial.entry_id)
-        self._leaving[burial.entry_id] = check and replace(check, removal=burial.entry_id)
-        self._ready.append(burial.entry_id)
+        bill = Bill(burial.entry_id, "", None)
+        self._leaving[burial.entry_id] = check and replace(check, removal=bill)
+        self._ready.append(bill)
 
     def doubt(self, write: AsideWrite | Burial) -> bool:
         """Holds a removal back that was not sent yet, as the server is another one: the end may be unknown there.

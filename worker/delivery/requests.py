@@ -22,11 +22,15 @@ from penstock.producer import keys
 from penstock.producer.wire import GenerateRequest, WireError
 from penstock.worker.delivery.choices import ChoiceBuffer, outcome_of
 from penstock.worker.delivery.entries import QueueEntry
-from penstock.worker.protocol.scripts import Claim
+from penstock.worker.protocol.scripts import Bill, Claim
 from penstock.worker.tasks import Signal
 
 Asked: TypeAlias = GenerateRequest | WireError
 """What a client wants, or why that can't be read."""
+
+
+TOKEN_WEIGHTS = (1, 2)
+"""What a token of a prompt and one of a reply cost, as in Sheng et al., arXiv 2401.00588."""
 
 
 class Phase(IntEnum):
@@ -100,6 +104,7 @@ class LiveRequest:
         "prompt_tokens",
         "queue",
         "reply",
+        "tenant",
     )
 
     def __init__(
@@ -117,6 +122,7 @@ class LiveRequest:
         self.id = request_id
         self.entry_id = entry.id
         self.fields = entry.kept  # for the dead-letter stream
+        self.tenant = entry.tenant
         self.claim = claim
         self.clock = ServerClock(claim.server_ms, received_s)
         self.asked = asked
@@ -209,6 +215,12 @@ class LiveRequest:
     @property
     def completion_tokens(self) -> int:
         return sum(choice.num_published + len(choice.pending.token_ids) for choice in self.choices)
+
+    @property
+    def bill(self) -> Bill:
+        """What its tenant has been served with it, over all claims."""
+        tokens = TOKEN_WEIGHTS[0] * self.prompt_tokens + TOKEN_WEIGHTS[1] * self.completion_tokens
+        return Bill(self.entry_id, self.tenant, tokens)
 
     @property
     def reasoning_tokens(self) -> int | None:

@@ -18,7 +18,7 @@ from penstock.worker.delivery.choices import ChoiceBuffer, Pending
 from penstock.worker.delivery.chunks import chunk_fields
 from penstock.worker.delivery.requests import LiveRequest
 from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Standing
+from penstock.worker.protocol.scripts import Bill, Standing
 
 MAX_SILENT_TOKENS = 16  # with nothing to read, that a reply begins with and that are held back together
 
@@ -95,11 +95,11 @@ class EndCheck:
     """Looks whether an end that was written is still there; only then the queue entry may go."""
 
     entry_id: str
-    removal: str | Burial  # the id of the entry, or the dead letter that it becomes
+    removal: Bill | Burial  # of the entry, or the dead letter that it becomes
     command: Command
 
     @classmethod
-    def of(cls, live: LiveRequest, removal: str | Burial) -> EndCheck:
+    def of(cls, live: LiveRequest, removal: Bill | Burial) -> EndCheck:
         return cls(live.entry_id, removal, ("XREVRANGE", live.reply.key, "+", "-", "COUNT", 1))
 
     @staticmethod
@@ -197,8 +197,8 @@ def take_end(live: LiveRequest, end: EndEntry, *, ttl_ms: int) -> FinishWrite:
     return FinishWrite(live, end, command)
 
 
-def acknowledge(queue: str, worker: str, entry_ids: Sequence[str]) -> AsideWrite:
-    return AsideWrite(scripts.ack(queue, worker=worker, entry_ids=entry_ids), tuple(entry_ids))
+def acknowledge(queue: str, worker: str, bills: Sequence[Bill]) -> AsideWrite:
+    return AsideWrite(scripts.ack(queue, worker=worker, bills=bills), tuple(bill.entry_id for bill in bills))
 
 
 def refresh(live: LiveRequest, ttl_ms: int) -> list[RefreshWrite]:

@@ -38,6 +38,10 @@ _ON_CALLS = (
     "XDEL {} 0-1", "XCLAIM {} g c 0 0-1", "XPENDING {} g", "XINFO CONSUMERS {}", "PEXPIRE {} 1",
 )  # fmt: skip
 _ON_ANSWERS = ("XADD {} * f v", "PEXPIRE {} 1")
+_ON_LANES = (
+    "ZADD {} 1 m", "ZREM {} m", "ZRANGE {} 0 1", "ZSCORE {} m", "ZINCRBY {} 1 m", "ZRANGEBYSCORE {} 0 1",
+    "ZREMRANGEBYSCORE {} 0 1", "EXISTS {}", "HGET {} f", "HMGET {} f", "HSET {} f v", "HSETNX {} f v", "HDEL {} f",
+)  # fmt: skip
 _ON_LETTERS = ("XADD {} * f v", "XTRIM {} MAXLEN 1", "XLEN {}", "PEXPIRE {} 1")
 _ON_LETTER_COUNTS = (
     "XADD {} * f v", "XRANGE {} - +", "XDEL {} 0-1", "XLEN {}", "GET {}", "SET {} v", "DEL {}", "PEXPIRE {} 1",
@@ -82,6 +86,12 @@ def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
         keys.starting(queue, _PROBE),
     ):
         yield key, _ON_PRESENCE
+    for key in (keys.lane(queue), keys.lane(queue, _PROBE), keys.band(queue, 0), keys.bands(queue)):
+        yield key, _ON_LANES
+    for key in (keys.service(queue), keys.weights(queue), keys.charged(queue), keys.due(queue)):
+        yield key, _ON_LANES
+    yield keys.cancelled(queue), ("SPOP {}",)
+    yield keys.seen(queue, _PROBE), ("GET {}",)
     yield keys.serving(queue), _ON_SERVING
     yield keys.queues(), _ON_QUEUES
     yield keys.card(queue), _ON_CARD

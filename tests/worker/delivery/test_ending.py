@@ -18,6 +18,7 @@ from penstock.worker.delivery.ending import dead_letter, dead_letter_of, end_ent
 from penstock.worker.delivery.requests import Asked, LiveRequest
 from penstock.worker.delivery.writes import Burial, acknowledge, refresh
 from penstock.worker.metrics import Metrics
+from penstock.worker.protocol.scripts import Bill
 
 CONFIG = WorkerConfig(queue="q", name="w")
 BODY = {b"id": b"r", b"prompt": b"x"}
@@ -162,7 +163,7 @@ def test_a_letter_that_is_lost_is_counted_and_named() -> None:
     assert (log["entry"], log["error"]) == (make_live().entry_id, "refused")
 
 
-@pytest.mark.parametrize("write", [acknowledge("q", "w", ["1-1"]), refresh(make_live(), 1)[0]])
+@pytest.mark.parametrize("write", [acknowledge("q", "w", [Bill("1-1", "", None)]), refresh(make_live(), 1)[0]])
 def test_another_write_that_redis_refuses_is_logged(write: Any) -> None:
     metrics = Metrics()
     with capture_logs() as logs:

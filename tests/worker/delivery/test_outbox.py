@@ -23,6 +23,7 @@ from penstock.worker.delivery.writes import (
     Write,
 )
 from penstock.worker.protocol import scripts
+from penstock.worker.protocol.scripts import Bill
 
 
 @pytest.fixture
@@ -222,7 +223,7 @@ def test_on_another_server_what_was_let_go_of_and_what_removes_entries_is_void(b
     kept, lost = bench.claim("kept"), bench.claim("lost")
     for live in (kept, lost):
         bench.push(live, 1)
-    bench.outbox.remove("7-7")
+    bench.outbox.remove(Bill("7-7", "", None))
     batch = bench.collect()
     assert len(batch) == 3
     bench.requests.let_go(lost)

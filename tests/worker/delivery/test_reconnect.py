@@ -28,7 +28,7 @@ from penstock.worker.delivery.publisher import Publisher
 from penstock.worker.delivery.requests import LiveRequest, RequestTable
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Claim, Standing
+from penstock.worker.protocol.scripts import Bill, Claim, Standing
 from penstock.worker.readiness import Readiness
 
 pytestmark = pytest.mark.every_server
@@ -95,11 +95,11 @@ async def test_an_acknowledgement_is_for_the_server_that_has_the_end(redis_url: 
     await redis.xreadgroup(keys.GROUP, "w", {keys.requests("q"): ">"})
     async with publishing(redis_url) as (publisher, outbox, _, worker_redis):
         await connect_anew(worker_redis)
-        outbox.remove(entry_id)
+        outbox.remove(Bill(entry_id, "", None))
         await publisher.wait_idle()
         assert await redis.xlen(keys.requests("q")) == 1
         assert outbox.requests.must_recover  # so the intake finds it, and the claim tells whether it has ended
-        outbox.remove(entry_id)
+        outbox.remove(Bill(entry_id, "", None))
         await eventually(lambda: _is_gone(redis))
 
 

@@ -11,6 +11,7 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import removals
 from penstock.worker.delivery.removals import ENDS_SETTLE_S, Removals
 from penstock.worker.delivery.writes import AsideWrite, Burial, EndCheck, Write
+from penstock.worker.protocol.scripts import Bill
 
 END = [[b"5-2", [b"type", b"end"]]]
 LETTER = Burial("r", "1-1", "code", False, ("EVAL", "letter"))
@@ -24,7 +25,11 @@ NOW_S = 1000.0
 
 
 def live(entry_id: str = "1-1") -> Any:
-    return SimpleNamespace(entry_id=entry_id, reply=SimpleNamespace(key="penstock:q:{r}:reply"))
+    return SimpleNamespace(entry_id=entry_id, bill=bill(entry_id), reply=SimpleNamespace(key="penstock:q:{r}:reply"))
+
+
+def bill(entry_id: str) -> Bill:
+    return Bill(entry_id, "t", 7)
 
 
 def entry_ids(found: list[Write]) -> list[tuple[str, ...]]:
@@ -36,7 +41,7 @@ def test_on_one_server_an_entry_goes_with_the_next_flush() -> None:
     assert queue.due_s(7.0) is None
     queue.add_ended(live("1-1"), None, NOW_S)
     queue.add_ended(live("2-2"), LETTER, NOW_S)
-    queue.add("3-3")
+    queue.add(bill("3-3"))
     assert queue.due_s(7.0) == 7.0
     assert queue.entry_ids() == {"1-1", "2-2", "3-3"}
     letter, acknowledged = queue.collect(0.0)
@@ -107,7 +112,7 @@ def test_after_a_change_of_servers_the_end_is_looked_for_first(letter: Burial | 
 
 def test_of_an_entry_that_nobody_here_has_ended_there_is_nothing_to_look_for() -> None:
     queue = make()
-    queue.add("1-1")
+    queue.add(bill("1-1"))
     queue.add_ended(live("2-2"), None, NOW_S)
     (removal,) = queue.collect(0.0)
     assert isinstance(removal, AsideWrite)
@@ -147,7 +152,7 @@ def test_an_entry_may_be_told_twice() -> None:
     queue = make()
     queue.add_ended(live(), None, NOW_S)
     (first,) = queue.collect(0.0)
-    queue.add("1-1")
+    queue.add(bill("1-1"))
     (second,) = queue.collect(0.0)
     assert isinstance(first, AsideWrite)
     assert isinstance(second, AsideWrite)

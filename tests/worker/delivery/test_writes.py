@@ -12,7 +12,7 @@ from penstock.producer.wire import decode_reply
 from penstock.worker.delivery import writes
 from penstock.worker.delivery.ending import end_entry
 from penstock.worker.delivery.writes import ChunkWrite, EndCheck, ProbeWrite
-from penstock.worker.protocol.scripts import Standing
+from penstock.worker.protocol.scripts import Bill, Standing
 
 OWNER = ("5", "i")
 
@@ -121,9 +121,9 @@ def test_a_reply_and_its_state_are_refreshed_together() -> None:
 
 
 def test_an_acknowledgement_knows_its_entries() -> None:
-    write = writes.acknowledge("q", "w", ["1-1", "2-2"])
+    write = writes.acknowledge("q", "w", [Bill("1-1", "t", 7), Bill("2-2", "", None)])
     assert write.entry_ids == ("1-1", "2-2")
-    assert write.command[-3:] == ("w", "1-1", "2-2")
+    assert write.command[-6:] == ("1-1", "t", 7, "2-2", "", "")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, connect, ensure_group
 from penstock.producer.redis.enqueue import Added, enqueue
 from penstock.producer.redis.pipeline import Command
+from penstock.producer.redis.streams import stream_entries
 from penstock.worker.delivery import reconnect
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.consumers import set_aside_for
@@ -43,6 +44,15 @@ REQUESTS = ("a", "b", "c")
 TRUTH = (11, 12, 13, 14, 15)  # what any worker generates for any request
 TTL_MS = 10**7
 LIMITS = {"max_body_bytes": 1000, "max_bytes": 10**6}
+
+
+def bill(entry_id: str) -> scripts.Bill:
+    return scripts.Bill(entry_id, "", 1)
+
+
+def flat(fields: dict[bytes, bytes]) -> list[bytes]:
+    return [part for item in fields.items() for part in item]
+
 
 worker_at = st.integers(0, 2)
 request_ids = st.sampled_from(REQUESTS)
@@ -229,10 +239,40 @@ class Protocol(RuleBasedStateMachine):
     @rule(at=worker_at)
     def read(self, at: int) -> None:
         worker = self.acting(at)
-        self.give(worker, scripts.take(QUEUE, worker=worker.name, count=1, **LIMITS))
+        self.note(worker, self.send(scripts.take(QUEUE, worker=worker.name, count=1, **LIMITS))[0])
+
+    @rule(at=worker_at)
+    def read_oldest(self, at: int) -> None:
+        worker = self.acting(at)
+        self.note(worker, self.send(scripts.take(QUEUE, worker=worker.name, count=2, takes_oldest=True, **LIMITS))[0])
+
+    @rule(at=worker_at)
+    def read_past_lanes(self, at: int) -> None:
+        """As an idle worker does, and as all did before there were lanes."""
+        worker = self.acting(at)
+        answer = self.run(self.redis.xreadgroup(keys.GROUP, worker.name, {keys.requests(QUEUE): ">"}, count=1))
+        for _, entries in stream_entries(answer):
+            self.note(worker, [(entry_id, 0, 1, flat(fields)) for entry_id, fields in entries])
+
+    @rule(at=worker_at)
+    def sweep(self, at: int) -> None:
+        worker = self.acting(at)
+        self.note(worker, self.send(scripts.sweep(QUEUE, worker=worker.name, count=2, **LIMITS))[0])
+
+    @rule(request_id=request_ids)
+    def note_cancelled(self, request_id: str) -> None:
+        self.run(self.redis.sadd(keys.cancelled(QUEUE), request_id))
+
+    @rule(key=st.sampled_from([keys.lane(QUEUE), keys.band(QUEUE, 0), keys.bands(QUEUE), keys.service(QUEUE)]))
+    def delete_lanes(self, key: str) -> None:
+        """By hand: they are an index, and no more."""
+        self.run(self.redis.delete(key))
 
     def give(self, worker: Worker, command: Command) -> None:
-        for entry_id, _, _, fields in self.send(command):
+        self.note(worker, self.send(command))
+
+    def note(self, worker: Worker, entries: list[Any]) -> None:
+        for entry_id, _, _, fields in entries:
             if fields:
                 worker.entries[entry_id.decode()] = fields[1].decode()
 
@@ -242,10 +282,15 @@ class Protocol(RuleBasedStateMachine):
         self.give(worker, scripts.adopt(QUEUE, worker=worker.name, count=2, digest=worker.digest, **LIMITS))
 
     @rule()
+    def reclaim_waiting(self) -> None:
+        """As a worker does that knows of no lanes: their entries are adopted, and the lanes are left with places."""
+        self.send(scripts.retire(QUEUE, stream=keys.requests(QUEUE), consumer=keys.WAITING, count=10))
+
+    @rule()
     def reclaim(self) -> None:
         for consumer in self.run(self.redis.xinfo_consumers(keys.requests(QUEUE), keys.GROUP)):
             name = consumer["name"].decode()
-            if name != keys.UNOWNED:
+            if name not in (keys.UNOWNED, keys.WAITING):
                 self.send(scripts.retire(QUEUE, stream=keys.requests(QUEUE), consumer=name, count=10))
 
     @precondition(lambda self: any(worker.entries for worker in self.workers))
@@ -394,7 +439,7 @@ class Protocol(RuleBasedStateMachine):
     @rule(at=worker_at)
     def acknowledge(self, at: int) -> None:
         worker = self.acting(at)
-        self.send(scripts.ack(QUEUE, worker=worker.name, entry_ids=sorted(worker.may_ack)))
+        self.send(scripts.ack(QUEUE, worker=worker.name, bills=map(bill, sorted(worker.may_ack))))
 
     @rule(at=worker_at, request_id=request_ids)
     def acknowledge_for_others(self, at: int, request_id: str) -> None:
@@ -404,7 +449,7 @@ class Protocol(RuleBasedStateMachine):
             return
         pending = self.pending()
         if pending.get(held.entry_id) not in (None, self.workers[at].name):
-            assert self.send(scripts.ack(QUEUE, worker=self.workers[at].name, entry_ids=[held.entry_id])) == 0
+            assert self.send(scripts.ack(QUEUE, worker=self.workers[at].name, bills=[bill(held.entry_id)])) == 0
 
     @rule(at=worker_at, request_id=request_ids)
     def hand_back(self, at: int, request_id: str) -> None:

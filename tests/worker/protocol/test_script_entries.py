@@ -18,10 +18,10 @@ LETTERS = keys.dead("q")
 
 async def test_only_the_owner_s_acknowledgement_counts(raw: RedisClient) -> None:
     ids = await owned(raw, "a", 2)
-    assert await run(raw, scripts.ack("q", worker="b", entry_ids=ids)) == 0
+    assert await run(raw, scripts.ack("q", worker="b", bills=[scripts.Bill(each, "", None) for each in ids])) == 0
     assert await raw.xlen(STREAM) == 2
-    assert await run(raw, scripts.ack("q", worker="a", entry_ids=ids)) == 2
-    assert await run(raw, scripts.ack("q", worker="a", entry_ids=ids)) == 0
+    assert await run(raw, scripts.ack("q", worker="a", bills=[scripts.Bill(each, "", None) for each in ids])) == 2
+    assert await run(raw, scripts.ack("q", worker="a", bills=[scripts.Bill(each, "", None) for each in ids])) == 0
     assert await raw.xlen(STREAM) == 0
 
 

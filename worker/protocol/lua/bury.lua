@@ -3,13 +3,14 @@
 -- `sizes` has an entry for each letter, under the letter's id, as the worker may not read letters. The oldest letters are
 -- removed while a limit is exceeded; the new one stays whatever its size. A letter that somebody deleted by hand counts until it
 -- would be the oldest.
-local requests, letters, sizes, sum = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local requests, letters, sizes, sum, charged = unpack(KEYS, 1, 5)
 local group, worker, entry, size = unpack(ARGV, 1, 4)
 local max_entries, max_bytes, ttl = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 if not owned(requests, group, worker, entry) then return 0 end
 local letter = redis.call('XADD', letters, 'MAXLEN', '=', max_entries, '*', unpack(ARGV, 8))
 redis.call('XACK', requests, group, entry)
 redis.call('XDEL', requests, entry)
+redis.call('HDEL', charged, entry)
 
 local bytes = redis.pcall('GET', sum)
 bytes = type(bytes) == 'string' and string.match(bytes, '^%d+$') and tonumber(bytes)

@@ -4,7 +4,8 @@ Every function here returns one command, ready for `execute_command` or a pipeli
 so that no server must be prepared. `producer.redis.pipeline.execute` sends its hash to servers that know it. Chunks
 need no script at all.
 
-`claims` has the steps on a request's state and reply, `entries` those on the queue's entries, `presence` those on a
+`claims` has the steps on a request's state and reply, `entries` those on the queue's entries, `lanes` those on what
+waits, `presence` those on a
 worker's heartbeat, `calls` those on the stream of calls.
 """
 
@@ -27,15 +28,14 @@ from penstock.worker.protocol.scripts.claims import (
 )
 from penstock.worker.protocol.scripts.entries import (
     LetterLimits,
-    ack,
     adopt,
     bury,
     disown,
     pending,
     retire,
     set_aside,
-    take,
 )
+from penstock.worker.protocol.scripts.lanes import Bill, ack, charge, sweep, take
 from penstock.worker.protocol.scripts.presence import (
     Beaten,
     OtherModel,
@@ -52,6 +52,7 @@ from penstock.worker.protocol.scripts.presence import (
 __all__ = [
     "MAX_EPOCH",
     "Beaten",
+    "Bill",
     "Claim",
     "FlatFields",
     "LetterLimits",
@@ -66,6 +67,7 @@ __all__ = [
     "answer_call",
     "beat",
     "bury",
+    "charge",
     "claim",
     "disown",
     "end_unclaimed",
@@ -83,6 +85,7 @@ __all__ = [
     "retire",
     "return_request",
     "set_aside",
+    "sweep",
     "take",
     "take_calls",
 ]

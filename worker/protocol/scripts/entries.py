@@ -10,10 +10,8 @@ from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
 from penstock.worker.protocol.consumers import set_aside_for
 
-_TAKE = load("penstock.worker.protocol", "sized", "take")
 _ADOPT = load("penstock.worker.protocol", "sized", "adopt")
 _PENDING = load("penstock.worker.protocol", "sized", "pending")
-_ACK = load("penstock.worker.protocol", "owned", "ack")
 _BURY = load("penstock.worker.protocol", "owned", "bury")
 _DISOWN = load("penstock.worker.protocol", "owned", "disown")
 _RETIRE = load("penstock.worker.protocol", "retire")
@@ -29,8 +27,10 @@ class LetterLimits:
     ttl_ms: int  # of a letter; where no other follows, it is kept for up to twice as long
 
 
-def take(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int) -> Command:
-    """Takes up to `count` new entries; `worker.delivery.entries` reads the answer.
+def adopt(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int, digest: str = "") -> Command:
+    """Takes up to `count` entries that nobody owns, those that were set aside for the worker's model first.
+
+    `worker.delivery.entries` reads the answer.
 
     Args:
         queue: whose.
@@ -38,26 +38,17 @@ def take(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes:
         count: of entries at most.
         max_body_bytes: of a larger entry the answer holds only the size and the `id`.
         max_bytes: no entry is taken once those before it have so many together.
+        digest: of the worker's model.
     """
-    return call(_TAKE, (keys.requests(queue),), (keys.GROUP, worker, count, max_body_bytes, max_bytes))
-
-
-def adopt(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int, digest: str = "") -> Command:
-    """As `take`, of the entries that nobody owns, those that were set aside for the worker's model first."""
     sources = (set_aside_for(digest), keys.UNOWNED) if digest else (keys.UNOWNED,)
     arguments = (keys.GROUP, worker, count, max_body_bytes, max_bytes, *sources)
     return call(_ADOPT, (keys.requests(queue),), arguments)
 
 
 def pending(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int, after: str) -> Command:
-    """As `take`, of the entries pending for `worker`, from the one that follows `after` on."""
+    """As `adopt`, of the entries pending for `worker`, from the one that follows `after` on."""
     arguments = (keys.GROUP, worker, count, max_body_bytes, max_bytes, after)
     return call(_PENDING, (keys.requests(queue),), arguments)
-
-
-def ack(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
-    """Acknowledges and deletes those of `entry_ids` that are pending for `worker`; answers how many."""
-    return call(_ACK, (keys.requests(queue),), (keys.GROUP, worker, *entry_ids))
 
 
 def bury(
@@ -74,8 +65,9 @@ def bury(
         fields: of the letter, at most some hundred.
     """
     size = sum(len(part) if isinstance(part, bytes) else len(part.encode()) for part in fields)
-    key_names = (keys.requests(queue), letters, keys.letter_sizes(letters), keys.letter_bytes(letters))
+    of_letters = (letters, keys.letter_sizes(letters), keys.letter_bytes(letters))
     bounds = (limits.max_entries, limits.max_bytes, limits.ttl_ms)
+    key_names = (keys.requests(queue), *of_letters, keys.charged(queue))
     return call(_BURY, key_names, (keys.GROUP, worker, entry_id, size, *bounds, *fields))
 
 

@@ -1,0 +1,115 @@
+"""Whose turn it is, for whole workers: order, accounts, and early ends of what waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from redis import exceptions
+from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
+
+from penstock.producer import AsyncClient, keys
+from penstock.producer.redis.connection import RedisClient
+from penstock.worker.chaos.fake_engine import FakeEngine
+from penstock.worker.delivery import charging, intake
+
+
+async def served(redis: RedisClient, tenant: str) -> float:
+    """Weighted tokens that a tenant was served which does not wait."""
+    return float(await redis.zscore(keys.service("q"), tenant) or 0)
+
+
+async def waiting(redis: RedisClient) -> int:
+    """Entries that have a place."""
+    pending: Any = await redis.xpending(keys.requests("q"), keys.GROUP)
+    return sum(each["pending"] for each in pending["consumers"] if each["name"] == keys.WAITING)
+
+
+async def test_a_higher_priority_is_next_on_every_worker(redis_url: str, redis: RedisClient) -> None:
+    engines = [FakeEngine(max_num_seqs=1), FakeEngine(max_num_seqs=1)]
+    for engine in engines:
+        engine.hold()
+    async with running_worker(redis_url, engines[0]), running_worker(redis_url, engines[1]):
+        first = [await send(redis, prompt="x", max_tokens=2) for _ in range(2)]
+        await eventually(lambda: sum(len(engine.prefilled) for engine in engines) == 2)
+        crowd = [await send(redis, prompt="x", max_tokens=2, tenant="crowd") for _ in range(300)]
+        high = [await send(redis, prompt="x", max_tokens=2, tenant="other", priority=9) for _ in range(2)]
+        await eventually(lambda: _all_wait(redis, len(crowd) + len(high)))
+        for engine in engines:
+            engine.allow()
+        for request_id in (*first, *crowd, *high):
+            await read_reply(redis, request_id)
+        await eventually(lambda: is_queue_empty(redis))
+    assert {name for engine in engines for name in engine.prefilled[1:2]} == set(high)
+    assert await served(redis, "other") == 2 * (1 + 2 * 2)
+    assert await served(redis, "crowd") >= 300 * (1 + 2 * 2)
+    assert not await redis.exists(keys.charged("q"), keys.bands("q"))
+
+
+async def _all_wait(redis: RedisClient, count: int) -> bool:
+    return await waiting(redis) == count
+
+
+async def test_what_waits_ends_while_no_worker_has_room(redis_url: str, redis: RedisClient) -> None:
+    """Cancelled by the client library, and too late."""
+    engine = FakeEngine(max_num_seqs=1)
+    engine.hold()
+    async with running_worker(redis_url, engine), AsyncClient(redis_url, queue="q") as client:
+        await send(redis, prompt="x", id="running", max_tokens=5)
+        await eventually(lambda: engine.prefilled)
+        handle = await client.submit("y", max_tokens=5)
+        late = await send(redis, prompt="z", timeout_s=0.2)
+        stays = await send(redis, prompt="w", max_tokens=5)
+        await handle.cancel()
+        assert (await read_reply(redis, handle.id)).end.finish_reason == "cancelled"
+        assert (await read_reply(redis, late)).end.finish_reason == "expired"
+        assert engine.prefilled == ["running"]
+        engine.allow()
+        assert (await read_reply(redis, stays)).end.finish_reason == "length"
+    assert engine.prefilled == ["running", stays]
+
+
+async def test_running_requests_are_charged_before_they_end(
+    redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(charging, "CHARGE_INTERVAL_S", 0.05)
+    engine = FakeEngine(step_s=0.002)
+    async with running_worker(redis_url, engine, name="a") as first:
+        await send(redis, prompt="x", id="x", tenant="t", max_tokens=1000)
+        await read_until(redis, "x", lambda entry: entry.type == "chunk")
+        await eventually(lambda: _has_served(redis, "t", 50))
+        first.task.cancel()  # it is gone at once, and others find its request
+    before = await served(redis, "t")
+    async with running_worker(redis_url, name="b"):
+        assert (await read_reply(redis, "x")).end.completion_tokens == 1000
+        await eventually(lambda: is_queue_empty(redis))
+    assert before < await served(redis, "t") == 1 + 2 * 1000
+
+
+async def _has_served(redis: RedisClient, tenant: str, tokens: int) -> bool:
+    return await served(redis, tenant) >= tokens
+
+
+async def test_what_a_sweep_took_and_nobody_heard_of_is_taken_up(
+    redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer was lost: the entry is pending for the worker, which must look."""
+    real = intake.EntryReader.sweep
+    lost: list[str] = []
+
+    async def sweep(self: intake.EntryReader) -> Any:
+        entries = await real(self)
+        if entries and not lost:
+            lost.extend(entry.id for entry in entries)
+            raise exceptions.ConnectionError("lost")
+        return entries
+
+    monkeypatch.setattr(intake.EntryReader, "sweep", sweep)
+    engine = FakeEngine(max_num_seqs=1)
+    engine.hold()
+    async with running_worker(redis_url, engine):
+        await send(redis, prompt="x", id="running", max_tokens=5)
+        await eventually(lambda: engine.prefilled)
+        late = await send(redis, prompt="z", timeout_s=0.1)
+        assert (await read_reply(redis, late)).end.finish_reason == "expired"
+    assert lost == [late]

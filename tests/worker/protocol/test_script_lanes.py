@@ -1,0 +1,209 @@
+"""Whose turn it is: the scripts that give entries their places, take them, and charge their tenants."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from script_calls import STREAM, owners, run
+
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient
+from penstock.worker.protocol import scripts
+from penstock.worker.protocol.scripts import Bill
+from penstock.worker.protocol.scripts.lanes import NEW_PER_SCRIPT
+
+pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
+
+LIMITS: dict[str, Any] = {"max_body_bytes": 10_000, "max_bytes": 10**6}
+
+
+async def add(redis: RedisClient, count: int = 1, **fields: object) -> list[str]:
+    body: dict[Any, Any] = {"prompt": "x" * 40, **{name: str(value) for name, value in fields.items()}}
+    return [(await redis.xadd(STREAM, body)).decode() for _ in range(count)]
+
+
+async def take(redis: RedisClient, count: int = 1, *, worker: str = "w", takes_oldest: bool = False) -> list[str]:
+    command = scripts.take("q", worker=worker, count=count, takes_oldest=takes_oldest, **LIMITS)
+    entries, *_ = await run(redis, command)
+    return [entry[0].decode() for entry in entries]
+
+
+async def sweep(redis: RedisClient, count: int = 10) -> list[str]:
+    entries, _ = await run(redis, scripts.sweep("q", worker="w", count=count, **LIMITS))
+    return [entry[0].decode() for entry in entries]
+
+
+async def counters(redis: RedisClient) -> dict[str, float]:
+    """What each tenant has been served, as far as it is known."""
+    found = dict(await redis.zrange(keys.service("q"), 0, -1, withscores=True))
+    for band in await redis.zrange(keys.bands("q"), 0, -1):
+        found |= dict(await redis.zrange(keys.band("q", band.decode()), 0, -1, withscores=True))
+    return {name.decode(): score for name, score in found.items()}
+
+
+async def lanes_are_empty(redis: RedisClient) -> bool:
+    return not await redis.exists(keys.bands("q"), keys.due("q")) and not await redis.keys(
+        "penstock:{q}:lanes:tenant:*"
+    )
+
+
+async def test_a_higher_priority_overtakes_all_that_wait(raw: RedisClient) -> None:
+    low = await add(raw, 300, tenant="a")
+    (high,) = await add(raw, tenant="b", priority=1)
+    assert await take(raw, 0) == []  # the first run gives places to no more than it may hold the server up for
+    assert NEW_PER_SCRIPT < 300
+    assert await take(raw, 2) == [high, low[0]]
+
+
+async def test_the_highest_of_several_and_below_none(raw: RedisClient) -> None:
+    entries = {priority: (await add(raw, priority=priority))[0] for priority in (-1000, 0, 1000, 7, -1)}
+    assert await take(raw, 5) == [entries[priority] for priority in (1000, 7, 0, -1, -1000)]
+
+
+async def test_who_was_served_least_is_next_and_nobody_waits_for_a_crowd(raw: RedisClient) -> None:
+    crowd = await add(raw, 20, tenant="crowd")
+    few = await add(raw, 3, tenant="few")
+    taken = await take(raw, 6)
+    assert sorted(taken) == sorted([*crowd[:3], *few])
+    assert await take(raw, 2) == crowd[3:5]
+
+
+async def test_shares_are_as_weights(raw: RedisClient) -> None:
+    await raw.hset(keys.weights("q"), mapping={"a": 3, "b": "no number"})
+    of = dict.fromkeys(await add(raw, 40, tenant="a"), "a") | dict.fromkeys(await add(raw, 40, tenant="b"), "b")
+    for _ in range(8):
+        await take(raw, 5)
+    assert await take(raw, 0) == []
+    pending = await raw.xpending_range(STREAM, keys.GROUP, "-", "+", 100, "w")
+    assert Counter(of[item["message_id"].decode()] for item in pending) == {"a": 30, "b": 10}
+
+
+async def test_within_a_tenant_what_is_due_first(raw: RedisClient) -> None:
+    (window,) = await add(raw, tenant="a", timeout_s=86_400)
+    (usual,) = await add(raw, tenant="a")
+    (urgent,) = await add(raw, tenant="a", timeout_s=5)
+    assert await take(raw, 3) == [urgent, usual, window]
+
+
+async def test_who_comes_back_cannot_claim_what_it_did_not_ask_for(raw: RedisClient) -> None:
+    await add(raw, 30, tenant="steady")
+    await take(raw, 20)
+    await add(raw, 30, tenant="new")
+    taken = Counter({"steady": 0, "new": 0})
+    for _ in range(5):
+        entries, *_ = await run(raw, scripts.take("q", worker="w", count=2, **LIMITS))
+        taken.update(dict(zip(entry[3][::2], entry[3][1::2], strict=True))[b"tenant"].decode() for entry in entries)
+    assert taken == {"steady": 5, "new": 5}
+
+
+async def test_the_oldest_is_found_behind_any_crowd(raw: RedisClient) -> None:
+    old = (await raw.xadd(STREAM, {"tenant": "z", "priority": "-5"}, id="1700000000000-0")).decode()
+    (young,) = await add(raw, tenant="z", priority=-5)
+    high = await add(raw, 10, tenant="a", priority=5)
+    assert await take(raw, 2) == high[:2]
+    assert await take(raw, 2, takes_oldest=True) == [old, high[2]]
+    assert await take(raw, 1, takes_oldest=True) == high[3:4]  # what has just come is not overtaken for long
+    assert await take(raw, 20) == [*high[4:], young]
+    assert await lanes_are_empty(raw)
+
+
+async def test_what_no_lane_has_is_taken_all_the_same(raw: RedisClient) -> None:
+    """Somebody deleted some of the index, or all."""
+    ids = await add(raw, 4, tenant="a")
+    await take(raw, 0)
+    await raw.delete(keys.lane("q", "a"))
+    assert await take(raw, 2) == ids[:2]
+    await raw.delete(*await raw.keys("penstock:{q}:lanes:*"))
+    assert await take(raw, 9) == ids[2:]
+    assert await lanes_are_empty(raw)
+
+
+async def test_what_a_worker_has_is_not_taken_from_it(raw: RedisClient) -> None:
+    """A worker from before lanes retired the consumer that they index, and adopted what it had."""
+    first, second = await add(raw, 2)
+    await take(raw, 0)
+    await run(raw, scripts.retire("q", stream=STREAM, consumer=keys.WAITING, count=10))
+    await run(raw, scripts.adopt("q", worker="old", count=1, **LIMITS))
+    assert await take(raw, 5) == []
+    assert {name: count for name, count in (await owners(raw)).items() if count} == {"old": 1, keys.UNOWNED: 1}
+    await raw.xdel(STREAM, first, second)
+    (third,) = await add(raw)
+    await take(raw, 0)
+    await raw.xdel(STREAM, third)
+    assert await take(raw, 5) == []
+    assert await lanes_are_empty(raw)
+
+
+async def test_what_is_over_or_cancelled_is_swept(raw: RedisClient) -> None:
+    late = (await raw.xadd(STREAM, {"tenant": "a", "timeout_s": "60"}, id="1700000000000-0")).decode()
+    (own_id,) = await add(raw)
+    (named,) = await add(raw, id="named")
+    (other,) = await add(raw)
+    await raw.set(keys.seen("q", "named"), named)
+    await raw.sadd(keys.cancelled("q"), "named", own_id, "unknown", "5-5")
+    assert sorted(await sweep(raw)) == sorted([late, own_id, named])
+    assert not await raw.exists(keys.cancelled("q"))
+    assert await take(raw, 5) == [other]
+    assert await lanes_are_empty(raw)
+
+
+async def test_a_running_request_is_not_swept(raw: RedisClient) -> None:
+    entry = (await raw.xadd(STREAM, {"timeout_s": "60"}, id="1700000000000-0")).decode()
+    assert await take(raw, worker="other") == [entry]
+    await raw.sadd(keys.cancelled("q"), entry)
+    assert await sweep(raw) == []
+    assert (await owners(raw))["other"] == 1
+
+
+async def test_a_token_is_charged_once_however_often_it_is_computed(raw: RedisClient) -> None:
+    (entry,) = await add(raw, tenant="a")
+    await take(raw)
+
+    async def charge(worker: str, tokens: int) -> float:
+        await run(raw, scripts.charge("q", worker=worker, bills=[Bill(entry, "a", tokens)]))
+        return (await counters(raw))["a"]
+
+    before = (await counters(raw))["a"]
+    assert before > 0  # by the size of the prompt, until one knows
+    assert await charge("w", 100) == 100
+    assert await charge("w", 100) == 100
+    assert await charge("w", 130) == 130
+    assert await charge("other", 500) == 130  # it does not have the entry
+    await raw.xclaim(STREAM, keys.GROUP, "heir", 0, [entry])
+    assert await charge("w", 150) == 130
+    assert await charge("heir", 120) == 120  # of 130 some were never published, and are computed again
+    assert await charge("heir", 140) == 140
+    for expected in (1, 0):
+        assert await run(raw, scripts.ack("q", worker="heir", bills=[Bill(entry, "a", 150)])) == expected
+        assert (await counters(raw))["a"] == 150
+    assert await charge("heir", 900) == 150
+    assert not await raw.exists(keys.charged("q"))
+
+
+async def test_who_had_less_than_anybody_who_waits_now_is_forgotten(raw: RedisClient) -> None:
+    for number in range(100):
+        await add(raw, tenant=f"t{number}")
+        (entry,) = await take(raw)
+        await run(raw, scripts.ack("q", worker="w", bills=[Bill(entry, f"t{number}", 100)]))
+    assert len(await counters(raw)) <= 10
+
+
+async def test_values_that_are_none_are_as_none(raw: RedisClient) -> None:
+    bodies: list[dict[str, object]] = [
+        {"tenant": "a b"}, {"tenant": "x" * 129}, {"priority": "nan"}, {"priority": "1e3"}, {"priority": 1001},
+        {"timeout_s": "nan"}, {"timeout_s": "inf"}, {"timeout_s": -1}, {"timeout_s": ""}, {"priority": "0x10"},
+    ]  # fmt: skip
+    ids = [(await add(raw, **body))[0] for body in bodies]
+    (far,) = [(await raw.xadd(STREAM, {"prompt": "x"}, id=f"{2**63}-0")).decode()]
+    assert sorted(await take(raw, 20)) == sorted([*ids, far])
+    assert await lanes_are_empty(raw)
+
+
+async def test_an_answer_has_a_bounded_number_of_bytes(raw: RedisClient) -> None:
+    ids = await add(raw, 6, tenant="a")
+    limits = {"max_body_bytes": 10_000, "max_bytes": 100}
+    for start in (0, 2, 4):
+        entries, *_ = await run(raw, scripts.take("q", worker="w", count=6, **limits))
+        assert [entry[0].decode() for entry in entries] == ids[start : start + 2]

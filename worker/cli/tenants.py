@@ -1,0 +1,82 @@
+"""`penstock tenants`: who waits in a queue, and with what weight. Needs the light client only."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from penstock.producer.wire import ID_PATTERN
+from penstock.worker.cli.console import console
+from penstock.worker.cli.errors import CommandFailed
+from penstock.worker.cli.options import takes_settings
+from penstock.worker.cli.redis import connected
+from penstock.worker.protocol import tenants as of_queue
+from penstock.worker.protocol.tenants import Tenant
+from penstock.worker.settings import Settings
+
+tenants = typer.Typer(
+    name="tenants",
+    help="Tenants of a queue: who waits, what each has been served, and its weight.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+_NOBODY = "(none)"  # how the tenant of requests that name none is shown
+
+
+@tenants.command("list")
+@takes_settings(["redis_url", "queue"])
+def list_tenants(
+    *,
+    settings: Settings,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per tenant.")] = False,
+) -> None:
+    """List those that wait, or have a weight.
+
+    `served` counts tokens, one of a prompt as 1 and one of a reply as 2, divided by the weight: of those that wait with
+    the same priority, the one with the least is next.
+    """
+    found = asyncio.run(_look(settings))
+    if as_json:
+        for tenant in found:
+            typer.echo(json.dumps(dataclasses.asdict(tenant)))
+        return
+    table = Table("tenant", "waiting", "priority", "served", "weight", box=None, header_style="bold")
+    for tenant in found:
+        priority = "" if tenant.priority is None else str(tenant.priority)
+        name = tenant.name or _NOBODY
+        table.add_row(name, f"{tenant.num_waiting:,}", priority, f"{tenant.served:,.0f}", f"{tenant.weight:g}")
+    console().print(table if found else f"nobody waits in queue {settings.queue}, and no tenant has a weight")
+
+
+@tenants.command("weight")
+@takes_settings(["redis_url", "queue"])
+def weight(
+    *,
+    settings: Settings,
+    tenant: Annotated[str, typer.Argument(help="Its name, as requests say it.")],
+    value: Annotated[float, typer.Argument(help="Its share beside that of others; 1 is that of all that have none.")],
+) -> None:
+    """Give a tenant a larger or smaller share of what the queue's workers can do."""
+    if not ID_PATTERN.fullmatch(tenant):
+        raise CommandFailed(f"{tenant!r} is no tenant: {ID_PATTERN.pattern}")
+    try:
+        asyncio.run(_set(settings, tenant, value))
+    except ValueError as error:
+        raise CommandFailed(str(error)) from error
+    console().print(f"{tenant} has weight {value:g} in queue {settings.queue}")
+
+
+async def _look(settings: Settings) -> list[Tenant]:
+    async with connected(settings.redis_url) as redis:
+        return await of_queue.tenants(redis, settings.queue)
+
+
+async def _set(settings: Settings, tenant: str, value: float) -> None:
+    async with connected(settings.redis_url) as redis:
+        await of_queue.set_weight(redis, settings.queue, tenant, value)

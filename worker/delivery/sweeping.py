@@ -1,0 +1,19 @@
+"""Sweeps the queue from time to time, for what has to happen to entries while no worker has room."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from penstock.worker.delivery.intake import Intake
+from penstock.worker.protocol import faults
+from penstock.worker.readiness import Readiness
+
+SWEEP_INTERVAL_S = 0.5
+
+
+async def sweep_forever(intake: Intake, readiness: Readiness) -> None:
+    """At jittered intervals, so that workers do not all look at once: what one has swept, others do not find."""
+    while True:
+        await asyncio.sleep(SWEEP_INTERVAL_S * random.uniform(0.75, 1.25))
+        await faults.survive(intake.sweep(), "sweeper", readiness)

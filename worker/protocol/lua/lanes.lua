@@ -1,0 +1,169 @@
+-- After clock.lua and sized.lua. KEYS, in this order: requests; lanes and bands, without a tenant and a
+-- priority; bands; service; weights; charged; due. docs/lanes.md says what they hold.
+--
+-- What is pending for WAITING waits, whether or not it has a place in a lane: lanes only say who is next. So an entry of a
+-- lane is taken only if it is pending there, and what no lane has is found by its age. It is pending there since 1970:
+-- that tells it, within one XCLAIM, from one that a worker has.
+local requests, lane_of, band_of, bands, service, weights, charged, due = unpack(KEYS, 1, 8)
+local WAITING = 'waiting'
+local SINCE, LONG = 1, 10 ^ 12  -- ms: when the former were delivered, and what no worker has had an entry for
+local FLOOR = '/floor'  -- in `weights`, where no tenant is called so: what the last tenant to leave had been served
+local SPAN = 2 ^ 42  -- ms: until the year 2109
+local PATIENCE = 60000  -- ms: when one without a deadline is due, beside those of its tenant that have one
+local BYTES_PER_TOKEN = 4  -- of a prompt that is not tokenized yet
+
+local function whole(text, least, most)
+  local number = string.match(text, '^%s*[-+]?%d+%s*$') and tonumber(text)
+  return number and number >= least and number <= most and number or nil
+end
+
+local function number(value) return string.format('%.17g', value) end
+
+local function size_of(fields)
+  local size = 0
+  for i = 1, #fields do size = size + #fields[i] end
+  return size
+end
+
+local function tokens_of(size) return math.ceil(size / BYTES_PER_TOKEN) end
+
+-- Tenant, rank in its lane and, if it expires, when (ms). What is no such value is refused when the entry is claimed.
+local function place(entry, fields)
+  local tenant, priority, timeout = '', 0, nil
+  for i = 1, #fields, 2 do
+    local name, value = fields[i], fields[i + 1]
+    if name == 'tenant' then
+      tenant = #value <= 128 and string.match(value, '^[%w_.:-]+$') or ''
+    elseif name == 'priority' then
+      priority = whole(value, -1000, 1000) or 0
+    elseif name == 'timeout_s' then
+      local seconds = tonumber(value)
+      timeout = seconds and seconds > 0 and seconds <= 604800 and 1000 * seconds or nil
+    end
+  end
+  local since = math.min(tonumber(string.match(entry, '^%d+')), SPAN / 2)
+  local before = math.floor(since + (timeout or PATIENCE))
+  return tenant, (1000 - priority) * SPAN + before, timeout and string.format('%.0f', since + timeout) or nil
+end
+
+local function priority_of(rank) return 1000 - math.floor(rank / SPAN) end
+
+-- Members of lanes sort as their entries came in, where ranks are equal: a longer number follows a shorter one. They have
+-- the entry's size: what would be read is known before it is.
+local function member(entry, size)
+  local ms, number = string.match(entry, '^(%d+)-(%d+)$')
+  return string.format('%c%s-%s/%d', 64 + #number, number, ms, size)
+end
+
+local function entry_of(member)
+  local number, ms, size = string.match(member, '^.(%d+)-(%d+)/(%d+)$')
+  return ms .. '-' .. number, tonumber(size)
+end
+
+-- The priority of a tenant's next entry; nil if none waits.
+local function priority_next(tenant)
+  local rank = redis.call('ZRANGE', lane_of .. tenant, 0, 0, 'WITHSCORES')[2]
+  return rank and priority_of(tonumber(rank))
+end
+
+-- The least that anybody who waits with this priority has been served; nil if nobody does.
+local function least(priority)
+  return tonumber(redis.call('ZRANGE', band_of .. priority, 0, 0, 'WITHSCORES')[2])
+end
+
+local function floor() return tonumber(redis.call('HGET', weights, FLOOR) or 0) or 0 end
+
+local function valid_weight(text)
+  local weight = tonumber(text or 1)
+  return weight and weight > 0 and weight < math.huge and weight or 1
+end
+
+-- Whoever comes back has been served no less than those that stayed: what it did not ask for it cannot claim now. So
+-- nothing need be known of those who had less, once nobody waits who had less than they.
+local function lifted(tenant, priority)
+  local had = tonumber(redis.call('ZSCORE', service, tenant) or 0)
+  redis.call('ZREM', service, tenant)
+  local active = redis.call('ZRANGE', bands, 0, 16)
+  if #active <= 16 then
+    local lowest = floor()
+    for _, each in ipairs(active) do lowest = math.min(lowest, least(each) or lowest) end
+    redis.call('ZREMRANGEBYSCORE', service, '-inf', '(' .. number(lowest))
+  end
+  return math.max(had, least(priority) or floor())
+end
+
+-- A tenant's counter is in the band of its next entry while it waits, and in `service` while it does not.
+local function seat(tenant, before, now, counter)
+  if before == now then return end
+  if before then
+    counter = counter or tonumber(redis.call('ZSCORE', band_of .. before, tenant) or floor())
+    redis.call('ZREM', band_of .. before, tenant)
+    if redis.call('EXISTS', band_of .. before) == 0 then redis.call('ZREM', bands, before) end
+  end
+  if now then
+    redis.call('ZADD', band_of .. now, number(counter or lifted(tenant, now)), tenant)
+    redis.call('ZADD', bands, now, now)
+  else
+    redis.call('ZADD', service, number(counter), tenant)
+    redis.call('HSET', weights, FLOOR, number(math.max(floor(), counter)))
+  end
+end
+
+-- Adds to what a tenant has been served, or takes off what was estimated too high. Of one that was forgotten as much is known as that it had not more.
+local function serve(tenant, tokens)
+  if tokens == 0 then return end
+  local more, priority = number(tokens / valid_weight(redis.call('HGET', weights, tenant))), priority_next(tenant)
+  if priority then
+    redis.call('ZINCRBY', band_of .. priority, more, tenant)
+  else
+    if not redis.call('ZSCORE', service, tenant) then redis.call('ZADD', service, number(floor()), tenant) end
+    redis.call('ZINCRBY', service, more, tenant)
+  end
+end
+
+-- New entries, up to `limit` of them: each gets its place. Answers whether there may be more.
+local function lane_new(limit)
+  local done, read, batch, has_more, newcomers, best = 0, 0, 1, true, {}, {}
+  while done < limit and read < most do
+    local answer = redis.call('XREADGROUP', 'GROUP', group, WAITING, 'COUNT', batch, 'STREAMS', requests, '>')
+    if not answer then
+      has_more = false
+      break
+    end
+    local ids = {}
+    for _, entry in ipairs(answer[1][2]) do
+      local tenant, rank, expires = place(entry[1], entry[2])
+      local size, ranked = size_of(entry[2]), newcomers[tenant] or {}
+      ranked[#ranked + 1] = string.format('%.0f', rank)
+      ranked[#ranked + 1] = member(entry[1], size)
+      newcomers[tenant], best[tenant] = ranked, math.min(best[tenant] or rank, rank)
+      if expires then redis.call('ZADD', due, expires, entry[1]) end
+      ids[#ids + 1], done, read = entry[1], done + 1, read + size
+    end
+    ids[#ids + 1], ids[#ids + 2], ids[#ids + 3] = 'TIME', SINCE, 'JUSTID'
+    redis.call('XCLAIM', requests, group, WAITING, 0, unpack(ids))
+    batch = read / done < 8192 and math.min(32, limit - done) or 1
+  end
+  for tenant, ranked in pairs(newcomers) do
+    local before, priority = priority_next(tenant), priority_of(best[tenant])
+    redis.call('ZADD', lane_of .. tenant, unpack(ranked))
+    if not before or priority > before then seat(tenant, before, priority) end
+  end
+  return has_more
+end
+
+-- Gives entries that wait to this worker; answers those that do.
+local function claim(ids) return redis.call('XCLAIM', requests, group, worker, string.format('%.0f', LONG), unpack(ids)) end
+
+-- Gives one entry that waits to this worker, wherever its place is. Answers whether there is room for more.
+local function take_out(entry)
+  local claimed = claim({entry})[1]
+  redis.call('ZREM', due, entry)
+  if not claimed then return true end
+  local tenant, size = place(entry, claimed[2]), size_of(claimed[2])
+  local before = priority_next(tenant)
+  redis.call('ZREM', lane_of .. tenant, member(entry, size))
+  seat(tenant, before, priority_next(tenant))
+  if redis.call('HSETNX', charged, entry, tokens_of(size)) == 1 then serve(tenant, tokens_of(size)) end
+  return add(entry, claimed[2])
+end

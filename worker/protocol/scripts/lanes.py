@@ -1,0 +1,74 @@
+"""The steps on entries that wait, and on what their tenants have been served. docs/lanes.md has the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.producer import keys
+from penstock.producer.redis.lua import call, load
+from penstock.producer.redis.pipeline import Command
+
+_PARTS = ("clock", "sized", "lanes")
+_TAKE = load("penstock.worker.protocol", *_PARTS, "take")
+_SWEEP = load("penstock.worker.protocol", *_PARTS, "sweep")
+_CHARGE = load("penstock.worker.protocol", *_PARTS, "charge")
+_ACK = load("penstock.worker.protocol", "owned", *_PARTS, "ack")
+
+NEW_PER_SCRIPT = 256  # entries that get a place in one run, which holds up the whole server
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What an entry has cost in all, however often its tokens were computed."""
+
+    entry_id: str
+    tenant: str
+    tokens: int | None  # weighted; None: as was charged
+
+
+def take(
+    queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int, takes_oldest: bool = False
+) -> Command:
+    """Gives new entries their places, and takes up to `count` of those whose turn it is.
+
+    With `takes_oldest` the one that has waited the longest goes first, if that is some seconds. Answers the entries, as
+    `adopt` does; whether there are more new ones than got a place in this run; and the id of the oldest before.
+    """
+    bounds = (keys.GROUP, worker, count, max_body_bytes, max_bytes)
+    return call(_TAKE, lane_keys(queue), (*bounds, NEW_PER_SCRIPT, int(takes_oldest)))
+
+
+def sweep(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int) -> Command:
+    """As `take`, of the entries that need not be run any more: their time is over, or they were cancelled."""
+    bounds = (keys.GROUP, worker, count, max_body_bytes, max_bytes)
+    key_names = (*lane_keys(queue), keys.cancelled(queue), keys.seen(queue, ""))
+    return call(_SWEEP, key_names, (*bounds, NEW_PER_SCRIPT))
+
+
+def charge(queue: str, *, worker: str, bills: Iterable[Bill]) -> Command:
+    """Charges the tenants of entries that are pending for `worker`: what is said last holds. Answers how many."""
+    return call(_CHARGE, lane_keys(queue), (keys.GROUP, worker, 0, 0, 0, *_flat(bills)))
+
+
+def ack(queue: str, *, worker: str, bills: Iterable[Bill]) -> Command:
+    """Acknowledges and deletes those entries that are pending for `worker`, and settles them; answers how many."""
+    return call(_ACK, lane_keys(queue), (keys.GROUP, worker, 0, 0, 0, *_flat(bills)))
+
+
+def _flat(bills: Iterable[Bill]) -> list[str | int]:
+    return [part for bill in bills for part in (bill.entry_id, bill.tenant, "" if bill.tokens is None else bill.tokens)]
+
+
+def lane_keys(queue: str) -> tuple[str, ...]:
+    """What `lanes.lua` names."""
+    return (
+        keys.requests(queue),
+        keys.lane(queue),
+        keys.band(queue),
+        keys.bands(queue),
+        keys.service(queue),
+        keys.weights(queue),
+        keys.charged(queue),
+        keys.due(queue),
+    )
