@@ -41,8 +41,9 @@ async def test_a_higher_priority_is_next_on_every_worker(redis_url: str, redis: 
             await read_reply(redis, request_id)
         await eventually(lambda: is_queue_empty(redis))
     assert {name for engine in engines for name in engine.prefilled[1:2]} == set(high)
-    assert await served(redis, "other") == 2 * (1 + 2 * 2)
-    assert await served(redis, "crowd") >= 300 * (1 + 2 * 2)
+    each = 1 + 2 * 2  # tokens of a prompt and of a reply, weighted
+    assert 2 * each <= await served(redis, "other") <= 4 * each  # it began at what the first two had been served
+    assert 300 * each <= await served(redis, "crowd") <= 304 * each
     assert not await redis.exists(keys.charged("q"), keys.bands("q"))
 
 
