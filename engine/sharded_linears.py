@@ -30,7 +30,7 @@ def prepare_for_tpu(model: Decoder, placement: Placement | None, *, interpret: b
     where devices would have parts of groups. `interpret` is for tests, on a CPU.
     """
     _pad_embedding(model, placement)
-    if placement is not None and placement.has_sparse_cores:
+    if placement is not None and placement.sums_beside:
         overlap(model, placement)
     if model.config.dtype != "bfloat16":
         return model

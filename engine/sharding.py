@@ -67,9 +67,11 @@ class Placement:
         return tuple(axis for axis in REPLICA if axis in self.mesh.shape)
 
     @property
-    def has_sparse_cores(self) -> bool:
-        """Whether the devices can sum over each other beside what they compute."""
-        return self.mesh.devices.flat[0].device_kind in ("TPU v6 lite", "TPU7x")
+    def sums_beside(self) -> bool:
+        """Whether SparseCores sum over devices beside what these compute. TPU7x has some, but libtpu cannot print what
+        becomes of a program there: nothing is known of what that would cost.
+        """
+        return bool(self.mesh.devices.flat[0].device_kind == "TPU v6 lite")
 
     def spec(self, axes: Axes) -> PartitionSpec:
         return PartitionSpec(*(self._split(axis) for axis in axes))  # type: ignore[no-untyped-call]
