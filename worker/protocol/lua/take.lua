@@ -10,19 +10,17 @@ count = tonumber(count)
 
 local function oldest() return (redis.call('XPENDING', requests, group, '-', '+', 1, WAITING)[1] or {})[1] end
 
--- Tenants of a band, the least served first: name, counter, weight, the next entries and how many of them are chosen.
+-- Tenants of a band, the least served first.
 local function tenants_of(band, room)
-  local found, names = {}, {}
+  local tenants, names = {}, {}
   local counters = redis.call('ZRANGE', band_of .. band, 0, room - 1, 'WITHSCORES')
   for i = 1, #counters, 2 do
     names[#names + 1] = counters[i]
-    found[#found + 1] = {name = counters[i], counter = tonumber(counters[i + 1]), chosen = 0}
+    tenants[#tenants + 1] = {name = counters[i], counter = tonumber(counters[i + 1]), members = {}}
   end
-  if #names == 0 then return found end
-  for i, weight in ipairs(redis.call('HMGET', weights, unpack(names))) do
-    found[i].weight = valid_weight(weight)
-  end
-  return found
+  if #names == 0 then return tenants end
+  for i, weight in ipairs(redis.call('HMGET', weights, unpack(names))) do tenants[i].weight = valid_weight(weight) end
+  return tenants
 end
 
 local function least_served(tenants)
@@ -35,45 +33,60 @@ local function least_served(tenants)
   return least
 end
 
--- The members of lanes whose turn it is, in that order.
+-- Whose turn it is, in that order: entries' ids, and of each its tenant and what it is estimated to cost. Members that are
+-- chosen are noted with their tenants, and so is what these will have been served.
 local function choose(band, tenants, room)
-  local ids, bytes = {}, 0
+  local ids, owners, costs, bytes = {}, {}, {}, 0
   while #ids < room and bytes < most do
-    local next = least_served(tenants)
-    if not next then break end
-    next.waiting = next.waiting or redis.call('ZRANGE', lane_of .. next.name, 0, room, 'WITHSCORES')
-    local at = 2 * next.chosen + 1
-    local name, rank = next.waiting[at], tonumber(next.waiting[at + 1])
+    local tenant = least_served(tenants)
+    if not tenant then break end
+    tenant.waiting = tenant.waiting or redis.call('ZRANGE', lane_of .. tenant.name, 0, room, 'WITHSCORES')
+    local place = #tenant.members + 1
+    local name, rank = tenant.waiting[2 * place - 1], tonumber(tenant.waiting[2 * place])
     if name and priority_of(rank) == band then
       local id, size = entry_of(name)
-      ids[#ids + 1], next.chosen, bytes = id, next.chosen + 1, bytes + size
-      next.counter = next.counter + tokens_of(size) / next.weight
+      local cost = tokens_of(size)
+      ids[#ids + 1], owners[#owners + 1], costs[#costs + 1] = id, tenant, cost
+      tenant.members[place], tenant.counter, bytes = name, tenant.counter + cost / tenant.weight, bytes + size
     else
-      next.is_done = true
+      tenant.is_done = true
     end
   end
-  return ids
+  return ids, owners, costs
 end
 
--- Takes the chosen entries out of the lanes, and charges those that are not charged yet.
-local function settle_choice(band, tenants, was_charged, room)
+-- Gives the chosen entries to the worker, and charges those that are not charged yet. One that does not wait any more costs
+-- its tenant nothing.
+local function take_chosen(ids, owners, costs)
+  local before, is_here, new = redis.call('HMGET', charged, unpack(ids)), {}, {}
+  for _, entry in ipairs(claim(ids)) do
+    is_here[entry[1]] = true
+    has_room = add(entry[1], entry[2])
+  end
+  for i, id in ipairs(ids) do
+    if is_here[id] and not before[i] then
+      new[#new + 1], new[#new + 2] = id, costs[i]
+    else
+      owners[i].counter = owners[i].counter - costs[i] / owners[i].weight
+    end
+  end
+  if #new > 0 then redis.call('HSET', charged, unpack(new)) end
+  redis.call('ZREM', due, unpack(ids))
+end
+
+-- Takes the chosen members out of their lanes, and puts the tenants where they belong now.
+local function reseat(band, tenants)
   local seated = {}
-  for _, each in ipairs(tenants) do
-    if each.waiting then
-      local members = {}
-      for i = 1, each.chosen do
-        members[i] = each.waiting[2 * i - 1]
-        local id, size = entry_of(members[i])
-        if was_charged[id] then each.counter = each.counter - tokens_of(size) / each.weight end
-      end
-      if #members > 0 then redis.call('ZREM', lane_of .. each.name, unpack(members)) end
-      local rank = tonumber(each.waiting[2 * each.chosen + 2])
+  for _, tenant in ipairs(tenants) do
+    if tenant.waiting then
+      local chosen = #tenant.members
+      if chosen > 0 then redis.call('ZREM', lane_of .. tenant.name, unpack(tenant.members)) end
+      local rank = tonumber(tenant.waiting[2 * chosen + 2])
       local now = rank and priority_of(rank)
-      if not rank and each.chosen > room then now = priority_next(each.name) end
       if now ~= band then
-        seat(each.name, band, now, each.counter)
-      elseif each.chosen > 0 then
-        seated[#seated + 1], seated[#seated + 2] = number(each.counter), each.name
+        seat(tenant.name, band, now, tenant.counter)
+      elseif chosen > 0 then
+        seated[#seated + 1], seated[#seated + 2] = number(tenant.counter), tenant.name
       end
     end
   end
@@ -83,25 +96,9 @@ end
 local function take_from(band)
   local room = math.min(count - #found, AT_ONCE)
   local tenants = tenants_of(band, room)
-  local ids = choose(band, tenants, room)
-  local was_charged, costs = {}, {}
-  if #ids > 0 then
-    local before = redis.call('HMGET', charged, unpack(ids))
-    local claimed = claim(ids)
-    for i, id in ipairs(ids) do was_charged[id] = before[i] or nil end
-    local is_here = {}
-    for _, entry in ipairs(claimed) do
-      is_here[entry[1]] = true
-      if not was_charged[entry[1]] then
-        costs[#costs + 1], costs[#costs + 2] = entry[1], tokens_of(size_of(entry[2]))
-      end
-      has_room = add(entry[1], entry[2])
-    end
-    for _, id in ipairs(ids) do was_charged[id] = was_charged[id] or not is_here[id] end
-    if #costs > 0 then redis.call('HSET', charged, unpack(costs)) end
-    redis.call('ZREM', due, unpack(ids))
-  end
-  settle_choice(band, tenants, was_charged, room)
+  local ids, owners, costs = choose(band, tenants, room)
+  if #ids > 0 then take_chosen(ids, owners, costs) end
+  reseat(band, tenants)
   if #tenants == 0 then redis.call('ZREM', bands, band) end  -- somebody deleted it; what it held goes by its age
 end
 
