@@ -136,6 +136,14 @@ async def test_what_a_worker_has_is_not_taken_from_it(raw: RedisClient) -> None:
     assert await lanes_are_empty(raw)
 
 
+async def test_what_waits_without_a_place_is_taken_all_the_same(raw: RedisClient) -> None:
+    """Somebody read it for those that wait, and did no more."""
+    ids = await add(raw, 3, tenant="a", timeout_s=60)
+    await raw.xreadgroup(keys.GROUP, keys.WAITING, {STREAM: ">"})
+    assert await take(raw, 5) == ids
+    assert await lanes_are_empty(raw)
+
+
 async def test_what_is_over_or_cancelled_is_swept(raw: RedisClient) -> None:
     late = (await raw.xadd(STREAM, {"tenant": "a", "timeout_s": "60"}, id="1700000000000-0")).decode()
     (own_id,) = await add(raw)

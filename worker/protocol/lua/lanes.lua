@@ -109,7 +109,8 @@ local function seat(tenant, before, now, counter)
   end
 end
 
--- Adds to what a tenant has been served, or takes off what was estimated too high. Of one that was forgotten as much is known as that it had not more.
+-- Adds to what a tenant has been served, or takes off what was estimated too high. Of one that was forgotten as much is known
+-- as that it had not more.
 local function serve(tenant, tokens)
   if tokens == 0 then return end
   local more, priority = number(tokens / valid_weight(redis.call('HGET', weights, tenant))), priority_next(tenant)
@@ -121,29 +122,28 @@ local function serve(tenant, tokens)
   end
 end
 
--- New entries, up to `limit` of them: each gets its place. Answers whether there may be more.
+-- New entries, up to `limit` of them: each gets its place. Answers whether there may be more. They are read one by one, as
+-- nobody knows how large they are.
 local function lane_new(limit)
-  local done, read, batch, has_more, newcomers, best = 0, 0, 1, true, {}, {}
-  while done < limit and read < most do
-    local answer = redis.call('XREADGROUP', 'GROUP', group, WAITING, 'COUNT', batch, 'STREAMS', requests, '>')
+  local ids, newcomers, best, expiring, read, has_more = {}, {}, {}, {}, 0, true
+  while #ids < limit and read < most do
+    local answer = redis.call('XREADGROUP', 'GROUP', group, WAITING, 'COUNT', 1, 'STREAMS', requests, '>')
     if not answer then
       has_more = false
       break
     end
-    local ids = {}
-    for _, entry in ipairs(answer[1][2]) do
-      local tenant, rank, expires = place(entry[1], entry[2])
-      local size, ranked = size_of(entry[2]), newcomers[tenant] or {}
-      ranked[#ranked + 1] = string.format('%.0f', rank)
-      ranked[#ranked + 1] = member(entry[1], size)
-      newcomers[tenant], best[tenant] = ranked, math.min(best[tenant] or rank, rank)
-      if expires then redis.call('ZADD', due, expires, entry[1]) end
-      ids[#ids + 1], done, read = entry[1], done + 1, read + size
-    end
-    ids[#ids + 1], ids[#ids + 2], ids[#ids + 3] = 'TIME', SINCE, 'JUSTID'
-    redis.call('XCLAIM', requests, group, WAITING, 0, unpack(ids))
-    batch = read / done < 8192 and math.min(32, limit - done) or 1
+    local entry, fields = unpack(answer[1][2][1])
+    local tenant, rank, expires = place(entry, fields)
+    local size, ranked = size_of(fields), newcomers[tenant] or {}
+    ranked[#ranked + 1], ranked[#ranked + 2] = string.format('%.0f', rank), member(entry, size)
+    newcomers[tenant], best[tenant] = ranked, math.min(best[tenant] or rank, rank)
+    if expires then expiring[#expiring + 1], expiring[#expiring + 2] = expires, entry end
+    ids[#ids + 1], read = entry, read + size
   end
+  if #ids == 0 then return has_more end
+  ids[#ids + 1], ids[#ids + 2], ids[#ids + 3] = 'TIME', SINCE, 'JUSTID'
+  redis.call('XCLAIM', requests, group, WAITING, 0, unpack(ids))
+  if #expiring > 0 then redis.call('ZADD', due, unpack(expiring)) end
   for tenant, ranked in pairs(newcomers) do
     local before, priority = priority_next(tenant), priority_of(best[tenant])
     redis.call('ZADD', lane_of .. tenant, unpack(ranked))
@@ -152,18 +152,16 @@ local function lane_new(limit)
   return has_more
 end
 
--- Gives entries that wait to this worker; answers those that do.
+-- Gives entries to this worker if they wait; answers those that do.
 local function claim(ids) return redis.call('XCLAIM', requests, group, worker, string.format('%.0f', LONG), unpack(ids)) end
 
--- Gives one entry that waits to this worker, wherever its place is. Answers whether there is room for more.
-local function take_out(entry)
-  local claimed = claim({entry})[1]
-  redis.call('ZREM', due, entry)
-  if not claimed then return true end
-  local tenant, size = place(entry, claimed[2]), size_of(claimed[2])
+-- Notes that an entry that waited, wherever its place is, is this worker's now. Answers whether there is room for more.
+local function take_out(entry, fields)
+  local tenant, size = place(entry, fields), size_of(fields)
   local before = priority_next(tenant)
   redis.call('ZREM', lane_of .. tenant, member(entry, size))
   seat(tenant, before, priority_next(tenant))
   if redis.call('HSETNX', charged, entry, tokens_of(size)) == 1 then serve(tenant, tokens_of(size)) end
-  return add(entry, claimed[2])
+  redis.call('ZREM', due, entry)
+  return add(entry, fields)
 end

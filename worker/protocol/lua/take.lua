@@ -102,9 +102,17 @@ local function take_from(band)
   if #tenants == 0 then redis.call('ZREM', bands, band) end  -- somebody deleted it; what it held goes by its age
 end
 
+-- Takes the oldest, which is known to wait. Answers whether there was one.
+local function take_oldest(entry)
+  if not entry then return false end
+  local claimed = redis.call('XCLAIM', requests, group, worker, 0, entry)[1]
+  if claimed then has_room = take_out(claimed[1], claimed[2]) end  -- or it was deleted, and is not pending any more
+  return true
+end
+
 local overtaken = oldest()
 if overtaken and count > 0 and ARGV[7] == '1' and clock() - string.match(overtaken, '^%d+') > AGED then
-  has_room = take_out(overtaken)
+  take_oldest(overtaken)
 end
 while #found < count and has_room and tries < count + 64 do
   local band = redis.call('ZRANGE', bands, -1, -1)[1]
@@ -113,8 +121,7 @@ while #found < count and has_room and tries < count + 64 do
   tries = tries + 1
 end
 while #found < count and has_room and tries < count + 64 do  -- what no lane has any more
-  local entry = oldest()
-  if not entry then break end
-  has_room, tries = take_out(entry), tries + 1
+  if not take_oldest(oldest()) then break end
+  tries = tries + 1
 end
 return {found, has_more and 1 or 0, overtaken}
