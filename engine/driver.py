@@ -101,7 +101,7 @@ class EngineDriver:
         self._patience_s = seconds
 
     def watch_capacity(self, notify: Callable[[], None]) -> None:
-        """`notify` is called after a step that started the last waiting request: `spare` may be above 0 again."""
+        """`notify` is called after a step that left more room for what comes: `spare` may be above 0 again."""
         self._notify_capacity = notify
 
     @property
@@ -112,9 +112,8 @@ class EngineDriver:
     @property
     def spare(self) -> int:
         """How many more sequences would run at once instead of waiting."""
-        if self._stats.num_waiting:
-            return 0
-        return max(0, self._engine.max_num_seqs - sum(active.num_unfinished for active in self._active.values()))
+        free = self._engine.max_num_seqs - sum(active.num_unfinished for active in self._active.values())
+        return max(0, min(free, _most_more(self._stats, free)))
 
     def check(self, request: Request) -> None:
         """Raises RequestError if the engine can never serve `request`. Any thread may call this."""
@@ -188,7 +187,8 @@ class EngineDriver:
 
     def _note_stats(self) -> None:
         before, self._stats = self._stats, self._engine.stats()
-        if before.num_waiting and not self._stats.num_waiting:
+        most = self._engine.max_num_seqs
+        if _most_more(before, most) < _most_more(self._stats, most):
             self._on_loop(self._notify_capacity)
 
     def _pass_on(self, outputs: Sequence[Output]) -> None:
@@ -247,6 +247,18 @@ class EngineDriver:
             ended.set_result(None)
         else:
             ended.set_exception(failure)
+
+
+def _most_more(stats: EngineStats, limit: int) -> int:
+    """How many more sequences are worth a try.
+
+    While one waits that found no pages, and some are left, that is one: it may need fewer. Once it waits too, others of
+    the fleet may have room for what comes.
+    """
+    has_pages = stats.num_free_pages + stats.num_cached_pages > 0
+    if stats.num_waiting == 1 and has_pages:
+        return min(1, limit)
+    return 0 if stats.num_waiting else limit
 
 
 def _failed(request: Request, index: int, error: Exception) -> Output:

@@ -61,7 +61,8 @@ class Replica:
         self._pace, self._timing, self._max_num_seqs, self._takes_all = pace, timing, max_num_seqs, takes_all
         self._clock = StepClock(lambda: self.now_s)
         self._active: dict[Sequence, Served] = {}
-        self._has_waiting = False  # after the last step, as the driver knows it
+        self._num_waiting = 0  # after the last step, as the driver knows it
+        self._has_pages = True
         self._in_flight: _InFlight | None = None
         self._ending: _InFlight | None = None  # the step whose results this turn waits for
         self._device_free_s = 0.0
@@ -73,7 +74,8 @@ class Replica:
     @property
     def has_room(self) -> bool:
         """Whether it takes one more request, as `EngineDriver.spare` says it."""
-        return self._takes_all or (not self._has_waiting and len(self._active) < self._max_num_seqs)
+        is_worth_a_try = not self._num_waiting or (self._num_waiting == 1 and self._has_pages)
+        return self._takes_all or (is_worth_a_try and len(self._active) < self._max_num_seqs)
 
     def take(self, served: Served) -> None:
         request, number = served.request, served.number
@@ -82,6 +84,7 @@ class Replica:
         self._active[sequence] = served
         self.served.append(served)
         self.scheduler.add(sequence)
+        self._num_waiting += self._num_waiting > 0  # one at a time, while another waits
 
     def begin(self, now_s: float) -> float:
         """Plans and dispatches a step. Returns when the outputs of the one before it will be there."""
@@ -106,7 +109,8 @@ class Replica:
             for step in range(ending.shape.num_steps):
                 self._commit_step(ending.plan, step)
             self._clock.committed()
-        self._has_waiting = bool(self.scheduler.waiting)
+        self._num_waiting = len(self.scheduler.waiting)
+        self._has_pages = self.scheduler.num_available_pages > 0
         return self.now_s + self._clock.slack_s()
 
     def _dispatch(self, plan: StepPlan) -> None:

@@ -82,6 +82,11 @@ class Scheduler:
     def waiting(self) -> tuple[Sequence, ...]:
         return tuple(self._waiting)
 
+    @property
+    def num_available_pages(self) -> int:
+        """Free ones, and those that only the prefix cache holds."""
+        return self._pool.num_available
+
     def add(self, sequence: Sequence) -> None:
         sequence.max_tokens = min(sequence.num_prompt + sequence.request.sampling.max_tokens, self._max_model_len)
         insort(self._waiting, sequence, key=_rank)

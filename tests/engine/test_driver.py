@@ -110,6 +110,7 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.rows: dict[str, list[int]] = {}  # tokens so far, tokens in all
         self.num_waiting = 0
+        self.num_free_pages = 0
         self.steps = threading.Semaphore(0)
 
     def check(self, request: Request) -> None: ...
@@ -139,7 +140,7 @@ class ScriptedEngine:
         return bool(self.rows)
 
     def stats(self) -> EngineStats:
-        return EngineStats(num_waiting=self.num_waiting)
+        return EngineStats(num_waiting=self.num_waiting, num_free_pages=self.num_free_pages)
 
 
 class UnhurriedEngine(ScriptedEngine):
@@ -218,6 +219,22 @@ async def test_capacity_is_reported_when_the_last_waiting_request_has_started() 
         await until(lambda: told == [engine.max_num_seqs - 1])
         assert offsets == [0]
     assert len(told) == 1
+
+
+async def test_behind_one_that_waits_for_pages_others_are_tried_one_by_one() -> None:
+    async with running(60.0) as (engine, driver, offsets):
+        told: list[int] = []
+        driver.watch_capacity(lambda: told.append(driver.spare))
+        engine.num_waiting, engine.num_free_pages = 2, 5
+        engine.steps.release(1)
+        await until(lambda: offsets == [0])
+        assert driver.spare == 0  # what was tried waits too
+        engine.num_waiting = 1
+        engine.steps.release(1)
+        await until(lambda: told == [1])
+        engine.num_waiting, engine.num_free_pages = 0, 0
+        engine.steps.release(1)
+        await until(lambda: told == [1, engine.max_num_seqs - 1])
 
 
 async def test_what_waits_is_handed_over_when_asked_for() -> None:
