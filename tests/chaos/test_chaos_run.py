@@ -34,7 +34,7 @@ async def test_short_run_with_the_model(tmp_path: Path, monkeypatch: pytest.Monk
     """Choices that end apart, stop strings, penalties and seeds go from worker to worker: the fake engine has none."""
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")  # programs as they ship
     faults = {"kills": 3, "zombies": 1, "restarts": 0, "losses": 2}
-    options = ChaosOptions(seed=343, requests=16, **faults, workers=2, engine="model", has_chats=True)
+    options = ChaosOptions(seed=395, requests=16, **faults, workers=2, engine="model", has_chats=True)
     plan = make_plan(options, heartbeat_ttl_s=1.0)
     for has in (
         lambda request: request.n == 2 and request.fault is not None and request.fault.stage == "choice",

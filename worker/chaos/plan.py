@@ -54,7 +54,7 @@ LOSSES: tuple[tuple[Kind, Stage, Side], ...] = (
 
 MODEL_TOKENS = 400  # at most, as a model may be small
 
-CHOICE_TOKENS = 250  # at most, where the end of one choice is waited for: most end by themselves before
+CHOICE_TOKENS = 250  # of the choice that goes on, where the end of the other is waited for
 
 _WORDS = ("river", "lamp", "seven", "orange", "quiet", "stone", "window", "garden", "paper", "bridge", "winter",
           "apple", "north", "engine", "candle", "letter")  # fmt: skip
@@ -65,6 +65,7 @@ _MODEL_PROMPTS = (
     "How do you spell {word}?",
 )
 _STORY = _MODEL_PROMPTS[2]
+_OPENING = (" far away",)  # of some stories: one choice ends at once, and another, that begins otherwise, goes on
 _TEMPERATURES = (0.0, 0.0, 0.7, 0.9, 1.3)
 _STOPS: tuple[tuple[str, ...], ...] = ((), (), (".",), (" the", "e a", "\n"), ("1", "zz", "and then"))
 _PENALTIES: tuple[Mapping[str, float], ...] = (
@@ -292,8 +293,9 @@ def _model_request(rng: random.Random, place: int, fault: Fault | None) -> Reque
         return request
     if fault.stage == "choice":
         story = _STORY.format(word=rng.choice(_WORDS))
-        stop = rng.choice(((), (".",)))
-        return replace(request, prompt=story, max_tokens=CHOICE_TOKENS, n=2, temperature=1.3, stop=stop)
+        return replace(
+            request, prompt=story, max_tokens=CHOICE_TOKENS, n=2, temperature=1.3, stop=_OPENING, ignore_eos=True
+        )
     max_tokens = min(MODEL_TOKENS, _tokens_for(rng, fault, per_chunk=24))
     return replace(request, max_tokens=max_tokens, stop=(), ignore_eos=True)  # or it could end before the moment comes
 
