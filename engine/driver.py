@@ -12,7 +12,7 @@ from typing import Protocol
 
 from penstock.engine.errors import EngineError, InvalidRequest, failure_message
 from penstock.engine.request import FinishReason, Output, Request
-from penstock.engine.stats import EngineStats
+from penstock.engine.stats import EngineStats, worth_trying
 
 Sink = Callable[[Output], None]
 """Called on the event loop with each output of one request, in order, up to the one that finishes its last choice."""
@@ -113,7 +113,7 @@ class EngineDriver:
     def spare(self) -> int:
         """How many more sequences would run at once instead of waiting."""
         free = self._engine.max_num_seqs - sum(active.num_unfinished for active in self._active.values())
-        return max(0, min(free, _most_more(self._stats, free)))
+        return max(0, min(free, _room(self._stats, free)))
 
     def check(self, request: Request) -> None:
         """Raises RequestError if the engine can never serve `request`. Any thread may call this."""
@@ -188,7 +188,7 @@ class EngineDriver:
     def _note_stats(self) -> None:
         before, self._stats = self._stats, self._engine.stats()
         most = self._engine.max_num_seqs
-        if _most_more(before, most) < _most_more(self._stats, most):
+        if _room(before, most) < _room(self._stats, most):
             self._on_loop(self._notify_capacity)
 
     def _pass_on(self, outputs: Sequence[Output]) -> None:
@@ -249,16 +249,8 @@ class EngineDriver:
             ended.set_exception(failure)
 
 
-def _most_more(stats: EngineStats, limit: int) -> int:
-    """How many more sequences are worth a try.
-
-    While one waits that found no pages, and some are left, that is one: it may need fewer. Once it waits too, others of
-    the fleet may have room for what comes.
-    """
-    has_pages = stats.num_free_pages + stats.num_cached_pages > 0
-    if stats.num_waiting == 1 and has_pages:
-        return min(1, limit)
-    return 0 if stats.num_waiting else limit
+def _room(stats: EngineStats, limit: int) -> int:
+    return worth_trying(stats.num_waiting, stats.num_free_pages + stats.num_cached_pages, limit)
 
 
 def _failed(request: Request, index: int, error: Exception) -> Output:

@@ -51,3 +51,14 @@ class EngineStats:
     preemptions_total: int = 0
     faults_total: int = 0  # steps that raised; their sequences were run again
     compiles_after_warmup_total: int = 0
+
+
+def worth_trying(num_waiting: int, num_pages: int, limit: int) -> int:
+    """How many more sequences an engine should be given, of `limit` that have a place.
+
+    While one waits that found no pages, and `num_pages` are left, that is one: it may need fewer. Once it waits too,
+    others of the fleet may have room for what comes.
+    """
+    if num_waiting == 1 and num_pages:
+        return min(1, limit)
+    return 0 if num_waiting else limit

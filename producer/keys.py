@@ -15,6 +15,9 @@ UNOWNED = "unowned"
 WAITING = "waiting"
 """The consumer that holds entries that lanes have a place for. The lanes are an index of what is pending for it."""
 
+HOLDERS = (UNOWNED, WAITING)
+"""The consumers that are no process, and hold entries for whoever takes them."""
+
 GATEWAY = "gateway"
 """No queue's name: the gateway's own keys are `penstock:gateway:{...}:NAME`, and would be those of requests in it."""
 

@@ -63,8 +63,9 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         for name in ("queue", "name"):
             _require(bool(ID_PATTERN.fullmatch(getattr(self, name))), name, getattr(self, name), ID_PATTERN.pattern)
-        is_free = self.name not in (keys.UNOWNED, keys.WAITING)
-        _require(is_free, "name", self.name, "another one: this stands for entries without a worker")
+        _require(
+            self.name not in keys.HOLDERS, "name", self.name, "another one: this stands for entries without a worker"
+        )
         _require(self.queue != keys.GATEWAY, "queue", self.queue, "another one: the gateway's own keys are called so")
         for name in (
             "heartbeat_ttl_s", "reclaim_interval_s", "block_ms", "cancel_poll_ms", "reply_ttl_s",

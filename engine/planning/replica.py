@@ -14,6 +14,7 @@ from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.slack import StepClock, foretold_s
 from penstock.engine.scheduling.step_plan import StepPlan
+from penstock.engine.stats import worth_trying
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class Replica:
         self._clock = StepClock(lambda: self.now_s)
         self._active: dict[Sequence, Served] = {}
         self._num_waiting = 0  # after the last step, as the driver knows it
-        self._has_pages = True
+        self._num_pages = 0
         self._in_flight: _InFlight | None = None
         self._ending: _InFlight | None = None  # the step whose results this turn waits for
         self._device_free_s = 0.0
@@ -74,8 +75,8 @@ class Replica:
     @property
     def has_room(self) -> bool:
         """Whether it takes one more request, as `EngineDriver.spare` says it."""
-        is_worth_a_try = not self._num_waiting or (self._num_waiting == 1 and self._has_pages)
-        return self._takes_all or (is_worth_a_try and len(self._active) < self._max_num_seqs)
+        free = self._max_num_seqs - len(self._active)
+        return self._takes_all or worth_trying(self._num_waiting, self._num_pages, free) > 0
 
     def take(self, served: Served) -> None:
         request, number = served.request, served.number
@@ -110,7 +111,7 @@ class Replica:
                 self._commit_step(ending.plan, step)
             self._clock.committed()
         self._num_waiting = len(self.scheduler.waiting)
-        self._has_pages = self.scheduler.num_available_pages > 0
+        self._num_pages = self.scheduler.num_available_pages
         return self.now_s + self._clock.slack_s()
 
     def _dispatch(self, plan: StepPlan) -> None:

@@ -37,7 +37,7 @@ _FIND = script_hash(str(scripts.find("", "", "")[1]))
 _FOUND_ID_AT = 5  # EVAL or EVALSHA, script, 2, state, reply, entry id
 _STAGES: dict[str, Stage] = {_CLAIM: "claim", _FINISH: "finish", _ACK: "ack"}
 _FIELDS_AT = 4  # XADD, key, NOMKSTREAM, id, name, value, name, value ...
-_KEYS_AT, _NOT_IDS, _BILL_PARTS = 3, 5, 3  # EVAL or EVALSHA, script, number of keys, keys, five others, bills
+_KEYS_AT, _NOT_IDS, _BILL_PARTS = 3, 2, 3  # EVAL or EVALSHA, script, number of keys, keys, two others, bills
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.producer.keys import UNOWNED, WAITING
+from penstock.producer.keys import HOLDERS, UNOWNED
 
 
 def set_aside_for(digest: str) -> str:
@@ -15,4 +15,4 @@ def set_aside_for(digest: str) -> str:
 
 def is_worker(consumer: str) -> bool:
     """Whether a consumer is one that takes entries, and none that just holds them."""
-    return consumer not in (UNOWNED, WAITING) and not consumer.startswith(f"{UNOWNED}/")
+    return consumer not in HOLDERS and not consumer.startswith(f"{UNOWNED}/")

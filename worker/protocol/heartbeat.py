@@ -184,7 +184,7 @@ class Reclaimer:
     async def scan(self) -> None:
         for stream in (keys.requests(self._config.queue), keys.calls(self._config.queue)):
             for name in await self._consumers(stream):
-                if name not in (self._config.name, keys.UNOWNED, keys.WAITING):
+                if name not in (self._config.name, *keys.HOLDERS):
                     await self._retire(stream, name)
 
     async def _consumers(self, stream: str) -> list[str]:

@@ -1,28 +1,16 @@
--- After clock.lua and sized.lua. KEYS, in this order: requests; lanes and bands, without a tenant and a
--- priority; bands; service; weights; charged; due. docs/lanes.md says what they hold.
+-- After clock.lua, sized.lua and accounts.lua.
 --
 -- What is pending for WAITING waits, whether or not it has a place in a lane: lanes only say who is next. So an entry of a
 -- lane is taken only if it is pending there, and what no lane has is found by its age. It is pending there since 1970:
 -- that tells it, within one XCLAIM, from one that a worker has.
-local requests, lane_of, band_of, bands, service, weights, charged, due = unpack(KEYS, 1, 8)
 local WAITING = 'waiting'
 local SINCE, LONG = 1, 10 ^ 12  -- ms: when the former were delivered, and what no worker has had an entry for
-local FLOOR = '/floor'  -- in `weights`, where no tenant is called so: what the last tenant to leave had been served
-local SPAN = 2 ^ 42  -- ms: until the year 2109
 local PATIENCE = 60000  -- ms: when one without a deadline is due, beside those of its tenant that have one
 local BYTES_PER_TOKEN = 4  -- of a prompt that is not tokenized yet
 
 local function whole(text, least, most)
   local number = string.match(text, '^%s*[-+]?%d+%s*$') and tonumber(text)
   return number and number >= least and number <= most and number or nil
-end
-
-local function number(value) return string.format('%.17g', value) end
-
-local function size_of(fields)
-  local size = 0
-  for i = 1, #fields do size = size + #fields[i] end
-  return size
 end
 
 local function tokens_of(size) return math.ceil(size / BYTES_PER_TOKEN) end
@@ -46,8 +34,6 @@ local function place(entry, fields)
   return tenant, (1000 - priority) * SPAN + before, timeout and string.format('%.0f', since + timeout) or nil
 end
 
-local function priority_of(rank) return 1000 - math.floor(rank / SPAN) end
-
 -- Members of lanes sort as their entries came in, where ranks are equal: a longer number follows a shorter one. They have
 -- the entry's size: what would be read is known before it is.
 local function member(entry, size)
@@ -60,22 +46,9 @@ local function entry_of(member)
   return ms .. '-' .. number, tonumber(size)
 end
 
--- The priority of a tenant's next entry; nil if none waits.
-local function priority_next(tenant)
-  local rank = redis.call('ZRANGE', lane_of .. tenant, 0, 0, 'WITHSCORES')[2]
-  return rank and priority_of(tonumber(rank))
-end
-
 -- The least that anybody who waits with this priority has been served; nil if nobody does.
 local function least(priority)
   return tonumber(redis.call('ZRANGE', band_of .. priority, 0, 0, 'WITHSCORES')[2])
-end
-
-local function floor() return tonumber(redis.call('HGET', weights, FLOOR) or 0) or 0 end
-
-local function valid_weight(text)
-  local weight = tonumber(text or 1)
-  return weight and weight > 0 and weight < math.huge and weight or 1
 end
 
 -- Whoever comes back has been served no less than those that stayed: what it did not ask for it cannot claim now. So
@@ -106,19 +79,6 @@ local function seat(tenant, before, now, counter)
   else
     redis.call('ZADD', service, number(counter), tenant)
     redis.call('HSET', weights, FLOOR, number(math.max(floor(), counter)))
-  end
-end
-
--- Adds to what a tenant has been served, or takes off what was estimated too high. Of one that was forgotten as much is known
--- as that it had not more.
-local function serve(tenant, tokens)
-  if tokens == 0 then return end
-  local more, priority = number(tokens / valid_weight(redis.call('HGET', weights, tenant))), priority_next(tenant)
-  if priority then
-    redis.call('ZINCRBY', band_of .. priority, more, tenant)
-  else
-    if not redis.call('ZSCORE', service, tenant) then redis.call('ZADD', service, number(floor()), tenant) end
-    redis.call('ZINCRBY', service, more, tenant)
   end
 end
 

@@ -9,11 +9,11 @@ from penstock.producer import keys
 from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
 
-_PARTS = ("clock", "sized", "lanes")
+_PARTS = ("clock", "sized", "accounts", "lanes")
 _TAKE = load("penstock.worker.protocol", *_PARTS, "take")
 _SWEEP = load("penstock.worker.protocol", *_PARTS, "sweep")
-_CHARGE = load("penstock.worker.protocol", *_PARTS, "charge")
-_ACK = load("penstock.worker.protocol", "owned", *_PARTS, "ack")
+_CHARGE = load("penstock.worker.protocol", "accounts", "charge")
+_ACK = load("penstock.worker.protocol", "owned", "accounts", "ack")
 
 NEW_PER_SCRIPT = 256  # entries that get a place in one run, which holds up the whole server
 
@@ -48,12 +48,12 @@ def sweep(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes
 
 def charge(queue: str, *, worker: str, bills: Iterable[Bill]) -> Command:
     """Charges the tenants of entries that are pending for `worker`: what is said last holds. Answers how many."""
-    return call(_CHARGE, lane_keys(queue), (keys.GROUP, worker, 0, 0, 0, *_flat(bills)))
+    return call(_CHARGE, lane_keys(queue), (keys.GROUP, worker, *_flat(bills)))
 
 
 def ack(queue: str, *, worker: str, bills: Iterable[Bill]) -> Command:
     """Acknowledges and deletes those entries that are pending for `worker`, and settles them; answers how many."""
-    return call(_ACK, lane_keys(queue), (keys.GROUP, worker, 0, 0, 0, *_flat(bills)))
+    return call(_ACK, lane_keys(queue), (keys.GROUP, worker, *_flat(bills)))
 
 
 def _flat(bills: Iterable[Bill]) -> list[str | int]:
@@ -61,7 +61,7 @@ def _flat(bills: Iterable[Bill]) -> list[str | int]:
 
 
 def lane_keys(queue: str) -> tuple[str, ...]:
-    """What `lanes.lua` names."""
+    """What `accounts.lua` names."""
     return (
         keys.requests(queue),
         keys.lane(queue),
