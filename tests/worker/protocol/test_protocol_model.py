@@ -316,16 +316,19 @@ class Protocol(RuleBasedStateMachine):
     def claim_entry(self, worker: Worker, entry_id: str) -> None:
         request_id = worker.entries[entry_id]
         before = self.reply(request_id)
-        answer = self.try_claim(worker, entry_id)
         has_ended = self.has_ended(request_id)
         is_another = has_ended or entry_id != self.first_claimed(request_id, entry_id)
+        answer, gone_entry = self.try_claim(worker, entry_id), ""
+        if isinstance(answer, NotClaimed) and answer.reason == "duplicate" and not self.exists(answer.other_entry):
+            gone_entry = answer.other_entry
+            answer = self.try_claim(worker, entry_id, gone_entry=gone_entry)
         if not is_another and begun_with(before) not in (None, worker.digest):
             assert answer == NotClaimed("other_model", digest=str(begun_with(before)))
             command = scripts.set_aside(QUEUE, worker=worker.name, entry_id=entry_id, digest=answer.digest)
             if self.send(command):
                 del worker.entries[entry_id]
                 return
-            answer = self.try_claim(worker, entry_id, any_model=True)
+            answer = self.try_claim(worker, entry_id, gone_entry=gone_entry, any_model=True)
         assert isinstance(answer, Claim) != is_another
         if isinstance(answer, Claim):
             tokens = sum(len(fields[b"tokens"].split(b",")) for _, fields in before if fields[b"type"] == b"chunk")
@@ -333,7 +336,9 @@ class Protocol(RuleBasedStateMachine):
         else:
             worker.may_ack.add(entry_id)
 
-    def try_claim(self, worker: Worker, entry_id: str, *, any_model: bool = False) -> Claim | NotClaimed:
+    def try_claim(
+        self, worker: Worker, entry_id: str, *, gone_entry: str = "", any_model: bool = False
+    ) -> Claim | NotClaimed:
         command = scripts.claim(
             QUEUE,
             worker.entries[entry_id],
@@ -341,15 +346,19 @@ class Protocol(RuleBasedStateMachine):
             worker=worker.name,
             instance=worker.name,
             ttl_ms=TTL_MS,
+            gone_entry=gone_entry,
             digest=worker.digest,
             any_model=any_model,
         )
         return scripts.parse_claim(self.send(command), worker.name)
 
     def first_claimed(self, request_id: str, default: str) -> str:
-        """The one entry whose claims count."""
+        """The one entry whose claims count, unless the server has forgotten that it was enqueued."""
         entry = self.run(self.redis.hget(keys.state(QUEUE, request_id), "entry"))
-        return default if entry is None else str(entry.decode())
+        return str(entry.decode()) if entry is not None and self.exists(entry.decode()) else default
+
+    def exists(self, entry_id: str) -> bool:
+        return bool(self.run(self.redis.xrange(keys.requests(QUEUE), entry_id, entry_id)))
 
     @rule(at=worker_at, request_id=request_ids, count=st.integers(1, 2))
     def append(self, at: int, request_id: str, count: int) -> None:
