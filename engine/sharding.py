@@ -34,6 +34,8 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "kv_heads": REPLICA,
         "per_head": REPLICA,
         "channels": REPLICA,
+        "key_heads": REPLICA,
+        "value_heads": REPLICA,
         "mlp": REPLICA,
         "experts": (EXPERT,),
         "expert_mlp": (TENSOR,),
@@ -171,7 +173,7 @@ class _Split:
             yield "attention heads", block.attention.num_heads, self.shares
         for array in block.states(self.model.dtype):
             yield from (
-                (f"{axis} of a state", count, self.shares)
+                (f"{axis.replace('_', ' ')} of a state", count, self.shares)
                 for axis, count in zip(array.axes, array.shape, strict=True)
                 if axis
             )

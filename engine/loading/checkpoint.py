@@ -23,8 +23,9 @@ from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE
 from penstock.engine.loading.headers import INDEX_FILE, WEIGHTS_FILE, refuse_names
 from penstock.engine.loading.kv_scales import is_kv_scale, kv_scale_source, passed_over, with_kv_scales
 from penstock.engine.loading.packed import PackedSource, is_packed, packed_weights
+from penstock.engine.loading.rows import Rows
 from penstock.engine.loading.source import GGUF_SUFFIX, Checkpoint, open_checkpoint
-from penstock.engine.loading.weights import FLOAT_TYPES, AnySource, Rows, Source, Stored
+from penstock.engine.loading.weights import FLOAT_TYPES, AnySource, Source, Stored
 from penstock.engine.models import (
     FAMILIES,
     Decoder,
@@ -259,7 +260,7 @@ def _source(
         num_spread=is_stacked + is_per_expert,
         copies=_copies(path, param, config),
         head_dim=config.head_dim,
-        rows=_rows(family, path, params, config),
+        rows=_rows(family, path, layers[0], params, config),
         is_plain=family.is_plain(path),
         padding=padding if any(padding) else (),
     )
@@ -276,15 +277,22 @@ def _copies(path: ParamPath, param: Any, config: ModelConfig) -> int:
     return config.attentions[0].kv_copies if "kv_heads" in logical_axes(path, len(param.shape)) else 1
 
 
-def _rows(family: Family, path: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig) -> Rows | None:
+def _rows(
+    family: Family, path: ParamPath, layer: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig
+) -> Rows | None:
+    """Of the parameter at `path`, in the layer that the path `layer` names."""
     fused = family.fused_with(path)
     if len(fused) == 1:
         return None
-    sizes = [params[part].shape[-1] // _copies(part, params[part], config) for part in fused]
-    place = fused.index(path)
-    if family.is_interleaved(path):
-        return Rows(first=place, total=sum(sizes), step=len(fused))
-    return Rows(first=sum(sizes[:place]), total=sum(sizes))
+    axis = _row_axis(path, params[path])
+    sizes = [params[part].shape[axis] // _copies(part, params[part], config) for part in fused]
+    return Rows.of(sizes, fused.index(path), family.turns_of(layer, config.blocks), axis)
+
+
+def _row_axis(path: ParamPath, param: Any) -> int:
+    """The axis that what is fused is divided along, counted from the last."""
+    axes = logical_axes(path, len(param.shape))
+    return max(place for place, axis in enumerate(axes) if axis is not None) - len(axes)
 
 
 def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:

@@ -15,13 +15,13 @@ from penstock.engine.errors import ConfigError
 from penstock.engine.formats.leaf import Declared, Format, Index, Leaf
 from penstock.engine.formats.own import Own
 from penstock.engine.formats.packing import LEAVES, PLANES, Packing, leaf_shapes
-from penstock.engine.loading.rows import before_copying
+from penstock.engine.loading.rows import Rows, before_copying
 from penstock.engine.models import Family, ModelConfig, ParamPath, layer_shapes
 from penstock.engine.models.config import ExpertsConfig, Packed
 
 ROUTERS = frozenset({"router", "shared_gate"})
 # Matmuls that are small, or that rounding costs most: by setting, never.
-UNQUANTIZED = ROUTERS | {"head", "embedding"}
+UNQUANTIZED = ROUTERS | {"head", "embedding", "beta", "decay"}
 AROUND = ("embedding", "head")  # the blocks: these have a row for each token
 
 _Kernels = tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
@@ -42,8 +42,7 @@ class PackedSource:
     whole: tuple[int, ...]  # the shape of what a module's tensor holds, each KV head once
     copies: int = 1  # times that each KV head is repeated
     head_dim: int = 1
-    first_row: int = 0  # in a fused tensor
-    step: int = 1  # between its rows there
+    rows: Rows | None = None  # of a fused tensor; None: all
     padding: tuple[int, ...] = ()  # how many zeros stand behind it along each axis, in no file; (): none
 
     @property
@@ -85,10 +84,10 @@ class PackedSource:
     def read(self, tensor: Callable[[Index], np.ndarray], index: Index) -> np.ndarray:
         """What `index`, without the axes that are spread, selects; `tensor` gives some of the one that is stored."""
         index, cut = self._before_copying(index)
-        index = self._in_fused(index)
+        index, own = self._in_fused(index)
         array = self.leaf.read(tensor, self.whole, index)
-        if self.step > 1:
-            array = array[..., :: self.step, :]
+        if own is not None:
+            array = array.take(own, -2)
         if self.copies > 1:
             heads = array.reshape(-1, self.head_dim, array.shape[-1])
             array = np.repeat(heads, self.copies, axis=0).reshape(-1, array.shape[-1])[cut]
@@ -109,12 +108,11 @@ class PackedSource:
         rows, cut = before_copying(index[-2], self.shape[-2], self.copies, self.head_dim)
         return (*index[:-2], rows, index[-1]), cut
 
-    def _in_fused(self, index: Index) -> Index:
-        if self.whole == self.shape[self.num_spread :] or self._num_dims == 1:
-            return index
-        start, stop, _ = index[-2].indices(self.shape[-2] // self.copies)
-        first, step = self.first_row, self.step
-        return (*index[:-2], slice(first + start * step, first + (stop - 1) * step + 1), index[-1])
+    def _in_fused(self, index: Index) -> tuple[Index, np.ndarray | None]:
+        if self.rows is None or self.whole == self.shape[self.num_spread :] or self._num_dims == 1:
+            return index, None
+        rows, own = self.rows.stored(slice(*index[-2].indices(self.shape[-2] // self.copies)))
+        return (*index[:-2], rows, index[-1]), own
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +162,16 @@ class PackedWeights:
         parts = [(*part[:-1], "codes") for part in self.family.fused_with(kernel)]
         sizes = [_num_out(params[part].shape, part, config) for part in parts]
         place = parts.index((*path[:-1], "codes"))
-        step = len(parts) if self.family.is_interleaved(kernel) else 1
-        first = place if step > 1 else sum(sizes[:place])
+        turns = self.family.turns_of((*layers[0][:-1], "kernel"), config.blocks)
+        of_fused = Rows.of(sizes, place, turns) if len(parts) > 1 else None
         num_in = params[(*path[:-1], "codes")].shape[-1] * 8 // PLANES[packing.code][0]
         rows = packing.rows if leaf == "scales" else 1
-        if rows > 1 and (step > 1 or any(size % rows for size in sizes[:-1])):
-            raise ConfigError(
-                f"{modules[0]}: a block of {rows} rows has a scale that is not of one of {sizes} rows alone"
-            )
+        if rows > 1 and of_fused is not None:
+            of_fused = of_fused.in_blocks(rows)
+            if of_fused is None:
+                raise ConfigError(
+                    f"{modules[0]}: a block of {rows} rows has a scale that is not of one of {sizes} rows alone"
+                )
         one, _ = leaf_shapes(packing, sum(sizes), num_in)[leaf]
         found = self.form.leaves(modules[0], self.stored, packing, sum(sizes), num_in)[leaf]
         return PackedSource(
@@ -186,8 +186,7 @@ class PackedWeights:
             whole=(*shape[num_spread : len(shape) - len(one)], *one),
             copies=_copies(path, config) if len(one) == 2 and rows == 1 and packing.rows else 1,
             head_dim=config.head_dim,
-            first_row=first // rows if rows else 0,
-            step=step,
+            rows=of_fused if rows else None,
             padding=padding if any(padding) else (),
         )
 

@@ -23,7 +23,7 @@ from penstock.engine.formats.leaf import Index, Leaf
 from penstock.engine.loading.files import check_file
 from penstock.engine.loading.kv_scales import KVScaleSource
 from penstock.engine.loading.packed import PackedSource
-from penstock.engine.loading.rows import before_copying
+from penstock.engine.loading.rows import Rows, before_copying
 from penstock.engine.models import ParamPath
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.sharding import Placement
@@ -44,15 +44,6 @@ class Stored:
     def num_bytes(self) -> int:
         bits = _BITS.match(self.kind)  # of blocks, the shape is in bytes
         return math.prod(self.shape) * int(bits[1] if bits else 8) // 8
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Which of a fused tensor's rows a parameter is, by its last axis: each `step`-th from `first` on, of `total`."""
-
-    first: int
-    total: int
-    step: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +71,9 @@ class Source:
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """Of each of its tensors."""
-        *shape, _ = self.shape[self.num_spread :]
-        num_rows = self._num_rows if self.rows is None else self.rows.total
-        return (*shape[:-1], num_rows, shape[-1]) if self.is_transposed else (*shape, num_rows)
+        shape = list(self.shape[self.num_spread :])
+        shape[self._row_axis] = self._num_rows if self.rows is None else self.rows.total
+        return (*shape[:-2], shape[-1], shape[-2]) if self.is_transposed else tuple(shape)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -101,13 +92,15 @@ class Source:
         num_bytes = sum(stored[name].num_bytes for name in self.names)
         return num_bytes if self.rows is None else num_bytes * self._num_rows // self.rows.total
 
-    def stored_index(self, index: Index) -> Index:
-        """Where in a stored tensor the parameter's `index` is, before it is transposed."""
+    def stored_index(self, index: Index) -> tuple[Index, np.ndarray | None]:
+        """Where in a stored tensor the parameter's `index` is, before it is transposed; and which of the rows there are
+        its own, None: all.
+        """
         if self.rows is None:
-            return index
-        start, stop, _ = index[-1].indices(self._num_rows)
-        first, step = self.rows.first, self.rows.step
-        return (*index[:-1], slice(first + start * step, first + (stop - 1) * step + 1, step))
+            return index, None
+        axis = self._row_axis % len(index)
+        rows, own = self.rows.stored(slice(*index[axis].indices(self._num_rows)))
+        return (*index[:axis], rows, *index[axis + 1 :]), own
 
     @property
     def is_transposed(self) -> bool:
@@ -115,7 +108,11 @@ class Source:
 
     @property
     def _num_rows(self) -> int:
-        return self.shape[-1] // self.copies
+        return self.shape[self._row_axis] // self.copies
+
+    @property
+    def _row_axis(self) -> int:
+        return -1 if self.rows is None else self.rows.axis
 
 
 AnySource: TypeAlias = Source | PackedSource | KVScaleSource
@@ -194,13 +191,10 @@ class WeightFiles:
         if source.copies > 1:
             rows, cut = before_copying(index[-1], source.shape[-1], source.copies, source.head_dim)
             index = (*index[:-1], rows)
-        index = source.stored_index(index)
-        if source.is_transposed:
-            array = _transposed(tensor, index)
-        elif source.rows is not None and source.rows.step > 1:
-            array = _alternating(tensor, index, source.dtype)
-        else:
-            array = tensor[index]
+        index, own = source.stored_index(index)
+        array = _transposed(tensor, index) if source.is_transposed else tensor[index]
+        if own is not None and source.rows is not None:
+            array = array.take(own, source.rows.axis)
         if source.copies > 1:
             heads = array.reshape(*array.shape[:-1], -1, source.head_dim)
             array = np.repeat(heads, source.copies, axis=-2).reshape(*array.shape[:-1], -1)[..., cut]
@@ -257,16 +251,6 @@ def _transposed(tensor: Any, index: Index) -> np.ndarray:
     *lead, first, last = index
     array: np.ndarray = tensor[(*lead, last, first)]
     return array.swapaxes(-1, -2)
-
-
-def _alternating(tensor: Any, index: Index, dtype: jnp.dtype) -> np.ndarray:
-    """With a step on the last axis. Place by place of the first: the library takes long for steps, and much memory."""
-    first, *between, last = index
-    shape = tensor.get_shape()
-    array = np.empty([len(range(*part.indices(size))) for part, size in zip(index, shape, strict=True)], dtype)
-    for to, place in enumerate(range(*first.indices(shape[0]))):
-        array[to] = tensor[(slice(place, place + 1), *between, slice(last.start, last.stop))][0, ..., :: last.step]
-    return array
 
 
 def _before_padding(source: AnySource, index: Index) -> Index:

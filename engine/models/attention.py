@@ -47,6 +47,8 @@ class Attention(nnx.Module):
         self.q = Linear(hidden_size, q_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
         self.k = Linear(hidden_size, kv_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
         self.v = Linear(hidden_size, kv_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
+        gate = Linear(hidden_size, q_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs) if config.has_gate else None
+        self.gate = gate
         self.out = Linear(q_size, hidden_size, bias=config.out_bias, dtype=dtype, rngs=rngs)
         self.q_norm = None if config.qk_norm is None else norm_of(config.qk_norm, config.head_dim, dtype)
         self.k_norm = None if config.qk_norm is None else norm_of(config.qk_norm, config.head_dim, dtype)
@@ -69,14 +71,20 @@ class Attention(nnx.Module):
         return self.out(attended), cache
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
-        """Queries, keys and values, each `[num_tokens, heads * head_dim]`."""
-        return self.q(x), self.k(x), self.v(x)
+        """Queries, keys and values, and the gate where there is one, each `[num_tokens, heads * head_dim]`."""
+        return [linear(x) for linear in self.inputs]
+
+    @property
+    def inputs(self) -> tuple[Linear, ...]:
+        """The matmuls of what it is given."""
+        of_all = (self.q, self.k, self.v)
+        return of_all if self.gate is None else (*of_all, self.gate)
 
     def attended(
         self, projected: Sequence[jax.Array], step: StepInputs, cache: GroupCache
     ) -> tuple[jax.Array, GroupCache]:
         """What is between the matmuls: `[num_tokens, heads * head_dim]`, of what `project` gives."""
-        (q, k, v), config = projected, self.config
+        (q, k, v, *gates), config = projected, self.config
         num_tokens = q.shape[0]
         if self.q_projection_norm is not None and self.k_projection_norm is not None:
             q, k = self.q_projection_norm(q), self.k_projection_norm(k)
@@ -91,7 +99,10 @@ class Attention(nnx.Module):
         options = AttentionOptions(config.sliding_window, config.scale, config.soft_cap)
         sinks = None if self.sinks is None else self.sinks[...]
         attended, cache = step.attend(QKV(q, k, v), cache, options=options, sinks=sinks, kv_scales=self._kv_scales)
-        return attended.reshape(num_tokens, -1), cache
+        attended = attended.reshape(num_tokens, -1)
+        for gate in gates:
+            attended = attended * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(attended.dtype)
+        return attended, cache
 
     @property
     def _kv_scales(self) -> KVScales | None:

@@ -11,6 +11,8 @@
 | experts | experts of a mixture |
 | expert_mlp | features inside each expert |
 | channels | of a convolution, each by itself |
+| key_heads | key heads of a delta rule, each so many features wide |
+| value_heads | its value heads, each so many features wide, or one number each |
 | layers | layers of a stacked decoder |
 """
 
@@ -34,10 +36,17 @@ _KERNELS: Mapping[ParamPath, Axes] = MappingProxyType(
         ("attention", "q"): ("embed", "heads"),
         ("attention", "k"): ("embed", "kv_heads"),
         ("attention", "v"): ("embed", "kv_heads"),
+        ("attention", "gate"): ("embed", "heads"),
         ("attention", "out"): ("heads", "embed"),
         ("recurrence", "before"): ("embed", "channels"),
         ("recurrence", "behind"): ("embed", "channels"),
         ("recurrence", "input"): ("embed", "channels"),
+        ("recurrence", "q"): ("embed", "key_heads"),
+        ("recurrence", "k"): ("embed", "key_heads"),
+        ("recurrence", "v"): ("embed", "value_heads"),
+        ("recurrence", "gate"): ("embed", "value_heads"),
+        ("recurrence", "beta"): ("embed", "value_heads"),
+        ("recurrence", "decay"): ("embed", "value_heads"),
         ("recurrence", "out"): ("channels", "embed"),
         ("mlp", "gate"): ("embed", "mlp"),
         ("mlp", "up"): ("embed", "mlp"),
@@ -54,7 +63,17 @@ _KERNELS: Mapping[ParamPath, Axes] = MappingProxyType(
         ("embedding",): ("embed", "vocab"),
     }
 )
-_OF_RECURRENCES: Mapping[str, Axes] = MappingProxyType({"taps": ("channels", None, None), "taps_bias": ("channels",)})
+_OF_RECURRENCES: Mapping[str, Axes] = MappingProxyType(
+    {
+        "taps": ("channels", None, None),
+        "taps_bias": ("channels",),
+        "q_taps": ("key_heads", None, None),
+        "k_taps": ("key_heads", None, None),
+        "v_taps": ("value_heads", None, None),
+        "a_log": ("value_heads",),
+        "dt_bias": ("value_heads",),
+    }
+)
 _NORMS: Mapping[ParamPath, Axes] = MappingProxyType(
     {
         ("attention", "q_projection_norm"): ("heads",),

@@ -10,7 +10,8 @@ from flax import nnx
 
 from penstock.engine.models.attend import GroupCache
 from penstock.engine.models.attention import Attention, StepInputs
-from penstock.engine.models.config import AttentionConfig, BlockConfig, ExpertsConfig
+from penstock.engine.models.config import AttentionConfig, BlockConfig, DeltaNetConfig, ExpertsConfig, Recurrence
+from penstock.engine.models.delta_net import DeltaNet
 from penstock.engine.models.experts import Experts
 from penstock.engine.models.layers import GatedMLP, LayerNorm, RMSNorm, norm_of, scaled
 from penstock.engine.models.quantized import quantize_modules
@@ -38,9 +39,7 @@ class Block(nnx.Module):
         mixer = config.mixer
         if isinstance(mixer, AttentionConfig):
             self.attention = Attention(mixer, hidden_size, dtype=dtype, rngs=rngs)
-        self.recurrence = (
-            None if isinstance(mixer, AttentionConfig) else ShortConv(mixer, hidden_size, dtype=dtype, rngs=rngs)
-        )
+        self.recurrence = None if isinstance(mixer, AttentionConfig) else _recurrence(mixer, hidden_size, dtype, rngs)
         self.attention_out_norm = norm(exists=after)
         self.mlp_norm = norm(exists=before and not config.parallel)
         self.mlp = (
@@ -79,6 +78,12 @@ class Block(nnx.Module):
 
     def _of_mlp(self, x: jax.Array, step: StepInputs) -> jax.Array:
         return self.mlp(x, step.is_real, step.layer) if isinstance(self.mlp, Experts) else self.mlp(x)
+
+
+def _recurrence(config: Recurrence, hidden_size: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> ShortConv | DeltaNet:
+    if isinstance(config, DeltaNetConfig):
+        return DeltaNet(config, hidden_size, dtype=dtype, rngs=rngs)
+    return ShortConv(config, hidden_size, dtype=dtype, rngs=rngs)
 
 
 def _normed(norm: RMSNorm | LayerNorm | None, x: jax.Array) -> jax.Array:

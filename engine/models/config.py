@@ -83,6 +83,12 @@ class AttentionConfig:
     query_scale: QueryScale | None = None
     has_kv_scales: bool = False  # what pages of fp8 hold is divided by scales of each KV head, not of each token
     kv_copies: int = 1  # times that each of the checkpoint's KV heads is in `num_kv_heads`, for more devices than heads
+    has_gate: bool = False  # what is attended is scaled by learned sigmoids, one of each of its features
+
+    @property
+    def num_mixed(self) -> int:
+        """Features that its last matmul reads."""
+        return self.num_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +120,43 @@ class ShortConvConfig:
         """Of a model of type `dtype`: the inputs of the last `num_taps - 1` tokens, in order."""
         return (StateArray((self.num_taps - 1, self.channels), dtype, (None, "channels")),)
 
+    @property
+    def num_mixed(self) -> int:
+        """Features that its last matmul reads."""
+        return self.channels
 
-Recurrence: TypeAlias = ShortConvConfig
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetConfig:
+    """A gated delta rule in the place of attention: heads that remember values by keys, in a matrix each.
+
+    Queries, keys and values go through a short convolution first. A key head serves `num_value_heads / num_key_heads`
+    value heads that stand together.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int  # of a head, of queries too
+    value_dim: int  # of a head
+    num_taps: int  # of the convolution: 2 at least
+    norm: NormConfig  # of each head's result
+    activation: str = "silu"  # behind the convolution
+
+    def states(self, dtype: str) -> tuple[StateArray, ...]:
+        """Of a model of type `dtype`: what the convolution reads of queries, keys and values; and the matrices."""
+        kept = self.num_taps - 1
+        keys = StateArray((kept, self.num_key_heads, self.key_dim), dtype, (None, "key_heads", None))
+        values = StateArray((kept, self.num_value_heads, self.value_dim), dtype, (None, "value_heads", None))
+        matrices = (self.num_value_heads, self.key_dim, self.value_dim)
+        return keys, keys, values, StateArray(matrices, "float32", ("value_heads", None, None))
+
+    @property
+    def num_mixed(self) -> int:
+        """Features that its last matmul reads."""
+        return self.num_value_heads * self.value_dim
+
+
+Recurrence: TypeAlias = ShortConvConfig | DeltaNetConfig
 """What may be in the place of attention: layers that keep states, and no pages."""
 
 

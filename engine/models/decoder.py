@@ -113,8 +113,8 @@ class Decoder(nnx.Module):
             else:
                 x, cache = block.attend(before, step, GroupCache(written[place.array], place.group))
                 written[place.array] = cache.pages
-            if wanted is not None and block is self.blocks[-1]:
-                x, before, step = x[wanted.tokens], before[wanted.tokens], of_wanted(step, wanted)
+            if block is self.blocks[-1]:
+                x, before, step = _taken(x, before, step, wanted)
             x = block.feed_forward(x, before, step)
         return x, tuple(written)
 
@@ -207,6 +207,19 @@ class Unembedding(nnx.Module):
         else:
             logits = self.table.wide(hidden)
         return soft_capped(scaled(logits, self.config.logit_scale), self.config.logit_soft_cap)
+
+
+def _taken(
+    x: jax.Array, before: jax.Array, step: StepInputs, wanted: Wanted | None
+) -> tuple[jax.Array, jax.Array, StepInputs]:
+    """What the last feed-forward is given. Without a choice of tokens, programs round what they would choose from as
+    those with one do: XLA leaves out a rounding where the next operation is wider again.
+    """
+    if wanted is not None:
+        return x[wanted.tokens], before[wanted.tokens], of_wanted(step, wanted)
+    barrier: Any = jax.lax.optimization_barrier
+    x, before = barrier((x, before))
+    return x, before, step
 
 
 def of_wanted(step: StepInputs, wanted: Wanted) -> StepInputs:

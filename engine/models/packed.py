@@ -15,8 +15,9 @@ from jax.typing import DTypeLike
 
 from penstock.engine.models.attention import Attention
 from penstock.engine.models.block import Block
-from penstock.engine.models.config import AttentionConfig, BlockConfig, ExpertsConfig, MLPConfig, ModelConfig
+from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
+from penstock.engine.models.delta_net import DeltaNet
 from penstock.engine.models.experts import Experts, GroupedLinear, GroupedMLP, RowGroups
 from penstock.engine.models.layers import GatedMLP, Linear
 from penstock.engine.models.packed_quantized import (
@@ -52,13 +53,8 @@ def can_pack(config: ModelConfig) -> bool:
     """The kernel takes f32 and, with an even number of features, bf16."""
     features = {config.hidden_size}
     for block in config.blocks:
-        features |= {_mixed_features(block), *_inner_features(block.mlp)}
+        features |= {block.mixer.num_mixed, *_inner_features(block.mlp)}
     return config.dtype == "float32" or (config.dtype == "bfloat16" and all(size % 2 == 0 for size in features))
-
-
-def _mixed_features(block: BlockConfig) -> int:
-    mixer = block.mixer
-    return mixer.num_heads * mixer.head_dim if isinstance(mixer, AttentionConfig) else mixer.channels
 
 
 def _inner_features(mlp: MLPConfig | ExpertsConfig) -> set[int]:
@@ -128,10 +124,10 @@ class PackedLinear(Linear):
 
 
 class PackedAttention(Attention):
-    """Attention with one matmul for queries, keys and values."""
+    """Attention with one matmul for queries, keys and values, and the gate where there is one."""
 
     def __init__(self, attention: Attention, width: int) -> None:
-        self.qkv = _joined(width, attention.q, attention.k, attention.v)
+        self.qkv = _joined(width, *attention.inputs)
         self.out = _packed(attention.out, width)
         self.q_norm, self.k_norm, self.config = attention.q_norm, attention.k_norm, attention.config
         self.sinks = attention.sinks
@@ -139,8 +135,7 @@ class PackedAttention(Attention):
         self.q_projection_norm, self.k_projection_norm = attention.q_projection_norm, attention.k_projection_norm
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
-        ends = [sum(self.qkv.splits[: i + 1]) for i in range(2)]
-        return jnp.split(self.qkv(x), ends, axis=1)
+        return _split(self.qkv(x), self.qkv.splits)
 
 
 class PackedShortConv(ShortConv):
@@ -153,6 +148,23 @@ class PackedShortConv(ShortConv):
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
         return jnp.split(self.joined(x), 3, axis=1)
+
+
+class PackedDeltaNet(DeltaNet):
+    """A delta net with one matmul for queries, keys, values and gate, and one for its rates."""
+
+    def __init__(self, net: DeltaNet, width: int) -> None:
+        self.joined = _joined(width, net.q, net.k, net.v, net.gate)
+        self.joined_rates = _joined(width, net.beta, net.decay)
+        self.out = _packed(net.out, width)
+        self.q_taps, self.k_taps, self.v_taps = net.q_taps, net.k_taps, net.v_taps
+        self.a_log, self.dt_bias, self.norm, self.config = net.a_log, net.dt_bias, net.norm, net.config
+
+    def project(self, x: jax.Array) -> Sequence[jax.Array]:
+        return _split(self.joined(x), self.joined.splits)
+
+    def rates(self, x: jax.Array) -> Sequence[jax.Array]:
+        return _split(self.joined_rates.wide(x), self.joined_rates.splits)
 
 
 class PackedMLP(GatedMLP):
@@ -242,10 +254,8 @@ def pack_halves(block: Block, width: int) -> None:
     """
     if block.recurrence is None:
         _pack_attention(block, width)
-    elif _can_join(block.recurrence.before, block.recurrence.behind, block.recurrence.input):
-        block.recurrence = PackedShortConv(block.recurrence, width)
     else:
-        _pack_each(block.recurrence, ("before", "behind", "input", "out"), width)
+        block.recurrence = _packed_recurrence(block.recurrence, width)
     if isinstance(block.mlp, Experts):
         _pack_experts(block.mlp, width)
     else:
@@ -254,10 +264,28 @@ def pack_halves(block: Block, width: int) -> None:
 
 def _pack_attention(block: Block, width: int) -> None:
     attention = block.attention
-    if _can_join(attention.q, attention.k, attention.v):
+    if _can_join(*attention.inputs):
         block.attention = PackedAttention(attention, width)
     else:
-        _pack_each(attention, ("q", "k", "v", "out"), width)
+        gates = () if attention.gate is None else ("gate",)
+        _pack_each(attention, ("q", "k", "v", *gates, "out"), width)
+
+
+def _packed_recurrence(module: ShortConv | DeltaNet, width: int) -> ShortConv | DeltaNet:
+    if isinstance(module, ShortConv):
+        if _can_join(module.before, module.behind, module.input):
+            return PackedShortConv(module, width)
+        _pack_each(module, ("before", "behind", "input", "out"), width)
+    elif _can_join(module.q, module.k, module.v, module.gate) and _can_join(module.beta, module.decay):
+        return PackedDeltaNet(module, width)
+    else:
+        _pack_each(module, ("q", "k", "v", "gate", "beta", "decay", "out"), width)
+    return module
+
+
+def _split(joined: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
+    """The columns of each of several matmuls."""
+    return jnp.split(joined, np.cumsum(sizes[:-1]).tolist(), axis=1)
 
 
 def _packed_mlp(mlp: GatedMLP, width: int) -> GatedMLP:
@@ -267,7 +295,7 @@ def _packed_mlp(mlp: GatedMLP, width: int) -> GatedMLP:
     return mlp
 
 
-def _pack_each(module: Attention | GatedMLP | ShortConv, names: Sequence[str], width: int) -> None:
+def _pack_each(module: Attention | GatedMLP | ShortConv | DeltaNet, names: Sequence[str], width: int) -> None:
     for name in names:
         setattr(module, name, _packed(getattr(module, name), width))
 

@@ -209,7 +209,7 @@ def _take_over(module: nnx.Module, other: nnx.Module) -> None:
 def _of_attention(attention: Attention) -> Linears | None:
     """What the kernel multiplies by, if it has all else that this attention does."""
     has_one_norm = attention.config.qk_norm is None or attention.config.qk_projection_norm is None
-    if not (isinstance(attention, PackedAttention) and has_one_norm):
+    if not (isinstance(attention, PackedAttention) and has_one_norm) or attention.config.has_gate:
         return None
     return _packed(attention.qkv, attention.out)
 

@@ -72,7 +72,7 @@ class Parts(NamedTuple):
         attention, mlp, scale = block.attention, block.mlp, block.residual_scale
         if isinstance(mlp, Experts) or isinstance(cache, StateCache) or step.sum_parts is None:
             raise TypeError("only dense layers with attention have parts, in steps that add them up")  # `serve` says so
-        parts, projected = self.multiplied(block.attention_norm, (attention.q, attention.k, attention.v))
+        parts, projected = self.multiplied(block.attention_norm, attention.inputs)
         attended, cache = attention.attended(projected, step, cache)
         parts = parts.with_sum(step.sum_parts, attention.out, attended, scale, ends_layer=False)
         parts, (gate, up) = parts.multiplied(block.mlp_norm, (mlp.gate, mlp.up))

@@ -26,13 +26,32 @@ from penstock.engine.speculation.acceptance import Acceptance
 
 pytestmark = pytest.mark.usefixtures("as_shipped")
 
-LAYERS = {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "conv_L_cache": 4, "conv_bias": True}
+CONVOLUTIONS = {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "conv_L_cache": 4, "conv_bias": True}
+DELTA_NETS = {
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+}
+HYBRIDS = {"lfm2": CONVOLUTIONS, "qwen3_next": DELTA_NETS}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=14, logprobs=1, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("hybrid"), "lfm2", **LAYERS)
+def convolutions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("convolutions"), "lfm2", **CONVOLUTIONS)
+
+
+@pytest.fixture(scope="module", params=HYBRIDS)
+def hybrid(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    return write_model(tmp_path_factory.mktemp("hybrid"), request.param, **HYBRIDS[request.param])
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -259,9 +278,9 @@ def test_shared_prefixes_in_a_tiny_pool_with_failures_and_aborts(hybrid: Path) -
     assert_all_is_back(engine)
 
 
-def test_memory_is_as_counted_by_hand(hybrid: Path) -> None:
+def test_memory_is_as_counted_by_hand(convolutions: Path) -> None:
     """Two layers keep three inputs of 48 channels, in f32. A page has four tokens in the others, of two heads of 12."""
-    engine = Engine.from_checkpoint(hybrid, SMALL)
+    engine = Engine.from_checkpoint(convolutions, SMALL)
     info, slot_bytes, page_bytes = engine.describe(), 2 * 3 * 48 * 4, 2 * 2 * 4 * 2 * 12 * 4
     assert info.state_cache_bytes == (info.num_state_slots + 1) * slot_bytes
     assert info.kv_cache_bytes == 64 * page_bytes
@@ -269,7 +288,7 @@ def test_memory_is_as_counted_by_hand(hybrid: Path) -> None:
     held = sum(array.nbytes for states in engine._runner._cache[2:] for array in states)
     assert held == info.state_cache_bytes
     asked = replace(SMALL, num_pages=None, kv_cache_bytes=100_000, prefix_caching=False)
-    info = Engine.from_checkpoint(hybrid, asked).describe()
+    info = Engine.from_checkpoint(convolutions, asked).describe()
     assert info.num_state_slots == 4
     assert (
         info.kv_cache_bytes + info.state_cache_bytes
@@ -295,8 +314,8 @@ def test_states_are_updated_where_they_are_and_weights_may_be_quantized(
         assert results[request.id, 0].token_ids == expected[request.id].token_ids
 
 
-def test_half_of_a_small_memory_is_for_sequences_that_run(hybrid: Path) -> None:
-    deployment = deploy(replace(SMALL, num_pages=None, max_num_seqs=16), read_model_config(hybrid))
+def test_half_of_a_small_memory_is_for_sequences_that_run(convolutions: Path) -> None:
+    deployment = deploy(replace(SMALL, num_pages=None, max_num_seqs=16), read_model_config(convolutions))
     slot = deployment.state_bytes
     assert (slot, deployment.page_bytes, deployment.state_interval) == (1152, 1536, 3)
     spec = fitting(deployment, 10 * slot)

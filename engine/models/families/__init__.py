@@ -35,7 +35,9 @@ from penstock.engine.models.families.phi3 import PHI3
 from penstock.engine.models.families.qwen2 import QWEN2
 from penstock.engine.models.families.qwen2_moe import QWEN2_MOE
 from penstock.engine.models.families.qwen3 import QWEN3
+from penstock.engine.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
 from penstock.engine.models.families.qwen3_moe import QWEN3_MOE
+from penstock.engine.models.families.qwen3_next import QWEN3_NEXT
 from penstock.engine.models.families.seed_oss import SEED_OSS
 from penstock.engine.models.families.smollm3 import SMOLLM3
 
@@ -51,6 +53,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             QWEN2_MOE,
             QWEN3,
             QWEN3_MOE,
+            QWEN3_NEXT,
+            QWEN3_5_TEXT,
+            QWEN3_5,
+            QWEN3_5_MOE_TEXT,
+            QWEN3_5_MOE,
             MINISTRAL,
             MINISTRAL3,
             MISTRAL3,

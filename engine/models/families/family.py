@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from penstock.engine.models.axes import ParamPath
-from penstock.engine.models.config import ModelConfig
+from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.hf_config import HFConfig
 
 LAYER_MODULES: Mapping[ParamPath, str] = MappingProxyType(
@@ -85,7 +85,8 @@ class Family:
     configure: Callable[[HFConfig, str], ModelConfig]
     own_modules: Mapping[ParamPath, str] = field(default_factory=dict)  # in each layer, before LAYER_MODULES
     own_tensors: Mapping[ParamPath, str] = field(default_factory=dict)  # in each layer, before `own_modules`
-    interleaved: frozenset[str] = frozenset()  # of own_tensors, fused ones whose parameters' rows alternate
+    # Of fused ones whose parameters do not stand one behind the other, but take turns: how often, in a layer like this.
+    turns: Mapping[str, Callable[[BlockConfig], int]] = field(default_factory=dict)
     places: tuple[Place, ...] = (Place(),)  # where checkpoints may have the language model
     passed_over: tuple[str, ...] = ()  # what names of tensors begin with that are not the language model's
     plain: frozenset[str] = frozenset()  # of own_tensors, those that hold kernels as we do, `[in, out]`
@@ -129,9 +130,10 @@ class Family:
             return (path,)
         return tuple((*path[:2], *part, path[-1]) for part in _of_name(self.own_modules, self.own_modules[module]))
 
-    def is_interleaved(self, path: ParamPath) -> bool:
-        """Whether the rows of the parameter at `path` alternate with those that it is fused with."""
-        return self.own_tensors.get(path[2:]) in self.interleaved
+    def turns_of(self, path: ParamPath, blocks: Sequence[BlockConfig]) -> int:
+        """How many runs the rows of the parameter at `path` are in, between those that it is fused with."""
+        name = self.own_tensors.get(path[2:]) or self.own_modules.get(path[2:-1], "")
+        return self.turns[name](blocks[int(path[1])]) if name in self.turns else 1
 
     def is_plain(self, path: ParamPath) -> bool:
         """Whether the parameter at `path` is a kernel that is stored as we hold it."""

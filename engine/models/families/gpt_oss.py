@@ -64,6 +64,6 @@ GPT_OSS = Family(
         ("mlp", "experts", "down", "kernel"): DOWN,
         ("mlp", "experts", "down", "bias"): f"{DOWN}_bias",
     },
-    interleaved=frozenset({GATE_UP, f"{GATE_UP}_bias"}),
+    turns=dict.fromkeys((GATE_UP, f"{GATE_UP}_bias"), lambda block: block.mlp.intermediate_size),
     plain=frozenset({GATE_UP, DOWN}),
 )

@@ -1,0 +1,132 @@
+"""Gated delta nets, in the place of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from penstock.engine.models.attention import StepInputs
+from penstock.engine.models.config import DeltaNetConfig
+from penstock.engine.models.layers import ACTIVATIONS, Linear, RMSNorm
+from penstock.engine.models.recurrence import StateCache
+from penstock.engine.models.token_loop import States, over_tokens
+
+F32 = jnp.float32
+
+
+class DeltaNet(nnx.Module):
+    """`out(norm(delta_rule(q, k, v)) * silu(gate(x)))` (Yang et al., arXiv 2412.06464): what each value head keeps of a
+    sequence is a matrix, which forgets by `decay`, and in which the value of a token's key is moved towards `v` by as
+    much as `beta` says.
+
+    Its states are what the convolutions of queries, keys and values still read, in the model's type, and the matrices.
+    Between its matmuls all is computed token by token, in f32.
+    """
+
+    def __init__(self, config: DeltaNetConfig, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        def linear(num_in: int, num_out: int) -> Linear:
+            return Linear(num_in, num_out, bias=False, dtype=dtype, rngs=rngs)
+
+        def taps(channels: int) -> nnx.Param[jax.Array]:
+            # As checkpoints hold a convolution by channels: the newest token's factor is last.
+            return nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (channels, 1, config.num_taps), dtype))
+
+        keys, values = config.num_key_heads * config.key_dim, config.num_mixed
+        self.q, self.k = linear(hidden_size, keys), linear(hidden_size, keys)
+        self.v, self.gate = linear(hidden_size, values), linear(hidden_size, values)
+        self.beta, self.decay = (linear(hidden_size, config.num_value_heads) for _ in range(2))
+        self.q_taps, self.k_taps, self.v_taps = taps(keys), taps(keys), taps(values)
+        self.a_log = nnx.Param(jnp.zeros((config.num_value_heads,), F32))
+        self.dt_bias = nnx.Param(jnp.ones((config.num_value_heads,), F32))
+        self.norm = RMSNorm(config.norm, config.value_dim, dtype=dtype)
+        self.out = linear(values, hidden_size)
+        self.config = config
+
+    def __call__(self, x: jax.Array, step: StepInputs, cache: StateCache) -> tuple[jax.Array, StateCache]:
+        if step.states is None:
+            raise TypeError("a step of a model that keeps states says which")
+        config = self.config
+        sizes = (config.key_dim, config.key_dim, config.value_dim, config.value_dim)
+        heads = [
+            part.reshape(-1, part.shape[1] // size, size) for part, size in zip(self.project(x), sizes, strict=True)
+        ]
+        inputs = _Inputs(*heads, *self.rates(x))
+        results = jnp.zeros_like(inputs.gate)
+        results, cache = over_tokens(self._token, inputs, results, step.positions, step.states, cache)
+        return self.out(results.reshape(x.shape[0], -1)), cache
+
+    def project(self, x: jax.Array) -> Sequence[jax.Array]:
+        """Queries, keys and values before their convolutions, and the gate, each `[num_tokens, heads * head_dim]`."""
+        return self.q(x), self.k(x), self.v(x), self.gate(x)
+
+    def rates(self, x: jax.Array) -> Sequence[jax.Array]:
+        """What beta and decay are made of, each f32 `[num_tokens, value_heads]`."""
+        return self.beta.wide(x), self.decay.wide(x)
+
+    def _token(self, inputs: _Inputs, states: States) -> tuple[jax.Array, States]:
+        """The result, `[value_heads, value_dim]`, of one token, and the states behind it."""
+        (*kept, matrices), config = states, self.config
+        windows = [jnp.concatenate([taps, new[None]]) for taps, new in zip(kept, inputs[:3], strict=True)]
+        all_taps = (self.q_taps[...], self.k_taps[...], self.v_taps[...])
+        q, k, v = (self._convolved(window, taps) for window, taps in zip(windows, all_taps, strict=True))
+        copies = config.num_value_heads // config.num_key_heads
+        q, k = (jnp.repeat(part, copies, axis=0) for part in (_of_length_1(q) * config.key_dim**-0.5, _of_length_1(k)))
+        beta = jax.nn.sigmoid(inputs.beta)
+        decay = jnp.exp(-jnp.exp(self.a_log[...]) * jax.nn.softplus(inputs.decay + self.dt_bias[...]))
+        mixed, matrices = delta_rule(q, k, v, beta, decay, matrices)
+        result = self.norm(mixed) * jax.nn.silu(inputs.gate.astype(F32))
+        return result.astype(inputs.gate.dtype), (*(window[1:] for window in windows), matrices)
+
+    def _convolved(self, window: jax.Array, taps: jax.Array) -> jax.Array:  # [num_taps, heads, head_dim] -> f32
+        """The convolution of one token's inputs with those before, summed oldest first."""
+        factors = taps.astype(F32).reshape(*window.shape[1:], -1)
+        total = window[0].astype(F32) * factors[..., 0]
+        for place in range(1, window.shape[0]):
+            total = total + window[place].astype(F32) * factors[..., place]
+        return ACTIVATIONS[self.config.activation](total)
+
+
+class _Inputs(NamedTuple):
+    """Of a step's tokens, or of one of them, without the first axis."""
+
+    q: jax.Array  # [num_tokens, key_heads, key_dim]
+    k: jax.Array  # [num_tokens, key_heads, key_dim]
+    v: jax.Array  # [num_tokens, value_heads, value_dim]
+    gate: jax.Array  # [num_tokens, value_heads, value_dim]
+    beta: jax.Array  # f32 [num_tokens, value_heads]
+    decay: jax.Array  # f32 [num_tokens, value_heads]
+
+
+def delta_rule(
+    q: jax.Array,  # f32 [heads, key_dim]
+    k: jax.Array,  # f32 [heads, key_dim]
+    v: jax.Array,  # f32 [heads, value_dim]
+    beta: jax.Array,  # f32 [heads]
+    decay: jax.Array,  # f32 [heads]
+    matrices: jax.Array,  # f32 [heads, key_dim, value_dim]
+) -> tuple[jax.Array, jax.Array]:
+    """What one token's query reads, `[heads, value_dim]`, and the matrices with its value.
+
+    The result is read from what was there before, and what the token adds to it is added: so matrices are read once for
+    key and query, and once to be changed.
+    """
+    read = jnp.einsum(
+        "hnk,hkv->hnv",
+        jnp.stack([q, k], axis=1),
+        matrices,
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=F32,
+    )
+    decay, beta = decay[:, None], beta[:, None]
+    change = beta * (v - decay * read[:, 1])
+    result = decay * read[:, 0] + jnp.sum(q * k, axis=1, keepdims=True) * change
+    return result, decay[..., None] * matrices + k[:, :, None] * change[:, None, :]
+
+
+def _of_length_1(x: jax.Array) -> jax.Array:
+    """Each head's vector."""
+    return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)

@@ -1,0 +1,101 @@
+"""Qwen3.5 and Qwen3.6 (Qwen, 2026): Qwen3-Next's layers, dense or with experts; published beside a vision tower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.engine.models.config import ModelConfig
+from penstock.engine.models.families.family import BESIDE_VISION, Family, Place
+from penstock.engine.models.families.qwen3_next import (
+    DEFAULTS_OF_HYBRID,
+    EXPERTS_OF_HYBRID,
+    MODULES_OF_HYBRID,
+    TENSORS_OF_HYBRID,
+    TURNS_OF_HYBRID,
+    delta_hybrid,
+    with_shared,
+)
+from penstock.engine.models.hf_blocks import read_mlp
+from penstock.engine.models.hf_config import HFConfig, text_fields
+from penstock.engine.models.hf_experts import read_experts
+
+_IN = "linear_attn.in_proj_qkv"
+_MODULES = {
+    **MODULES_OF_HYBRID,
+    ("recurrence", "q"): _IN,
+    ("recurrence", "k"): _IN,
+    ("recurrence", "v"): _IN,
+    ("recurrence", "gate"): "linear_attn.in_proj_z",
+    ("recurrence", "beta"): "linear_attn.in_proj_b",
+    ("recurrence", "decay"): "linear_attn.in_proj_a",
+}
+_PASSED_OVER = ("mtp.", "visual.", "model.visual.")
+_PLACES = (Place(), *BESIDE_VISION)
+
+
+def _configure(config: HFConfig, dtype: str) -> ModelConfig:
+    mlps = [read_mlp(config)] * config.integer("num_hidden_layers")
+    return delta_hybrid(config, QWEN3_5_TEXT.model_type, dtype, mlps)
+
+
+def _configure_moe(config: HFConfig, dtype: str) -> ModelConfig:
+    experts = read_experts(config, "num_experts", intermediate_size="moe_intermediate_size", normalized=True)
+    mlps = [with_shared(config, experts)] * config.integer("num_hidden_layers")
+    return delta_hybrid(config, QWEN3_5_MOE_TEXT.model_type, dtype, mlps)
+
+
+QWEN3_5_TEXT = Family(
+    model_type="qwen3_5_text",
+    architecture="Qwen3_5ForCausalLM",
+    defaults={
+        **DEFAULTS_OF_HYBRID,
+        "vocab_size": 248_320,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+    },
+    configure=_configure,
+    own_modules=_MODULES,
+    own_tensors=TENSORS_OF_HYBRID,
+    turns=TURNS_OF_HYBRID,
+    places=_PLACES,
+    passed_over=_PASSED_OVER,
+)
+
+QWEN3_5_MOE_TEXT = replace(
+    QWEN3_5_TEXT,
+    model_type="qwen3_5_moe_text",
+    architecture="Qwen3_5MoeForCausalLM",
+    defaults={
+        **DEFAULTS_OF_HYBRID,
+        "vocab_size": 248_320,
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 8,
+        "num_experts": 256,
+    },
+    configure=_configure_moe,
+    own_modules={**_MODULES, **EXPERTS_OF_HYBRID},
+)
+
+
+def _beside_vision(text: Family, model_type: str) -> Family:
+    """The same as the text part of a model that also takes images: all that is asked of it here."""
+
+    def configure(config: HFConfig, dtype: str) -> ModelConfig:
+        fields = text_fields(config)
+        HFConfig(fields, {}).refuse_unless("model_type", None, text.model_type)
+        return replace(text.config(fields, dtype), family=model_type)
+
+    architecture = text.architecture.replace("ForCausalLM", "ForConditionalGeneration")
+    return replace(text, model_type=model_type, architecture=architecture, defaults={}, configure=configure)
+
+
+QWEN3_5 = _beside_vision(QWEN3_5_TEXT, "qwen3_5")
+QWEN3_5_MOE = _beside_vision(QWEN3_5_MOE_TEXT, "qwen3_5_moe")
