@@ -27,9 +27,43 @@ GEOMETRY = {
     "eos_token_id": 2,
     "pad_token_id": 0,  # some families' default is beyond this vocabulary
 }
-OF_FAMILY = {"gpt_oss": {"num_local_experts": 4}}  # what is large by default
+DELTA_NETS = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 10,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+WITH_EXPERTS = {
+    **DELTA_NETS,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+}
+# What is large by default.
+OF_FAMILY = {
+    "gpt_oss": {"num_local_experts": 4},
+    "qwen3_next": WITH_EXPERTS,
+    "qwen3_5": DELTA_NETS,
+    "qwen3_5_text": DELTA_NETS,
+    "qwen3_5_moe": WITH_EXPERTS,
+    "qwen3_5_moe_text": WITH_EXPERTS,
+}
 
+QWEN_VISION = {
+    "depth": 1,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 48,
+    "num_position_embeddings": 16,
+}
 VISION: dict[str, dict[str, Any]] = {
+    "qwen3_5": {"vision_config": QWEN_VISION},
+    "qwen3_5_moe": {"vision_config": QWEN_VISION},
     "gemma3": {
         "vision_config": {
             "hidden_size": 8,
@@ -86,7 +120,8 @@ def _config_of(family: str, fields: dict[str, Any]) -> Any:
 
 
 def _auto(family: str) -> Any:
-    return AutoModelForImageTextToText if family == "mistral3" else AutoModelForCausalLM
+    beside_images = ("mistral3", "qwen3_5", "qwen3_5_moe")
+    return AutoModelForImageTextToText if family in beside_images else AutoModelForCausalLM
 
 
 def edit_config(directory: Path, *remove: str, **fields: Any) -> None:

@@ -177,6 +177,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 1,
         },
     ),
+    "qwen3_next, delta nets around attention, a dense layer": (
+        "qwen3_next",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_value_heads": 6,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3_5_text, odd heads": (
+        "qwen3_5_text",
+        {
+            "head_dim": 20,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "linear_key_head_dim": 7,
+            "linear_value_head_dim": 5,
+        },
+    ),
+    "qwen3_5_moe_text, tied": ("qwen3_5_moe_text", {"num_experts": 5, "tie_word_embeddings": True}),
     "granite": (
         "granite",
         {

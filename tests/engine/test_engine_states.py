@@ -15,13 +15,15 @@ from drafters import TrueContinuation
 from engines import SMALL, VOCAB_SIZE, Result, Results, drive, write_model
 from test_engine_invariance import ENDINGS, LETTERS, PARAMS, PROMPT
 
-from penstock.engine import ConfigError, Engine, Request, SamplingParams
+from penstock.engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.deployment import deploy, fitting, with_pages
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight
 from penstock.engine.loading.checkpoint import read_model_config
+from penstock.engine.models import FAMILIES
 from penstock.engine.scheduling import scheduler
 from penstock.engine.scheduling.pace import Pace
+from penstock.engine.sharding import split_model
 from penstock.engine.speculation.acceptance import Acceptance
 
 pytestmark = pytest.mark.usefixtures("as_shipped")
@@ -295,6 +297,43 @@ def test_memory_is_as_counted_by_hand(convolutions: Path) -> None:
         <= 100_000
         < info.kv_cache_bytes + info.state_cache_bytes + page_bytes
     )
+
+
+def test_memory_of_delta_nets_is_as_counted_by_hand(tmp_path: Path) -> None:
+    """Four matrices of 6 x 10 in f32, and three inputs of two key heads, for queries too, and of four value heads."""
+    directory = write_model(tmp_path, "qwen3_next", **DELTA_NETS)
+    engine = Engine.from_checkpoint(directory, replace(SMALL, dtype="bfloat16"))
+    info, slot_bytes = engine.describe(), 4 * 6 * 10 * 4 + 3 * (2 * 2 * 6 + 4 * 10) * 2
+    assert info.state_cache_bytes == (info.num_state_slots + 1) * slot_bytes
+    assert sum(array.nbytes for states in engine._runner._cache[1:] for array in states) == info.state_cache_bytes
+
+
+def test_a_large_state_takes_a_quarter_of_the_memory_of_prefixes() -> None:
+    """Of Qwen3.5 9B: 24 layers of 32 matrices of 128 x 128, which are 48 MiB, and of three inputs of 8,192 channels. A
+    token has 32 KiB of keys and values, in 8 layers of 4 heads of 256.
+    """
+    sizes = {"hidden_size": 4096, "intermediate_size": 12_288, "num_attention_heads": 16, "num_hidden_layers": 32}
+    model = FAMILIES["qwen3_5_text"].config({**sizes, "vocab_size": 248_320}, "bfloat16")
+    config = EngineConfig(max_num_seqs=8, max_batch_tokens=16, page_size=32, max_model_len=32_768, kv_cache_bytes=2**35)
+    deployment = deploy(config, model)
+    assert deployment.state_bytes == 48 * 2**20 + 24 * 3 * 8192 * 2
+    assert deployment.page_bytes == 2**20
+    assert deployment.state_interval == 197  # 4 x 49.125, rounded up
+    spec = fitting(deployment, 2**35)
+    kept = spec.num_states - 8 - 1  # beside one of each sequence that runs, and the sink
+    assert kept == deployment.kept_states(spec.num_pages) == spec.num_pages // 197
+    assert 0.24 < kept * deployment.state_bytes / (spec.num_pages * deployment.page_bytes) <= 0.25
+    assert spec.num_states * deployment.state_bytes + spec.num_pages * deployment.page_bytes <= 2**35
+
+
+def test_heads_that_devices_do_not_divide_are_refused() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 8, "num_attention_heads": 8, "num_hidden_layers": 4}
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 8, "vocab_size": 16}
+    model = FAMILIES["qwen3_5_text"].config({**sizes, **heads}, "float32")
+    with pytest.raises(
+        ConfigError, match=r"tensor_parallel = 4 does not divide the model's 2 key heads of a state; 1, 2"
+    ):
+        split_model(model, 4)
 
 
 @pytest.mark.parametrize(("config", "held"), [({"matmul": "xla"}, "float32"), ({"decode_steps": 4}, "int8")])

@@ -11,9 +11,10 @@ from flax import nnx
 
 from penstock.engine.models import Decoder
 from penstock.engine.models.axes import logical_axes
-from penstock.engine.models.config import ShortConvConfig
+from penstock.engine.models.config import DeltaNetConfig, ShortConvConfig
 
 SIZES = {"vocab": 128, "embed": 64, "heads": 64, "kv_heads": 32, "per_head": 4, "mlp": 96, "channels": 40, "layers": 3}
+SIZES |= {"key_heads": 60, "value_heads": 40}
 PADDED = replace(TINY, vocab_padding=28)
 BIASED = replace(
     PADDED,
@@ -21,7 +22,7 @@ BIASED = replace(
     blocks=tuple(
         replace(
             block,
-            mixer=replace(block.attention, qkv_bias=True, out_bias=True, sinks=True),
+            mixer=replace(block.attention, qkv_bias=True, out_bias=True, sinks=True, has_gate=True),
             mlp=replace(block.mlp, bias=True),
         )
         for block in TINY.blocks
@@ -42,10 +43,21 @@ HYBRID = replace(
     PADDED,
     blocks=(*PADDED.blocks[:1] * 3, *[replace(PADDED.blocks[0], mixer=ShortConvConfig(40, 3, bias=True))] * 3),
 )
+DELTA_NETS = replace(
+    PADDED,
+    blocks=(
+        *PADDED.blocks[:1] * 3,
+        *[replace(PADDED.blocks[0], mixer=DeltaNetConfig(20, 40, 3, 1, 4, PADDED.norm))] * 3,
+    ),
+)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("config", [PADDED, BIASED, NORMED, HYBRID], ids=["tied", "biased", "normed", "hybrid"])
+@pytest.mark.parametrize(
+    "config",
+    [PADDED, BIASED, NORMED, HYBRID, DELTA_NETS],
+    ids=["tied", "biased", "normed", "hybrid", "delta nets"],
+)
 def test_each_axis_has_the_size_that_its_name_means(config: Any, stacked: bool) -> None:
     state = nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), stacked=stacked)))
     flat: Any = nnx.to_flat_state(state)

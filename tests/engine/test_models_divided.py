@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1003}
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "olmoe", "granitemoe", "dots1")
+MIXTURES += ("qwen3_next", "qwen3_5_moe_text")
 FEATURES = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -46,5 +47,5 @@ def test_several_devices_give_the_tokens_of_one(runs: Runs, family: str, layout:
 
 
 def test_no_family_is_left_out() -> None:
-    wrapped = {"gemma3", "mistral3"}  # whose text part is another one
+    wrapped = {"gemma3", "mistral3", "qwen3_5", "qwen3_5_moe"}  # whose text part is another one
     assert MODELS.keys() == FAMILIES.keys() - wrapped

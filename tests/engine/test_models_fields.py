@@ -64,7 +64,8 @@ def fields_of(family: str) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(CONFIG_MAPPING[family]) if field.name not in HARMLESS}
 
 
-ALONE = sorted(name for name in FAMILIES if name not in ("gemma3", "mistral3"))  # those two read a `text_config`
+BESIDE_IMAGES = ("gemma3", "mistral3", "qwen3_5", "qwen3_5_moe")  # which read a `text_config`
+ALONE = sorted(name for name in FAMILIES if name not in BESIDE_IMAGES)
 
 
 @pytest.mark.parametrize("family", ALONE)

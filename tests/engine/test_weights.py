@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from penstock.engine import CheckpointError
-from penstock.engine.loading.rows import before_copying
-from penstock.engine.loading.weights import Rows, Source, Stored, WeightFiles, open_weights
+from penstock.engine.loading.rows import Rows, before_copying
+from penstock.engine.loading.weights import Source, Stored, WeightFiles, open_weights
 
 RNG = np.random.default_rng(0)
 F32 = jnp.dtype("float32")
@@ -93,6 +93,52 @@ def test_parameters_that_alternate_in_one_tensor_are_its_every_other_row(is_stac
         np.testing.assert_array_equal(files.array(source, None), expected)
         index = (*[slice(None)] * (len(shape) - 3), slice(1, 3), slice(2, 4), slice(1, 4))  # what one device reads
         np.testing.assert_array_equal(files._share(source, index), expected[index])
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_parameters_that_take_turns_by_heads(part: int, tmp_path: Path) -> None:
+    """Three heads, each of two rows of the first parameter, one of the second and three of the third."""
+    tensor, widths = RNG.normal(size=(18, 4)).astype(np.float32), (2, 1, 3)
+    stored = saved(tmp_path / "a.safetensors", tensor=tensor)
+    first, width = sum(widths[:part]), widths[part]
+    expected = tensor.reshape(3, 6, 4)[:, first : first + width].reshape(3 * width, 4).T
+    rows = Rows.of([3 * width for width in widths], part, turns=3)
+    source = Source(("blocks", 0, "mlp", "up", "kernel"), expected.shape, F32, ("tensor",), num_spread=0, rows=rows)
+    assert source.stored_shape == (18, 4)
+    with WeightFiles(stored) as files:
+        np.testing.assert_array_equal(files.array(source, None), expected)
+        for start in range(3 * width):
+            for stop in range(start, 3 * width + 1):
+                share = files._share(source, (slice(1, 3), slice(start, stop)))
+                np.testing.assert_array_equal(share, expected[1:3, start:stop])
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_rows_may_be_another_axis_than_the_last(is_stacked: bool, tmp_path: Path) -> None:
+    layers = [RNG.normal(size=(9, 1, 4)).astype(np.float32) for _ in range(2 if is_stacked else 1)]
+    stored = saved(tmp_path / "a.safetensors", **{f"layer{i}": layer for i, layer in enumerate(layers)})
+    shape = (2, 5, 1, 4) if is_stacked else (5, 1, 4)
+    path, rows = ("blocks", 0, "recurrence", "k_taps"), Rows(first=3, total=9, axis=-3)
+    source = Source(path, shape, F32, tuple(stored), num_spread=int(is_stacked), rows=rows)
+    assert source.stored_shape == (9, 1, 4)
+    assert source.num_bytes(stored) == 5 * 4 * 4 * len(layers)
+    expected = np.stack([layer[3:8] for layer in layers]).reshape(shape)
+    with WeightFiles(stored) as files:
+        np.testing.assert_array_equal(files.array(source, None), expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "blocks"),
+    [
+        (Rows(first=8, total=20), 4, Rows(first=2, total=20)),
+        (Rows(first=6, total=20), 4, None),
+        (Rows(first=8, total=48, step=24, run=4), 4, Rows(first=2, total=48, step=6, run=1)),
+        (Rows(first=8, total=48, step=24, run=6), 4, None),
+        (Rows(first=1, total=48, step=2), 2, None),
+    ],
+)
+def test_rows_in_blocks(rows: Rows, size: int, blocks: Rows | None) -> None:
+    assert rows.in_blocks(size) == blocks
 
 
 @pytest.mark.parametrize("leaf", ["kernel", "bias"])

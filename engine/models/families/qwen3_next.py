@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -28,11 +28,11 @@ from penstock.engine.models.hf_rope import read_partial_rope
 _DELTA, _FULL = "linear_attention", "full_attention"
 
 
-def delta_hybrid(config: HFConfig, family: str, dtype: str, mlps: list[MLPConfig | ExpertsConfig]) -> ModelConfig:
+def delta_hybrid(config: HFConfig, family: str, dtype: str, mlps: Sequence[MLPConfig | ExpertsConfig]) -> ModelConfig:
     """A model of delta nets and gated attention, with a feed-forward for each of its layers."""
     config.refuse_unless("sliding_window", None)  # the cache of transformers follows it in any family
     norm, types = gemma_norm(config), _layer_types(config)
-    mixers = {_DELTA: _delta_net(config), _FULL: _attention(config)}
+    mixers: dict[str, AttentionConfig | DeltaNetConfig] = {_DELTA: _delta_net(config), _FULL: _attention(config)}
     blocks = [BlockConfig(mixers[kind], mlp, norm) for kind, mlp in zip(types, mlps, strict=True)]
     return read_model(config, family=family, dtype=dtype, blocks=blocks, norm=norm)
 
@@ -44,6 +44,7 @@ def with_shared(config: HFConfig, experts: ExpertsConfig) -> ExpertsConfig:
 
 
 def _attention(config: HFConfig) -> AttentionConfig:
+    config.refuse_unless("attn_output_gate", None, True)  # transformers passes over it
     has_bias = config.flag("attention_bias")
     attention = read_attention(
         config, rope=read_partial_rope, qkv_bias=has_bias, out_bias=has_bias, qk_norm=gemma_norm(config)
@@ -95,6 +96,12 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
         )
         mlps = sparse_layers(config, dense, with_shared(config, experts))
     return delta_hybrid(config, QWEN3_NEXT.model_type, dtype, mlps)
+
+
+def _num_key_heads(block: BlockConfig) -> int:
+    if not isinstance(block.mixer, DeltaNetConfig):
+        raise TypeError(f"{block.mixer} is no delta net")
+    return block.mixer.num_key_heads
 
 
 _IN_HEADS, _GATES, _CONV = "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.conv1d.weight"
@@ -176,7 +183,7 @@ QWEN3_NEXT = Family(
     own_tensors=TENSORS_OF_HYBRID,
     turns={
         **TURNS_OF_HYBRID,
-        **dict.fromkeys((_IN_HEADS, _GATES), lambda block: block.mixer.num_key_heads),
+        **dict.fromkeys((_IN_HEADS, _GATES), _num_key_heads),
     },
     passed_over=("mtp.",),
 )
