@@ -157,6 +157,19 @@ def test_fused_experts_of_another_number_are_named(sound: Path, tmp_path: Path) 
         load(changed(sound, tmp_path, edit))
 
 
+def test_what_is_beside_the_text_of_qwen3_5_is_passed_over_and_nothing_else(tmp_path: Path) -> None:
+    sound = write_checkpoint(tmp_path / "sound", "qwen3_5_moe")
+    beside = {"mtp.fc.weight", "mtp.layers.0.self_attn.q_proj.weight", "model.visual.merger.norm.weight"}
+    for number, names in enumerate((beside, {"model.language_model.mtp.fc.weight"})):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        weights = dict.fromkeys(names, np.ones(3, np.float32))
+        changed(sound, directory, lambda tensors, weights=weights: tensors.update(weights))
+    assert len(load(tmp_path / "0").blocks) == 2
+    with pytest.raises(CheckpointError, match=r"no place for: model\.language_model\.mtp\.fc\.weight"):
+        load(tmp_path / "1")
+
+
 def test_layers_for_drafting_are_passed_over_and_others_are_not(tmp_path: Path) -> None:
     sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
     sound = write_checkpoint(tmp_path / "sound", "glm4_moe", num_nextn_predict_layers=2, **sizes)

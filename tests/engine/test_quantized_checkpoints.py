@@ -63,6 +63,22 @@ def test_fused_projections_and_experts_of_quantized_checkpoints(tmp_path: Path, 
     assert forms(planned_model(str(quantized / "config.json"))) == forms(read_model_config(quantized))
 
 
+@pytest.mark.parametrize(("scheme", "size"), [("fp8 blocks", 128), ("compressed int4 g32", 24)])
+def test_heads_that_take_turns_in_a_quantized_tensor(tmp_path: Path, scheme: str, size: int) -> None:
+    """Queries, keys, values and gates of a delta net, and queries and gates of attention."""
+    sizes = {"linear_key_head_dim": size, "linear_value_head_dim": size, "head_dim": 128, "num_experts": 0}
+    quantized, plain = write_quantized(tmp_path, SCHEMES[scheme], "qwen3_next", **GEOMETRY, **sizes)
+    expected, found = reference_logits(plain, PROMPT), our_logits(quantized, PROMPT)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+def test_a_block_of_rows_that_two_parameters_share_is_refused(tmp_path: Path) -> None:
+    sizes = {"linear_key_head_dim": 64, "linear_value_head_dim": 64, "head_dim": 128, "num_experts": 0}
+    quantized, _ = write_quantized(tmp_path, SCHEMES["fp8 blocks"], "qwen3_next", **GEOMETRY, **sizes)
+    with pytest.raises(ConfigError, match=r"in_proj_qkvz: a block of 128 rows has a scale that is not of one of"):
+        check_weights(quantized, read_model_config(quantized))
+
+
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_quantized(tmp_path_factory.mktemp("sound"), SCHEMES["gptq in order"], **GEOMETRY)[0]
