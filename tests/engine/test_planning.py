@@ -344,6 +344,20 @@ def test_states_are_counted_and_updated_where_they_are() -> None:
 
 
 @needs_libtpu
+@pytest.mark.slow
+def test_matrices_of_delta_nets_are_read_and_written_once_in_a_decode_step() -> None:
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "vocab_size": 4096}
+    fields = {**sizes, **heads, "linear_num_key_heads": 4, "linear_num_value_heads": 8}
+    model = FAMILIES["qwen3_5_text"].config(fields, "bfloat16")
+    made = plan(model, "v6e:2x2", replace(SMALL, tensor_parallel=2), only=frozenset({16}))
+    assert made.slot_bytes == 6 * (8 * 128 * 128 * 4 + 3 * (2 * 4 * 128 + 8 * 128) * 2) // 2
+    assert made.cache_is_aliased
+    full = next(step for step in made.decode if step.num_tokens == 16)
+    assert full.overhead <= 1.15
+
+
+@needs_libtpu
 def test_rows_that_are_padded_at_loading_are_counted() -> None:
     """Codes of 4 bits in rows of 1,440 bytes lie in 1,536."""
     model = planned_model("gpt-oss-20b")
