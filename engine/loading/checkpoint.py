@@ -36,7 +36,7 @@ from penstock.engine.models import (
     family_of,
     stacked_layers,
 )
-from penstock.engine.models.axes import KV_SCALES, logical_axes
+from penstock.engine.models.axes import KV_SCALES, logical_axes, row_axis
 from penstock.engine.models.hf_config import checked_dtype
 from penstock.engine.sharded_experts import shard_experts
 from penstock.engine.sharding import Placement
@@ -284,15 +284,9 @@ def _rows(
     fused = family.fused_with(path)
     if len(fused) == 1:
         return None
-    axis = _row_axis(path, params[path])
+    axis = row_axis(path, len(params[path].shape))
     sizes = [params[part].shape[axis] // _copies(part, params[part], config) for part in fused]
     return Rows.of(sizes, fused.index(path), family.turns_of(layer, config.blocks), axis)
-
-
-def _row_axis(path: ParamPath, param: Any) -> int:
-    """The axis that what is fused is divided along, counted from the last."""
-    axes = logical_axes(path, len(param.shape))
-    return max(place for place, axis in enumerate(axes) if axis is not None) - len(axes)
 
 
 def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:

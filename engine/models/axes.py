@@ -88,6 +88,12 @@ def logical_axes(path: ParamPath, num_dims: int) -> Axes:
     return ("layers", *axes) if num_dims == len(axes) + 1 else axes
 
 
+def row_axis(path: ParamPath, num_dims: int) -> int:
+    """The axis that parameters which are fused in one tensor stand side by side along, counted from the last."""
+    axes = logical_axes(path, num_dims)
+    return max(place for place, axis in enumerate(axes) if axis is not None) - len(axes)
+
+
 def _axes(path: ParamPath) -> Axes:
     if path == ("embedding",):
         return ("vocab", "embed")
