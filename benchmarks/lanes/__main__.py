@@ -14,7 +14,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from rich.console import Console
 
@@ -24,10 +25,10 @@ from benchmarks.lanes.figures import Measured
 from benchmarks.tables import table_of
 from penstock.worker.bench.report import append_result
 
-SCENARIOS: dict[str, tuple[Callable[[float, int, int], Awaitable[Measured]], float]] = {
-    "tenants": (tenants.measure, 40.0),
-    "windows": (windows.measure, 30.0),
-    "prefixes": (prefixes.measure, 20.0),
+SCENARIOS: dict[str, tuple[Callable[[float, int], Coroutine[Any, Any, Measured]], float]] = {
+    "tenants": (tenants.measure, 25.0),
+    "windows": (windows.measure, 25.0),
+    "prefixes": (prefixes.measure, 15.0),
     "backlog": (backlog.measure, 10.0),
 }
 """How each is measured, and for how many seconds a side is by default."""
@@ -37,7 +38,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join(SCENARIOS))
     parser.add_argument("--seconds", type=float, help="that each side is under load")
-    parser.add_argument("--rounds", type=int, default=1, help="that these seconds are divided into, sides in turn")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     for name in arguments.scenarios:
@@ -47,11 +47,11 @@ def main() -> None:
         measure, seconds = SCENARIOS[name]
         load = os.getloadavg()[0]
         seconds = arguments.seconds or seconds
-        found = asyncio.run(measure(seconds, arguments.rounds, arguments.seed))  # type: ignore[arg-type]
+        found = asyncio.run(measure(seconds, arguments.seed))
         bars = [bar.row() for bar in found.bars]
         Console(width=160).print(table_of(f"{name} (load of the machine before: {load:.1f})", found.rows))
         Console(width=160).print(table_of("bars", bars, digits=3))
-        options = {"seconds": seconds, "rounds": arguments.rounds, "seed": arguments.seed}
+        options = {"seconds": seconds, "seed": arguments.seed}
         append_result(RESULTS / "lanes.jsonl", {"scenario": name, "options": options, "rows": found.rows, "bars": bars})
 
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from random import Random
 from typing import Any
-
-import numpy as np
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
@@ -89,6 +87,15 @@ async def send_all(redis: RedisClient, sending: Sending, arrivals: Sequence[Arri
         commands = [("XADD", keys.requests(sending.queue), "*", *_flat(each.fields)) for each in page]
         for each, answer in zip(page, await _pages(redis, commands), strict=True):
             sending.sent.append(Sent(answer.decode(), each))
+
+
+async def until_ended(redis: RedisClient, sending: Sending, timeout_s: float) -> None:
+    """Until all have their ends, or that time is over."""
+    deadline_s = time.monotonic() + timeout_s
+    while any(each.end is None for each in await outcomes(redis, sending)):
+        if time.monotonic() > deadline_s:
+            return
+        await asyncio.sleep(0.1)
 
 
 async def until_empty(redis: RedisClient, queue: str, timeout_s: float) -> bool:

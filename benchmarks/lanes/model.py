@@ -60,7 +60,7 @@ class Lanes:
         self.charged: dict[EntryId, float] = {}
         self.service: dict[str, float] = {}  # of those that do not wait
         self.counters: dict[str, float] = {}  # of those that do
-        self._seats: dict[str, int] = {}  # the priority of each one's next entry
+        self.seats: dict[str, int] = {}  # the priority of each one's next entry
         self._waiting: dict[EntryId, Waiting] = {}
         self._by_age: deque[EntryId] = deque()
         self._lanes: dict[str, list[tuple[int, int, int]]] = {}  # heaps; what has left stays until it comes up
@@ -149,7 +149,7 @@ class Lanes:
         names: list[str] = []
         while heap and len(names) < count:
             counter, name = heappop(heap)
-            if self._seats.get(name) == band and self.counters[name] == counter and name not in names:
+            if self.seats.get(name) == band and self.counters[name] == counter and name not in names:
                 names.append(name)
                 found.append((counter, name))
         for each in found:
@@ -176,14 +176,14 @@ class Lanes:
         if before is not None:
             counter = self.counters.pop(tenant) if counter is None else counter
             self.counters.pop(tenant, None)
-            del self._seats[tenant]
+            del self.seats[tenant]
             self._sizes[before] -= 1
             if not self._sizes[before]:
                 del self._sizes[before], self._bands[before]
         if now is not None:
             counter = self._lifted(tenant, now) if counter is None else counter
             self._sizes[now] = self._sizes.get(now, 0) + 1
-            self._seats[tenant] = now
+            self.seats[tenant] = now
             self._set(tenant, now, counter)
         elif counter is not None:
             self._set_service(tenant, counter)
@@ -200,7 +200,7 @@ class Lanes:
 
     def _least(self, band: int) -> float | None:
         heap = self._bands.get(band, [])
-        while heap and not (self._seats.get(heap[0][1]) == band and self.counters[heap[0][1]] == heap[0][0]):
+        while heap and not (self.seats.get(heap[0][1]) == band and self.counters[heap[0][1]] == heap[0][0]):
             heappop(heap)
         return heap[0][0] if heap else None
 
@@ -214,8 +214,8 @@ class Lanes:
         if tokens == 0:
             return
         more = tokens / self._weight(tenant)
-        if tenant in self._seats:
-            self._set(tenant, self._seats[tenant], self.counters[tenant] + more)
+        if tenant in self.seats:
+            self._set(tenant, self.seats[tenant], self.counters[tenant] + more)
         else:
             self._set_service(tenant, self.service.get(tenant, self.floor) + more)
 

@@ -1,7 +1,7 @@
 """Prompts that begin alike, on workers that each hold only some of the beginnings.
 
-In turn: every prompt at home nowhere (plain pull), prompts at home with those that begin alike, and one worker that is as
-large as the four together. Then one of four is killed and one gets slow: nobody may wait for either for longer than
+In turn: every prompt has a home of its own (plain pull), prompts that begin alike have one, and one worker is as large
+as the four together. Then one of four is killed and one gets slow: nobody may wait for either for longer than
 `steal_after_ms` and the life of a heartbeat. A version without `affinity` runs the same, and all is plain pull.
 """
 
@@ -35,7 +35,7 @@ _HAS_AFFINITY = "affinity" in GenerateRequest.model_fields
 _CAN_STEAL = "steal_after_ms" in {each.name for each in fields(WorkerConfig)}
 
 
-async def measure(seconds: float, rounds: int, seed: int) -> Measured:  # noqa: ARG001  one round says it all
+async def measure(seconds: float, seed: int) -> Measured:
     random = Random(seed)
     names = [f"w{place}" for place in range(WORKERS)]
     workers = [_worker(name, "four", 1) for name in names] + [_worker("large", "one", WORKERS)]
@@ -52,7 +52,13 @@ async def measure(seconds: float, rounds: int, seed: int) -> Measured:  # noqa: 
         sides["one killed, one slow"] = await _run(fleet, "four", arrivals)
         await trouble
     rows: list[dict[str, Any]] = [
-        {"fleet": name, "requests": len(found), "hits": _hit_rate(found), **spread(claimed_s(found)), "first token, max": _longest(found)}
+        {
+            "fleet": name,
+            "requests": len(found),
+            "hits": _hit_rate(found),
+            **spread(claimed_s(found)),
+            "first token, max": _longest(found),
+        }
         for name, found in sides.items()
     ]
     plain, home, large, _ = (row["hits"] for row in rows)
@@ -79,13 +85,11 @@ def _worker(name: str, queue: str, size: int) -> PacedWorker:
     }
     if _CAN_STEAL:
         config["steal_after_ms"] = round(1000 * STEAL_S)
-    return PacedWorker(
-        name, queue, size * SLOTS, DEVICE, max_model_len=_LONGEST, num_pages=num_pages, config=config
-    )
+    return PacedWorker(name, queue, size * SLOTS, DEVICE, max_model_len=_LONGEST, num_pages=num_pages, config=config)
 
 
 def _arrivals(rate: float, seconds: float, home: str, random: Random) -> list[Arrival]:
-    """Beginnings are new to all. `home`: whether those of one are at home together (prefix), or each by itself (own)."""
+    """Beginnings are new to all. `home`: whether prompts of one share a home (prefix), or each has its own."""
     beginnings = [(random.getrandbits(48), _ids(PREFIX, random)) for _ in range(PREFIXES)]
     found = []
     for at_s in poisson(rate, seconds, random):

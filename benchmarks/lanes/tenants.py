@@ -6,14 +6,13 @@ it has that half to itself. Both fleets are there all the time, and get the same
 
 from __future__ import annotations
 
-import asyncio
 from random import Random
 
 import numpy as np
 
 from benchmarks.lanes.figures import Bar, Measured, lost, spread, waits_s
 from benchmarks.lanes.fleet import Fleet, running_fleet
-from benchmarks.lanes.load import Arrival, Outcome, Sending, body, drop_all, outcomes, poisson, send_all
+from benchmarks.lanes.load import Arrival, Outcome, Sending, body, drop_all, outcomes, poisson, send_all, until_ended
 from benchmarks.lanes.worker import PacedWorker
 from benchmarks.paced_engine import Device
 
@@ -25,17 +24,17 @@ LOAD = 0.6  # of the small one, over what half the fleet can serve
 DRAIN_S = 30.0
 
 
-async def measure(seconds: float, rounds: int, seed: int) -> Measured:
+async def measure(seconds: float, seed: int) -> Measured:
     workers = [_worker("whole", place) for place in range(4)] + [_worker("half", place) for place in range(2)]
     rate = LOAD * 2 * SLOTS / ((sum(OUTPUT) / 2 + 1) * DEVICE.step_s(SLOTS, SLOTS))
-    found: dict[str, list[Outcome]] = {"half the fleet, alone": [], "whole fleet, beside the other": []}
+    random = Random(seed)
+    small = _arrivals("small", rate, seconds, random)
+    crowd = _arrivals("crowd", TIMES * rate, seconds, random)
     async with running_fleet(workers) as fleet:
-        for number in range(rounds):
-            random = Random(seed + number)
-            small = _arrivals("small", rate, seconds / rounds, random)
-            crowd = _arrivals("crowd", TIMES * rate, seconds / rounds, random)
-            found["half the fleet, alone"] += await _run(fleet, "half", small)
-            found["whole fleet, beside the other"] += await _run(fleet, "whole", [*small, *crowd])
+        found = {
+            "half the fleet, alone": await _run(fleet, "half", small),
+            "whole fleet, beside the other": await _run(fleet, "whole", [*small, *crowd]),
+        }
     alone, beside = (waits_s(each, "small") for each in found.values())
     rows = [
         {"tenant": group, "where": where, "requests": len(waits), **spread(waits)}
@@ -61,10 +60,8 @@ async def _run(fleet: Fleet, queue: str, arrivals: list[Arrival]) -> list[Outcom
     """What became of all of the small one's, and of those of the other that ended meanwhile; the rest is dropped."""
     sending = Sending(queue)
     await send_all(fleet.redis, sending, arrivals)
-    deadline_s = asyncio.get_running_loop().time() + DRAIN_S
-    small = Sending(queue, [sent for sent in sending.sent if sent.arrival.group == "small"])
-    while lost(await outcomes(fleet.redis, small)) and asyncio.get_running_loop().time() < deadline_s:
-        await asyncio.sleep(0.1)
+    small = [each for each in sending.sent if each.arrival.group == "small"]
+    await until_ended(fleet.redis, Sending(queue, small), DRAIN_S)
     fleet.check()
     found = await outcomes(fleet.redis, sending)
     await drop_all(fleet.redis, sending)

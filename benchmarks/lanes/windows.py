@@ -1,7 +1,7 @@
 """Long batch work with windows, more than the fleet can serve at once, and short interactive requests beside it.
 
-In turn: interactive requests alone, batch work alone, both. Most windows are long; some are so short that they cannot be
-kept behind the others, and their replies must say so.
+In turn: interactive requests alone, batch work alone, both. Most windows are long; some are so short that they cannot
+be kept behind the others, and their replies must say so.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LATE_S = 1.0  # that an end may be written behind its window
 DRAIN_S = 60.0
 
 
-async def measure(seconds: float, rounds: int, seed: int) -> Measured:  # noqa: ARG001  one round says it all
+async def measure(seconds: float, seed: int) -> Measured:
     workers = [
         PacedWorker(f"w{place}", "lanes", SLOTS, DEVICE, config={"flush_interval_ms": 100}) for place in range(WORKERS)
     ]

@@ -1,4 +1,4 @@
-"""The model of the policy against the scripts: the same trace, the same entries in the same order, the same accounts."""
+"""The model of the policy against the scripts: of the same trace the same entries, in one order, and one account."""
 
 from __future__ import annotations
 
@@ -77,15 +77,18 @@ class Trace:
         self.model.settle(waiting.id, waiting.tenant, total)
 
     async def check_accounts(self) -> None:
-        bands = [band.decode() for band in await self.redis.zrange(keys.bands("q"), 0, -1)]
-        waiting: dict[bytes, float] = {}
+        bands: Any = await self.redis.zrange(keys.bands("q"), 0, -1)
+        waiting: dict[str, float] = {}
         for band in bands:
-            waiting |= dict(await self.redis.zrange(keys.band("q", band), 0, -1, withscores=True))
-        gone = dict(await self.redis.zrange(keys.service("q"), 0, -1, withscores=True))
-        assert {name.decode(): score for name, score in waiting.items()} == self.model.counters
-        assert {name.decode(): score for name, score in gone.items()} == self.model.service
+            waiting |= await self.counters(keys.band("q", band.decode()))
+        assert waiting == self.model.counters
+        assert await self.counters(keys.service("q")) == self.model.service
         charged = await self.redis.hgetall(keys.charged("q"))
         assert len(charged) == len(self.model.charged)
+
+    async def counters(self, key: str) -> dict[str, float]:
+        found: Any = await self.redis.zrange(key, 0, -1, withscores=True)
+        return {name.decode(): score for name, score in found}
 
 
 @pytest.mark.parametrize("seed", range(8))
