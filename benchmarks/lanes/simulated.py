@@ -92,6 +92,7 @@ class Simulation:
         self._runs: dict[int, Run] = {}
         self._events: list[tuple[float, int, str]] = []  # when, of which request, what
         self._unowned: deque[tuple[int, float]] = deque()
+        self._stolen: set[int] = set()  # whose homes need not look at them any more
         self._wheel: list[list[int]] = [[] for _ in range(CHARGE_S)]
         self._now_s = 0.0
 
@@ -218,7 +219,7 @@ class Simulation:
             self._begin(place, number, self._runs.pop(place).num_left)
         while worker.free and worker.own:
             place = worker.own.popleft()
-            if self.waits_s[place] < 0:
+            if self.waits_s[place] < 0 and place not in self._stolen:
                 self._begin(place, number)
         if worker.free and len(self.queue):
             oldest = self.queue.oldest
@@ -237,7 +238,7 @@ class Simulation:
     def _steal(self, place: int) -> None:
         if self.waits_s[place] >= 0:
             return
-        self.waits_s[place] = 0.0  # its home need not look at it any more
+        self._stolen.add(place)
         if self._ready():
             self._give_to_ready(place)
         else:
