@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,20 @@ from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.scheduling.pace import Pace, StepTimes
 
-STEP_S, TOKEN_S, ROW_S = 8e-3, 0.15e-3, 0.02e-3
-"""Of a step, of each token of its bucket and of each row of the head's."""
+PAGE_SIZE = 32
 _UNEVEN = 0.1  # a step takes up to so much longer
-_MAX_LEN = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Seconds of a step: its own, of each token of its bucket and of each row of the head's."""
+
+    base_s: float = 8e-3
+    token_s: float = 0.15e-3
+    row_s: float = 0.02e-3
+
+    def step_s(self, num_tokens: int, num_rows: int) -> float:
+        return self.base_s + self.token_s * num_tokens + self.row_s * num_rows
 
 
 class PacedStep:
@@ -41,42 +52,49 @@ class PacedRunner:
 
     compiles_after_warmup = 0
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, device: Device) -> None:
         self.geometry = geometry
+        self.slowness = 1.0  # steps take so many times as long as is known
+        self._device = device
         self._free_s = 0.0
         self._random = np.random.default_rng(0)
 
     def dispatch(self, batch: Batch) -> Any:
-        step_s = _step_s(batch.num_tokens, batch.num_rows) * (1 + _UNEVEN * self._random.random())
+        step_s = self._device.step_s(batch.num_tokens, batch.num_rows) * (1 + _UNEVEN * self._random.random())
+        step_s *= self.slowness
         self._free_s = max(self._free_s, time.monotonic()) + step_s
         return PacedStep(batch.num_sampled, self._free_s)
 
 
-def paced_engine(max_num_seqs: int, max_batch_tokens: int) -> Engine:
-    """Warmed up, as it were; nobody speculates."""
+def paced_engine(
+    max_num_seqs: int,
+    max_batch_tokens: int,
+    device: Device | None = None,
+    *,
+    max_model_len: int = 1024,
+    num_pages: int | None = None,  # page 0 included; None: enough for all sequences, and prefixes are not cached
+) -> Engine:
+    """Warmed up, as it were; nobody speculates. Its runner is a `PacedRunner`."""
+    device = device or Device()
     config = EngineConfig(
         max_num_seqs=max_num_seqs,
         max_batch_tokens=max_batch_tokens,
-        page_size=32,
-        num_pages=max_num_seqs * _MAX_LEN // 32 + 1,
-        max_model_len=_MAX_LEN,
-        prefix_caching=False,
+        page_size=PAGE_SIZE,
+        num_pages=num_pages or max_num_seqs * max_model_len // PAGE_SIZE + 1,
+        max_model_len=max_model_len,
+        prefix_caching=num_pages is not None,
         speculation="off",
         decode_steps=1,
         attention="xla",
         matmul="xla",
     )
-    deployment = deploy(config, small_model(_MAX_LEN))
+    deployment = deploy(config, small_model(max_model_len))
     vocab_size = deployment.model.vocab_size
     model = random_model(deployment.model, 0)
     engine = Engine(model, word_tokenizer(vocab_size), GenerationDefaults((0,)), deployment)
     geometry = engine._runner.geometry  # noqa: SLF001
-    engine._runner = PacedRunner(geometry)  # type: ignore[assignment]  # noqa: SLF001
-    prompt_s = {size: _step_s(size, 16) for size in geometry.token_buckets}
-    decode_s = {size: _step_s(size, size) for size in geometry.row_buckets}
+    engine._runner = PacedRunner(geometry, device)  # type: ignore[assignment]  # noqa: SLF001
+    prompt_s = {size: device.step_s(size, 16) for size in geometry.token_buckets}
+    decode_s = {size: device.step_s(size, size) for size in geometry.row_buckets}
     engine._pace = Pace(StepTimes(prompt_s, decode_s), config.prefill_share)  # noqa: SLF001
     return engine
-
-
-def _step_s(num_tokens: int, num_rows: int) -> float:
-    return STEP_S + TOKEN_S * num_tokens + ROW_S * num_rows

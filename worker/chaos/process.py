@@ -104,9 +104,9 @@ class ModelWorker:
             return None
 
 
-def start_fork_server() -> None:
-    """Starts the process that fake workers are forked from, unless it runs."""
-    _FORKS.set_forkserver_preload([__name__])
+def start_fork_server(module: str = __name__) -> None:
+    """Starts the process that workers are forked from, unless it runs: it has imported `module`."""
+    _FORKS.set_forkserver_preload([module])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), before] if before else [str(_ROOT)])
     try:
@@ -122,13 +122,18 @@ def _text(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _run(url: str, log: Path, engine: dict[str, Any], config: dict[str, Any]) -> None:
+def end_with_harness() -> None:
+    """In a process that was forked so: it ends with the one that started the fork server."""
     if sys.platform == "linux":
         # The parent, the fork server, ends once nobody holds its pipe any more: the harness, that is, and not its
         # workers, which get the pipe too and would keep the server alive that they wait for to die.
         os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # noqa: SLF001
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the harness
+
+
+def _run(url: str, log: Path, engine: dict[str, Any], config: dict[str, Any]) -> None:
+    end_with_harness()
     with log.open("w", buffering=1) as stream:
         os.dup2(stream.fileno(), 2)  # what Python itself says, such as why it ends
         configure_logs("info", "json", stream)

@@ -1,0 +1,148 @@
+"""What the server spends on each call that a worker makes in its queue's slot, by how many workers there are.
+
+Processor time of the server over many calls, one after the other on one connection, reading and writing included: as
+it is where each comes from another worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient, connect, ensure_group, make_group
+from penstock.producer.redis.enqueue import enqueue
+from penstock.producer.redis.pipeline import Command, execute, execute_one
+from penstock.worker.local.embedded import EmbeddedServer
+from penstock.worker.protocol import scripts
+from penstock.worker.protocol.scripts import Bill
+
+QUEUE = "costs"
+LIMITS: dict[str, Any] = {"max_body_bytes": 1 << 20, "max_bytes": 8 << 20}
+BODY = {"prompt": "x" * 1000, "max_tokens": "500", "tenant": "t1", "priority": "1", "timeout_s": "600"}
+CALLS, LONG_CALLS = 1500, 60
+RUNNING = 8  # requests of one worker, in a charge
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one call."""
+
+    us: float
+    bytes_in: float  # to the server
+    bytes_out: float
+
+
+Call = Callable[[], Awaitable[Any]]
+
+
+async def measure(num_workers: int) -> dict[str, Cost]:
+    """By name of the call."""
+    with EmbeddedServer() as server:
+        redis = connect(server.socket_url, decode=False)
+        await ensure_group(redis, QUEUE)
+        await make_group(redis, keys.calls(QUEUE))
+        for place in range(num_workers):
+            await redis.xgroup_createconsumer(keys.requests(QUEUE), keys.GROUP, f"worker-{place:05d}")
+            await redis.zadd(keys.serving(QUEUE), {f"worker-{place:05d}": 4e12})
+        found = {name: await _cost(redis, call, CALLS) for name, call in _idle(redis).items()}
+        found |= await _of_requests(redis)
+        for place in range(num_workers):
+            await _give_one(redis, f"worker-{place:05d}")
+        for name, call in _over_all(redis).items():
+            found[name] = await _cost(redis, call, LONG_CALLS)
+        await redis.aclose()
+    return found
+
+
+async def _give_one(redis: RedisClient, worker: str) -> None:
+    """An entry that is pending for it, as for all that work."""
+    stream = keys.requests(QUEUE)
+    commands: list[Command] = [
+        ("XADD", stream, "*", "prompt", "x"),
+        ("XREADGROUP", "GROUP", keys.GROUP, worker, "COUNT", 1, "STREAMS", stream, ">"),
+    ]
+    await execute(redis, commands)
+
+
+def _idle(redis: RedisClient) -> dict[str, Call]:
+    """What a worker sends whether or not there is anything to do."""
+
+    def script(command: Command) -> Call:
+        return lambda: execute_one(redis, command)
+
+    who: dict[str, Any] = {"worker": "worker-00000", **LIMITS}
+    beat = scripts.beat(
+        QUEUE, worker="worker-00000", instance="0" * 16, ttl_ms=10_000, is_serving=True, must_match=True,
+        card={"worker": "worker-00000"}, model_ttl_ms=300_000,
+    )  # fmt: skip
+    read = ("XREADGROUP", "GROUP", keys.GROUP, "worker-00000", "COUNT", 1, "STREAMS", keys.requests(QUEUE), ">")
+    return {
+        "take, none": script(scripts.take(QUEUE, count=1, **who)),
+        "adopt, none": script(scripts.adopt(QUEUE, count=1, digest="", **who)),
+        "sweep, none": script(scripts.sweep(QUEUE, count=64, **who)),
+        "read, none": script(read),
+        "take calls, none": script(scripts.take_calls(QUEUE, count=1, idle_ms=3000, in_hand=(), **who)),
+        "beat": script(beat),
+        "exists": script(("EXISTS", keys.heartbeat(QUEUE, "worker-00000"))),
+    }
+
+
+def _over_all(redis: RedisClient) -> dict[str, Call]:
+    """What grows with the number of workers."""
+    return {
+        "consumers": lambda: execute_one(redis, ("XINFO", "CONSUMERS", keys.requests(QUEUE), keys.GROUP)),
+        "pending of all": lambda: execute_one(redis, ("XPENDING", keys.requests(QUEUE), keys.GROUP)),
+    }
+
+
+async def _of_requests(redis: RedisClient) -> dict[str, Cost]:
+    """What one request costs, and a charge of a worker's running ones."""
+    entries: list[tuple[str, str]] = []  # with whose they are
+    number = 0
+
+    def send(*command: Any) -> Awaitable[Any]:
+        return execute_one(redis, command)
+
+    async def add() -> None:
+        nonlocal number
+        number += 1
+        await enqueue(send, QUEUE, f"id{number}", BODY, max_length=10**6, dedupe_window_s=600)
+
+    async def take() -> None:
+        worker = f"worker-{len(entries) // RUNNING:05d}"
+        answer, *_ = await execute_one(redis, scripts.take(QUEUE, worker=worker, count=1, **LIMITS))
+        entries.extend((entry[0].decode(), worker) for entry in answer)
+
+    async def charge() -> None:
+        nonlocal number
+        number += 1
+        bills = [Bill(entry, "t1", number) for entry, _ in entries[:RUNNING]]
+        await execute_one(redis, scripts.charge(QUEUE, worker=entries[0][1], bills=bills))
+
+    async def ack() -> None:
+        entry, worker = entries.pop(0)
+        await execute_one(redis, scripts.ack(QUEUE, worker=worker, bills=[Bill(entry, "t1", 1500)]))
+
+    found = {"enqueue": await _cost(redis, add, CALLS)}
+    found["take, one of many"] = await _cost(redis, take, CALLS)  # laning included
+    found[f"charge of {RUNNING}"] = await _cost(redis, charge, CALLS)
+    found["ack"] = await _cost(redis, ack, CALLS)
+    return found
+
+
+async def _cost(redis: RedisClient, call: Call, count: int) -> Cost:
+    before = await _spent(redis)
+    for _ in range(count):
+        await call()
+    after = await _spent(redis)
+    us, bytes_in, bytes_out = ((late - early) / count for early, late in zip(before, after, strict=True))
+    return Cost(1e6 * us, bytes_in, bytes_out)
+
+
+async def _spent(redis: RedisClient) -> tuple[float, float, float]:
+    cpu: Any = await redis.info("cpu")
+    stats: Any = await redis.info("stats")
+    seconds = float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
+    return seconds, float(stats["total_net_input_bytes"]), float(stats["total_net_output_bytes"])

@@ -1,0 +1,68 @@
+"""Two tenants, one with 100 times the load of the other: far more than the fleet can serve.
+
+The small one asks for a part of half the fleet. What it waits for its first tokens is compared with what it waits when
+it has that half to itself. Both fleets are there all the time, and get the same requests of it, one after the other.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+
+from benchmarks.lanes.figures import Bar, Measured, lost, spread, waits_s
+from benchmarks.lanes.fleet import Fleet, running_fleet
+from benchmarks.lanes.load import Arrival, Outcome, Sending, body, drop_all, outcomes, poisson, send_all, until_ended
+from benchmarks.lanes.worker import PacedWorker
+from benchmarks.paced_engine import Device
+
+DEVICE = Device(25e-3, 0.02e-3, 0.02e-3)
+SLOTS = 16
+PROMPT, OUTPUT = 32, (4, 60)  # tokens; of replies evenly, so that slots do not become free all at once
+TIMES = 100  # the load of one over that of the other
+LOAD = 0.6  # of the small one, over what half the fleet can serve
+DRAIN_S = 30.0
+
+
+async def measure(seconds: float, seed: int) -> Measured:
+    workers = [_worker("whole", place) for place in range(4)] + [_worker("half", place) for place in range(2)]
+    rate = LOAD * 2 * SLOTS / ((sum(OUTPUT) / 2 + 1) * DEVICE.step_s(SLOTS, SLOTS))
+    random = Random(seed)
+    small = _arrivals("small", rate, seconds, random)
+    crowd = _arrivals("crowd", TIMES * rate, seconds, random)
+    async with running_fleet(workers) as fleet:
+        found = {
+            "half the fleet, alone": await _run(fleet, "half", small),
+            "whole fleet, beside the other": await _run(fleet, "whole", [*small, *crowd]),
+        }
+    alone, beside = (waits_s(each, "small") for each in found.values())
+    rows = [
+        {"tenant": group, "where": where, "requests": len(waits), **spread(waits)}
+        for where, each in found.items()
+        for group in ("small", "crowd")
+        if len(waits := waits_s(each, group))
+    ]
+    num_lost = sum(lost(each) for each in found.values())
+    ratio = float(np.percentile(beside, 99) / np.percentile(alone, 99))
+    return Measured(rows, [Bar("p99 wait of the small one over alone", ratio, most=2.0), Bar("lost", num_lost, most=0)])
+
+
+def _worker(queue: str, place: int) -> PacedWorker:
+    return PacedWorker(f"{queue}{place}", queue, SLOTS, DEVICE, max_model_len=128)
+
+
+def _arrivals(tenant: str, rate: float, seconds: float, random: Random) -> list[Arrival]:
+    times = poisson(rate, seconds, random)
+    return [Arrival(at_s, tenant, body(PROMPT, random.randint(*OUTPUT), tenant=tenant)) for at_s in times]
+
+
+async def _run(fleet: Fleet, queue: str, arrivals: list[Arrival]) -> list[Outcome]:
+    """What became of all of the small one's, and of those of the other that ended meanwhile; the rest is dropped."""
+    sending = Sending(queue)
+    await send_all(fleet.redis, sending, arrivals)
+    small = [each for each in sending.sent if each.arrival.group == "small"]
+    await until_ended(fleet.redis, Sending(queue, small), DRAIN_S)
+    fleet.check()
+    found = await outcomes(fleet.redis, sending)
+    await drop_all(fleet.redis, sending)
+    return [each for each in found if each.end is not None or each.sent.arrival.group == "small"]
