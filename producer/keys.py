@@ -62,6 +62,26 @@ def due(queue: str) -> str:
     return f"penstock:{{{queue}}}:lanes:due"
 
 
+def backlog(queue: str) -> str:
+    """A hash of what waits, counted: entries and bytes in all, of each priority, and entries of each second."""
+    return f"penstock:{{{queue}}}:lanes:backlog"
+
+
+def ages(queue: str) -> str:
+    """A sorted set of the priorities and seconds that `backlog` has counts of, the oldest of each priority first."""
+    return f"penstock:{{{queue}}}:lanes:ages"
+
+
+def load(queue: str) -> str:
+    """A hash of numbers to scale by, at most seconds old while a worker lives: `producer.queue_load` reads it."""
+    return f"penstock:{{{queue}}}:lanes:load"
+
+
+def workers(queue: str) -> str:
+    """A hash of what each worker can do, as it says itself once a second."""
+    return f"penstock:{{{queue}}}:lanes:workers"
+
+
 def cancelled(queue: str) -> str:
     """A set of ids of requests that somebody asked to cancel while they may have waited."""
     return f"penstock:{{{queue}}}:cancelled"

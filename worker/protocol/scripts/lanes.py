@@ -9,13 +9,24 @@ from penstock.producer import keys
 from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
 
-_PARTS = ("clock", "sized", "accounts", "lanes")
+_PARTS = ("clock", "sized", "accounts", "backlog", "lanes")
 _TAKE = load("penstock.worker.protocol", *_PARTS, "take")
 _SWEEP = load("penstock.worker.protocol", *_PARTS, "sweep")
+_MEASURE = load("penstock.worker.protocol", *_PARTS, "measure")
 _CHARGE = load("penstock.worker.protocol", "accounts", "charge")
 _ACK = load("penstock.worker.protocol", "owned", "accounts", "ack")
 
 NEW_PER_SCRIPT = 256  # entries that get a place in one run, which holds up the whole server
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one worker can do, and what the requests that it ended lately were like. 0: not known yet."""
+
+    slots: float  # requests at once; 0: it takes none
+    tokens_per_s: float = 0.0  # while requests wait
+    reply_tokens: float = 0.0
+    token_bytes: float = 0.0  # of an entry, for each token of its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +47,30 @@ def take(
     `adopt` does; whether there are more new ones than got a place in this run; and the id of the oldest before.
     """
     bounds = (keys.GROUP, worker, count, max_body_bytes, max_bytes)
-    return call(_TAKE, lane_keys(queue), (*bounds, NEW_PER_SCRIPT, int(takes_oldest)))
+    return call(_TAKE, (*lane_keys(queue), *_count_keys(queue)), (*bounds, NEW_PER_SCRIPT, int(takes_oldest)))
 
 
 def sweep(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int) -> Command:
     """As `take`, of the entries that need not be run any more: their time is over, or they were cancelled."""
     bounds = (keys.GROUP, worker, count, max_body_bytes, max_bytes)
-    key_names = (*lane_keys(queue), keys.cancelled(queue), keys.seen(queue, ""))
+    key_names = (*lane_keys(queue), keys.cancelled(queue), keys.seen(queue, ""), *_count_keys(queue))
     return call(_SWEEP, key_names, (*bounds, NEW_PER_SCRIPT))
+
+
+def measure(queue: str, *, worker: str, part: Part, target_s: float, max_bytes: int) -> Command:
+    """Says what `worker` can do and, once a second over the fleet, writes `keys.load`. Answers how many requests wait.
+
+    Args:
+        queue: whose.
+        worker: the name.
+        part: of the worker.
+        target_s: within which what waits is to have begun.
+        max_bytes: of bodies that are read where what waits has to be counted anew.
+    """
+    numbers = (part.slots, part.tokens_per_s, part.reply_tokens, part.token_bytes, target_s)
+    key_names = (*lane_keys(queue), keys.load(queue), keys.workers(queue), *_count_keys(queue))
+    bounds = (keys.GROUP, worker, 0, 0, max_bytes)
+    return call(_MEASURE, key_names, (*bounds, *(f"{number:.6g}" for number in numbers)))
 
 
 def charge(queue: str, *, worker: str, bills: Iterable[Bill]) -> Command:
@@ -58,6 +85,11 @@ def ack(queue: str, *, worker: str, bills: Iterable[Bill]) -> Command:
 
 def _flat(bills: Iterable[Bill]) -> list[str | int]:
     return [part for bill in bills for part in (bill.entry_id, bill.tenant, "" if bill.tokens is None else bill.tokens)]
+
+
+def _count_keys(queue: str) -> tuple[str, ...]:
+    """What `backlog.lua` names, at the end."""
+    return keys.backlog(queue), keys.ages(queue)
 
 
 def lane_keys(queue: str) -> tuple[str, ...]:
