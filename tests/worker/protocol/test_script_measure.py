@@ -1,4 +1,4 @@
-"""How a queue stands, as one hash: what waits is counted as it comes and goes, and counts that are not right are made anew."""
+"""How a queue stands, as one hash: what waits is counted as it comes and goes, and wrong counts are made anew."""
 
 from __future__ import annotations
 
@@ -166,7 +166,9 @@ async def test_a_fleet_is_the_sum_of_what_its_workers_say(raw: RedisClient) -> N
         "workers": "3", "slots": "18", "rate": "450", "worker_rate": "150", "reply_tokens": "40", "token_bytes": "3",
     }  # fmt: skip
     assert (await measured(raw, Part(0, 100), worker="a"))["workers"] == "2"  # it drains
-    await raw.hset(keys.workers("q"), mapping={"b": "1 8 200 50 2", "wrong": "x", "worse": "1 4 x 3 4"})  # it said nothing for long
+    await raw.hset(
+        keys.workers("q"), mapping={"b": "1 8 200 50 2", "wrong": "x", "worse": "1 4 x 3 4"}
+    )  # it said nothing for long
     found = await measured(raw, Part(6), worker="new")
     assert (found["workers"], found["worker_rate"]) == ("1", "200")  # as was known last
     assert sorted(await raw.hkeys(keys.workers("q"))) == [b"a", b"new"]
@@ -234,7 +236,7 @@ async def test_lost_counts_are_made_anew(raw: RedisClient, lost: str) -> None:
 
 
 async def test_a_count_that_is_made_anew_in_pages_knows_what_comes_and_goes_meanwhile(raw: RedisClient) -> None:
-    """A page is of 100 entries, by their bytes; what is taken is from before and behind the page, and what comes is new."""
+    """A page is of 100 entries, by their bytes; what is taken is from before and behind the page, what comes is new."""
     for number in range(600):
         await add(raw, tenant=f"t{number % 7}", priority=number % 3)
     for _ in range(3):
