@@ -32,7 +32,7 @@ class QueueLoad:
     bands: tuple[BandLoad, ...] = ()  # the highest priority first
     num_running: int = 0
     num_workers: int = 0
-    slots: int = 0
+    slots: float = 0.0  # requests that these run at once
     tokens_per_s: float = 0.0  # of the fleet; 0: not known
     wanted_workers: int = 0
 
@@ -52,7 +52,7 @@ class QueueLoad:
                 bands=tuple(_band(text) for text in fields[b"bands"].decode().split()),
                 num_running=int(fields[b"running"]),
                 num_workers=int(fields[b"workers"]),
-                slots=int(fields[b"slots"]),
+                slots=float(fields[b"slots"]),
                 tokens_per_s=float(fields[b"rate"]),
                 wanted_workers=int(fields[b"wanted_workers"]),
             )
