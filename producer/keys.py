@@ -63,13 +63,8 @@ def due(queue: str) -> str:
 
 
 def backlog(queue: str) -> str:
-    """A hash of what waits, counted: entries and bytes in all, of each priority, and entries of each second."""
+    """A hash of what waits, counted: entries and bytes of each priority."""
     return f"penstock:{{{queue}}}:lanes:backlog"
-
-
-def ages(queue: str) -> str:
-    """A sorted set of the priorities and seconds that `backlog` has counts of, the oldest of each priority first."""
-    return f"penstock:{{{queue}}}:lanes:ages"
 
 
 def load(queue: str) -> str:

@@ -38,7 +38,8 @@ async def wait_in_line(
 async def measure(redis: RedisClient, part: Part | None = None) -> None:
     await redis.delete(keys.load("q"))
     part = part or Part(slots=4, tokens_per_s=RATE, reply_tokens=40, token_bytes=4)
-    await redis.execute_command(*scripts.measure("q", worker="w", part=part, target_s=60, max_bytes=10**6))
+    await redis.execute_command(*scripts.say("q", worker="w", part=part, every_ms=1000))
+    await redis.execute_command(*scripts.measure("q", every_ms=1000, target_s=60, max_bytes=10**6))
 
 
 async def put(

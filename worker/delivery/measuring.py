@@ -19,6 +19,7 @@ from penstock.worker.protocol.scripts import Part
 from penstock.worker.readiness import Readiness
 
 MEASURE_INTERVAL_S = 1.0
+LOOK_EVERY_MS = 1000
 
 
 class Measuring:
@@ -48,14 +49,13 @@ class Measuring:
             await asyncio.sleep(MEASURE_INTERVAL_S * random.uniform(0.75, 1.25))
 
     async def measure(self) -> None:
-        command = scripts.measure(
-            self._config.queue,
-            worker=self._config.name,
-            part=self._part(),
-            target_s=self._config.target_wait_s,
-            max_bytes=BYTES_PER_READ,
-        )
-        num_waiting = int(await execute_one(self._redis, command))
+        queue, worker = self._config.queue, self._config.name
+        said = scripts.say(queue, worker=worker, part=self._part(), every_ms=LOOK_EVERY_MS)
+        num_waiting, is_due = await execute_one(self._redis, said)
+        if is_due:  # for nobody else in between: the script sees to that
+            target_s = self._config.target_wait_s
+            look = scripts.measure(queue, every_ms=LOOK_EVERY_MS, target_s=target_s, max_bytes=BYTES_PER_READ)
+            num_waiting = await execute_one(self._redis, look)
         stats = self._driver.stats
         self._capacity.note(
             time.monotonic(),

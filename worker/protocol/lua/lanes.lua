@@ -97,7 +97,7 @@ local function lane_new(limit)
     local size, ranked = size_of(fields), newcomers[tenant] or {}
     ranked[#ranked + 1], ranked[#ranked + 2] = string.format('%.0f', rank), member(entry, size)
     newcomers[tenant], best[tenant] = ranked, math.min(best[tenant] or rank, rank)
-    count_in(entry, priority_of(rank), size)
+    tally(priority_of(rank), 1, size)
     if expires then expiring[#expiring + 1], expiring[#expiring + 2] = expires, entry end
     ids[#ids + 1], read = entry, read + size
   end
@@ -120,7 +120,7 @@ local function claim(ids) return redis.call('XCLAIM', requests, group, worker, s
 local function take_out(entry, fields)
   local tenant, rank = place(entry, fields)
   local size, before = size_of(fields), priority_next(tenant)
-  count_out(entry, priority_of(rank), size)
+  tally(priority_of(rank), -1, -size)
   redis.call('ZREM', lane_of .. tenant, member(entry, size))
   seat(tenant, before, priority_next(tenant))
   if redis.call('HSETNX', charged, entry, tokens_of(size)) == 1 then serve(tenant, tokens_of(size)) end

@@ -1,26 +1,24 @@
--- After lanes.lua. The four last of KEYS: load, workers, and those of backlog.lua. ARGV from 6 on: what this worker says of
--- itself (requests at once, tokens per second or 0, tokens of a reply and bytes per token or 0), and in how many seconds what
--- waits is to have begun. Answers how many requests wait.
+-- After lanes.lua. The three last of KEYS: load, workers, backlog. ARGV from 6 on: how many ms must have passed since the last
+-- look, and in how many seconds what waits is to have begun. Answers how many requests wait.
 --
--- Each worker says its part; whoever comes first in a second writes down how the queue stands. It walks no lane.
-local load, workers = KEYS[#KEYS - 3], KEYS[#KEYS - 2]
-local slots, rate, reply_tokens, token_bytes, target = unpack(ARGV, 6, 10)
-local EVERY, LAPSE, KEPT = 1000, 5000, 3600000  -- ms: between two looks; what a part, and what the numbers are good for
+-- Writes down how the queue stands: once a second, whichever worker comes first. It walks no lane, and reads no more bodies
+-- than one, unless it has to count anew.
+local load, workers = KEYS[#KEYS - 2], KEYS[#KEYS - 1]
+local every, target = tonumber(ARGV[6]), tonumber(ARGV[7])
+local LAPSE, KEPT = 5000, 3600000  -- ms: what a worker says is good for, and so are the numbers without a worker
 local UNOWNED = 'unowned'  -- holds what was given back; what follows a slash there, is set aside for a model
-local MOST_BANDS = 64  -- what waits below them is in the sums alone
-local RECOUNTED = 1000  -- entries that one look counts
+local MOST_BANDS, MOST_TENANTS = 64, 16  -- that are told apart; and of each band those looked at for the oldest
+local RECOUNTED = 500  -- entries that one look counts
 local now = clock()
 
-local function hash_of(answer, key)
-  if type(answer) ~= 'table' or not answer.err then return answer end
-  redis.call('DEL', key)  -- somebody wrote something else there
-  return {}
-end
+local before = redis.call('HMGET', load, 'at_ms', 'waiting', 'worker_rate', 'reply_tokens', 'token_bytes')
+local since = now - (tonumber(before[1] or 0) or 0)
+if since >= 0 and since < every then return tonumber(before[2] or 0) end
 
 -- Of the workers that serve: how many, what they can do, and what their requests are like.
 local function fleet()
   local count, places, sum, rated, replies, replied, sizes, sized = 0, 0, 0, 0, 0, 0, 0, 0
-  local parts, gone = hash_of(redis.pcall('HGETALL', workers), workers), {}
+  local parts, gone = redis.call('HGETALL', workers), {}
   for i = 1, #parts, 2 do
     local at, of_slots, of_rate, of_reply, of_token = string.match(parts[i + 1], '^(%d+) (%S+) (%S+) (%S+) (%S+)$')
     local room, speed = tonumber(of_slots or ''), tonumber(of_rate or '')
@@ -33,9 +31,8 @@ local function fleet()
       if tokens > 0 then replies, replied = replies + tokens, replied + 1 end
       if size > 0 then sizes, sized = sizes + size, sized + 1 end
     end
-    if #gone >= 1000 then break end
   end
-  if #gone > 0 then redis.call('HDEL', workers, unpack(gone)) end
+  for i = 1, #gone, 1000 do redis.call('HDEL', workers, unpack(gone, i, math.min(i + 999, #gone))) end
   return count, places, rated > 0 and sum / rated, replied > 0 and replies / replied, sized > 0 and sizes / sized
 end
 
@@ -53,77 +50,116 @@ local function standing()
   return math.max(0, length - running), placed, running, pending[3]
 end
 
-local function rounded(value) return string.format('%.6g', value) end
-
-local function ms_waited(consumer)
+local function oldest_of(consumer)
   local first = redis.pcall('XPENDING', requests, group, '-', '+', 1, consumer)[1]
-  return first and math.max(0, now - string.match(first[1], '^%d+')) or 0
+  return first and first[1]
 end
 
--- Counts a page of what waits, from where the last one ended.
-local function recount(cursor, last)
-  local page = redis.call('XPENDING', requests, group, '(' .. cursor, '+', RECOUNTED, WAITING)
-  local read, is_done = 0, #page < RECOUNTED
-  for _, item in ipairs(page) do
-    local entry = item[1]
-    if is_after(entry, last) then  -- it came since, and was counted then
-      is_done = true
-      break
-    end
-    local found = redis.call('XRANGE', requests, entry, entry)[1]
-    local fields = found and found[2] or {}
-    local _, rank = place(entry, fields)
-    local size = size_of(fields)
-    cursor, read = entry, read + size
-    count_in(entry, priority_of(rank), size)
-    if read >= most then
-      is_done = false
-      break
+local function ms_since(entry)
+  return entry and math.max(0, now - string.match(entry, '^%d+')) or 0
+end
+
+local function priority_and_size(entry)
+  local found = redis.call('XRANGE', requests, entry, entry)[1]
+  local fields = found and found[2] or {}
+  local _, rank = place(entry, fields)
+  return priority_of(rank), size_of(fields)
+end
+
+-- Of each priority entries and bytes, and the entries of all.
+local function counts()
+  local values, bands, all = redis.call('HGETALL', backlog), {}, 0
+  for i = 1, #values, 2 do
+    local priority, what = string.match(values[i], '^(%-?%d+) (%a+)$')
+    if priority then
+      local band = bands[tonumber(priority)] or {entries = 0, bytes = 0}
+      bands[tonumber(priority)], band[what] = band, tonumber(values[i + 1]) or 0
     end
   end
-  redis.call('HSET', backlog, 'cursor', cursor)
+  for _, band in pairs(bands) do all = all + band.entries end
+  return bands, all
+end
+
+-- Counts a page of what waits, from where the last one ended up to what came since. What was taken meanwhile before it was
+-- counted is missing in the end, and made up for at once.
+local function recount(placed, cursor, last)
+  local page = redis.call('XPENDING', requests, group, '(' .. cursor, last, RECOUNTED, WAITING)
+  local read = 0
+  for i, item in ipairs(page) do
+    local priority, size = priority_and_size(item[1])
+    tally(priority, 1, size)
+    cursor, read = item[1], read + size
+    if read >= most or i == RECOUNTED then
+      redis.call('HSET', backlog, 'cursor', cursor, 'last', last)
+      keep_counts()
+      return
+    end
+  end
   keep_counts()
-  if is_done then redis.call('HDEL', backlog, 'cursor', 'last') end
-end
-
--- Entries and bytes of what has a place, as far as they are counted. Where the counts are not of what waits (somebody deleted
--- some, or a worker from before lanes took some), they are made anew.
-local function counted(placed, largest)
-  if placed == 0 then
-    redis.call('DEL', backlog, ages)
-    return 0, 0
-  end
-  local is_whole = redis.call('EXISTS', ages) == 1
-  local values = redis.call('HMGET', backlog, 'entries', 'cursor', 'last')
-  if not values[2] and (not is_whole or tonumber(values[1]) ~= placed) then
-    redis.call('DEL', backlog, ages)
-    values[2], values[3] = '0-0', largest
-    redis.call('HSET', backlog, 'cursor', values[2], 'last', values[3])
-  end
-  if values[2] then recount(values[2], values[3]) end
-  values = redis.call('HMGET', backlog, 'entries', 'bytes')
-  return tonumber(values[1] or 0), tonumber(values[2] or 0)
-end
-
--- Of each priority, the highest first: entries, tokens, and for how long (ms) the oldest has waited, to the second.
-local function bands_of(entries, oldest, tokens_per_byte, reply)
-  local bands, from, seen, is_whole = {}, '-inf', 0, false
-  while #bands < MOST_BANDS do
-    local first = redis.call('ZRANGEBYSCORE', ages, from, '+inf', 'LIMIT', 0, 1)[1]
-    local priority, second = string.match(first or '', '^(%-?%d+)/(%d+)$')
-    if not priority then
-      is_whole = true
-      break
+  redis.call('HDEL', backlog, 'cursor', 'last')
+  local bands, all = counts()
+  for priority, band in pairs(bands) do
+    if band.entries <= 0 or band.bytes < 0 then
+      redis.call('HDEL', backlog, priority .. ' entries', priority .. ' bytes')
+      all = all - band.entries
     end
-    local count, bytes = unpack(redis.call('HMGET', backlog, priority .. ' entries', priority .. ' bytes'))
-    count, bytes = tonumber(count or 0), tonumber(bytes or 0)
-    local waited = math.max(0, math.min(oldest, now - 1000 * second))
-    local tokens = math.ceil(bytes * tokens_per_byte + count * reply)
-    bands[#bands + 1] = string.format('%s:%.0f:%.0f:%.0f', priority, count, tokens, waited)
-    seen, from = seen + count, number((1001 - priority) * SPAN)
   end
-  if is_whole and seen ~= entries then redis.call('HDEL', backlog, 'entries') end  -- the next look counts anew
-  return table.concat(bands, ' ')
+  entries_of, bytes_of = {}, {}
+  if all ~= placed then tally((priority_and_size(oldest_of(WAITING))), placed - all, 0) end
+  keep_counts()
+end
+
+-- What has a place, by priority, as far as it is counted. Where the counts are not of what waits (somebody deleted some, or a
+-- worker from before lanes took some), they are made anew.
+local function counted(placed, last)
+  if placed == 0 then
+    redis.call('DEL', backlog)
+    return {}, 0
+  end
+  local cursor = redis.pcall('HMGET', backlog, 'cursor', 'last')
+  if cursor.err then
+    redis.call('DEL', backlog)
+    cursor = {}
+  end
+  local bands, all = counts()
+  if cursor[1] and cursor[2] then
+    recount(placed, cursor[1], cursor[2])
+  elseif all ~= placed then
+    redis.call('DEL', backlog)
+    recount(placed, '0-0', last)
+  else
+    return bands, all
+  end
+  return counts()
+end
+
+-- For how long (ms) the one has waited that is next of a tenant that was served much: nobody waits longer, as far as it is due
+-- in its turn.
+local function ms_waited(priority)
+  local longest = 0
+  for _, tenant in ipairs(redis.call('ZRANGE', band_of .. priority, 0, MOST_TENANTS - 1, 'REV')) do
+    local first = redis.call('ZRANGE', lane_of .. tenant, 0, 0)[1]
+    if first then longest = math.max(longest, ms_since((entry_of(first)))) end
+  end
+  return longest
+end
+
+-- Of each priority, the highest first: entries, tokens, and for how long the oldest has waited.
+local function told(bands, oldest, tokens_per_byte, reply)
+  local priorities, texts = {}, {}
+  for priority, band in pairs(bands) do
+    if band.entries > 0 then priorities[#priorities + 1] = priority end
+  end
+  table.sort(priorities, function(one, other) return one > other end)
+  local of_oldest = oldest and priority_and_size(oldest)
+  for i = 1, math.min(#priorities, MOST_BANDS) do
+    local priority = priorities[i]
+    local band = bands[priority]
+    local tokens = math.ceil(math.max(0, band.bytes) * tokens_per_byte + band.entries * reply)
+    local waited = priority == of_oldest and ms_since(oldest) or math.min(ms_since(oldest), ms_waited(priority))
+    texts[i] = string.format('%d:%d:%.0f:%.0f', priority, band.entries, tokens, waited)
+  end
+  return table.concat(texts, ' ')
 end
 
 -- How many workers would hold what runs, and begin what waits within the target. Of their speed something must be known:
@@ -137,30 +173,23 @@ local function wanted(waiting, tokens, running, count, places, each_rate)
   return math.max(1, math.min(math.ceil(busy), waiting + running))
 end
 
-local part = string.format('%d %s %s %s %s', now, slots, rate, reply_tokens, token_bytes)
-hash_of(redis.pcall('HSET', workers, worker, part), workers)
-local names = {'at_ms', 'waiting', 'worker_rate', 'reply_tokens', 'token_bytes'}
-local before = hash_of(redis.pcall('HMGET', load, unpack(names)), load)
-local since = now - (tonumber(before[1] or 0) or 0)
-if since >= 0 and since < EVERY then return tonumber(before[2] or 0) end
+local function rounded(value) return string.format('%.6g', value) end
 
-local count, places, each_rate, reply, size = fleet()
-local waiting, placed, running, largest = standing()
-local entries, bytes = counted(placed, largest)
-each_rate = each_rate or tonumber(before[3] or '')
-each_rate = each_rate and each_rate > 0 and each_rate
+local num_workers, places, rate, reply, size = fleet()
+rate = rate or tonumber(before[3] or 0) or 0
 reply, size = reply or tonumber(before[4] or 0) or 0, size or tonumber(before[5] or '') or BYTES_PER_TOKEN
-local mean = entries > 0 and bytes / entries or 0
+local waiting, placed, running, last = standing()
+local bands, entries = counted(placed, last)
+local total = 0
+for _, band in pairs(bands) do total = total + math.max(0, band.bytes) end
+local mean = entries > 0 and total / entries or 0
 local tokens = math.ceil(waiting * (mean / size + reply))
-local oldest = math.max(ms_waited(WAITING), ms_waited(UNOWNED))
-local bands = bands_of(entries, oldest, 1 / size, reply)
-local numbers = {
-  'at_ms', now, 'waiting', waiting, 'waiting_tokens', tokens, 'oldest_ms', oldest, 'bands', bands, 'running', running,
-  'workers', count, 'slots', rounded(places), 'rate', rounded(count * (each_rate or 0)),
-  'wanted_workers', wanted(waiting, tokens, running, count, places, each_rate), 'worker_rate', rounded(each_rate or 0),
-  'reply_tokens', rounded(reply), 'token_bytes', rounded(size),
-}
-redis.call('HSET', load, unpack(numbers))
+local oldest = oldest_of(WAITING)
+redis.call('HSET', load, 'at_ms', now, 'waiting', waiting, 'waiting_tokens', tokens,
+  'oldest_ms', math.max(ms_since(oldest), ms_since(oldest_of(UNOWNED))), 'bands', told(bands, oldest, 1 / size, reply),
+  'running', running, 'workers', num_workers, 'slots', rounded(places), 'rate', rounded(num_workers * rate),
+  'worker_rate', rounded(rate), 'reply_tokens', rounded(reply), 'token_bytes', rounded(size),
+  'wanted_workers', wanted(waiting, tokens, running, num_workers, places, rate > 0 and rate))
 redis.call('PEXPIRE', load, KEPT)
 redis.call('PEXPIRE', workers, KEPT)
 return waiting

@@ -46,7 +46,7 @@ local function choose(band, tenants, room)
     if name and priority_of(rank) == band then
       local id, size = entry_of(name)
       local cost = tokens_of(size)
-      count_out(id, band, size)
+      tally(band, -1, -size)
       ids[#ids + 1], owners[#owners + 1], costs[#costs + 1] = id, tenant, cost
       tenant.members[place], tenant.counter, bytes = name, tenant.counter + cost / tenant.weight, bytes + size
     else

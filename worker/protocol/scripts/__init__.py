@@ -35,7 +35,7 @@ from penstock.worker.protocol.scripts.entries import (
     retire,
     set_aside,
 )
-from penstock.worker.protocol.scripts.lanes import Bill, Part, ack, charge, measure, sweep, take
+from penstock.worker.protocol.scripts.lanes import Bill, Part, ack, charge, measure, say, sweep, take
 from penstock.worker.protocol.scripts.presence import (
     Beaten,
     OtherModel,
@@ -86,6 +86,7 @@ __all__ = [
     "reserve",
     "retire",
     "return_request",
+    "say",
     "set_aside",
     "sweep",
     "take",
