@@ -62,7 +62,7 @@ def _show(screen: Console, load: QueueLoad) -> None:
         )
     speed = f"{load.tokens_per_s:,.0f} tokens/s" if load.tokens_per_s else "speed not known yet"
     screen.print(
-        f"fleet: {load.num_running:,} of {load.slots:,} slots, {speed}; wanted workers: {load.wanted_workers:,}"
+        f"fleet: {load.num_running:,} of {load.slots:,.0f} slots, {speed}; wanted workers: {load.wanted_workers:,}"
     )
 
 

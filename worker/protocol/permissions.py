@@ -94,8 +94,8 @@ def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
     for key in (keys.service(queue), keys.weights(queue), keys.charged(queue), keys.due(queue)):
         yield key, _ON_LANES
     yield keys.backlog(queue), (*_ON_NUMBERS, "HINCRBY {} f 1")
-    for key in (keys.load(queue), keys.workers(queue)):
-        yield key, _ON_NUMBERS
+    yield keys.load(queue), _ON_NUMBERS
+    yield keys.workers(queue), (*_ON_NUMBERS, "HLEN {}", "HRANDFIELD {}")
     yield keys.cancelled(queue), ("SPOP {}",)
     yield keys.seen(queue, _PROBE), ("GET {}",)
     yield keys.serving(queue), _ON_SERVING

@@ -179,6 +179,31 @@ async def test_a_fleet_is_the_sum_of_what_its_workers_say(raw: RedisClient) -> N
     assert sorted(await raw.hkeys(keys.workers("q"))) == [b"a", b"new"]
 
 
+async def test_of_a_large_fleet_some_are_asked_for_all(raw: RedisClient) -> None:
+    """Of a thousand workers half, and of their entries one look in two asks the server."""
+    now_ms = time.time_ns() // 10**6
+    parts: Any = {f"v{number}": f"{now_ms + 60_000} 4 100 30 4" for number in range(1000)}
+    await raw.hset(keys.workers("q"), mapping=parts)
+    await add(raw, 9)
+    given_back, *_ = await take(raw, 4)
+    await run(raw, scripts.disown("q", worker="w", entry_ids=[given_back]))
+    pipeline = raw.pipeline(transaction=False)
+    for number in range(600):
+        pipeline.xgroup_createconsumer(STREAM, keys.GROUP, f"v{number}")
+    await pipeline.execute()
+    for _ in range(6):
+        found = await measured(raw)
+        assert (found["workers"], found["slots"], found["rate"]) == ("1001", "4004", "100100")
+        assert (found["waiting"], found["running"], found["bands"].split(":")[:2]) == ("6", "3", ["0", "5"])
+        await asyncio.sleep(0.001)
+    await raw.delete(keys.backlog("q"))
+    for _ in range(30):
+        found = await measured(raw, max_bytes=50)  # a page is of two entries
+        await asyncio.sleep(0.001)
+    assert not await raw.hexists(keys.backlog("q"), "cursor")
+    assert found["bands"].split(":")[:2] == ["0", "5"]
+
+
 async def test_a_hash_that_is_none_is_written_over(raw: RedisClient) -> None:
     await raw.set(keys.load("q"), "x")
     await raw.set(keys.workers("q"), "x")
@@ -309,9 +334,13 @@ async def test_the_oldest_of_a_priority_is_of_whoever_was_served_most(raw: Redis
     await add(raw, at_ms=now_ms - 50_000, tenant="served")
     for tenant in range(30):
         await add(raw, at_ms=now_ms - 40_000 + tenant, tenant=f"t{tenant}")
+    await add(raw, at_ms=now_ms - 30_000, tenant="both", priority=-3)
+    await add(raw, at_ms=now_ms - 20_000, tenant="both", priority=5)
     await take(raw, 0)
     await raw.zadd(keys.band("q", 0), {"served": 1000})
     found = await measured(raw)
     waited = {band.split(":")[0]: int(band.split(":")[3]) for band in found["bands"].split()}
+    assert 20_000 <= waited["5"] < 25_000
+    assert 30_000 <= waited["-3"] < 35_000  # behind what the same tenant has with another priority
     assert 50_000 <= waited["0"] < 55_000
     assert 90_000 <= waited["-1"] < 95_000

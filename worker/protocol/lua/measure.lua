@@ -8,6 +8,7 @@ local every, target = tonumber(ARGV[6]), tonumber(ARGV[7])
 local LAPSE, KEPT = 5000, 3600000  -- ms: what a worker says is good for, and so are the numbers without a worker
 local UNOWNED = 'unowned'  -- holds what was given back; what follows a slash there, is set aside for a model
 local MOST_BANDS, MOST_TENANTS = 64, 16  -- that are told apart; and of each band those looked at for the oldest
+local MOST_WORKERS = 500  -- that one look asks
 local RECOUNTED = 500  -- entries that one look counts
 local now = clock()
 
@@ -15,10 +16,15 @@ local before = redis.call('HMGET', load, 'at_ms', 'waiting', 'worker_rate', 'rep
 local since = now - (tonumber(before[1] or 0) or 0)
 if since >= 0 and since < every then return tonumber(before[2] or 0) end
 
--- Of the workers that serve: how many, what they can do, and what their requests are like.
+-- Of the workers that serve: how many, what they can do, and what their requests are like. Of many some are asked for all.
 local function fleet()
   local count, places, sum, rated, replies, replied, sizes, sized = 0, 0, 0, 0, 0, 0, 0, 0
-  local parts, gone = redis.call('HGETALL', workers), {}
+  local all, parts, gone = redis.call('HLEN', workers), nil, {}
+  if all > MOST_WORKERS then
+    parts = redis.call('HRANDFIELD', workers, MOST_WORKERS, 'WITHVALUES')
+  else
+    parts = redis.call('HGETALL', workers)
+  end
   for i = 1, #parts, 2 do
     local at, of_slots, of_rate, of_reply, of_token = string.match(parts[i + 1], '^(%d+) (%S+) (%S+) (%S+) (%S+)$')
     local room, speed = tonumber(of_slots or ''), tonumber(of_rate or '')
@@ -32,15 +38,34 @@ local function fleet()
       if size > 0 then sizes, sized = sizes + size, sized + 1 end
     end
   end
-  for i = 1, #gone, 1000 do redis.call('HDEL', workers, unpack(gone, i, math.min(i + 999, #gone))) end
-  return count, places, rated > 0 and sum / rated, replied > 0 and replies / replied, sized > 0 and sizes / sized
+  if #gone > 0 then redis.call('HDEL', workers, unpack(gone)) end
+  local each = math.max(1, all / MOST_WORKERS)
+  return math.floor(count * each + 0.5), places * each, rated > 0 and sum / rated, replied > 0 and replies / replied, sized > 0 and sizes / sized
+end
+
+-- How many consumers the group has, and how many entries are pending; nil where there is no group.
+local function group_size()
+  local groups = redis.pcall('XINFO', 'GROUPS', requests)
+  for _, each in ipairs(groups.err and {} or groups) do
+    local of = {}
+    for i = 1, #each, 2 do of[each[i]] = each[i + 1] end
+    if of.name == group then return of.consumers, of.pending end
+  end
 end
 
 -- Entries that nobody has, those of them that have a place, those that workers have, and the largest id that anybody has.
-local function standing()
-  local pending = redis.pcall('XPENDING', requests, group)
-  local length = redis.call('XLEN', requests)
-  if pending.err then return length, 0, 0 end  -- the group is not there
+--
+-- The server counts by consumer. Where these are many it is asked now and then, and our own counts, if there are such, are good
+-- in between.
+local function standing(entries)
+  local length, consumers, all = redis.call('XLEN', requests), group_size()
+  if not consumers then return length, 0, 0 end
+  if entries and consumers > MOST_WORKERS and now % math.ceil(consumers / MOST_WORKERS) > 0 then
+    local given_back = #redis.call('XPENDING', requests, group, '-', '+', MOST_WORKERS, UNOWNED)
+    local running = math.max(0, all - entries - given_back)
+    return math.max(0, length - running), entries, running
+  end
+  local pending = redis.call('XPENDING', requests, group)
   local placed, held = 0, 0
   for _, each in ipairs(pending[4] or {}) do
     if each[1] == WAITING then placed = tonumber(each[2]) end
@@ -68,7 +93,11 @@ end
 
 -- Of each priority entries and bytes, and the entries of all.
 local function counts()
-  local values, bands, all = redis.call('HGETALL', backlog), {}, 0
+  local values, bands, all = redis.pcall('HGETALL', backlog), {}, 0
+  if values.err then  -- somebody wrote something else there
+    redis.call('DEL', backlog)
+    return bands, all
+  end
   for i = 1, #values, 2 do
     local priority, what = string.match(values[i], '^(%-?%d+) (%a+)$')
     if priority then
@@ -111,17 +140,11 @@ end
 
 -- What has a place, by priority, as far as it is counted. Where the counts are not of what waits (somebody deleted some, or a
 -- worker from before lanes took some), they are made anew.
-local function counted(placed, last)
+local function counted(placed, last, cursor, bands, all)
   if placed == 0 then
     redis.call('DEL', backlog)
     return {}, 0
   end
-  local cursor = redis.pcall('HMGET', backlog, 'cursor', 'last')
-  if cursor.err then
-    redis.call('DEL', backlog)
-    cursor = {}
-  end
-  local bands, all = counts()
   if cursor[1] and cursor[2] then
     recount(placed, cursor[1], cursor[2])
   elseif all ~= placed then
@@ -133,12 +156,19 @@ local function counted(placed, last)
   return counts()
 end
 
--- For how long (ms) the one has waited that is next of a tenant that was served much: nobody waits longer, as far as it is due
--- in its turn.
-local function ms_waited(priority)
-  local longest = 0
-  for _, tenant in ipairs(redis.call('ZRANGE', band_of .. priority, 0, MOST_TENANTS - 1, 'REV')) do
-    local first = redis.call('ZRANGE', lane_of .. tenant, 0, 0)[1]
+-- Tenants of a band, those that were served most, and of higher ones some that may have lower ones behind.
+local function tenants_below(priority, above)
+  local tenants = redis.call('ZRANGE', band_of .. priority, 0, MOST_TENANTS - 1, 'REV')
+  for i = 1, math.min(#above, 2 * MOST_TENANTS - #tenants) do tenants[#tenants + 1] = above[i] end
+  return tenants
+end
+
+-- For how long (ms) the longest has waited of what is next of these tenants with this priority: nobody waits longer, as far as
+-- they are due in their turn.
+local function ms_waited(priority, tenants)
+  local longest, from, to = 0, number((1000 - priority) * SPAN), '(' .. number((1001 - priority) * SPAN)
+  for _, tenant in ipairs(tenants) do
+    local first = redis.call('ZRANGEBYSCORE', lane_of .. tenant, from, to, 'LIMIT', 0, 1)[1]
     if first then longest = math.max(longest, ms_since((entry_of(first)))) end
   end
   return longest
@@ -151,12 +181,13 @@ local function told(bands, oldest, tokens_per_byte, reply)
     if band.entries > 0 then priorities[#priorities + 1] = priority end
   end
   table.sort(priorities, function(one, other) return one > other end)
-  local of_oldest = oldest and priority_and_size(oldest)
+  local of_oldest, tenants = oldest and priority_and_size(oldest), {}
   for i = 1, math.min(#priorities, MOST_BANDS) do
     local priority = priorities[i]
     local band = bands[priority]
     local tokens = math.ceil(math.max(0, band.bytes) * tokens_per_byte + band.entries * reply)
-    local waited = priority == of_oldest and ms_since(oldest) or math.min(ms_since(oldest), ms_waited(priority))
+    tenants = tenants_below(priority, tenants)
+    local waited = priority == of_oldest and ms_since(oldest) or ms_waited(priority, tenants)
     texts[i] = string.format('%d:%d:%.0f:%.0f', priority, band.entries, tokens, waited)
   end
   return table.concat(texts, ' ')
@@ -178,8 +209,10 @@ local function rounded(value) return string.format('%.6g', value) end
 local num_workers, places, rate, reply, size = fleet()
 rate = rate or tonumber(before[3] or 0) or 0
 reply, size = reply or tonumber(before[4] or 0) or 0, size or tonumber(before[5] or '') or BYTES_PER_TOKEN
-local waiting, placed, running, last = standing()
-local bands, entries = counted(placed, last)
+local bands, entries = counts()
+local cursor = redis.call('HMGET', backlog, 'cursor', 'last')
+local waiting, placed, running, last = standing(not cursor[1] and entries or nil)
+bands, entries = counted(placed, last, cursor, bands, entries)
 local total = 0
 for _, band in pairs(bands) do total = total + math.max(0, band.bytes) end
 local mean = entries > 0 and total / entries or 0
