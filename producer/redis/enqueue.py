@@ -66,7 +66,15 @@ async def enqueue(
     key_names = [keys.requests(queue), keys.seen(queue, request_id)]
     if looks_ahead and timeout_s:
         key_names += (keys.load(queue), keys.lane(queue, tenant), keys.band(queue, priority), keys.weights(queue))
-    arguments = (max_length or 0, dedupe_window_s, keys.GROUP, timeout_s, priority, tenant, *flat)
+    arguments: tuple[str | int, ...] = (
+        max_length or 0,
+        dedupe_window_s,
+        keys.GROUP,
+        timeout_s,
+        priority,
+        tenant,
+        *flat,
+    )
     entry, number, *wait = await execute(*lua.call(_ENQUEUE, key_names, arguments))
     if entry is None:
         return Late(int(number), float(wait[0])) if wait else Full(int(number))

@@ -94,6 +94,13 @@ async def test_a_tenant_waits_for_its_turn_and_not_for_the_crowd(redis: RedisCli
     assert found.wait_s == pytest.approx(6.5, rel=0.01)  # behind its own six, and seven of the other's in turn
 
 
+async def test_nobody_waits_for_more_than_there_is(redis: RedisClient) -> None:
+    await wait_in_line(redis, 20, tenant="t")
+    await wait_in_line(redis, 1, tenant="other")
+    await measure(redis)
+    assert await put(redis, 5, tenant="t") == Late(21, wait_s=10.5)
+
+
 async def test_weights_count(redis: RedisClient) -> None:
     await wait_in_line(redis, 100, tenant="crowd")
     await measure(redis)
@@ -117,7 +124,7 @@ async def newest(redis: RedisClient) -> tuple[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "unknown", ["old", "from the future", "no rate", "no worker", "nothing waits", "not a hash", "half"]
+    "unknown", ["emptied", "old", "from the future", "no rate", "no worker", "nothing waits", "not a hash", "half"]
 )
 async def test_where_nothing_is_known_nothing_is_refused(redis: RedisClient, unknown: str) -> None:
     await wait_in_line(redis, 20)
@@ -125,6 +132,8 @@ async def test_where_nothing_is_known_nothing_is_refused(redis: RedisClient, unk
     match unknown:
         case "old":
             await redis.hincrby(keys.load("q"), "at_ms", -5500)
+        case "emptied":
+            await redis.xtrim(STREAM, maxlen=0, approximate=False)
         case "from the future":
             await redis.hincrby(keys.load("q"), "at_ms", 9000)
         case "no worker":
@@ -208,11 +217,13 @@ async def test_a_user_from_before_may_not_look_and_is_not_stopped(redis: RedisCl
         "(%RW~penstock:{*}:requests -@all +xadd +xlen +exists +xgroup|create)",
         "(%RW~penstock:{*}:seen:* -@all +get +set)", "(%R~penstock:{*}:serving -@all +exists)",
     )  # fmt: skip
+    await redis.execute_command("ACL", "LOG", "RESET")
     await redis.execute_command("ACL", "SETUSER", "old", "reset", "on", ">secret", *rules)
     async with AsyncClient(redis_url.replace("://", "://old:secret@"), queue="q") as client:
         for _ in range(2):
             await client.submit("x", timeout_s=1, tenant="t")
     assert await redis.xlen(STREAM) == 22
+    assert [entry["count"] for entry in await redis.acl_log()] == [1]  # it does not try again
     await redis.execute_command("ACL", "SETUSER", "old", "-evalsha", "-eval", "clearselectors", "allkeys")
     async with AsyncClient(redis_url.replace("://", "://old:secret@"), queue="q") as client:
         with pytest.raises(ServerRefused):

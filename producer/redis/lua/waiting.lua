@@ -7,7 +7,7 @@ local FRESH = 5000  -- ms: numbers that are older say nothing
 
 local function seconds_to_wait(load, lane, band, weights, timeout, priority, tenant)
   local known = redis.pcall('HMGET', load, 'at_ms', 'rate', 'bands')
-  if known.err or not (known[1] and known[2] and known[3]) or known[3] == '' then return nil end
+  if not (known[1] and known[2] and known[3]) or known[3] == '' then return nil end
   local time = redis.call('TIME')
   local now, rate = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(known[2])
   if math.abs(now - known[1]) > FRESH or rate <= 0 then return nil end

@@ -114,11 +114,15 @@ async def test_the_numbers(raw: RedisClient) -> None:
 
 async def test_what_has_no_place_waits_too(raw: RedisClient) -> None:
     """Entries that are new, and those that were given back: as large as the others, as far as one knows."""
-    given_back, *_ = await add(raw, 4)
-    await take(raw, 1)
-    await run(raw, scripts.disown("q", worker="w", entry_ids=[given_back]))
+    now_ms = time.time_ns() // 10**6
+    given_back = await add(raw, at_ms=now_ms - 50_000)
+    assert await take(raw, 1) == given_back
+    await run(raw, scripts.disown("q", worker="w", entry_ids=given_back))
+    await add(raw, 3)
+    await take(raw, 0)
     await add(raw, 2)
     found = await measured(raw)
+    assert 50_000 <= int(found["oldest_ms"]) < 55_000
     assert (found["waiting"], found["running"]) == ("6", "0")
     assert found["waiting_tokens"] == str(6 * 30 + 6 * 46 // 4)
     assert found["bands"].startswith("0:3:")
@@ -126,7 +130,7 @@ async def test_what_has_no_place_waits_too(raw: RedisClient) -> None:
 
 async def test_entries_that_nobody_has_read(raw: RedisClient) -> None:
     await add(raw, 3)
-    found = await measured(raw)
+    found = await measured(raw, Part(4, 100))
     assert (found["waiting"], found["bands"], found["oldest_ms"], found["wanted_workers"]) == ("3", "", "0", "1")
     await raw.xgroup_destroy(STREAM, keys.GROUP)
     assert (await measured(raw))["waiting"] == "3"
@@ -175,8 +179,16 @@ async def test_a_fleet_is_the_sum_of_what_its_workers_say(raw: RedisClient) -> N
         keys.workers("q"), mapping={"b": "1 8 200 50 2", "wrong": "x", "worse": "1 4 x 3 4"}
     )  # it said nothing for long
     found = await measured(raw, Part(6), worker="new")
-    assert (found["workers"], found["worker_rate"]) == ("1", "200")  # as was known last
+    known = found["workers"], found["worker_rate"], found["reply_tokens"], found["token_bytes"]
+    assert known == ("1", "200", "50", "2")  # as was known last
     assert sorted(await raw.hkeys(keys.workers("q"))) == [b"a", b"new"]
+    await add(raw)
+    for worker in ("new", "newer", "newest"):
+        await raw.hset(keys.load("q"), "worker_rate", 0)
+        found = await measured(raw, Part(6), worker=worker)
+    assert (found["workers"], found["wanted_workers"]) == ("3", "1")  # no more than there are requests
+    await add(raw, 8)
+    assert (await measured(raw, Part(6), worker=worker))["wanted_workers"] == "3"  # those that there are
 
 
 async def test_of_a_large_fleet_some_are_asked_for_all(raw: RedisClient) -> None:
@@ -287,7 +299,7 @@ async def test_a_count_that_is_made_anew_in_pages_ends_with_what_waits(raw: Redi
         await take(raw, 0)
         rounds += 1
     assert rounds > 4
-    last = await measured(raw)
+    last = await measured(raw, max_bytes=6000)
     assert not await raw.hexists(keys.backlog("q"), "cursor")
     bands = {int(priority): int(count) for priority, count, *_ in (band.split(":") for band in last["bands"].split())}
     assert sum(bands.values()) == int(last["waiting"]) == 600 - 2 * rounds
@@ -296,6 +308,22 @@ async def test_a_count_that_is_made_anew_in_pages_ends_with_what_waits(raw: Redi
         exact = await measured(raw)
     for priority, count, *_ in (band.split(":") for band in exact["bands"].split()):
         assert bands[int(priority)] == pytest.approx(int(count), abs=5 * rounds)
+
+
+async def test_what_comes_while_counts_are_made_anew_is_counted_once(raw: RedisClient) -> None:
+    await add(raw, 300)
+    for _ in range(2):
+        await take(raw, 0)
+    await raw.delete(keys.backlog("q"))
+    for _ in range(4):
+        await measured(raw, max_bytes=4000)
+        await add(raw, 5, priority=-7)
+        await take(raw, 0)
+    assert not await raw.hexists(keys.backlog("q"), "cursor")
+    size = 46 + len("priority-7")
+    assert await counts(raw) == {
+        "0 entries": 300, "0 bytes": 300 * 46, "-7 entries": 20, "-7 bytes": 20 * size
+    }  # fmt: skip
 
 
 async def test_what_was_deleted_by_hand_is_counted_out_in_the_end(raw: RedisClient) -> None:
@@ -326,6 +354,15 @@ async def test_no_more_bands_than_anybody_would_read(raw: RedisClient) -> None:
     assert len(found["bands"].split()) == 64
     assert found["bands"].startswith("69:1:")
     assert found["waiting"] == "70"
+
+
+async def test_the_oldest_of_all_is_known_whoever_overtakes_it(raw: RedisClient) -> None:
+    now_ms = time.time_ns() // 10**6
+    await add(raw, at_ms=now_ms - 90_000, timeout_s=86_400)
+    await add(raw, at_ms=now_ms - 5_000)
+    await take(raw, 0)
+    found = await measured(raw)
+    assert 90_000 <= int(found["bands"].split(":")[3]) == int(found["oldest_ms"]) < 95_000
 
 
 async def test_the_oldest_of_a_priority_is_of_whoever_was_served_most(raw: RedisClient) -> None:
