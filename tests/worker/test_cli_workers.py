@@ -46,7 +46,7 @@ async def test_what_scaling_goes_by(redis_url: str, redis: RedisClient, capsys: 
     async with running_worker(redis_url, engine, name="w"):
         for priority in (0, 0, 0, 7):
             await send(redis, prompt="x", max_tokens=2, priority=priority)
-        await eventually(lambda: _waits(redis, 3))
+        await eventually(lambda: _have_places(redis, 3))
         await redis.hset(keys.load("q"), "rate", "1234.5")
         assert await penstock(redis_url, "workers") == 0
         shown = capsys.readouterr().out.splitlines()
@@ -63,8 +63,9 @@ async def test_what_scaling_goes_by(redis_url: str, redis: RedisClient, capsys: 
     assert without[-1] == "backlog: 3"
 
 
-async def _waits(redis: RedisClient, count: int) -> bool:
-    return await redis.hget(keys.load("q"), "waiting") == str(count)
+async def _have_places(redis: RedisClient, count: int) -> bool:
+    bands = str(await redis.hget(keys.load("q"), "bands") or "").split()
+    return sum(int(band.split(":")[1]) for band in bands) == count
 
 
 async def test_a_queue_without_workers(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
