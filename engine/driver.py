@@ -110,6 +110,11 @@ class EngineDriver:
         return self._stats
 
     @property
+    def max_num_seqs(self) -> int:
+        """How many sequences run at once at most."""
+        return self._engine.max_num_seqs
+
+    @property
     def spare(self) -> int:
         """How many more sequences would run at once instead of waiting."""
         free = self._engine.max_num_seqs - sum(active.num_unfinished for active in self._active.values())

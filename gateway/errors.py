@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from math import ceil
 from typing import Any
 
 import structlog
@@ -118,7 +119,8 @@ def _internal(error: PenstockError) -> ApiError:
 
 
 def _full(error: QueueFull) -> ApiError:
-    return ApiError(429, str(error), type="rate_limit_error", code="queue_full", retry_after_s=RETRY_AFTER_S)
+    retry_after_s = RETRY_AFTER_S if error.retry_after_s is None else max(RETRY_AFTER_S, ceil(error.retry_after_s))
+    return ApiError(429, str(error), type="rate_limit_error", code="queue_full", retry_after_s=retry_after_s)
 
 
 _TABLE: Mapping[type[PenstockError], Callable[[Any], ApiError]] = {

@@ -32,7 +32,8 @@ class AsyncClient:
         url: where Redis is (`penstock.producer.redis.address.parse_url`); the default is the environment's REDIS_URL,
             then `redis://localhost:6379`.
         queue: the queue's name.
-        max_queue_length: QueueFull is raised from this many waiting and running requests on; None for no limit.
+        max_queue_length: QueueFull is raised from this many waiting and running requests on, and for a request whose
+            `timeout_s` the queue's workers can't keep as it seems; None: neither, whatever waits.
         dedupe_window_s: for how long a request id is known, so that sending it again adds no second request.
         reconnect_timeout_s: those who wait for a reply get ConnectionLost after Redis stayed away for so long.
         answer_timeout_s: who sends a request or asks for a state gets ConnectionLost after so long without an answer;
@@ -95,7 +96,7 @@ class AsyncClient:
 
         Raises:
             RequestRefused: an option is unknown or out of range; nothing was sent.
-            QueueFull: the queue holds its limit; nothing was sent.
+            QueueFull: the queue holds its limit, or the request would expire before its turn; nothing was sent.
             ConnectionLost, ServerRefused: Redis is away or says no.
             NotDurable: with `durable`, the request was sent, but nobody knows whether a crash of Redis would lose it.
         """

@@ -4,7 +4,8 @@
     ├── BadAddress          (also ValueError)       the Redis URL can't be used
     ├── ConnectionLost      (also ConnectionError)  Redis can't be reached, or stayed away for too long
     ├── ServerRefused                               Redis answered with an error: no permission, out of memory
-    ├── QueueFull                                   not enqueued: the queue holds its limit, of requests or of calls
+    ├── QueueFull                                   not enqueued: the queue holds its limit, of requests or of calls,
+    │                                               or so much that the request would expire before its turn
     ├── NotDurable                                  enqueued, but Redis did not confirm that it is on disk
     ├── RequestRefused                              the request itself is wrong or over a limit; nothing was generated
     ├── RequestFailed                               generation ended in an error; holds what was generated before it
@@ -44,13 +45,38 @@ class ServerRefused(PenstockError):
 
 
 class QueueFull(PenstockError):
-    """Not enqueued: the queue holds `length` requests, waiting and running, of at most `limit`; or so many calls."""
+    """Not enqueued: the queue holds `length` requests, waiting and running, of at most `limit`; or so many calls.
 
-    def __init__(self, queue: str, length: int, limit: int, what: str = "requests") -> None:
-        super().__init__(f"queue {queue!r} is full: it holds {length} {what}, the limit is {limit}")
+    Or a request with a `timeout_s` would wait for longer than that: then `wait_s` and `retry_after_s` are not None.
+
+    Attributes:
+        queue: the queue's name.
+        length: requests or calls in it.
+        limit: of them.
+        wait_s: for how long the request would have waited, estimated from what waits before it and what workers do.
+        retry_after_s: when it would wait no longer than it may, if nothing more came.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        length: int,
+        limit: int,
+        what: str = "requests",
+        *,
+        wait_s: float | None = None,
+        timeout_s: float = 0.0,
+    ) -> None:
+        if wait_s is None:
+            reason = f"it holds {length} {what}, the limit is {limit}"
+        else:
+            reason = f"a request would wait for about {wait_s:.3g} s now, its timeout_s is {timeout_s:g}"
+        super().__init__(f"queue {queue!r} is full: {reason}")
         self.queue = queue
         self.length = length
         self.limit = limit
+        self.wait_s = wait_s
+        self.retry_after_s = None if wait_s is None else wait_s - timeout_s
 
 
 class NotDurable(PenstockError):

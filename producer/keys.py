@@ -62,6 +62,21 @@ def due(queue: str) -> str:
     return f"penstock:{{{queue}}}:lanes:due"
 
 
+def backlog(queue: str) -> str:
+    """A hash of what waits, counted: entries and bytes of each priority."""
+    return f"penstock:{{{queue}}}:lanes:backlog"
+
+
+def load(queue: str) -> str:
+    """A hash of numbers to scale by, at most seconds old while a worker lives: `producer.queue_load` reads it."""
+    return f"penstock:{{{queue}}}:lanes:load"
+
+
+def workers(queue: str) -> str:
+    """A hash of what each worker can do, as it says itself once a second."""
+    return f"penstock:{{{queue}}}:lanes:workers"
+
+
 def cancelled(queue: str) -> str:
     """A set of ids of requests that somebody asked to cancel while they may have waited."""
     return f"penstock:{{{queue}}}:cancelled"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Literal
 
 from redis import exceptions
@@ -21,7 +22,7 @@ from penstock.producer.reading.reader import ENDED, ReplyReader, find_gone
 from penstock.producer.redis import durable
 from penstock.producer.redis.address import parse_url
 from penstock.producer.redis.connection import RedisClient, answered, connect, ensure_group
-from penstock.producer.redis.enqueue import Full, enqueue
+from penstock.producer.redis.enqueue import Added, Full, Late, enqueue
 from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.redis.streams import read_newest, read_range
 from penstock.producer.tasks import end_tasks
@@ -91,6 +92,7 @@ class Transport:
         self._max_queue_length = max_queue_length
         self._dedupe_window_s = dedupe_window_s
         self._is_durable = is_durable
+        self._looks_ahead = max_queue_length is not None  # without a limit, whoever asks wants to wait
         self._batcher = connections.batcher
         self._redis = connections.redis
         self.caller = Caller(self.address, self._batcher.execute, queue)
@@ -127,20 +129,35 @@ class Transport:
         if not self._is_set_up:
             await self._set_up()
         async with self.connections.answered():
-            added = await enqueue(
-                self._batcher.execute,
-                self.queue,
-                request.id,
-                request.to_entry(),
-                max_length=self._max_queue_length,
-                dedupe_window_s=self._dedupe_window_s,
-            )
+            added = await self._add(request.id, request.to_entry())
         if isinstance(added, Full):
             raise QueueFull(self.queue, added.length, self._max_queue_length or 0)
+        if isinstance(added, Late):
+            limit, timeout_s = self._max_queue_length or 0, request.timeout_s or 0.0
+            raise QueueFull(self.queue, added.length, limit, wait_s=added.wait_s, timeout_s=timeout_s)
         self._served.note_sent()
         if self._is_durable:
             await self._confirm(request.id)
         return added.again
+
+    async def _add(self, request_id: str, fields: Mapping[str, str]) -> Added | Full | Late:
+        add = partial(
+            enqueue,
+            self._batcher.execute,
+            self.queue,
+            request_id,
+            fields,
+            max_length=self._max_queue_length,
+            dedupe_window_s=self._dedupe_window_s,
+        )
+        if self._looks_ahead:
+            try:
+                return await add()
+            except exceptions.NoPermissionError:  # of a role from before `load`; or it may not enqueue at all
+                added = await add(looks_ahead=False)
+                self._looks_ahead = False
+                return added
+        return await add(looks_ahead=False)
 
     async def enqueue_when_not_full(self, request: GenerateRequest) -> bool:
         """Like `enqueue`, but waits while the queue is full, asking again after 0.1 to 2 s."""

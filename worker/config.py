@@ -41,6 +41,7 @@ class WorkerConfig:
     drain_timeout_s: float = 30.0
     allow_other_fleet: bool = False  # whether to join workers that have another model, tokenizer or template
     model_wait_s: float = 300.0  # half-written replies wait for a worker with the model that began them
+    target_wait_s: float = 60.0  # within which what waits is to begin, in the number of workers that the queue asks for
     max_attempts: int = 3  # workers that a request may take down in a row without getting any further
 
     reply_ttl_s: float = 86_400.0  # of a reply that is being written, from its last refresh
@@ -68,7 +69,7 @@ class WorkerConfig:
         )
         _require(self.queue != keys.GATEWAY, "queue", self.queue, "another one: the gateway's own keys are called so")
         for name in (
-            "heartbeat_ttl_s", "reclaim_interval_s", "block_ms", "cancel_poll_ms", "reply_ttl_s",
+            "heartbeat_ttl_s", "reclaim_interval_s", "block_ms", "cancel_poll_ms", "reply_ttl_s", "target_wait_s",
             "reply_ttl_after_end_s", "max_attempts", "max_dead_entries", "max_dead_bytes", "dead_ttl_s",
             "max_body_bytes", "max_n",
         ):  # fmt: skip

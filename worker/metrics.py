@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from penstock.engine.request import FinishReason
 from penstock.engine.stats import EngineStats
+from penstock.producer.queue_load import BandLoad, QueueLoad
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 _SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -64,6 +65,19 @@ class Metrics:
         self._queue_length = self._gauge("queue_length", "Entries in the request stream.")
         self._queue_pending = self._gauge("queue_pending", "Entries that some worker has, or that were given back.")
         self._queue_lag = self._gauge("queue_lag", "Entries that wait for their turn.")
+        self._backlog_tokens = self._gauge("backlog_tokens", "Tokens of prompts and replies that wait, estimated.")
+        self._oldest_wait = self._gauge(
+            "oldest_wait_seconds", "Of the request that has waited the longest, by priority.", "priority"
+        )
+        self._band_requests = self._gauge("waiting_requests", "Requests that wait, by priority.", "priority")
+        self._band_tokens = self._gauge("waiting_tokens", "Tokens that wait, estimated, by priority.", "priority")
+        self._wanted = self._gauge("wanted_workers", "Workers that the queue has use for.")
+        self._fleet_workers = self._gauge("fleet_workers", "Workers that take requests of the queue.")
+        self._fleet_slots = self._gauge("fleet_slots", "Requests that they run at once.")
+        self._fleet_rate = self._gauge(
+            "fleet_tokens_per_second", "What they compute while requests wait; 0: not known yet."
+        )
+        self.set_load(QueueLoad())
         self._engine = _EngineCollector()
         self.registry.register(self._engine)
 
@@ -76,14 +90,27 @@ class Metrics:
         self._queue_pending.set(pending)
         self._queue_lag.set(lag)
 
+    def set_load(self, load: QueueLoad) -> None:
+        self._backlog_tokens.set(load.tokens)
+        self._wanted.set(load.wanted_workers)
+        self._fleet_workers.set(load.num_workers)
+        self._fleet_slots.set(load.slots)
+        self._fleet_rate.set(load.tokens_per_s)
+        for gauge in (self._oldest_wait, self._band_requests, self._band_tokens):
+            gauge.clear()
+        for band in (BandLoad(0, 0, 0, 0.0), *load.bands):  # the usual priority is always there
+            self._oldest_wait.labels(priority=band.priority).set(band.oldest_s)
+            self._band_requests.labels(priority=band.priority).set(band.num_requests)
+            self._band_tokens.labels(priority=band.priority).set(band.tokens)
+
     def set_engine(self, stats: EngineStats) -> None:
         self._engine.stats = stats
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"penstock_{name}", text, labels, registry=self.registry)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"penstock_{name}", text, registry=self.registry)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"penstock_{name}", text, labels, registry=self.registry)
 
     def _histogram(self, name: str, text: str, *, short: bool = False) -> Histogram:
         return Histogram(

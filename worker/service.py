@@ -18,6 +18,7 @@ from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.loading.identity import Identity
 from penstock.engine.stats import EngineInfo
 from penstock.producer import keys
+from penstock.producer.queue_load import QueueLoad
 from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
 from penstock.producer.tasks import end_tasks
@@ -244,10 +245,13 @@ class WorkerService:
         pipeline = redis.pipeline(transaction=False)
         pipeline.xlen(key)
         pipeline.xpending(key, keys.GROUP)
-        length, pending = await pipeline.execute()
+        pipeline.hgetall(keys.load(self.config.queue))
+        length, pending, load = await pipeline.execute()
         held = {consumer["name"].decode(): int(consumer["pending"]) for consumer in pending["consumers"]}
         taken = sum(held.values()) - held.get(keys.WAITING, 0)
         self.metrics.set_queue(length=length, pending=taken, lag=length - taken)
+        with suppress(ValueError):  # nobody has looked yet
+            self.metrics.set_load(QueueLoad.of(load))
 
 
 async def _loaded(model: asyncio.Future[Model]) -> Model:

@@ -26,6 +26,7 @@ from penstock.worker.delivery.claiming import Claimer
 from penstock.worker.delivery.coalescing import Coalescing
 from penstock.worker.delivery.entries import EntryReader
 from penstock.worker.delivery.intake import Intake
+from penstock.worker.delivery.measuring import Measuring
 from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.preparation import Preparer
 from penstock.worker.delivery.publisher import Publisher
@@ -96,6 +97,7 @@ class Session:
         answerer = Answerer(config.max_body_bytes, answers)
         self._calls = CallServer(redis, blocking, config, answerer, metrics, readiness)
         self._charging = Charging(redis, config, self.requests, readiness)
+        self._measuring = Measuring(redis, config, self.requests, self._intake, driver, readiness)
         self._reclaimer = Reclaimer(redis, config, metrics, readiness)
         self._cancel = CancelWatch(redis, self._outbox, driver, readiness, poll_s=config.cancel_poll_ms / 1000)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -120,6 +122,7 @@ class Session:
                 (self._reclaimer.run(), "reclaimer"),
                 (sweep_forever(self._intake, self._readiness), "sweeper"),
                 (self._charging.run(), "charging"),
+                (self._measuring.run(), "measuring"),
                 (self._cancel.run(), "cancel"),
                 (self._calls.run(), "calls"),
                 (self._driver.wait_ended(), "engine"),

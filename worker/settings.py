@@ -191,6 +191,11 @@ class Settings(BaseSettings):
         "How long a half-written reply waits for a worker with the model that began it once none serves the queue; "
         "then it ends with an error.",
     )
+    target_wait_s: float = _worker(
+        "target_wait_s",
+        "How soon what waits is to begin: the queue asks for as many workers (`penstock_wanted_workers`). "
+        "It is to be the same for all workers of a queue.",
+    )
     max_attempts: int = _worker(
         "max_attempts", "Workers that a request may take down in a row before it goes to the dead-letter stream."
     )

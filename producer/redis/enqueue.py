@@ -13,7 +13,7 @@ from penstock.producer.wire import MAX_FIELDS
 Execute: TypeAlias = Callable[..., Awaitable[Any]]
 """Sends one command, given as its parts: `execute_command` of a client, or `execute` of a `Batcher`."""
 
-_ENQUEUE = lua.load("penstock.producer.redis", "enqueue")
+_ENQUEUE = lua.load("penstock.producer.redis", "waiting", "enqueue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,14 @@ class Full:
     length: int
 
 
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The request was not added: behind the `length` requests of the queue its time would be over."""
+
+    length: int
+    wait_s: float  # until a worker would take it, estimated
+
+
 async def enqueue(
     execute: Execute,
     queue: str,
@@ -39,11 +47,14 @@ async def enqueue(
     *,
     max_length: int | None,
     dedupe_window_s: int,
-) -> Added | Full:
+    looks_ahead: bool = True,
+) -> Added | Full | Late:
     """Appends a request to its queue, once: the same id within `dedupe_window_s` finds the entry that is there.
 
-    `max_length` bounds the requests that are waiting or running, as both stay in the stream until they end. The length
-    check, the append and the mark are one step on the server. A queue that did not exist gets its consumer group.
+    `max_length` bounds the requests that are waiting or running, as both stay in the stream until they end. With
+    `looks_ahead`, one that has a `timeout_s` is refused where it would expire before its turn, by what waits before it
+    and what workers do; docs/scaling.md has the estimate. The checks, the append and the mark are one step on the
+    server. A queue that did not exist gets its consumer group.
 
     Raises:
         ValueError: more than `MAX_FIELDS` fields, which no worker would read; Lua's limit is at some thousands.
@@ -51,12 +62,20 @@ async def enqueue(
     if len(fields) > MAX_FIELDS:
         raise ValueError(f"the entry has {len(fields)} fields, the limit is {MAX_FIELDS}")
     flat = [part for pair in fields.items() for part in pair]
-    command = lua.call(
-        _ENQUEUE,
-        (keys.requests(queue), keys.seen(queue, request_id)),
-        (max_length or 0, dedupe_window_s, keys.GROUP, *flat),
+    timeout_s, priority, tenant = fields.get("timeout_s", ""), fields.get("priority", "0"), fields.get("tenant", "")
+    key_names = [keys.requests(queue), keys.seen(queue, request_id)]
+    if looks_ahead and timeout_s:
+        key_names += (keys.load(queue), keys.lane(queue, tenant), keys.band(queue, priority), keys.weights(queue))
+    arguments: tuple[str | int, ...] = (
+        max_length or 0,
+        dedupe_window_s,
+        keys.GROUP,
+        timeout_s,
+        priority,
+        tenant,
+        *flat,
     )
-    entry, number = await execute(*command)
+    entry, number, *wait = await execute(*lua.call(_ENQUEUE, key_names, arguments))
     if entry is None:
-        return Full(int(number))
+        return Late(int(number), float(wait[0])) if wait else Full(int(number))
     return Added(entry.decode() if isinstance(entry, bytes) else entry, again=bool(number))

@@ -29,7 +29,7 @@ from worker_harness import QUICK, eventually, is_queue_empty, read_reply, runnin
 
 from penstock import gateway as gateway_package
 from penstock.gateway.store import names
-from penstock.producer import AsyncClient, ReplyGone, RequestRefused, ServerRefused, keys
+from penstock.producer import AsyncClient, QueueFull, ReplyGone, RequestRefused, ServerRefused, keys
 from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, fake_model
 from penstock.worker.cli import run
@@ -401,11 +401,31 @@ async def test_autoscaler_counts(acl_server: EmbeddedServer, admin: RedisClient)
         assert (group["lag"], group["pending"]) == (1, 0)
         assert (await scaler.xpending(keys.requests("q"), keys.GROUP))["pending"] == 0
         assert await scaler.xlen(keys.requests("q")) == 1
+        async with running_worker(url_of(acl_server, "worker")):
+            await eventually(lambda: scaler.hgetall(keys.load("q")))
+    assert await denials(admin) == []
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("role", ["producer", "gateway", "q-producer"])
+async def test_whoever_enqueues_may_look_whether_that_is_in_time(
+    acl_server: EmbeddedServer, admin: RedisClient, role: str
+) -> None:
+    now_ms = int((await admin.time())[0]) * 1000
+    await admin.xadd(keys.requests("q"), {"prompt": "waits"})
+    load = {"at_ms": now_ms, "rate": 100, "bands": "0:10:4500:9000"}
+    await admin.hset(keys.load("q"), mapping=load)  # type: ignore[arg-type]
+    await admin.zadd(keys.band("q", 0), {"crowd": 0})
+    async with AsyncClient(url_of(acl_server, role), queue="q") as client:
+        with pytest.raises(QueueFull) as caught:
+            await client.submit("x", timeout_s=2)
+        assert caught.value.wait_s == 4.5
+        await client.submit("x", timeout_s=5, tenant="a")
     assert await denials(admin) == []
 
 
 Q, R, S = keys.requests("q"), keys.reply("q", "r"), keys.state("q", "r")
-C, A = keys.calls("q"), keys.answers("q", "m")
+C, A, L = keys.calls("q"), keys.answers("q", "m"), keys.load("q")
 STEAL_PROMPTS = ("EVAL", "return redis.call('XRANGE', KEYS[1], '-', '+')", 1, Q)
 FORGE_REPLY = ("EVAL", "return redis.call('XADD', KEYS[1], '*', 'type', 'end')", 1, R)
 LEARN_NAMES = [
@@ -441,6 +461,10 @@ NOT_PRODUCERS = [
     ("XRANGE", C, "-", "+"), ("XREAD", "STREAMS", C, 0), ("XREADGROUP", "GROUP", "workers", "me", "STREAMS", C, ">"),
     ("EVAL", "return redis.call('XRANGE', KEYS[1], '-', '+')", 1, C), ("XACK", C, "workers", "1-0"),
     ("XDEL", C, "1-0"), ("DEL", C), ("XGROUP", "DESTROY", C, "workers"), ("XADD", A, "*", "id", "x"), ("DEL", A),
+    ("HSET", L, "rate", 1), ("DEL", L), ("EVAL", "return redis.call('HSET', KEYS[1], 'rate', 1)", 1, L),
+    ("ZADD", keys.band("q", 0), 1, "t"), ("HSET", keys.weights("q"), "t", 9), ("ZRANGE", keys.lane("q", "t"), 0, 9),
+    ("EVAL", "return redis.call('ZREM', KEYS[1], 't')", 1, keys.band("q", 0)), ("HGETALL", keys.weights("q")),
+    ("HINCRBY", keys.backlog("q"), "0 entries", 1), ("HGETALL", keys.workers("q")),
 ]  # fmt: skip
 LOOKS = [("XRANGE", Q, "-", "+"), ("XRANGE", Q, "1-0", "1-0"), STEAL_PROMPTS]
 RESET_GROUP = [

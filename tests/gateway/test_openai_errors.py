@@ -131,6 +131,24 @@ async def test_a_full_queue_says_when_to_come_again(redis: RedisClient, redis_ur
         assert await told(asked, streamed, model="other") == expected
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_a_request_that_would_expire_in_the_queue_is_told_when_to_come_again(
+    redis: RedisClient, redis_url: str, streamed: bool
+) -> None:
+    async with asking(redis, redis_url) as asked:
+        await redis.xadd(keys.requests("other"), {"prompt": "waits"})
+        await announce(redis, "other")
+        now_ms = int((await redis.time())[0]) * 1000
+        load = {"at_ms": now_ms, "rate": 100, "bands": "0:10:4500:9000"}
+        await redis.hset(keys.load("other"), mapping=load)  # type: ignore[arg-type]
+        await redis.zadd(keys.band("other", 0), {"crowd": 0})
+        before = await redis.keys("*{other}*")
+        expected = Told(openai.RateLimitError, 429, "rate_limit_error", "queue_full", None, "3")
+        assert await told(asked, streamed, model="other", timeout_s=2) == expected  # behind 450 tokens of the crowd
+        assert await redis.keys("*{other}*") == before
+        assert await redis.xlen(keys.requests("other")) == 1
+
+
 async def test_without_redis_a_gateway_is_unavailable(redis: RedisClient, redis_url: str) -> None:
     port = int(redis_url.rpartition(":")[2].partition("/")[0])
     await announce(redis)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
-from worker_harness import send
+from worker_harness import eventually, running_worker, send
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
+from penstock.worker.chaos.fake_engine import FakeEngine
 from penstock.worker.cli import run
 from penstock.worker.protocol.consumers import set_aside_for
 from penstock.worker.protocol.members import backlog, members
@@ -36,6 +38,34 @@ async def test_requests_that_nobody_has_are_backlog_and_no_worker(
     assert heading.split() == ["worker", "state", "requests", "heartbeat", "expires", "in", "model"]
     assert row.split() == ["dead", "lost", "1", "0123456789ab"]
     assert below == "backlog: 5"
+
+
+async def test_what_scaling_goes_by(redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine(max_num_seqs=1)
+    engine.hold()
+    async with running_worker(redis_url, engine, name="w"):
+        for priority in (0, 0, 0, 7):
+            await send(redis, prompt="x", max_tokens=2, priority=priority)
+        await eventually(lambda: _have_places(redis, 3))
+        await redis.hset(keys.load("q"), "rate", "1234.5")
+        assert await penstock(redis_url, "workers") == 0
+        shown = capsys.readouterr().out.splitlines()
+        await redis.hset(keys.load("q"), "waiting_tokens", "x")
+        assert await penstock(redis_url, "workers") == 0
+        without = capsys.readouterr().out.splitlines()
+        engine.allow()
+    at = shown.index("backlog: 3")
+    *bands, fleet = shown[at + 1 :]
+    for band in bands:  # one of the four runs
+        assert re.fullmatch(r"priority [07]: [123] requests, \d+ tokens, the oldest waits for \d s", band)
+    assert bands[-1].startswith("priority 0: ")
+    assert re.fullmatch(r"fleet: 1 of 1 slots, 1,234 tokens/s; wanted workers: \d", fleet)
+    assert without[-1] == "backlog: 3"
+
+
+async def _have_places(redis: RedisClient, count: int) -> bool:
+    bands = str(await redis.hget(keys.load("q"), "bands") or "").split()
+    return sum(int(band.split(":")[1]) for band in bands) == count
 
 
 async def test_a_queue_without_workers(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,7 +147,7 @@ class Publisher:
             case Finished(live, end, letter):
                 if letter is not None:
                     observe_letter(self._metrics, letter)
-                self._requests.remove(live)
+                self._requests.note_end(live)
                 observe_end(self._metrics, live, end)
             case Refused(write, error):
                 observe_refusal(self._metrics, write, error)

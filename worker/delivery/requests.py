@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from penstock.engine.request import FinishReason, Output
 from penstock.producer import keys
 from penstock.producer.wire import GenerateRequest, WireError
+from penstock.worker.delivery.capacity import Ended
 from penstock.worker.delivery.choices import ChoiceBuffer, outcome_of
 from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.protocol.scripts import Bill, Claim
@@ -91,6 +92,7 @@ class LiveRequest:
         "clock",
         "deadline_s",
         "enqueued_ms",
+        "entry_bytes",
         "entry_id",
         "error",
         "fields",
@@ -121,6 +123,7 @@ class LiveRequest:
         self.queue = queue
         self.id = request_id
         self.entry_id = entry.id
+        self.entry_bytes = entry.size
         self.fields = entry.kept  # for the dead-letter stream
         self.tenant = entry.tenant
         self.claim = claim
@@ -245,6 +248,7 @@ class RequestTable:
         self._by_id: dict[str, LiveRequest] = {}
         self.taking: set[str] = set()  # entries on their way from the queue to the engine
         self.parked: dict[str, QueueEntry] = {}  # entries of suspects, pending here until they can run alone
+        self.ended = Ended()
         self.must_recover = True  # entries may be pending here that are not in this table
         self.changed = Signal()  # fires when a request comes or goes, or the engine has news of one
 
@@ -276,6 +280,14 @@ class RequestTable:
         if self._by_id.get(live.id) is live:
             del self._by_id[live.id]
         self.changed.fire()
+
+    def note_end(self, live: LiveRequest) -> None:
+        """Its end is written: nothing is left to do for it. One that was cut short says nothing about others."""
+        self.remove(live)
+        if live.finish_reason in ("stop", "length"):
+            self.ended.add(
+                entry_bytes=live.entry_bytes, prompt_tokens=live.prompt_tokens, reply_tokens=live.completion_tokens
+            )
 
     def let_go(self, live: LiveRequest) -> None:
         """It is another owner's, or its reply is gone. Its entry may be pending here all the same."""

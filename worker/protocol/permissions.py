@@ -42,6 +42,9 @@ _ON_LANES = (
     "ZADD {} 1 m", "ZREM {} m", "ZRANGE {} 0 1", "ZSCORE {} m", "ZINCRBY {} 1 m", "ZRANGEBYSCORE {} 0 1",
     "ZREMRANGEBYSCORE {} 0 1", "EXISTS {}", "HGET {} f", "HMGET {} f", "HSET {} f v", "HSETNX {} f v", "HDEL {} f",
 )  # fmt: skip
+_ON_NUMBERS = (
+    "HGETALL {}", "HMGET {} f", "HSET {} f v", "HDEL {} f", "DEL {}", "PEXPIRE {} 1",
+)  # fmt: skip
 _ON_LETTERS = ("XADD {} * f v", "XTRIM {} MAXLEN 1", "XLEN {}", "PEXPIRE {} 1")
 _ON_LETTER_COUNTS = (
     "XADD {} * f v", "XRANGE {} - +", "XDEL {} 0-1", "XLEN {}", "GET {}", "SET {} v", "DEL {}", "PEXPIRE {} 1",
@@ -90,6 +93,9 @@ def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
         yield key, _ON_LANES
     for key in (keys.service(queue), keys.weights(queue), keys.charged(queue), keys.due(queue)):
         yield key, _ON_LANES
+    yield keys.backlog(queue), (*_ON_NUMBERS, "HINCRBY {} f 1")
+    yield keys.load(queue), _ON_NUMBERS
+    yield keys.workers(queue), (*_ON_NUMBERS, "HLEN {}", "HRANDFIELD {}")
     yield keys.cancelled(queue), ("SPOP {}",)
     yield keys.seen(queue, _PROBE), ("GET {}",)
     yield keys.serving(queue), _ON_SERVING

@@ -1,13 +1,21 @@
--- KEYS: requests, seen. ARGV: highest length (0: none), time to live of `seen` in s, group, the entry's fields and values.
--- Answers the entry's id and whether it was there before, or nil and the length of a queue that is full.
+-- After waiting.lua. KEYS: requests, seen; of a request that must not wait for long also load, its lane, its band, weights.
+-- ARGV: highest length (0: none), time to live of `seen` in s, group; for how many seconds it may wait, its priority, its
+-- tenant; the entry's fields and values.
+-- Answers the entry's id and whether it was there before; else nil, the length of the queue and, of one that is not full, for
+-- how long the request would wait.
 local entry = redis.call('GET', KEYS[2])
 if entry then return {entry, 1} end
 local limit = tonumber(ARGV[1])
 local length = redis.call('XLEN', KEYS[1])
 if limit > 0 and length >= limit then return {false, length} end
+if KEYS[3] and length > 0 then
+  local timeout = tonumber(ARGV[4])
+  local wait = seconds_to_wait(KEYS[3], KEYS[4], KEYS[5], KEYS[6], timeout, tonumber(ARGV[5]), ARGV[6])
+  if wait and wait > timeout then return {false, length, string.format('%.3f', wait)} end
+end
 if redis.call('EXISTS', KEYS[1]) == 0 then
   redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[3], '0', 'MKSTREAM')
 end
-entry = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 4))
+entry = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 7))
 redis.call('SET', KEYS[2], entry, 'EX', ARGV[2])
 return {entry, 0}

@@ -1,4 +1,4 @@
--- After clock.lua, sized.lua and accounts.lua.
+-- After clock.lua, sized.lua, accounts.lua and backlog.lua.
 --
 -- What is pending for WAITING waits, whether or not it has a place in a lane: lanes only say who is next. So an entry of a
 -- lane is taken only if it is pending there, and what no lane has is found by its age. It is pending there since 1970:
@@ -97,6 +97,7 @@ local function lane_new(limit)
     local size, ranked = size_of(fields), newcomers[tenant] or {}
     ranked[#ranked + 1], ranked[#ranked + 2] = string.format('%.0f', rank), member(entry, size)
     newcomers[tenant], best[tenant] = ranked, math.min(best[tenant] or rank, rank)
+    tally(priority_of(rank), 1, size)
     if expires then expiring[#expiring + 1], expiring[#expiring + 2] = expires, entry end
     ids[#ids + 1], read = entry, read + size
   end
@@ -117,8 +118,9 @@ local function claim(ids) return redis.call('XCLAIM', requests, group, worker, s
 
 -- Notes that an entry that waited, wherever its place is, is this worker's now. Answers whether there is room for more.
 local function take_out(entry, fields)
-  local tenant, size = place(entry, fields), size_of(fields)
-  local before = priority_next(tenant)
+  local tenant, rank = place(entry, fields)
+  local size, before = size_of(fields), priority_next(tenant)
+  tally(priority_of(rank), -1, -size)
   redis.call('ZREM', lane_of .. tenant, member(entry, size))
   seat(tenant, before, priority_next(tenant))
   if redis.call('HSETNX', charged, entry, tokens_of(size)) == 1 then serve(tenant, tokens_of(size)) end

@@ -24,4 +24,5 @@ while not has_more and has_room and #found < count do  -- what is new has no pla
   local entry = redis.call('GET', seen_of .. id) or string.match(id, '^%d+%-%d+$')
   if entry then sweep(entry) end
 end
+keep_counts()
 return {found, has_more and 1 or 0}

@@ -46,6 +46,7 @@ local function choose(band, tenants, room)
     if name and priority_of(rank) == band then
       local id, size = entry_of(name)
       local cost = tokens_of(size)
+      tally(band, -1, -size)
       ids[#ids + 1], owners[#owners + 1], costs[#costs + 1] = id, tenant, cost
       tenant.members[place], tenant.counter, bytes = name, tenant.counter + cost / tenant.weight, bytes + size
     else
@@ -124,4 +125,5 @@ while #found < count and has_room and tries < count + 64 do  -- what no lane has
   if not take_oldest(oldest()) then break end
   tries = tries + 1
 end
+keep_counts()
 return {found, has_more and 1 or 0, overtaken}

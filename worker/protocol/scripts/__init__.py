@@ -35,7 +35,7 @@ from penstock.worker.protocol.scripts.entries import (
     retire,
     set_aside,
 )
-from penstock.worker.protocol.scripts.lanes import Bill, ack, charge, sweep, take
+from penstock.worker.protocol.scripts.lanes import Bill, Part, ack, charge, measure, say, sweep, take
 from penstock.worker.protocol.scripts.presence import (
     Beaten,
     OtherModel,
@@ -58,6 +58,7 @@ __all__ = [
     "LetterLimits",
     "NotClaimed",
     "OtherModel",
+    "Part",
     "Rival",
     "Standing",
     "absolve",
@@ -74,6 +75,7 @@ __all__ = [
     "find",
     "finish",
     "leave",
+    "measure",
     "newest",
     "parse_beat",
     "parse_claim",
@@ -84,6 +86,7 @@ __all__ = [
     "reserve",
     "retire",
     "return_request",
+    "say",
     "set_aside",
     "sweep",
     "take",

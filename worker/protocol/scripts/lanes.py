@@ -9,13 +9,25 @@ from penstock.producer import keys
 from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
 
-_PARTS = ("clock", "sized", "accounts", "lanes")
+_PARTS = ("clock", "sized", "accounts", "backlog", "lanes")
 _TAKE = load("penstock.worker.protocol", *_PARTS, "take")
 _SWEEP = load("penstock.worker.protocol", *_PARTS, "sweep")
+_MEASURE = load("penstock.worker.protocol", *_PARTS, "fleet", "recount", "measure")
+_SAY = load("penstock.worker.protocol", "say")
 _CHARGE = load("penstock.worker.protocol", "accounts", "charge")
 _ACK = load("penstock.worker.protocol", "owned", "accounts", "ack")
 
 NEW_PER_SCRIPT = 256  # entries that get a place in one run, which holds up the whole server
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one worker can do, and what the requests that it ended lately were like. 0: not known yet."""
+
+    slots: float  # requests at once; 0: it takes none
+    tokens_per_s: float = 0.0  # while requests wait
+    reply_tokens: float = 0.0
+    token_bytes: float = 0.0  # of an entry, for each token of its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +48,41 @@ def take(
     `adopt` does; whether there are more new ones than got a place in this run; and the id of the oldest before.
     """
     bounds = (keys.GROUP, worker, count, max_body_bytes, max_bytes)
-    return call(_TAKE, lane_keys(queue), (*bounds, NEW_PER_SCRIPT, int(takes_oldest)))
+    return call(_TAKE, (*lane_keys(queue), keys.backlog(queue)), (*bounds, NEW_PER_SCRIPT, int(takes_oldest)))
 
 
 def sweep(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int) -> Command:
     """As `take`, of the entries that need not be run any more: their time is over, or they were cancelled."""
     bounds = (keys.GROUP, worker, count, max_body_bytes, max_bytes)
-    key_names = (*lane_keys(queue), keys.cancelled(queue), keys.seen(queue, ""))
+    key_names = (*lane_keys(queue), keys.cancelled(queue), keys.seen(queue, ""), keys.backlog(queue))
     return call(_SWEEP, key_names, (*bounds, NEW_PER_SCRIPT))
+
+
+def say(queue: str, *, worker: str, part: Part, every_ms: int) -> Command:
+    """Says what `worker` can do. Answers how many requests waited at the last look, and whether the next one is due.
+
+    Args:
+        queue: whose.
+        worker: the name.
+        part: of the worker.
+        every_ms: between two looks.
+    """
+    numbers = (part.slots, part.tokens_per_s, part.reply_tokens, part.token_bytes)
+    arguments = (worker, every_ms, " ".join(f"{number:.6g}" for number in numbers))
+    return call(_SAY, (keys.workers(queue), keys.load(queue)), arguments)
+
+
+def measure(queue: str, *, every_ms: int, target_s: float, max_bytes: int) -> Command:
+    """Looks how the queue stands and writes `keys.load`, if nobody has for `every_ms`. Answers how many requests wait.
+
+    Args:
+        queue: whose.
+        every_ms: between two looks.
+        target_s: within which what waits is to have begun.
+        max_bytes: of bodies that are read where what waits has to be counted anew.
+    """
+    key_names = (*lane_keys(queue), keys.load(queue), keys.workers(queue), keys.backlog(queue))
+    return call(_MEASURE, key_names, (keys.GROUP, "", 0, 0, max_bytes, every_ms, f"{target_s:.6g}"))
 
 
 def charge(queue: str, *, worker: str, bills: Iterable[Bill]) -> Command:

@@ -1,0 +1,71 @@
+"""Tells the queue what this worker can do, and with the others what the whole fleet has before it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+from penstock.engine.driver import EngineDriver
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.pipeline import execute_one
+from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.capacity import Capacity
+from penstock.worker.delivery.entries import BYTES_PER_READ
+from penstock.worker.delivery.intake import Intake
+from penstock.worker.delivery.requests import RequestTable
+from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.scripts import Part
+from penstock.worker.readiness import Readiness
+
+MEASURE_INTERVAL_S = 1.0
+LOOK_EVERY_MS = 1000
+
+
+class Measuring:
+    """Once a second, give or take a quarter, so that workers do not all come at once. A worker that drains says so."""
+
+    def __init__(
+        self,
+        redis: RedisClient,
+        config: WorkerConfig,
+        requests: RequestTable,
+        intake: Intake,
+        driver: EngineDriver,
+        readiness: Readiness,
+    ) -> None:
+        self._redis = redis
+        self._config = config
+        self._requests = requests
+        self._intake = intake
+        self._driver = driver
+        self._readiness = readiness
+        self._capacity = Capacity(driver.max_num_seqs)
+
+    async def run(self) -> None:
+        """Measures until cancelled."""
+        while True:
+            await faults.survive(self.measure(), "measuring", self._readiness)
+            await asyncio.sleep(MEASURE_INTERVAL_S * random.uniform(0.75, 1.25))
+
+    async def measure(self) -> None:
+        queue, worker = self._config.queue, self._config.name
+        said = scripts.say(queue, worker=worker, part=self._part(), every_ms=LOOK_EVERY_MS)
+        num_waiting, is_due = await execute_one(self._redis, said)
+        if is_due:  # for nobody else in between: the script sees to that
+            target_s = self._config.target_wait_s
+            look = scripts.measure(queue, every_ms=LOOK_EVERY_MS, target_s=target_s, max_bytes=BYTES_PER_READ)
+            num_waiting = await execute_one(self._redis, look)
+        stats = self._driver.stats
+        self._capacity.note(
+            time.monotonic(),
+            num_tokens=stats.prompt_tokens_total + stats.generated_tokens_total,
+            num_requests=len(self._requests),
+            num_waiting=num_waiting,
+        )
+
+    def _part(self) -> Part:
+        if self._intake.is_stopping:
+            return Part(slots=0)
+        ended = self._requests.ended
+        return Part(self._capacity.slots, self._capacity.tokens_per_s, ended.reply_tokens, ended.token_bytes)

@@ -1,0 +1,83 @@
+-- After fleet.lua and recount.lua. ARGV from 6 on: how many ms must have passed since the last look, and in how many seconds
+-- what waits is to have begun. Answers how many requests wait.
+--
+-- Writes down how the queue stands: once a second, whichever worker comes first. It walks no lane, and reads no more bodies
+-- than one, unless it has to count anew.
+local every, target = tonumber(ARGV[6]), tonumber(ARGV[7])
+local KEPT = 3600000  -- ms: the numbers, without a worker
+local MOST_BANDS, MOST_TENANTS = 64, 16  -- that are told apart; and of each band those looked at for the oldest
+
+local before = redis.call('HMGET', load, 'at_ms', 'waiting', 'worker_rate', 'reply_tokens', 'token_bytes')
+local since = now - (tonumber(before[1] or 0) or 0)
+if since >= 0 and since < every then return tonumber(before[2] or 0) end
+
+-- Tenants of a band, those that were served most, and of higher ones some that may have lower ones behind.
+local function tenants_below(priority, above)
+  local tenants = redis.call('ZRANGE', band_of .. priority, 0, MOST_TENANTS - 1, 'REV')
+  for i = 1, math.min(#above, 2 * MOST_TENANTS - #tenants) do tenants[#tenants + 1] = above[i] end
+  return tenants
+end
+
+-- For how long (ms) the longest has waited of what is next of these tenants with this priority: nobody waits longer, as far as
+-- they are due in their turn.
+local function ms_waited(priority, tenants)
+  local longest, from, to = 0, number((1000 - priority) * SPAN), '(' .. number((1001 - priority) * SPAN)
+  for _, tenant in ipairs(tenants) do
+    local first = redis.call('ZRANGEBYSCORE', lane_of .. tenant, from, to, 'LIMIT', 0, 1)[1]
+    if first then longest = math.max(longest, ms_since((entry_of(first)))) end
+  end
+  return longest
+end
+
+-- Of each priority, the highest first: entries, tokens, and for how long the oldest has waited.
+local function told(bands, oldest, tokens_per_byte, reply)
+  local priorities, texts = {}, {}
+  for priority, band in pairs(bands) do
+    if band.entries > 0 then priorities[#priorities + 1] = priority end
+  end
+  table.sort(priorities, function(one, other) return one > other end)
+  local of_oldest, tenants = oldest and priority_and_size(oldest), {}
+  for i = 1, math.min(#priorities, MOST_BANDS) do
+    local priority = priorities[i]
+    local band = bands[priority]
+    local tokens = math.ceil(math.max(0, band.bytes) * tokens_per_byte + band.entries * reply)
+    tenants = tenants_below(priority, tenants)
+    local waited = priority == of_oldest and ms_since(oldest) or ms_waited(priority, tenants)
+    texts[i] = string.format('%d:%d:%.0f:%.0f', priority, band.entries, tokens, waited)
+  end
+  return table.concat(texts, ' ')
+end
+
+-- How many workers would hold what runs, and begin what waits within the target. Of their speed something must be known:
+-- until then, those that there are.
+local function wanted(waiting, tokens, running, count, places, each_rate)
+  if waiting + running == 0 then return 0 end
+  local busy = places > 0 and running / (places / count) or 1
+  if waiting > 0 then
+    busy = each_rate and busy + tokens / (each_rate * target) or math.max(busy, count)
+  end
+  return math.max(1, math.min(math.ceil(busy), waiting + running))
+end
+
+local function rounded(value) return string.format('%.6g', value) end
+
+local num_workers, places, rate, reply, size = fleet()
+rate = rate or tonumber(before[3] or 0) or 0
+reply, size = reply or tonumber(before[4] or 0) or 0, size or tonumber(before[5] or '') or BYTES_PER_TOKEN
+local bands, entries = counts()
+local cursor = redis.call('HMGET', backlog, 'cursor', 'last')
+local waiting, placed, running, last = standing(not cursor[1] and entries or nil)
+bands, entries = counted(placed, last, cursor, bands, entries)
+local total = 0
+for _, band in pairs(bands) do total = total + math.max(0, band.bytes) end
+local mean = entries > 0 and total / entries or 0
+local tokens = math.ceil(waiting * (mean / size + reply))
+local oldest = oldest_of(WAITING)
+redis.call('HSET', load, 'at_ms', now, 'waiting', waiting, 'waiting_tokens', tokens,
+  'oldest_ms', math.max(ms_since(oldest), ms_since(oldest_of(UNOWNED))), 'bands', told(bands, oldest, 1 / size, reply),
+  'running', running, 'workers', num_workers, 'slots', rounded(places), 'rate', rounded(num_workers * rate),
+  'worker_rate', rounded(rate), 'reply_tokens', rounded(reply), 'token_bytes', rounded(size),
+  'wanted_workers', wanted(waiting, tokens, running, num_workers, places, rate > 0 and rate))
+redis.call('PEXPIRE', load, KEPT)
+redis.call('PEXPIRE', workers, KEPT)
+return waiting

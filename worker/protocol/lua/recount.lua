@@ -1,0 +1,83 @@
+-- After fleet.lua. What waits by priority, from the counts that backlog.lua keeps, which may be wrong.
+local RECOUNTED = 500  -- entries that one look counts
+
+local function oldest_of(consumer)
+  local first = redis.pcall('XPENDING', requests, group, '-', '+', 1, consumer)[1]
+  return first and first[1]
+end
+
+local function ms_since(entry)
+  return entry and math.max(0, now - string.match(entry, '^%d+')) or 0
+end
+
+local function priority_and_size(entry)
+  local found = redis.call('XRANGE', requests, entry, entry)[1]
+  local fields = found and found[2] or {}
+  local _, rank = place(entry, fields)
+  return priority_of(rank), size_of(fields)
+end
+
+-- Of each priority entries and bytes, and the entries of all.
+local function counts()
+  local values, bands, all = redis.pcall('HGETALL', backlog), {}, 0
+  if values.err then  -- somebody wrote something else there
+    redis.call('DEL', backlog)
+    return bands, all
+  end
+  for i = 1, #values, 2 do
+    local priority, what = string.match(values[i], '^(%-?%d+) (%a+)$')
+    if priority then
+      local band = bands[tonumber(priority)] or {entries = 0, bytes = 0}
+      bands[tonumber(priority)], band[what] = band, tonumber(values[i + 1]) or 0
+    end
+  end
+  for _, band in pairs(bands) do all = all + band.entries end
+  return bands, all
+end
+
+-- Counts a page of what waits, from where the last one ended up to what came since. What was taken meanwhile before it was
+-- counted is missing in the end, and made up for at once.
+local function recount(placed, cursor, last)
+  local page = redis.call('XPENDING', requests, group, '(' .. cursor, last, RECOUNTED, WAITING)
+  local read = 0
+  for i, item in ipairs(page) do
+    local priority, size = priority_and_size(item[1])
+    tally(priority, 1, size)
+    cursor, read = item[1], read + size
+    if read >= most or i == RECOUNTED then
+      redis.call('HSET', backlog, 'cursor', cursor, 'last', last)
+      keep_counts()
+      return
+    end
+  end
+  keep_counts()
+  redis.call('HDEL', backlog, 'cursor', 'last')
+  local bands, all = counts()
+  for priority, band in pairs(bands) do
+    if band.entries <= 0 or band.bytes < 0 then
+      redis.call('HDEL', backlog, priority .. ' entries', priority .. ' bytes')
+      all = all - band.entries
+    end
+  end
+  entries_of, bytes_of = {}, {}
+  if all ~= placed then tally((priority_and_size(oldest_of(WAITING))), placed - all, 0) end
+  keep_counts()
+end
+
+-- What has a place, by priority, as far as it is counted. Where the counts are not of what waits (somebody deleted some, or a
+-- worker from before lanes took some), they are made anew.
+local function counted(placed, last, cursor, bands, all)
+  if placed == 0 then
+    redis.call('DEL', backlog)
+    return {}, 0
+  end
+  if cursor[1] and cursor[2] then
+    recount(placed, cursor[1], cursor[2])
+  elseif all ~= placed then
+    redis.call('DEL', backlog)
+    recount(placed, '0-0', last)
+  else
+    return bands, all
+  end
+  return counts()
+end
