@@ -88,7 +88,8 @@ async def send(redis: RedisClient, request_id: str) -> object:
 
 async def is_clean(redis: RedisClient) -> bool:
     """Whether the queue is empty, and beside its streams there is only what workers say of themselves."""
-    kept = ("requests", "calls", "heartbeat", "serving", "card", "queues", "lanes:service", "lanes:weights")
+    of_lanes = ("lanes:service", "lanes:weights", "lanes:load", "lanes:workers")
+    kept = ("requests", "calls", "heartbeat", "serving", "card", "queues", *of_lanes)
     return not await redis.xlen(keys.requests("soak")) and await redis.dbsize() == len(kept)
 
 

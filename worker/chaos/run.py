@@ -214,6 +214,7 @@ async def _forget(redis: RedisClient, history: History, queue: str) -> None:
         pipeline.delete(keys.seen(queue, request_id))
     for letters in (keys.dead(queue), keys.malformed(queue)):
         pipeline.delete(letters, keys.letter_sizes(letters), keys.letter_bytes(letters))
-    of_lanes = (keys.bands, keys.service, keys.weights, keys.charged, keys.due)  # of tenants that wait there are none
+    of_tenants = (keys.bands, keys.service, keys.weights, keys.charged, keys.due)  # of those that wait there are none
+    of_lanes = (*of_tenants, keys.backlog, keys.load, keys.workers)
     pipeline.delete(keys.requests(queue), keys.calls(queue), *(key(queue) for key in of_lanes))
     await pipeline.execute()
