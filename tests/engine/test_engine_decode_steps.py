@@ -72,7 +72,7 @@ def test_outputs_equal_those_of_single_steps(engine: Engine, looping_engine: Eng
             assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
             assert top_of(mine) == pytest.approx(top_of(theirs), abs=1e-4)
     after = looping_engine.stats()
-    assert after.compiles_after_warmup_total == 0
+    assert after.compiles_after_warmup_total == before.compiles_after_warmup_total  # others compile in this process
     assert after.generated_tokens_total - before.generated_tokens_total == sum(
         len(r.token_ids) for r in results.values()
     )
