@@ -1,8 +1,7 @@
--- KEYS: workers, load. ARGV: worker, in how many ms a look is due, what the worker says of itself.
+-- After clock.lua. KEYS: workers, load. ARGV: worker, in how many ms a look is due, what the worker says of itself.
 -- Answers how many requests waited at the last look, and whether the next one is due.
 local workers, load = KEYS[1], KEYS[2]
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = clock()
 local part = string.format('%d %s', now, ARGV[3])
 if type(redis.pcall('HSET', workers, ARGV[1], part)) ~= 'number' then  -- somebody wrote something else there
   redis.call('DEL', workers)

@@ -13,7 +13,7 @@ _PARTS = ("clock", "sized", "accounts", "backlog", "lanes")
 _TAKE = load("penstock.worker.protocol", *_PARTS, "take")
 _SWEEP = load("penstock.worker.protocol", *_PARTS, "sweep")
 _MEASURE = load("penstock.worker.protocol", *_PARTS, "fleet", "recount", "measure")
-_SAY = load("penstock.worker.protocol", "say")
+_SAY = load("penstock.worker.protocol", "clock", "say")
 _CHARGE = load("penstock.worker.protocol", "accounts", "charge")
 _ACK = load("penstock.worker.protocol", "owned", "accounts", "ack")
 
