@@ -31,7 +31,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from penstock.engine.attention import KVCacheSpec
+from penstock.engine.attention import CacheSpec
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment import Deployment, deploy
 from penstock.engine.execution.geometry import Geometry
@@ -42,6 +42,7 @@ from penstock.engine.models import FAMILIES, ModelConfig
 from penstock.engine.planning import preset
 from penstock.engine.planning.roofline import kv_token_bytes, step_flops
 from penstock.engine.planning.weights import step_weight_bytes
+from penstock.engine.scheduling.amounts import Amount
 from penstock.worker.bench.report import append_result
 
 RESULTS = Path(__file__).parent / "results" / "gpu.jsonl"
@@ -181,7 +182,7 @@ def measure_steps(
     )
     deployment = deploy(config, model)
     geometry = deployment.geometry(deployment.max_model_len)
-    spec = deployment.cache_spec(max(batches) * geometry.pages_per_seq + 1)
+    spec = deployment.cache_spec(Amount.of(max(batches) * geometry.pages_per_seq + 1))
     runner = loaded_runner(deployment, geometry, spec)
     figures = []
     for batch in batches:
@@ -199,7 +200,7 @@ def measure_steps(
     return figures
 
 
-def loaded_runner(deployment: Deployment, geometry: Geometry, spec: KVCacheSpec) -> Runner:
+def loaded_runner(deployment: Deployment, geometry: Geometry, spec: CacheSpec) -> Runner:
     stacked = deployment.attention.is_stacked
     model = random_model(deployment.model, 0, placement=deployment.placement, stacked=stacked)
     return Runner(model, deployment.attention, spec, geometry, deployment.placement)

@@ -81,7 +81,13 @@ def replica_like(engine: Engine, timing: MeasuredSteps) -> Replica:
     """A scheduler and pages as `engine` has them, planning by the step times that its warm-up measured."""
     pool, geometry = engine._pool, engine._runner.geometry  # noqa: SLF001
     scheduler = Scheduler(
-        PagePool(pool.num_pages, pool.page_size, windows=pool.needs.windows, prefix_caching=False),
+        PagePool(
+            [store.num_pages for store in pool.stores],
+            pool.page_size,
+            windows=pool.needs.windows,
+            kinds=pool.needs.kinds,
+            prefix_caching=False,
+        ),
         max_num_seqs=engine.max_num_seqs,
         max_batch_tokens=geometry.max_batch_tokens,
         max_model_len=engine.max_model_len,

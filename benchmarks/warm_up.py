@@ -18,7 +18,8 @@ from rich.console import Console
 from benchmarks.engine import RESULTS
 from benchmarks.tables import table_of
 from penstock.engine import EngineConfig
-from penstock.engine.deployment import Deployment, deploy, with_pages
+from penstock.engine.cache_sizes import with_pages
+from penstock.engine.deployment import Deployment, deploy
 from penstock.engine.execution.runner import Runner
 from penstock.engine.execution.step_memory import StepMemory
 from penstock.engine.execution.warm_up import warm_up

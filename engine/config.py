@@ -37,7 +37,7 @@ class EngineConfig:
     max_num_seqs: int = 64  # sequences that run at once
     max_batch_tokens: int = 512  # tokens that one step computes at most, a power of two
     page_size: int | None = None  # tokens per KV page; None: what suits the platform
-    num_pages: int | None = None  # page 0 included; None: as many as `kv_cache_bytes` holds
+    num_pages: int | None = None  # of each kind, page 0 included; None: as many as `kv_cache_bytes` holds
     kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
     state_slots: int | None = None  # recurrent states, of sequences and of prefixes; None: by pages and max_num_seqs
     kv_cache_dtype: str = "auto"  # of keys and values: auto (the checkpoint's, else unquantized), or as named

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import mul
 from pathlib import Path
 
 import jax
@@ -14,6 +15,7 @@ import jax
 from penstock.engine.attention import (
     AttentionBackend,
     CacheArray,
+    CacheSpec,
     KVCacheSpec,
     ShardedAttention,
     attention_for,
@@ -31,16 +33,16 @@ from penstock.engine.models.attend import KV_SCALES_DTYPE
 from penstock.engine.models.config import Packed
 from penstock.engine.models.packed import can_pack
 from penstock.engine.native import NativeLibrary
+from penstock.engine.scheduling.amounts import Amount
 from penstock.engine.scheduling.page_needs import PageNeeds
 from penstock.engine.sharding import Placement, place, split_model
-from penstock.engine.stats import EngineInfo
+from penstock.engine.stats import DeviceMemory, EngineInfo
 
 DEFAULT_BUILD_DIR = Path.home() / ".cache" / "penstock"
 
 _SHARE_OF_FREE_MEMORY = 0.9  # for the KV cache at most, where its size is not set
 _SHARE_OF_STATES = 0.25  # that states kept for prefixes take beside the pages of these prefixes, at most
 _COPIES_OF_LOGITS = 7  # that sampling with all options has at once, at most: what compiling it for TPUs showed
-_MANY = 10**6
 _DEFAULT_KV_CACHE_BYTES = 2**30  # where it is unknown how much memory is free
 
 
@@ -82,18 +84,22 @@ class Deployment:
     @property
     def needs(self) -> PageNeeds:
         """What a sequence needs of them."""
-        return PageNeeds(self.page_size, self.groups.windows)
+        return PageNeeds(self.page_size, self.groups.windows, self.groups.kinds)
 
-    def cache_spec(self, num_pages: int, num_states: int = 0) -> KVCacheSpec:
-        return KVCacheSpec(
-            num_layers=self.groups.size,
-            num_pages=num_pages,
-            page_size=self.page_size,
-            num_kv_heads=self.model.num_kv_heads,
-            head_dim=self.model.head_dim,
-            dtype=self.kv_dtype,
-            num_states=num_states,
+    def cache_spec(self, num_pages: Amount, num_states: int = 0) -> CacheSpec:
+        """`num_pages` counts page 0 of each kind."""
+        kinds = tuple(
+            KVCacheSpec(
+                num_layers=kind.size,
+                num_pages=count,
+                page_size=self.page_size,
+                num_kv_heads=kind.num_kv_heads,
+                head_dim=kind.head_dim,
+                dtype=self.kv_dtype,
+            )
+            for kind, count in zip(self.groups.page_kinds, num_pages.counts, strict=True)
         )
+        return CacheSpec(kinds, num_states)
 
     @property
     def state_bytes(self) -> int:
@@ -103,20 +109,31 @@ class Deployment:
     @property
     def state_interval(self) -> int:
         """Pages, at whose end a state is kept for the prefix cache: so many that it takes a small share beside them."""
-        return max(1, math.ceil(self.state_bytes / (_SHARE_OF_STATES * self.needs.num_groups * self.page_bytes)))
+        span = sum(self.kind_bytes[kind] for kind in self.groups.kinds)  # of the tokens of a page, in all groups
+        return max(1, math.ceil(self.state_bytes / (_SHARE_OF_STATES * span)))
 
-    def kept_states(self, num_pages: int) -> int:
+    def kept_states(self, num_pages: Amount) -> int:
         """States behind prefixes that so many pages may hold."""
         if not self.state_bytes or not self.config.prefix_caching:
             return 0
-        return num_pages // (self.needs.num_groups * self.state_interval)
+        return self.needs.spans(num_pages) // self.state_interval
+
+    @property
+    def kind_bytes(self) -> tuple[int, ...]:
+        """Of one page of each kind, in all layers of a group, on each device, with all that its layout pads."""
+        split = 1 if self.placement is None else self.placement.num_shares
+        ones = self.cache_spec(Amount((1,) * len(self.groups.page_kinds))).kinds
+        arrays: list[list[CacheArray]] = [jax.tree.leaves(self.attention.cache_arrays(one)) for one in ones]
+        return tuple(sum(array.num_bytes for array in of_kind) // split for of_kind in arrays)
 
     @property
     def page_bytes(self) -> int:
-        """Of one page in all layers of a group, on each device, with all that its layout pads."""
-        arrays: list[CacheArray] = jax.tree.leaves(self.attention.cache_arrays(self.cache_spec(1)))
-        split = 1 if self.placement is None else self.placement.num_shares
-        return sum(array.num_bytes for array in arrays) // split
+        """Of a page of each kind together."""
+        return sum(self.kind_bytes)
+
+    def pages_bytes(self, num_pages: Amount) -> int:
+        """Of so many, on each device."""
+        return sum(map(mul, num_pages.counts, self.kind_bytes))
 
     @property
     def sampling_bytes(self) -> int:
@@ -130,6 +147,17 @@ class Deployment:
             return _DEFAULT_KV_CACHE_BYTES
         return self.kv_bytes(stats["bytes_limit"] - stats["bytes_in_use"])
 
+    def device_memory(self) -> tuple[DeviceMemory, ...]:
+        """Of those of the devices that belong to this process and count it."""
+        found = []
+        for device in self.devices:
+            stats = device.memory_stats() if device.process_index == jax.process_index() else None
+            if stats and "bytes_limit" in stats:
+                used = stats["bytes_in_use"]
+                peak = stats.get("peak_bytes_in_use", used)
+                found.append(DeviceMemory(device.id, used, peak, stats["bytes_limit"]))
+        return tuple(found)
+
     def kv_bytes(self, free_bytes: int) -> int:
         """What the KV cache may have of memory that is free on each device with the weights in it."""
         free = free_bytes - self.sampling_bytes
@@ -142,16 +170,16 @@ class Deployment:
         rows = -(-geometry.max_rows // (1 if self.placement is None else self.placement.num_shares))
         return _COPIES_OF_LOGITS * rows * self.model.vocab_rows * 4
 
-    def describe(self, spec: KVCacheSpec) -> EngineInfo:
+    def describe(self, spec: CacheSpec) -> EngineInfo:
         """Of an engine with a cache of this size."""
-        num_pages = spec.num_pages - 1
+        num_pages = usable(spec)
         split = 1 if self.placement is None else self.placement.num_shares
         return EngineInfo(
             num_parameters=num_parameters(self.model),
             dtype=self.model.dtype,
             kv_dtype=self.kv_dtype,
-            kv_cache_tokens=num_pages // self.needs.num_groups * spec.page_size,
-            kv_cache_bytes=spec.num_pages * self.page_bytes * split,
+            kv_cache_tokens=self.needs.spans(num_pages) * spec.page_size,
+            kv_cache_bytes=self.pages_bytes(Amount(spec.counts)) * split,
             num_state_slots=max(0, spec.num_states - 1),
             state_cache_bytes=spec.num_states * self.state_bytes * split,
             max_model_len=self.needs.longest(num_pages, self.max_model_len),
@@ -245,8 +273,9 @@ def _attention(config: EngineConfig, platform: str, model: ModelConfig, native: 
         platform,
         model.dtype,
         native,
-        head_dim=model.head_dim,
+        head_dim=max(attention.head_dim for attention in model.attentions),
         has_sinks=any(attention.sinks for attention in model.attentions),
+        shares_kv=not all(attention.has_kv for attention in model.attentions),
     )
     attention = chosen(kv_dtype=None if setting in ("auto", "unquantized") else setting)
     if setting == "auto" and model.kv_dtype in attention.quantized_dtypes:
@@ -303,75 +332,9 @@ def _matmul_library(
     return native.load_for("matmul", setting)
 
 
-def with_pages(deployment: Deployment, free_bytes: int) -> KVCacheSpec:
-    """As many pages, and slots for states, as are asked for, or as memory has, but never more than all sequences
-    together could fill.
-
-    Raises:
-        ConfigError: that is not even one page for each group of layers, beside page 0.
-    """
-    config, needs = deployment.config, deployment.needs
-    fewest = 1 + needs.num_groups
-    spec = fitting(deployment, config.kv_cache_bytes or free_bytes)
-    if spec.num_pages >= fewest:
-        return spec
-    if config.num_pages is not None:
-        raise ConfigError(
-            f"num_pages must be {fewest} or more, not {config.num_pages}: the model has {needs.num_groups} groups of "
-            "layers with pages of their own, and page 0 only takes padding"
-        )
-    states = f"; {spec.num_states} states have {spec.num_states * deployment.state_bytes}" if spec.num_states else ""
-    held = f"; logits of max_num_seqs {config.max_num_seqs} keep {deployment.logits_bytes} bytes for themselves"
-    raise ConfigError(
-        f"the KV cache holds {spec.num_pages} pages of {deployment.page_bytes} bytes, and needs {fewest} at least"
-        + states
-        + ("" if config.kv_cache_bytes else held)
-    )
-
-
-def fitting(deployment: Deployment, num_bytes: int) -> KVCacheSpec:
-    """What so much memory holds, unless settings say how many: a state for each sequence that may run, as far as half
-    of it goes; and of the rest pages, with the states of prefixes that these may hold.
-
-    Raises:
-        ConfigError: slots are asked for, and the model keeps no states.
-    """
-    config, asked = deployment.config, _asked_states(deployment)
-    running = _running_states(deployment, num_bytes) if asked is None else asked
-    kept_bytes = deployment.state_bytes * deployment.kept_states(_MANY) / _MANY if asked is None else 0.0
-    num_pages = config.num_pages
-    if num_pages is None:
-        affordable = int((num_bytes - running * deployment.state_bytes) / (deployment.page_bytes + kept_bytes))
-        num_pages = max(0, min(affordable, useful_pages(deployment)))
-    return deployment.cache_spec(num_pages, running + (deployment.kept_states(num_pages) if asked is None else 0))
-
-
-def _asked_states(deployment: Deployment) -> int | None:
-    """Slots, slot 0 included, where their number is given; None where it is not.
-
-    Raises:
-        ConfigError: it is given for a model that keeps no states.
-    """
-    asked = deployment.config.state_slots
-    if not deployment.model.has_states:
-        if asked is not None:
-            raise ConfigError(f"state_slots = {asked}, and no layer of the model keeps a state")
-        return 0
-    return None if asked is None else 1 + asked
-
-
-def _running_states(deployment: Deployment, num_bytes: int) -> int:
-    """Slots for sequences that run, and slot 0."""
-    most = 1 + deployment.config.max_num_seqs
-    if deployment.config.num_pages is not None:  # then memory is what is asked for
-        return most
-    return max(2, min(most, num_bytes // 2 // deployment.state_bytes))
-
-
-def useful_pages(deployment: Deployment) -> int:
-    """That all sequences together could fill, and page 0."""
-    config = deployment.config
-    return config.max_num_seqs * deployment.needs.most(deployment.max_model_len, config.max_batch_tokens) + 1
+def usable(spec: CacheSpec) -> Amount:
+    """Its pages without page 0 of each kind, which nobody gets."""
+    return Amount(tuple(count - 1 for count in spec.counts))
 
 
 def _first(devices: Sequence[jax.Device], config: EngineConfig) -> Sequence[jax.Device]:

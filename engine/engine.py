@@ -8,9 +8,10 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+from penstock.engine.cache_sizes import with_pages
 from penstock.engine.choice import Choice, Ending, NewChoices, output_of
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import Deployment, with_pages
+from penstock.engine.deployment import Deployment
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
 from penstock.engine.execution.dispatched import Dispatched, Drawn, StepFailed
 from penstock.engine.execution.grammar_drafts import GrammarDrafts
@@ -34,7 +35,7 @@ from penstock.engine.scheduling.step_plan import Row, StepPlan
 from penstock.engine.speculation.drafter import Drafter
 from penstock.engine.speculation.ngrams import NgramDrafter
 from penstock.engine.speculation.speculation import Speculation
-from penstock.engine.stats import EngineInfo, EngineStats, ReportProgress
+from penstock.engine.stats import DeviceMemory, EngineInfo, EngineStats, KindStats, ReportProgress
 from penstock.engine.structured import GrammarCompiler, GrammarFailed
 from penstock.engine.text.response.reading.delta import NOTHING, Delta
 from penstock.engine.text.tokenizer import Tokenizer
@@ -66,6 +67,7 @@ class Engine:
         Raises:
             ConfigError: its blocks are not those that the attention implementation needs, or no pages fit.
         """
+        self._deployment = deployment
         config = deployment.config
         if model.is_stacked != deployment.attention.is_stacked:
             needed = "one block per run of layers" if deployment.attention.is_stacked else "one block per layer"
@@ -82,9 +84,10 @@ class Engine:
         )
         geometry = deployment.geometry(self.max_model_len)
         self._pool = PagePool(
-            spec.num_pages,
+            spec.counts,
             spec.page_size,
             windows=deployment.needs.windows,
+            kinds=deployment.needs.kinds,
             prefix_caching=config.prefix_caching,
             num_states=spec.num_states,
             state_interval=deployment.state_interval,
@@ -166,6 +169,10 @@ class Engine:
     def describe(self) -> EngineInfo:
         return self._info
 
+    def device_memory(self) -> tuple[DeviceMemory, ...]:
+        """Of each device whose runtime counts it: none on CPU. Any thread may call this."""
+        return self._deployment.device_memory()
+
     def check(self, request: Request) -> None:
         """Raises RequestError if `request` can never be served. Any thread may call this."""
         self._limits.check(request)
@@ -243,12 +250,17 @@ class Engine:
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
-            num_pages=self._pool.num_pages - 1,
+            num_pages=self._pool.num_pages - len(self._pool.stores),
             num_free_pages=self._pool.num_free,
             num_cached_pages=self._pool.num_cached,
+            kinds=tuple(
+                KindStats(store.num_pages - 1, len(store.free), len(store.cached)) for store in self._pool.stores
+            ),
             num_state_slots=max(0, self._pool.states.num_slots - 1),
             num_free_state_slots=self._pool.states.num_free,
             num_cached_state_slots=self._pool.states.num_cached,
+            prefix_queries_total=self._scheduler.num_queried_tokens,
+            prefix_hits_total=self._scheduler.num_found_tokens,
             preemptions_total=self._scheduler.num_preemptions,
             compiles_after_warmup_total=self._runner.compiles_after_warmup,
             **{f"{name}_total": total for name, total in self._totals.items()},
@@ -404,7 +416,8 @@ class Engine:
         siblings.remove(sequence)
         if not siblings:
             del self._sequences[sequence.request.id]
-        self._totals["cached_tokens"] += sequence.num_cached
+        if sequence.index == 0:  # as a prompt counts once, whatever the number of choices
+            self._totals["cached_tokens"] += sequence.num_cached
         return output_of(sequence, delta, token_ids, logprob, ending, choice.num_reasoning)
 
     def _recover(self, failure: StepFailed, lost: StepPlan | None) -> list[Output]:

@@ -14,22 +14,28 @@ from jax.sharding import PartitionSpec
 from penstock.engine.kernels import LANES, KernelForm, grouped_quantized_matmul, quantized_matmul
 from penstock.engine.models import Decoder, ParamPath
 from penstock.engine.models.axes import logical_axes
-from penstock.engine.models.experts import GroupedLinear, RowGroups
+from penstock.engine.models.delta_net import DeltaNet
+from penstock.engine.models.experts import Experts, GroupedLinear, RowGroups
 from penstock.engine.models.layers import Linear
 from penstock.engine.models.quantized import QuantizedGroupedLinear, QuantizedLinear
+from penstock.engine.models.runs import layer_runs
 from penstock.engine.overlapped_sums import overlap
+from penstock.engine.sharded_states import KernelDeltaNet, has_kernel
 from penstock.engine.sharding import Placement
 
 Held = dict[str, jax.Array]
 
 
 def prepare_for_tpu(model: Decoder, placement: Placement | None, *, interpret: bool = False) -> Decoder:
-    """`model`, laid out over `placement` already, with the kernel for each quantized matmul that it serves.
+    """`model`, laid out over `placement` already, with a kernel for each quantized matmul, and each delta net, that it
+    serves.
 
-    Others stay, and XLA unpacks them: in models of other types than bfloat16, of packings that have no kernel, and
-    where devices would have parts of groups. `interpret` is for tests, on a CPU.
+    Others stay, and XLA unpacks them, or goes through tokens in a loop: in models of other types than bfloat16, of
+    packings and heads that have no kernel, and where devices would have parts of groups. `interpret` is for tests, on a
+    CPU.
     """
     _pad_embedding(model, placement)
+    _pad_experts(model, placement)
     if placement is not None and placement.sums_beside:
         overlap(model, placement)
     if model.config.dtype != "bfloat16":
@@ -38,11 +44,25 @@ def prepare_for_tpu(model: Decoder, placement: Placement | None, *, interpret: b
     for path, linear in modules:
         made = _KERNELS.get(type(linear))
         if made is not None and _is_served(linear, path, placement):
-            holder: Any = model
-            for name in path[:-1]:
-                holder = holder[name] if isinstance(name, int) else getattr(holder, name)
-            setattr(holder, str(path[-1]), made(linear, path, placement, interpret=interpret))
+            _replace(model, path, made(linear, path, placement, interpret=interpret))
+        elif isinstance(linear, DeltaNet) and has_kernel(linear.config, placement) and _are_in_loops(model):
+            _replace(model, path, KernelDeltaNet(linear, placement, interpret=interpret))
     return model
+
+
+def _are_in_loops(model: Decoder) -> bool:
+    """Whether all layers that keep states are computed in loops, which hold the arrays of states."""
+    runs = layer_runs(model.config)
+    return model.is_stacked and all(
+        run.repeats > 1 for run in runs if not all(block.has_attention for block in run.pattern)
+    )
+
+
+def _replace(model: Decoder, path: ParamPath, module: nnx.Module) -> None:
+    holder: Any = model
+    for name in path[:-1]:
+        holder = holder[name] if isinstance(name, int) else getattr(holder, name)
+    setattr(holder, str(path[-1]), module)
 
 
 def _is_served(linear: QuantizedLinear | QuantizedGroupedLinear, path: ParamPath, placement: Placement | None) -> bool:
@@ -155,6 +175,33 @@ def _pad_embedding(model: Decoder, placement: Placement | None) -> None:
     padding = ((0, 0), (0, -table.shape[1] % LANES))
     if padding[1][1]:
         model.embedding = nnx.Param(_changed(partial(jnp.pad, pad_width=padding), table, ("embedding",), placement))
+
+
+def _pad_experts(model: Decoder, placement: Placement | None) -> None:
+    """With features inside that are no whole tiles of lanes, a grouped matmul would be given a copy of all experts in
+    each step. What is padded is 0 behind the activation, and multiplied by 0.
+    """
+    for number, block in enumerate(model.blocks):
+        if not isinstance(block.mlp, Experts):
+            continue
+        for name in ("gate", "up", "down"):
+            linear, path = getattr(block.mlp.experts, name), ("blocks", number, "mlp", "experts", name)
+            if type(linear) is not GroupedLinear:
+                continue
+            _pad_inside(linear, "kernel", path, placement)
+            if linear.bias is not None and name != "down":
+                _pad_inside(linear, "bias", path, placement)
+
+
+def _pad_inside(linear: GroupedLinear, leaf: str, path: ParamPath, placement: Placement | None) -> None:
+    """To whole tiles on each device."""
+    value: Any = getattr(linear, leaf).get_value()
+    axis = logical_axes((*path, leaf), value.ndim).index("expert_mlp")
+    tile = LANES * (1 if placement is None else placement.ways("expert_mlp"))
+    padding = [(0, -size % tile if place == axis else 0) for place, size in enumerate(value.shape)]
+    if padding[axis][1]:
+        made = _changed(partial(jnp.pad, pad_width=padding), value, (*path, leaf), placement)
+        setattr(linear, leaf, nnx.Param(made))
 
 
 def _changed(change: Callable[[jax.Array], jax.Array], value: Any, path: ParamPath, placement: Placement | None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 ReportProgress = Callable[[int, int, str], None]
 """Called with how much of a long piece of work is done, how much there is in all, and of what."""
@@ -30,6 +31,24 @@ class EngineInfo:
     state_cache_bytes: int = 0  # of all of them, over all devices
 
 
+class KindStats(NamedTuple):
+    """Pages of one kind."""
+
+    num_pages: int
+    num_free: int
+    num_cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Of one device, as its runtime counts it. A CPU's does not: there it is the process's memory."""
+
+    device: int  # as jax numbers it
+    used_bytes: int
+    peak_bytes: int  # that were ever in use
+    limit_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """A consistent look at the engine between two steps. Totals only grow."""
@@ -39,12 +58,15 @@ class EngineStats:
     num_pages: int = 0
     num_free_pages: int = 0
     num_cached_pages: int = 0
+    kinds: tuple[KindStats, ...] = ()  # of these pages, where layers differ in their KV heads
     num_state_slots: int = 0
     num_free_state_slots: int = 0
     num_cached_state_slots: int = 0
     steps_total: int = 0
-    prompt_tokens_total: int = 0
-    cached_tokens_total: int = 0
+    prompt_tokens_total: int = 0  # of requests taken on, each once, whatever its number of choices
+    cached_tokens_total: int = 0  # of those, saved by the prefix cache, of requests whose first choice has ended
+    prefix_queries_total: int = 0  # tokens of sequences as they start, after a preemption too
+    prefix_hits_total: int = 0  # of those, found in the prefix cache; the others are computed
     generated_tokens_total: int = 0
     drafted_tokens_total: int = 0
     accepted_tokens_total: int = 0  # of those that were drafted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engine.attention.contract import AttentionBackend, CacheArray, KVCacheSpec
+from penstock.engine.attention.contract import AttentionBackend, CacheArray, CacheSpec, KVCacheSpec
 from penstock.engine.attention.grouped import GroupedBatch, attend_in_groups
 from penstock.engine.attention.quantization import kv_head_bytes
 from penstock.engine.attention.selection import ATTENTION_SETTINGS, attention_for, check_page_table, page_size_for
@@ -14,6 +14,7 @@ __all__ = [
     "ATTENTION_SETTINGS",
     "AttentionBackend",
     "CacheArray",
+    "CacheSpec",
     "GroupedBatch",
     "KVCacheSpec",
     "RaggedBatch",

@@ -21,7 +21,7 @@ Prepared = Any
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """The size of a KV cache; how it is laid out is the implementation's own."""
+    """How many pages of one kind there are, and what they hold; how it is laid out is the implementation's own."""
 
     num_layers: int  # that a page holds: one array for each, which groups of layers share
     num_pages: int
@@ -29,7 +29,28 @@ class KVCacheSpec:
     num_kv_heads: int
     head_dim: int
     dtype: str
-    num_states: int = 0  # slots for states, slot 0 included; 0 where no layer keeps any
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """What an engine keeps of its sequences: pages of each kind, and slots for states."""
+
+    kinds: tuple[KVCacheSpec, ...]
+    num_states: int = 0  # slot 0 included; 0 where no layer keeps any
+
+    @property
+    def page_size(self) -> int:
+        return self.kinds[0].page_size
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Pages of each kind, page 0 included."""
+        return tuple(kind.num_pages for kind in self.kinds)
+
+    @property
+    def num_pages(self) -> int:
+        """Of all kinds together, each with a page 0."""
+        return sum(self.counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +105,7 @@ class AttentionBackend(Protocol):
         """The type that keys and values of a model of type `dtype` are kept in."""
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
-        """The pytrees of CacheArray that make a cache of this size: one for each layer of a page, or a single one."""
+        """The pytrees of CacheArray that make pages of this kind: one for each layer of a page, or a single one."""
 
     def rows_moved(
         self, context: int, spec: KVCacheSpec, pages_per_seq: int, window: int | None = None
@@ -122,6 +143,7 @@ class AttentionBackend(Protocol):
     ) -> tuple[jax.Array, LayerCache]:
         """Returns the attended values, shaped as the queries, and the layer's new cache; `prepared` is of `prepare`.
 
+        Without keys and values the pages are read alone: an earlier layer of the step has written this one's there.
         A token attends to itself and to everything before it in its sequence, as far as `options` let it see: pages
         that lie wholly behind a window may be others' by now, and what is read of them must not show. Rows of
         padding tokens hold anything. A NaN among the keys spoils the later rows of its own sequence; none may outlive

@@ -59,8 +59,9 @@ class NativeAttention(AttentionBackend):
         out_types = [jax.typeof(array) for array in (qkv.q, *cache)]
         aliases = {len(qkv) + i: 1 + i for i in range(len(cache))}
         call = jax.ffi.ffi_call(target, out_types, input_output_aliases=aliases)
+        new = (jnp.zeros((0,), qkv.q.dtype) if part is None else part for part in qkv[1:])
         out, *written = call(
-            *qkv, *cache, batch.slots, batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs,
+            qkv.q, *new, *cache, batch.slots, batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs,
             jnp.zeros((0,), jnp.float32) if sinks is None else sinks.astype(jnp.float32),
             scale=np.float32(options.scale_for(qkv.q.shape[-1])),
             window=np.int64(options.sliding_window or 0),

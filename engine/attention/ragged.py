@@ -26,6 +26,8 @@ _VMEM_BYTES = 48 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 
 # The kernel returns no sums of weights, with which sinks could be taken in behind it.
 NO_SINKS = "attention 'ragged' has no attention sinks, and the model's heads have; set auto, fused or xla"
+# Its pages are padded to KV heads that its tiles take, so that they do not say how many there are.
+NO_SHARING = "attention 'ragged' has no layers that read the keys and values of others; set auto, fused or xla"
 
 
 class RaggedKernelAttention(AttentionBackend):
@@ -82,6 +84,8 @@ class RaggedKernelAttention(AttentionBackend):
         if sinks is not None:
             raise ConfigError(NO_SINKS)
         q, k, v = qkv
+        if k is None or v is None:
+            raise ConfigError(NO_SHARING)
         num_tokens, num_heads, head_dim = q.shape
         _, page_size, combined, dim = cache.pages.shape
         num_kv_heads, group = k.shape[1], num_heads // k.shape[1]

@@ -6,7 +6,7 @@ from penstock.engine.attention.contract import AttentionBackend
 from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.attention.native import NativeAttention
 from penstock.engine.attention.quantization import is_quantized
-from penstock.engine.attention.ragged import NO_SINKS, RaggedKernelAttention
+from penstock.engine.attention.ragged import NO_SHARING, NO_SINKS, RaggedKernelAttention
 from penstock.engine.attention.triton import TritonAttention
 from penstock.engine.attention.xla import XlaAttention
 from penstock.engine.errors import ConfigError
@@ -34,10 +34,11 @@ def attention_for(
     *,
     head_dim: int = 128,
     has_sinks: bool = False,
+    shares_kv: bool = False,
     kv_dtype: str | None = None,  # of the pages; None: what the implementation takes for the model's type
 ) -> AttentionBackend:
     """The implementation for a device platform (`cpu`, `gpu`, `tpu`), a model's type, the size of its heads and whether
-    they have attention sinks.
+    they have attention sinks, or layers that read the keys and values of others.
 
     `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships in JAX (docs/tpu.md); our kernels on
     GPU (docs/gpu.md); on CPU the native form where there is a C++ compiler; and otherwise the XLA form.
@@ -50,23 +51,25 @@ def attention_for(
     if setting == "xla":
         return XlaAttention(platform, kv_dtype=kv_dtype)
     if setting in ("ragged", "fused") or (setting == "auto" and platform == "tpu"):
-        return _for_tpu(setting, platform, dtype, head_dim, has_sinks, kv_dtype)
+        _check_tpu(setting, platform, dtype)
+        if setting != "ragged":
+            return FusedAttention(kv_dtype=kv_dtype)
+        return _ragged(head_dim, has_sinks=has_sinks, shares_kv=shares_kv, kv_dtype=kv_dtype)
     if setting == "triton" or (setting == "auto" and platform == "gpu"):
         return _for_gpu(setting, platform, kv_dtype)
     return _native(setting, platform, dtype, library, kv_dtype)
 
 
-def _for_tpu(
-    setting: str, platform: str, dtype: str, head_dim: int, has_sinks: bool, kv_dtype: str | None
-) -> AttentionBackend:
+def _check_tpu(setting: str, platform: str, dtype: str) -> None:
     if platform != "tpu":
         raise ConfigError(f"attention {setting!r} is for TPU, not {platform}; set auto or xla")
     if dtype not in _TPU_DTYPES:
         raise ConfigError(
             f"the TPU kernels take a dtype of {' or '.join(_TPU_DTYPES)}, not {dtype}; set dtype, or attention xla"
         )
-    if setting != "ragged":
-        return FusedAttention(kv_dtype=kv_dtype)
+
+
+def _ragged(head_dim: int, *, has_sinks: bool, shares_kv: bool, kv_dtype: str | None) -> AttentionBackend:
     if kv_dtype is not None:
         raise ConfigError(
             f"attention 'ragged' has no kv_cache_dtype {kv_dtype}, as it reads no scales of tokens; set attention fused"
@@ -76,6 +79,8 @@ def _for_tpu(
         raise ConfigError(f"attention 'ragged' {limit}; set auto, fused or xla")
     if has_sinks:
         raise ConfigError(NO_SINKS)
+    if shares_kv:
+        raise ConfigError(NO_SHARING)
     return RaggedKernelAttention()
 
 

@@ -78,6 +78,8 @@ class ShardedAttention(AttentionBackend):
 
         by_head = [self._placement.spec((name,)) for name in ("per_head", "kv_heads")]
 
+        in_qkv: Any = QKV(*split) if qkv.k is not None else QKV(split[0], None, None)
+
         def attend(
             qkv: QKV, cache: LayerCache, prepared: Prepared, sinks: jax.Array | None, kv_scales: KVScales | None
         ) -> Any:
@@ -86,7 +88,7 @@ class ShardedAttention(AttentionBackend):
         run = jax.shard_map(
             attend,
             mesh=self._placement.mesh,
-            in_specs=(QKV(*split), held, _WHOLE, *by_head),
+            in_specs=(in_qkv, held, _WHOLE, *by_head),
             out_specs=(split[0], held),
             check_vma=False,
         )

@@ -76,9 +76,10 @@ class XlaAttention(AttentionBackend):
         kv_scales: KVScales | None = None,
     ) -> tuple[jax.Array, LayerCache]:
         q, k, v = qkv
-        pages = _written(_Pages(*cache), k, v, batch.slots, kv_scales)
-
-        num_kv_heads, head_dim = k.shape[1:]
+        pages = _Pages(*cache)
+        if k is not None and v is not None:
+            pages = _written(pages, k, v, batch.slots, kv_scales)
+        num_kv_heads, head_dim = pages.keys.shape[1:3]
         grouped = q.reshape(q.shape[0], num_kv_heads, -1, head_dim) * options.scale_for(head_dim)
         grouped = grouped.astype(q.dtype)
         if sinks is not None:

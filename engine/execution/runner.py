@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
 import jax
 import numpy as np
 
-from penstock.engine.attention import AttentionBackend, KVCacheSpec
+from penstock.engine.attention import AttentionBackend, CacheSpec
 from penstock.engine.execution.compilation import CompileWatch
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.huge_pages import HugePages
@@ -80,7 +81,7 @@ class Runner:
         self,
         model: Decoder,
         attention: AttentionBackend,
-        spec: KVCacheSpec,
+        spec: CacheSpec,
         geometry: Geometry,
         placement: Placement | None = None,  # None: everything on the default device
     ) -> None:
@@ -109,7 +110,8 @@ class Runner:
 
     def reset_cache(self) -> None:
         """Starts over with an empty cache, after a failure that may have lost the old one."""
-        self._cache = (*self._attention.init_cache(self._spec), *init_states(self._state_arrays, self._placement))
+        pages = chain.from_iterable(map(self._attention.init_cache, self._spec.kinds))
+        self._cache = (*pages, *init_states(self._state_arrays, self._placement))
         self._huge_pages.hold(jax.tree.leaves(self._cache))
         self._last_tokens = self._zeros((self._geometry.max_rows,), np.dtype(np.int32))
         self._state = sampling_state(self._geometry, self._zeros)

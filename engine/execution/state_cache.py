@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Format, Layout
+from jax.sharding import SingleDeviceSharding
 
 from penstock.engine.attention import CacheArray
 from penstock.engine.models import ModelConfig, layer_groups
@@ -26,7 +28,7 @@ def state_arrays(model: ModelConfig, num_slots: int, *, is_stacked: bool) -> Arr
             )
             for array in kind.arrays
         )
-        for kind in layer_groups(model).kinds
+        for kind in layer_groups(model).state_kinds
         for _ in range(1 if is_stacked else kind.num_layers)
     )
 
@@ -41,10 +43,10 @@ def init_states(arrays: Arrays, placement: Placement | None) -> tuple[LayerCache
     """All zeros; passed in, donated and returned by every step, as pages are."""
     if not arrays:
         return ()
-    if placement is None:
+    if placement is None and jax.default_backend() != "tpu":
         return _zeros(arrays)
-    shardings = jax.tree.map(partial(_sharding, placement=placement), arrays)
-    states: tuple[LayerCache, ...] = jax.jit(partial(_zeros, arrays), out_shardings=shardings)()
+    formats = jax.tree.map(partial(_format, placement=placement), arrays)
+    states: tuple[LayerCache, ...] = jax.jit(partial(_zeros, arrays), out_shardings=formats)()
     return states
 
 
@@ -52,8 +54,8 @@ def abstract_states(arrays: Arrays, placement: Placement) -> tuple[LayerCache, .
     """The shapes, each with its place: for compiling without memory."""
 
     def shape(array: CacheArray) -> jax.ShapeDtypeStruct:
-        sharding = _sharding(array, placement)
-        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+        place = _format(array, placement)
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place)  # type: ignore[no-untyped-call]
 
     states: tuple[LayerCache, ...] = jax.tree.map(shape, arrays)
     return states
@@ -64,8 +66,15 @@ def _zeros(arrays: Any) -> tuple[LayerCache, ...]:
     return states
 
 
-def _sharding(array: CacheArray, placement: Placement) -> jax.sharding.Sharding:
-    return placement.sharding(array.axes, array.shape)
+def _format(array: CacheArray, placement: Placement | None) -> jax.sharding.Sharding | Format:
+    """On TPU slots stay the outermost axis: a kernel reads and writes one of them. The compiler would put another one
+    outside where that pads less, and copy the array into the kernel's order in each layer.
+    """
+    device = jax.devices()[0] if placement is None else placement.mesh.devices.flat[0]
+    sharding: jax.sharding.Sharding = SingleDeviceSharding(device)
+    if placement is not None:
+        sharding = placement.sharding(array.axes, array.shape)
+    return Format(Layout(tuple(range(len(array.shape)))), sharding) if device.platform == "tpu" else sharding
 
 
 def _num_shares(array: CacheArray, placement: Placement | None) -> int:

@@ -45,6 +45,7 @@ class Steps:
         self._placement = placement
         self._sharding = None if placement is None else placement.sharding()
         self._device = jax.devices()[0] if placement is None else placement.mesh.devices.flat[0]
+        self._has_places = placement is not None or self._device.platform == "tpu"
 
     def backbone(self, num_tokens: int, cache: Cache) -> jax.stages.Lowered:
         """Of a token bucket; `cache` is donated."""
@@ -52,8 +53,8 @@ class Steps:
         last_tokens = self._shape(self._geometry.max_rows)
         flat = self._shape(self._geometry.step_layout(num_tokens).size)
         shardings = None
-        if self._sharding is not None:
-            shardings = (self._sharding, self._sharding, jax.tree.map(lambda array: array.sharding, cache))
+        if self._has_places:
+            shardings = (self._sharding, self._sharding, self._places(cache))
         jitted = jax.jit(step, donate_argnames=("cache",), out_shardings=shardings)
         return jitted.lower(self.params, cache, last_tokens, flat)
 
@@ -78,9 +79,8 @@ class Steps:
         """Several decode steps of a row bucket; `cache` and the sampling state are donated."""
         step = partial(_decode, self._rebuild, self._attention, self._geometry, num_rows, num_steps, self._placement)
         shardings = None
-        if self._sharding is not None:
-            caches = jax.tree.map(lambda array: array.sharding, cache)
-            shardings = (self._sharding, self._sharding, self._sharding, caches, self._sharding)
+        if self._has_places:
+            shardings = (self._sharding, self._sharding, self._sharding, self._places(cache), self._sharding)
         return jax.jit(step, donate_argnames=("cache", "state"), out_shardings=shardings).lower(
             self.params,
             cache,
@@ -97,6 +97,11 @@ class Steps:
         rows = [self._shape(array.shape[1], dtype=array.dtype) for array in (state.tokens, state.bias)]
         step = jax.jit(filled, donate_argnames=("state",), out_shardings=self._sharding)
         return step.lower(state, self._shape(), *rows)
+
+    def _places(self, cache: Cache) -> Any:
+        """Where each array of the cache lies, and on TPU the order of its axes in memory: it comes back as it was."""
+        is_tpu = self._device.platform == "tpu"
+        return jax.tree.map(lambda array: array.format if is_tpu else array.sharding, cache)
 
     def _state(self) -> SamplingState:
         return sampling_state(self._geometry, lambda shape, dtype: self._shape(*shape, dtype=dtype))

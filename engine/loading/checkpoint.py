@@ -56,6 +56,9 @@ HUB_FILES = [
     "merges.txt",
     "chat_template*",
 ]
+_ONES = frozenset({"scale", "scalar", "expert_scale", *KV_SCALES})
+"""Parameters that multiply: of random models they are 1."""
+
 HARMLESS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # derived from config.json; stored by old checkpoints
 
 
@@ -229,6 +232,7 @@ def _checked(checkpoint: Checkpoint, config: ModelConfig, *, stacked: bool = Fal
     codes = [source for source in sources if isinstance(source, PackedSource) and source.path[-1] == "codes"]
     known = {} if packed is None else {name: leaf for source in codes for name, leaf in packed.known(source)}
     others = known.keys() | passed_over(family, config)
+    others |= {name for layer, block in enumerate(config.blocks) for name in family.unused(layer, block)}
     if packed is not None:
         others |= {name for source in codes for name in packed.passed_over(source)}
     _check(checkpoint, sources, others, family, config)
@@ -258,8 +262,8 @@ def _source(
         dtype=param.dtype,
         names=tuple(names),
         num_spread=is_stacked + is_per_expert,
-        copies=_copies(path, param, config),
-        head_dim=config.head_dim,
+        copies=_copies(layers[0], param, config),
+        head_dim=_head_dim(layers[0], config),
         rows=_rows(family, path, layers[0], params, config),
         is_plain=family.is_plain(path),
         padding=padding if any(padding) else (),
@@ -273,8 +277,17 @@ def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...
     return tuple(padded.get(axis or "", 0) for axis in logical_axes(path, len(param.shape)))
 
 
-def _copies(path: ParamPath, param: Any, config: ModelConfig) -> int:
-    return config.attentions[0].kv_copies if "kv_heads" in logical_axes(path, len(param.shape)) else 1
+def _copies(layer: ParamPath, param: Any, config: ModelConfig) -> int:
+    """Of the KV heads of a parameter of the layer that the path `layer` names."""
+    if "kv_heads" not in logical_axes(layer, len(param.shape)):
+        return 1
+    return config.blocks[int(layer[1])].attention.kv_copies
+
+
+def _head_dim(layer: ParamPath, config: ModelConfig) -> int:
+    """Of the attention that the parameter at `layer` is of; 1 where it is of none."""
+    block = config.blocks[int(layer[1])] if layer[0] == "blocks" else None
+    return block.attention.head_dim if block is not None and block.has_attention else 1
 
 
 def _rows(
@@ -285,7 +298,8 @@ def _rows(
     if len(fused) == 1:
         return None
     axis = row_axis(path, len(params[path].shape))
-    sizes = [params[part].shape[axis] // _copies(part, params[part], config) for part in fused]
+    parts = {part: (*layer[:2], *part[2:]) for part in fused}
+    sizes = [params[part].shape[axis] // _copies(of, params[part], config) for part, of in parts.items()]
     return Rows.of(sizes, fused.index(path), family.turns_of(layer, config.blocks), axis)
 
 
@@ -309,10 +323,10 @@ def _sharding(path: ParamPath, param: Any, placement: Placement) -> jax.sharding
 def _initial(
     key: jax.Array, leaf: str, shape: tuple[int, ...], dtype: jnp.dtype, sharding: jax.sharding.Sharding | None
 ) -> jax.Array:
-    if leaf in ("kernel", "embedding"):
+    if leaf in ("kernel", "embedding", "per_layer_embedding"):
         values = (0.02 * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
     else:
-        values = jnp.ones(shape, dtype) if leaf in ("scale", *KV_SCALES) else jnp.zeros(shape, dtype)
+        values = jnp.ones(shape, dtype) if leaf in _ONES else jnp.zeros(shape, dtype)
     if sharding is not None:
         values = jax.lax.with_sharding_constraint(values, sharding)  # type: ignore[no-untyped-call]
     return values

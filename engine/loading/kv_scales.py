@@ -110,7 +110,7 @@ def with_kv_scales(
     has_scales = scheme is not None and scheme.is_static
     if not has_scales and not any(name in stored for name in _names(family, config, _TENSORS)):
         return config if scheme is None else replace(config, kv_dtype=KV_SCALES_DTYPE)
-    blocks = tuple(block.with_attention(has_kv_scales=True) for block in config.blocks)
+    blocks = tuple(block.with_attention(has_kv_scales=True) if block.has_pages else block for block in config.blocks)
     return replace(config, blocks=blocks, kv_dtype=None if scheme is None else KV_SCALES_DTYPE)
 
 
@@ -131,7 +131,7 @@ def kv_scale_source(
     for layer in layers:
         possible = [f"{_attention(family, int(layer[1]))}.{tensor}" for tensor in _TENSORS[str(path[-1])]]
         names.append(next((name for name in possible if name in stored), possible[0]))
-    return KVScaleSource(path, shape, tuple(names), config.attentions[0].kv_copies)
+    return KVScaleSource(path, shape, tuple(names), config.blocks[int(layers[0][1])].attention.kv_copies)
 
 
 def passed_over(family: Family, config: ModelConfig) -> set[str]:

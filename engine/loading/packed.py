@@ -160,7 +160,7 @@ class PackedWeights:
             modules = [name.format(expert) for name in modules for expert in range(shape[num_spread - 1])]
         kernel = (*path[:-1], "kernel")
         parts = [(*part[:-1], "codes") for part in self.family.fused_with(kernel)]
-        sizes = [_num_out(params[part].shape, part, config) for part in parts]
+        sizes = [_num_out(params[part].shape, (*layers[0][:2], *part[2:]), config) for part in parts]
         place = parts.index((*path[:-1], "codes"))
         turns = self.family.turns_of((*layers[0][:-1], "kernel"), config.blocks)
         of_fused = Rows.of(sizes, place, turns) if len(parts) > 1 else None
@@ -184,8 +184,8 @@ class PackedWeights:
             modules=tuple(modules),
             num_spread=num_spread,
             whole=(*shape[num_spread : len(shape) - len(one)], *one),
-            copies=_copies(path, config) if len(one) == 2 and rows == 1 and packing.rows else 1,
-            head_dim=config.head_dim,
+            copies=_copies(layers[0], config) if len(one) == 2 and rows == 1 and packing.rows else 1,
+            head_dim=config.blocks[int(layers[0][1])].attention.head_dim if _is_of_kv(layers[0]) else 1,
             rows=of_fused if rows else None,
             padding=padding if any(padding) else (),
         )
@@ -293,8 +293,11 @@ def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...
 
 
 def _copies(path: ParamPath, config: ModelConfig) -> int:
-    is_kv = path[0] == "blocks" and path[2:-1] in (("attention", "k"), ("attention", "v"))
-    return config.attentions[0].kv_copies if is_kv else 1
+    return config.blocks[int(path[1])].attention.kv_copies if _is_of_kv(path) else 1
+
+
+def _is_of_kv(path: ParamPath) -> bool:
+    return path[0] == "blocks" and path[2:-1] in (("attention", "k"), ("attention", "v"))
 
 
 def _check_fits(module: str, packing: Packing, shape: tuple[int, ...]) -> None:

@@ -46,11 +46,13 @@ class GroupCache(NamedTuple):
 
 
 class QKV(NamedTuple):
-    """Queries, keys and values of this step's tokens."""
+    """Queries, keys and values of this step's tokens. Without keys and values: those are in the pages already, as an
+    earlier layer of the step has written them.
+    """
 
     q: jax.Array  # [num_tokens, num_heads, head_dim]
-    k: jax.Array  # [num_tokens, num_kv_heads, head_dim]
-    v: jax.Array  # [num_tokens, num_kv_heads, head_dim]
+    k: jax.Array | None  # [num_tokens, num_kv_heads, head_dim]
+    v: jax.Array | None  # [num_tokens, num_kv_heads, head_dim]
 
 
 KV_SCALES_DTYPE = "float8_e4m3fn"
@@ -78,7 +80,8 @@ class AttentionOptions:
 class Attend(Protocol):
     """Attention of this step's tokens over everything their sequences hold, themselves included.
 
-    Writes keys and values into `cache`. Returns the attended values, shaped as the queries, and the new cache.
+    Writes keys and values into `cache`, where it is given any. Returns the attended values, shaped as the queries, and
+    the new cache.
     `sinks` are the scores, already scaled, of one more key that each query of a head sees and that has no value.
     `kv_scales` are for pages of fp8 alone; without them each token has its own, as in int8.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import jax
@@ -12,7 +11,7 @@ from flax import nnx
 
 from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCache, KVScales
 from penstock.engine.models.config import AttentionConfig, RopeConfig
-from penstock.engine.models.layers import Linear, norm_of
+from penstock.engine.models.layers import Linear, Norm, norm_of, normed
 from penstock.engine.models.recurrence import StateBatch
 from penstock.engine.models.rope import Rotary, query_scales, rotate
 
@@ -37,6 +36,7 @@ class StepInputs(NamedTuple):
     layer: jax.Array | None = None  # i32 []: which of the layers whose experts a block holds; None: it holds its own
     states: StateBatch | None = None  # which are read and written; None: the model keeps none
     sum_parts: SumParts | None = None  # of the matmuls that end in a sum over devices; None: they are not in parts
+    per_layer: jax.Array | None = None  # [num_tokens, size]: each token's vector for this layer; None: layers have none
 
 
 class Attention(nnx.Module):
@@ -45,16 +45,25 @@ class Attention(nnx.Module):
     def __init__(self, config: AttentionConfig, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.q = Linear(hidden_size, q_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
-        self.k = Linear(hidden_size, kv_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
-        self.v = Linear(hidden_size, kv_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
-        gate = Linear(hidden_size, q_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs) if config.has_gate else None
-        self.gate = gate
+        k, v, gate = (
+            Linear(hidden_size, size, bias=config.qkv_bias, dtype=dtype, rngs=rngs) if exists else None
+            for size, exists in (
+                (kv_size, config.has_kv),
+                (kv_size, config.has_kv and config.has_v),
+                (q_size, config.has_gate),
+            )
+        )
+        self.k, self.v, self.gate = k, v, gate
         self.out = Linear(q_size, hidden_size, bias=config.out_bias, dtype=dtype, rngs=rngs)
-        self.q_norm = None if config.qk_norm is None else norm_of(config.qk_norm, config.head_dim, dtype)
-        self.k_norm = None if config.qk_norm is None else norm_of(config.qk_norm, config.head_dim, dtype)
+        of_kv = (config.qk_norm, config.v_norm) if config.has_kv else (None, None)
+        self.q_norm, self.k_norm, self.v_norm = (
+            None if norm is None else norm_of(norm, config.head_dim, dtype) for norm in (config.qk_norm, *of_kv)
+        )
         whole = config.qk_projection_norm
-        self.q_projection_norm = None if whole is None else norm_of(whole, q_size, dtype)
-        self.k_projection_norm = None if whole is None else norm_of(whole, kv_size, dtype)
+        self.q_projection_norm, self.k_projection_norm = (
+            None if whole is None or not size else norm_of(whole, size, dtype)
+            for size in (q_size, kv_size if config.has_kv else 0)
+        )
         self.sinks = nnx.Param(jnp.zeros((config.num_heads,), dtype)) if config.sinks else None
         self.k_scale, self.v_scale = (
             nnx.Param(jnp.ones((config.num_kv_heads,), jnp.float32)) if config.has_kv_scales else None for _ in "kv"
@@ -71,38 +80,45 @@ class Attention(nnx.Module):
         return self.out(attended), cache
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
-        """Queries, keys and values, and the gate where there is one, each `[num_tokens, heads * head_dim]`."""
+        """What `inputs` multiply by, each `[num_tokens, heads * head_dim]`."""
         return [linear(x) for linear in self.inputs]
 
     @property
     def inputs(self) -> tuple[Linear, ...]:
-        """The matmuls of what it is given."""
-        of_all = (self.q, self.k, self.v)
-        return of_all if self.gate is None else (*of_all, self.gate)
+        """The matmuls of what it is given: for queries, and as far as there are such for keys, values and the gate."""
+        return tuple(linear for linear in (self.q, self.k, self.v, self.gate) if linear is not None)
 
     def attended(
         self, projected: Sequence[jax.Array], step: StepInputs, cache: GroupCache
     ) -> tuple[jax.Array, GroupCache]:
         """What is between the matmuls: `[num_tokens, heads * head_dim]`, of what `project` gives."""
-        (q, k, v, *gates), config = projected, self.config
-        num_tokens = q.shape[0]
-        if self.q_projection_norm is not None and self.k_projection_norm is not None:
-            q, k = self.q_projection_norm(q), self.k_projection_norm(k)
-        q, k, v = (part.reshape(num_tokens, -1, config.head_dim) for part in (q, k, v))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if config.rope is not None:
-            turn = partial(rotate, tables=step.rotary[config.rope], interleaved=config.rope.interleaved)
-            q, k = turn(q), turn(k)
-        if config.query_scale is not None:
-            q = q * query_scales(step.positions, config.query_scale).astype(q.dtype)[:, None, None]
+        config, parts = self.config, list(projected)
+        gate = parts.pop() if config.has_gate else None
         options = AttentionOptions(config.sliding_window, config.scale, config.soft_cap)
         sinks = None if self.sinks is None else self.sinks[...]
-        attended, cache = step.attend(QKV(q, k, v), cache, options=options, sinks=sinks, kv_scales=self._kv_scales)
-        attended = attended.reshape(num_tokens, -1)
-        for gate in gates:
+        qkv = QKV(self._queries(parts.pop(0), step), *(self._keys_and_values(parts, step) if parts else (None, None)))
+        attended, cache = step.attend(qkv, cache, options=options, sinks=sinks, kv_scales=self._kv_scales)
+        attended = attended.reshape(attended.shape[0], -1)
+        if gate is not None:
             attended = attended * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(attended.dtype)
         return attended, cache
+
+    def _queries(self, q: jax.Array, step: StepInputs) -> jax.Array:  # [num_tokens, num_heads, head_dim]
+        q = self._turned(q, (self.q_projection_norm, self.q_norm), step)
+        if self.config.query_scale is None:
+            return q
+        return q * query_scales(step.positions, self.config.query_scale).astype(q.dtype)[:, None, None]
+
+    def _keys_and_values(self, parts: Sequence[jax.Array], step: StepInputs) -> tuple[jax.Array, jax.Array]:
+        """Each `[num_tokens, num_kv_heads, head_dim]`, of what the matmuls of both give, or of that of the keys."""
+        values = parts[-1].reshape(parts[-1].shape[0], -1, self.config.head_dim)
+        return self._turned(parts[0], (self.k_projection_norm, self.k_norm), step), normed(self.v_norm, values)
+
+    def _turned(self, x: jax.Array, norms: tuple[Norm | None, Norm | None], step: StepInputs) -> jax.Array:
+        """Normed, all heads together or each by itself, and rotated."""
+        rope, (of_all, of_head) = self.config.rope, norms
+        x = normed(of_head, normed(of_all, x).reshape(x.shape[0], -1, self.config.head_dim))
+        return x if rope is None else rotate(x, step.rotary[rope], interleaved=rope.interleaved)
 
     @property
     def _kv_scales(self) -> KVScales | None:

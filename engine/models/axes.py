@@ -59,6 +59,9 @@ _KERNELS: Mapping[ParamPath, Axes] = MappingProxyType(
         ("mlp", "shared", "up"): ("embed", "mlp"),
         ("mlp", "shared", "down"): ("mlp", "embed"),
         ("mlp", "shared_gate"): ("embed", None),
+        ("per_layer", "gate"): ("embed", None),
+        ("per_layer", "projection"): (None, "embed"),
+        ("per_layer_projection",): ("embed", None),
         ("head",): ("embed", "vocab"),
         ("embedding",): ("embed", "vocab"),
     }
@@ -97,6 +100,8 @@ def row_axis(path: ParamPath, num_dims: int) -> int:
 def _axes(path: ParamPath) -> Axes:
     if path == ("embedding",):
         return ("vocab", "embed")
+    if path == ("per_layer_embedding",):
+        return ("vocab", None)
     module = path[2:-1] if path[0] == "blocks" else path[:-1]
     if path[-1] == "kernel":
         return _KERNELS[module]

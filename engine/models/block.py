@@ -10,16 +10,39 @@ from flax import nnx
 
 from penstock.engine.models.attend import GroupCache
 from penstock.engine.models.attention import Attention, StepInputs
-from penstock.engine.models.config import AttentionConfig, BlockConfig, DeltaNetConfig, ExpertsConfig, Recurrence
+from penstock.engine.models.config import (
+    AttentionConfig,
+    BlockConfig,
+    DeltaNetConfig,
+    ExpertsConfig,
+    NormConfig,
+    PerLayerConfig,
+    Recurrence,
+)
 from penstock.engine.models.delta_net import DeltaNet
 from penstock.engine.models.experts import Experts
-from penstock.engine.models.layers import GatedMLP, LayerNorm, RMSNorm, norm_of, scaled
+from penstock.engine.models.layers import ACTIVATIONS, GatedMLP, Linear, Norm, RMSNorm, norm_of, normed, scaled
 from penstock.engine.models.quantized import quantize_modules
 from penstock.engine.models.recurrence import StateCache
 from penstock.engine.models.short_conv import ShortConv
 
 Cache = TypeVar("Cache", GroupCache, StateCache)
 """What a block has of its sequences' past: pages, or states."""
+
+
+class PerLayer(nnx.Module):
+    """What a layer makes of its vector of a token: a gate of the residual stream, the vector, a matmul and a norm."""
+
+    def __init__(
+        self, config: PerLayerConfig, norm: NormConfig, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs
+    ) -> None:
+        self.gate = Linear(hidden, config.size, bias=False, dtype=dtype, rngs=rngs)
+        self.projection = Linear(config.size, hidden, bias=False, dtype=dtype, rngs=rngs)
+        self.norm = norm_of(norm, hidden, dtype)
+        self.activation = config.activation
+
+    def __call__(self, x: jax.Array, vectors: jax.Array) -> jax.Array:  # [num_tokens, hidden], [num_tokens, size]
+        return self.norm(self.projection(ACTIVATIONS[self.activation](self.gate(x)) * vectors))
 
 
 class Block(nnx.Module):
@@ -31,7 +54,7 @@ class Block(nnx.Module):
     """Of a block that has it; then `recurrence` is None."""
 
     def __init__(self, config: BlockConfig, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        def norm(*, exists: bool) -> RMSNorm | LayerNorm | None:
+        def norm(*, exists: bool) -> Norm | None:
             return norm_of(config.norm, hidden_size, dtype) if exists else None
 
         before, after = config.norm_placement != "after", config.norm_placement != "before"
@@ -48,6 +71,11 @@ class Block(nnx.Module):
             else GatedMLP(config.mlp, hidden_size, dtype=dtype, rngs=rngs)
         )
         self.mlp_out_norm = norm(exists=after)
+        per_layer = config.per_layer
+        self.per_layer = (
+            None if per_layer is None else PerLayer(per_layer, config.norm, hidden_size, dtype=dtype, rngs=rngs)
+        )
+        self.scalar = nnx.Param(jnp.ones((1,), dtype)) if config.has_scalar else None
         self.config, self.is_parallel, self.residual_scale = config, config.parallel, config.residual_scale
         quantize_modules(self, config.packed, dtype)
 
@@ -62,29 +90,31 @@ class Block(nnx.Module):
         `x`, if it is at hand.
         """
         norm = self.attention_norm
-        normed = norm(x, squares) if isinstance(norm, RMSNorm) else _normed(norm, x)
+        read = norm(x, squares) if isinstance(norm, RMSNorm) else normed(norm, x)
         if isinstance(cache, StateCache):
             if self.recurrence is None:
                 raise TypeError("a block with attention has pages")
-            attended, cache = self.recurrence(normed, step, cache)
+            attended, cache = self.recurrence(read, step, cache)
         else:
-            attended, cache = self.attention(normed, step, cache)
-        return x + scaled(_normed(self.attention_out_norm, attended), self.residual_scale), cache
+            attended, cache = self.attention(read, step, cache)
+        return x + scaled(normed(self.attention_out_norm, attended), self.residual_scale), cache
 
     def feed_forward(self, x: jax.Array, before: jax.Array, step: StepInputs) -> jax.Array:
-        """The second half: `x` and what the feed-forward adds to it. `before` is what the block was given."""
-        normed = _normed(self.attention_norm, before) if self.is_parallel else _normed(self.mlp_norm, x)
-        return x + scaled(_normed(self.mlp_out_norm, self._of_mlp(normed, step)), self.residual_scale)
+        """The second half: `x` and what the feed-forward adds to it, and what the block ends with. `before` is what the
+        block was given.
+        """
+        read = normed(self.attention_norm, before) if self.is_parallel else normed(self.mlp_norm, x)
+        y = self.mlp(read, step.is_real, step.layer, x) if isinstance(self.mlp, Experts) else self.mlp(read)
+        return self.ended(x + scaled(normed(self.mlp_out_norm, y), self.residual_scale), step)
 
-    def _of_mlp(self, x: jax.Array, step: StepInputs) -> jax.Array:
-        return self.mlp(x, step.is_real, step.layer) if isinstance(self.mlp, Experts) else self.mlp(x)
+    def ended(self, x: jax.Array, step: StepInputs) -> jax.Array:
+        """What the block gives, of what it has behind the feed-forward."""
+        if self.per_layer is not None and step.per_layer is not None:
+            x = x + self.per_layer(x, step.per_layer)
+        return x if self.scalar is None else x * self.scalar[...]
 
 
 def _recurrence(config: Recurrence, hidden_size: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> ShortConv | DeltaNet:
     if isinstance(config, DeltaNetConfig):
         return DeltaNet(config, hidden_size, dtype=dtype, rngs=rngs)
     return ShortConv(config, hidden_size, dtype=dtype, rngs=rngs)
-
-
-def _normed(norm: RMSNorm | LayerNorm | None, x: jax.Array) -> jax.Array:
-    return x if norm is None else norm(x)

@@ -18,8 +18,8 @@ Packed = tuple[tuple[tuple[str, ...], Packing], ...]
 class RopeConfig:
     """Rotary position embedding: the base and, for long contexts, how its frequencies are scaled.
 
-    `kind` is one of `default`, `linear`, `dynamic`, `llama3`, `yarn`, `longrope`; the other fields are read by the
-    kinds that name them.
+    `kind` is one of `default`, `linear`, `dynamic`, `llama3`, `yarn`, `longrope`, `proportional`; the other fields are
+    read by the kinds that name them.
     """
 
     dim: int  # features of a head that rotate, from its beginning; an odd one is rounded up
@@ -38,6 +38,7 @@ class RopeConfig:
     short_factors: tuple[float, ...] = ()  # longrope: of each pair of features
     long_factors: tuple[float, ...] = ()  # longrope
     interleaved: bool = False  # each feature is paired with its neighbour, not with the one half of them further on
+    num_turning: int = 0  # proportional: of the pairs, how many turn, from the first on; the others stand still
 
     @property
     def length_rule(self) -> LengthRule | None:
@@ -62,11 +63,15 @@ class NormConfig:
     kind: str = "rms"
     unit_offset: bool = False  # rms: its weights are stored less 1
     scales_in_f32: bool = False  # rms: multiplied by its weights before it is rounded to the model's type
+    has_weights: bool = True  # rms
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """Grouped-query attention over everything before a token, or over a sliding window."""
+    """Grouped-query attention over everything before a token, or over a sliding window.
+
+    A layer may read the keys and values of an earlier one: then it has none of its own, and no pages.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -84,6 +89,14 @@ class AttentionConfig:
     has_kv_scales: bool = False  # what pages of fp8 hold is divided by scales of each KV head, not of each token
     kv_copies: int = 1  # times that each of the checkpoint's KV heads is in `num_kv_heads`, for more devices than heads
     has_gate: bool = False  # what is attended is scaled by learned sigmoids, one of each of its features
+    v_norm: NormConfig | None = None  # of each head's values
+    has_v: bool = True  # a matmul for values; else they are the keys, as that of the keys gives them
+    kv_layer: int | None = None  # the layer whose keys and values it reads; None: it has its own
+
+    @property
+    def has_kv(self) -> bool:
+        """Whether it has keys and values of its own."""
+        return self.kv_layer is None
 
     @property
     def num_mixed(self) -> int:
@@ -200,6 +213,28 @@ class ExpertsConfig:
     shared: MLPConfig | None = None  # a feed-forward that every token goes through as well
     has_shared_gate: bool = False  # the shared one's result is scaled by a learned sigmoid
     num_padding: int = 0  # experts that no token can choose, so that devices hold equally many
+    beside: NormConfig | None = None  # the mixture is a branch beside `shared`: see `Branches`; None: it is not
+    has_expert_scales: bool = False  # the weight of each expert is multiplied by a learned value of its own
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerConfig:
+    """What a layer adds of a vector of each token that is this layer's alone, beside the residual stream."""
+
+    size: int  # of the vector
+    activation: str  # of the gate that it is multiplied by
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerTable:
+    """Where all layers' vectors of a token come from: a table, and a matmul of its embedding."""
+
+    num_layers: int
+    size: int  # of the vector of one layer
+    norm: NormConfig  # of each vector that the matmul gives
+    scale: float  # of the table's rows
+    projection_scale: float  # of what the matmul gives
+    sum_scale: float  # of both together
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +248,8 @@ class BlockConfig:
     parallel: bool = False  # attention and feed-forward read the same norm, and both are added to what it read
     residual_scale: float = 1.0  # of what attention and feed-forward add
     packed: Packed = ()
+    per_layer: PerLayerConfig | None = None  # what is added behind the feed-forward
+    has_scalar: bool = False  # all that the layer gives is multiplied by one learned number
 
     @property
     def attention(self) -> AttentionConfig:
@@ -233,6 +270,11 @@ class BlockConfig:
     def has_attention(self) -> bool:
         return isinstance(self.mixer, AttentionConfig)
 
+    @property
+    def has_pages(self) -> bool:
+        """Whether it has attention with keys and values of its own."""
+        return isinstance(self.mixer, AttentionConfig) and self.mixer.has_kv
+
     def states(self, dtype: str) -> tuple[StateArray, ...]:
         """What it keeps of a sequence beside pages, in a model of type `dtype`."""
         return () if isinstance(self.mixer, AttentionConfig) else self.mixer.states(dtype)
@@ -240,10 +282,11 @@ class BlockConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder: embedding, blocks, final norm, head. The pages of all its layers have one geometry.
+    """A decoder: embedding, blocks, final norm, head.
 
     Raises:
-        ConfigError: no block has attention, or their KV heads or rules of lengths differ.
+        ConfigError: no block has attention, their rules of lengths differ, or one reads the keys and values of a layer
+            that has none, or others than it could read.
     """
 
     family: str
@@ -261,25 +304,37 @@ class ModelConfig:
     kv_dtype: str | None = None  # that the checkpoint's keys and values are to be kept in; None: it says nothing
     num_draft_layers: int = 0  # that checkpoints hold behind the others, and that nothing here computes
     vocab_padding: int = 0  # rows of embedding and head beyond the vocabulary, for devices that do not divide it
+    per_layer: PerLayerTable | None = None  # None: no layer is given a vector of its own
 
     def __post_init__(self) -> None:
-        kinds = {(attention.num_kv_heads, attention.head_dim) for attention in self.attentions}
-        if len(kinds) != 1:
-            raise ConfigError(
-                f"layers with attention, one at least, need KV heads of one number and size: {sorted(kinds)}"
-            )
+        if not self.attentions:
+            raise ConfigError("a model needs layers with attention, one at least")
+        for layer, block in enumerate(self.blocks):
+            if block.has_attention and not block.attention.has_kv:
+                self._check_shared(layer, block.attention)
         if len(self._length_rules) > 1:
             raise ConfigError(f"all layers' rotary positions need the same rule of lengths, not {self._length_rules}")
 
+    def _check_shared(self, layer: int, attention: AttentionConfig) -> None:
+        source = attention.kv_layer
+        own = self.blocks[source] if source is not None and 0 <= source < layer else None
+        if own is None or not own.has_pages or _read_by(own.attention) != _read_by(attention):
+            raise ConfigError(f"layer {layer} cannot read the keys and values of layer {source}")
+
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
-        """Of the layers that have pages, in order."""
+        """Of the layers that have it, in order."""
         return tuple(block.attention for block in self.blocks if block.has_attention)
 
     @property
     def has_states(self) -> bool:
         """Whether any layer keeps states."""
         return len(self.attentions) < len(self.blocks)
+
+    @property
+    def kept(self) -> tuple[AttentionConfig, ...]:
+        """Of the layers that have pages, in order."""
+        return tuple(attention for attention in self.attentions if attention.has_kv)
 
     @property
     def is_packed(self) -> bool:
@@ -296,14 +351,6 @@ class ModelConfig:
         return self.vocab_size + self.vocab_padding
 
     @property
-    def num_kv_heads(self) -> int:
-        return self.attentions[0].num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.attentions[0].head_dim
-
-    @property
     def length_rule(self) -> LengthRule | None:
         return next(iter(self._length_rules), None)
 
@@ -315,3 +362,8 @@ class ModelConfig:
     def of_layers(self, num_layers: int) -> Self:
         """A model of the first layers alone."""
         return replace(self, blocks=self.blocks[:num_layers])
+
+
+def _read_by(attention: AttentionConfig) -> tuple[object, ...]:
+    """What layers have in common of which one reads the keys and values of the other."""
+    return attention.num_kv_heads, attention.head_dim, attention.sliding_window, attention.rope

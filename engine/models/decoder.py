@@ -21,11 +21,11 @@ from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.experts import Experts, GroupedLinear
 from penstock.engine.models.layer_groups import LayerPlace, StatePlace, layer_groups
-from penstock.engine.models.layers import Linear, norm_of, scaled, soft_capped
+from penstock.engine.models.layers import Linear, norm_of, normed, scaled, soft_capped
 from penstock.engine.models.quantized import QuantizedEmbedding, quantize_modules
 from penstock.engine.models.recurrence import StateBatch, StateCache
 from penstock.engine.models.rope import rotary_tables
-from penstock.engine.models.runs import layer_runs, stacked_layers
+from penstock.engine.models.runs import LayerRun, layer_runs, stacked_layers
 from penstock.engine.models.streams import Parts, Whole
 
 Shapes = Mapping[ParamPath, Any]
@@ -69,6 +69,7 @@ class Decoder(nnx.Module):
             blocks = [_stack([blocks[layer] for layer in layers]) for layers in stacked_layers(config)]
         self.blocks = nnx.List(blocks)
         self.norm = norm_of(config.norm, config.hidden_size, dtype)
+        self._init_per_layer(config, dtype, rngs)
         self.head = (
             None
             if config.tie_word_embeddings
@@ -76,12 +77,23 @@ class Decoder(nnx.Module):
         )
         quantize_modules(self, config.packed, dtype)
 
+    def _init_per_layer(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        table = config.per_layer
+        if table is None:
+            self.per_layer_embedding = self.per_layer_projection = self.per_layer_norm = None
+            return
+        width = table.num_layers * table.size
+        made = nnx.initializers.normal(0.02)(rngs.params(), (config.vocab_rows, width), dtype)
+        self.per_layer_embedding = nnx.Param(made)
+        self.per_layer_projection = Linear(config.hidden_size, width, bias=False, dtype=dtype, rngs=rngs)
+        self.per_layer_norm = norm_of(table.norm, table.size, dtype)
+
     def __call__(
         self,
         token_ids: jax.Array,  # i32 [num_tokens]
         positions: jax.Array,  # i32 [num_tokens]
-        # One per array of a page (`layer_groups`), then one per layer that keeps states; stacked, all pages in one,
-        # then one per kind of states.
+        # One per array of a page (`layer_groups`), kind by kind, then one per layer that keeps states; stacked, one per
+        # kind of pages, then one per kind of states.
         caches: tuple[LayerCache, ...],
         attend: Attend,
         is_real: jax.Array | None = None,  # bool [num_tokens]: which tokens are not padding; None: all
@@ -91,44 +103,50 @@ class Decoder(nnx.Module):
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Returns the final hidden states `[num_wanted, hidden]` and the caches with what this step adds."""
         x = scaled(self._embedded(token_ids), self.config.embedding_scale)
+        vectors = self._per_layer(x, token_ids)
         ropes = dict.fromkeys(attention.rope for attention in self.config.attentions)
         rotary = {rope: rotary_tables(positions, rope, lengths) for rope in ropes if rope is not None}
         step = StepInputs(positions, rotary, attend, is_real, states=states)
         if self.is_stacked:
-            x, caches = self._scan(x, step, caches)
+            x, caches = self._scan(x, step, caches, vectors)
             return self.norm(x if wanted is None else x[wanted.tokens]), caches
-        x, caches = self._layers(x, step, caches, wanted)
+        x, caches = self._layers(x, step, caches, wanted, vectors)
         return self.norm(x), caches
 
     def _layers(
-        self, x: jax.Array, step: StepInputs, caches: tuple[LayerCache, ...], wanted: Wanted | None
+        self,
+        x: jax.Array,
+        step: StepInputs,
+        caches: tuple[LayerCache, ...],
+        wanted: Wanted | None,
+        vectors: jax.Array | None,  # [layers, num_tokens, size]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         written, groups = list(caches), layer_groups(self.config)
-        for block, place in zip(self.blocks, groups.places, strict=True):
+        for layer, (block, place) in enumerate(zip(self.blocks, groups.places, strict=True)):
             before = x
+            step = step if vectors is None else step._replace(per_layer=vectors[layer])
             if isinstance(place, StatePlace):
                 array = groups.state_array(place)
                 x, states = block.attend(before, step, StateCache(written[array]))
                 written[array] = states.arrays
             else:
-                x, cache = block.attend(before, step, GroupCache(written[place.array], place.group))
-                written[place.array] = cache.pages
+                array = groups.page_array(place)
+                x, cache = block.attend(before, step, GroupCache(written[array], place.group))
+                written[array] = cache.pages
             if block is self.blocks[-1]:
                 x, before, step = _taken(x, before, step, wanted)
             x = block.feed_forward(x, before, step)
         return x, tuple(written)
 
     def _scan(
-        self, x: jax.Array, step: StepInputs, caches: tuple[LayerCache, ...]
+        self, x: jax.Array, step: StepInputs, caches: tuple[LayerCache, ...], vectors: jax.Array | None
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """All layers: one loop per run, which carries the caches, so that they are updated where they are."""
-        groups = layer_groups(self.config)
-        pages_per_array = jax.tree.leaves(caches[0])[0].shape[0] // groups.size
-        slots_per_layer = [
-            jax.tree.leaves(states)[0].shape[0] // kind.num_layers
-            for states, kind in zip(caches[1:], groups.kinds, strict=True)
-        ]
-        blocks, in_parts = iter(self.blocks), self.overlap is not None
+        groups, blocks, in_parts = layer_groups(self.config), iter(self.blocks), self.overlap is not None
+        num_kinds = len(groups.page_kinds)
+        sizes = [kind.size for kind in groups.page_kinds] + [kind.num_layers for kind in groups.state_kinds]
+        # Of each cache, the pages in one of its arrays, or the slots of one layer.
+        strides = [jax.tree.leaves(held)[0].shape[0] // size for held, size in zip(caches, sizes, strict=True)]
         stream: Whole | Parts = Parts.of(x, 2 if self.overlaps(x.shape[0]) else 1) if in_parts else Whole.of(x)
         if self.overlap is not None:
             step = step._replace(sum_parts=self.overlap.sum_parts)
@@ -143,29 +161,44 @@ class Decoder(nnx.Module):
                 graphs: Sequence[nnx.GraphDef[Block]] = graphs,
                 wholes: Sequence[Any] = wholes,
                 places: Sequence[_Places] = places,
+                run: LayerRun = run,
             ) -> tuple[_Carry, None]:
                 i, stream, caches = carry
-                for (graph, whole, held), params, array, group in zip(
-                    zip(graphs, wholes, places, strict=True), *inputs, strict=True
+                for at, ((graph, whole, held), params, array, group) in enumerate(
+                    zip(zip(graphs, wholes, places, strict=True), *inputs, strict=True)
                 ):
                     number = held.array + i if array is None else array
                     own = step._replace(layer=i) if jax.tree.leaves(whole) else step
+                    if vectors is not None:
+                        own = own._replace(per_layer=vectors[run.first + at + i * len(run.pattern)])
                     block = _of_layer(nnx.merge(graph, whole, params), i, all_linears=in_parts)
-                    if held.kind is None:
-                        pages = StackedCache(caches[0], number * pages_per_array)
+                    if held.has_states:
+                        place = num_kinds + held.kind
+                        states = StateCache(caches[place], number * strides[place])
+                        stream, states = stream.through(block, own, states)
+                        written = states.arrays
+                    else:
+                        place = held.kind
+                        pages = StackedCache(caches[place], number * strides[place])
                         cache = GroupCache(pages, held.group if group is None else group)
                         stream, cache = stream.through(block, own, cache)
-                        caches = (cache.pages.pages, *caches[1:])
-                    else:
-                        at = 1 + held.kind
-                        states = StateCache(caches[at], number * slots_per_layer[held.kind])
-                        stream, states = stream.through(block, own, states)
-                        caches = (*caches[:at], states.arrays, *caches[at + 1 :])
+                        written = cache.pages.pages
+                    caches = (*caches[:place], written, *caches[place + 1 :])
                 return (i + 1, stream, caches), None
 
             inputs = stacks, tuple(held.arrays for held in places), tuple(held.groups for held in places)
             (_, stream, caches), _ = jax.lax.scan(layers, (jnp.int32(0), stream, caches), inputs, length=run.repeats)
         return stream.end(), caches
+
+    def _per_layer(self, x: jax.Array, token_ids: jax.Array) -> jax.Array | None:
+        """Each layer's vectors of the tokens, `[layers, num_tokens, size]`, of their embeddings `x`."""
+        config = self.config.per_layer
+        if config is None or self.per_layer_embedding is None or self.per_layer_projection is None:
+            return None
+        shape = (token_ids.shape[0], config.num_layers, config.size)
+        known = scaled(self.per_layer_embedding[...][token_ids], config.scale).reshape(shape)
+        projected = scaled(self.per_layer_projection(x), config.projection_scale).reshape(shape)
+        return scaled(normed(self.per_layer_norm, projected) + known, config.sum_scale).swapaxes(0, 1)
 
     def overlaps(self, num_tokens: int) -> bool:
         """Whether a step of so many computes while sums over devices travel."""
@@ -225,7 +258,8 @@ def _taken(
 def of_wanted(step: StepInputs, wanted: Wanted) -> StepInputs:
     """For the last feed-forward: nothing comes behind it that would need the other tokens."""
     is_real = jnp.arange(wanted.tokens.shape[0]) < wanted.num
-    return step._replace(is_real=is_real, num_rows=wanted.num)
+    vectors = None if step.per_layer is None else step.per_layer[wanted.tokens]
+    return step._replace(is_real=is_real, num_rows=wanted.num, per_layer=vectors)
 
 
 def _split(block: Block, *, all_linears: bool) -> tuple[nnx.GraphDef[Block], Any, Any]:
@@ -267,17 +301,20 @@ class _Places(NamedTuple):
     arrays: jax.Array | None  # i32 [layers]; None where they count up, which a loop does without reading from memory
     group: int = 0  # of the first
     groups: jax.Array | None = None  # i32 [layers]; None where all are in one
-    kind: int | None = None  # of their states; None: they have pages
+    kind: int = 0  # of their pages or states
+    has_states: bool = False  # instead of pages
 
 
 def _places(places: Sequence[LayerPlace | StatePlace]) -> _Places:
-    groups, arrays = zip(*places, strict=True)
+    """Of layers that are alike, so that what they keep is of one kind."""
+    arrays = tuple(place.number if isinstance(place, StatePlace) else place.array for place in places)
     is_counting = arrays == tuple(range(arrays[0], arrays[0] + len(arrays)))
     counted = None if is_counting else jnp.asarray(arrays, jnp.int32)
-    if isinstance(places[0], StatePlace):
-        return _Places(arrays[0], counted, kind=places[0].kind)
+    groups = [place.group for place in places if isinstance(place, LayerPlace)]
+    if not groups:
+        return _Places(arrays[0], counted, kind=places[0].kind, has_states=True)
     of_each = jnp.asarray(groups, jnp.int32) if len(set(groups)) > 1 else None
-    return _Places(arrays[0], counted, groups[0], of_each)
+    return _Places(arrays[0], counted, groups[0], of_each, places[0].kind)
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -303,7 +340,9 @@ def matmul_parameters(config: ModelConfig, num_experts: Callable[[ExpertsConfig]
     Experts count as often as `num_experts` says, which is how many of a mixture are held where it is None.
     """
     counts = Counter(replace(block, packed=()) for block in config.blocks)
-    return sum(count * _num_in_kernels(block, config, num_experts) for block, count in counts.items())
+    table = config.per_layer
+    around = 0 if table is None else config.hidden_size * table.num_layers * table.size
+    return around + sum(count * _num_in_kernels(block, config, num_experts) for block, count in counts.items())
 
 
 def layer_shapes(block: BlockConfig, config: ModelConfig) -> Shapes:
@@ -321,7 +360,7 @@ def _block_shapes(config: BlockConfig, hidden_size: int, dtype: str) -> Shapes:
 @lru_cache(maxsize=64)
 def outer_shapes(config: ModelConfig) -> Shapes:
     """Of the parameters around the layers."""
-    one = replace(config, blocks=(replace(next(block for block in config.blocks if block.has_attention), packed=()),))
+    one = replace(config, blocks=(replace(next(block for block in config.blocks if block.has_pages), packed=()),))
     flat: Any = nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: Decoder(one, rngs=nnx.Rngs(0)))))
     return MappingProxyType({path: leaf for path, leaf in flat if path[0] != "blocks"})
 

@@ -12,7 +12,7 @@ from flax import nnx
 from penstock.engine.models.attention import StepInputs
 from penstock.engine.models.config import DeltaNetConfig
 from penstock.engine.models.layers import ACTIVATIONS, Linear, RMSNorm
-from penstock.engine.models.recurrence import StateCache
+from penstock.engine.models.recurrence import StateBatch, StateCache
 from penstock.engine.models.token_loop import States, over_tokens
 
 F32 = jnp.float32
@@ -54,10 +54,15 @@ class DeltaNet(nnx.Module):
         heads = [
             part.reshape(-1, part.shape[1] // size, size) for part, size in zip(self.project(x), sizes, strict=True)
         ]
-        inputs = _Inputs(*heads, *self.rates(x))
-        results = jnp.zeros_like(inputs.gate)
-        results, cache = over_tokens(self._token, inputs, results, step.positions, step.states, cache)
+        inputs = DeltaInputs(*heads, *self.rates(x))
+        results, cache = self.through(inputs, step.positions, step.states, cache)
         return self.out(results.reshape(x.shape[0], -1)), cache
+
+    def through(
+        self, inputs: DeltaInputs, positions: jax.Array, batch: StateBatch, cache: StateCache
+    ) -> tuple[jax.Array, StateCache]:
+        """All that is between the matmuls: results `[num_tokens, value_heads, value_dim]`, and the states."""
+        return over_tokens(self._token, inputs, jnp.zeros_like(inputs.gate), positions, batch, cache)
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
         """Queries, keys and values before their convolutions, and the gate, each `[num_tokens, heads * head_dim]`."""
@@ -67,7 +72,7 @@ class DeltaNet(nnx.Module):
         """What beta and decay are made of, each f32 `[num_tokens, value_heads]`."""
         return self.beta.wide(x), self.decay.wide(x)
 
-    def _token(self, inputs: _Inputs, states: States) -> tuple[jax.Array, States]:
+    def _token(self, inputs: DeltaInputs, states: States) -> tuple[jax.Array, States]:
         """The result, `[value_heads, value_dim]`, of one token, and the states behind it."""
         (*kept, matrices), config = states, self.config
         windows = [jnp.concatenate([taps, new[None]]) for taps, new in zip(kept, inputs[:3], strict=True)]
@@ -90,7 +95,7 @@ class DeltaNet(nnx.Module):
         return ACTIVATIONS[self.config.activation](total)
 
 
-class _Inputs(NamedTuple):
+class DeltaInputs(NamedTuple):
     """Of a step's tokens, or of one of them, without the first axis."""
 
     q: jax.Array  # [num_tokens, key_heads, key_dim]

@@ -8,8 +8,20 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.models.config import ClampedSwiGLU, ExpertsConfig
-from penstock.engine.models.layers import ACTIVATIONS, GatedMLP, Linear
+from penstock.engine.models.config import ClampedSwiGLU, ExpertsConfig, NormConfig
+from penstock.engine.models.layers import ACTIVATIONS, GatedMLP, Linear, norm_of, scaled
+
+
+class Branches(nnx.Module):
+    """What a mixture has that is a branch beside the shared feed-forward (Gemma 4): a norm of the residual stream for
+    its experts, another for its router, whose logits are those divided by the square root of the features, and a norm
+    of what each branch gives.
+    """
+
+    def __init__(self, config: NormConfig, hidden: int, *, dtype: jnp.dtype) -> None:
+        made = [norm_of(config, hidden, dtype) for _ in range(4)]
+        self.norm, self.router_norm, self.out_norm, self.shared_out_norm = made
+        self.router_scale = hidden**-0.5
 
 
 class Experts(nnx.Module):
@@ -21,6 +33,8 @@ class Experts(nnx.Module):
         self.experts = GroupedMLP(config, hidden, dtype=dtype, rngs=rngs)
         self.shared = None if config.shared is None else GatedMLP(config.shared, hidden, dtype=dtype, rngs=rngs)
         self.shared_gate = Linear(hidden, 1, bias=False, dtype=dtype, rngs=rngs) if config.has_shared_gate else None
+        self.expert_scale = nnx.Param(jnp.ones((config.num_experts,), dtype)) if config.has_expert_scales else None
+        self.branches = None if config.beside is None else Branches(config.beside, hidden, dtype=dtype)
         self.config = config
 
     def __call__(
@@ -28,13 +42,25 @@ class Experts(nnx.Module):
         x: jax.Array,  # [num_tokens, hidden]
         is_real: jax.Array | None = None,  # bool [num_tokens]: padding costs no expert time; None: there is none
         layer: jax.Array | None = None,  # i32 []: whose experts, of those that are held; None: there is one layer's
+        stream: jax.Array | None = None,  # [num_tokens, hidden]: what `x` is the norm of; for branches alone
     ) -> jax.Array:
+        branches = self.branches
+        if branches is None or stream is None:
+            y = self._mixed(x, x, is_real, layer)
+            return y if self.shared is None else y + self._of_shared(self.shared, x)
+        routed = scaled(branches.router_norm(stream), branches.router_scale)
+        y = branches.out_norm(self._mixed(branches.norm(stream), routed, is_real, layer))
+        return y if self.shared is None else branches.shared_out_norm(self._of_shared(self.shared, x)) + y
+
+    def _mixed(self, x: jax.Array, routed: jax.Array, is_real: jax.Array | None, layer: jax.Array | None) -> jax.Array:
+        """What the experts make of `x`, those that the router chooses by `routed`."""
         correction = None if self.correction is None else self.correction[...]
-        chosen, weights = self.experts.route(self.router.wide(x), correction, self.config)
+        chosen, weights = self.experts.route(self.router.wide(routed), correction, self.config)
+        if self.expert_scale is not None:
+            weights = weights * self.expert_scale[...].astype(weights.dtype)[chosen]
         if is_real is not None:
             chosen = jnp.where(is_real[:, None], chosen, self.experts.num_experts)
-        y = self.experts.mix(x, chosen, weights, layer).astype(x.dtype)
-        return y if self.shared is None else y + self._of_shared(self.shared, x)
+        return self.experts.mix(x, chosen, weights, layer).astype(x.dtype)
 
     def _of_shared(self, shared: GatedMLP, x: jax.Array) -> jax.Array:
         if self.shared_gate is None:

@@ -23,15 +23,22 @@ CHANGES_ANY_FAMILY: Mapping[str, tuple[object, ...]] = MappingProxyType(
 
 
 def read_model(
-    config: HFConfig, *, family: str, dtype: str, blocks: Iterable[BlockConfig], norm: NormConfig
+    config: HFConfig,
+    *,
+    family: str,
+    dtype: str,
+    blocks: Iterable[BlockConfig],
+    norm: NormConfig,
+    is_read: str | None = None,
 ) -> ModelConfig:
-    """A model of these blocks and with this final norm.
+    """A model of these blocks and with this final norm. `is_read` is a field of CHANGES_ANY_FAMILY that the family has.
 
     Raises:
         ConfigError: a field is missing, or asks for a computation that is not implemented.
     """
     for name, harmless in CHANGES_ANY_FAMILY.items():
-        config.refuse_unless(name, *harmless)
+        if name != is_read:
+            config.refuse_unless(name, *harmless)
     return ModelConfig(
         family=family,
         vocab_size=config.integer("vocab_size"),

@@ -73,6 +73,27 @@ def read_rope_of(layer_type: str, config: HFConfig, head_dim: int) -> RopeConfig
     return rope_from(config, table, head_dim)
 
 
+def read_proportional_rope_of(layer_type: str, config: HFConfig, head_dim: int) -> RopeConfig:
+    """That of the layers of one type, where `rope_parameters` has a table for each, which may be `proportional`: then
+    all features of a head are paired, and the `partial_rotary_factor` of the pairs that comes first turns.
+
+    Raises:
+        ConfigError: a field makes no sense, or asks for what is not implemented.
+    """
+    fields = _table_of(layer_type, config)
+    table, share = HFConfig(fields, {}), "partial_rotary_factor"
+    if table.get("rope_type") != "proportional":
+        table.refuse_unless(share, None, 1)  # transformers passes over it
+        return rope_from(config, {"rope_theta": table.number("rope_theta"), **fields}, head_dim)
+    num_turning = int(table.number(share, default=1.0) * head_dim // 2)
+    if not 0 < num_turning <= head_dim // 2:
+        raise ConfigError(
+            f"config.json: {share} = {shown(table.get(share))} leaves no features to rotate, or too many, of {head_dim}"
+        )
+    theta, factor = table.number("rope_theta"), table.number("factor", default=1.0)
+    return _finite(RopeConfig(head_dim, theta, "proportional", factor, num_turning=num_turning))
+
+
 def _scaling_by_its_name(config: HFConfig) -> Mapping[str, Any]:
     scaling = _table(config, "rope_scaling")
     if "rope_type" not in scaling and scaling.get("type") not in (None, "default"):

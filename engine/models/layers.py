@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -57,13 +58,16 @@ class RMSNorm(nnx.Module):
     """Root-mean-square norm over the last axis (Zhang and Sennrich, arXiv 1910.07467), computed in f32."""
 
     def __init__(self, config: NormConfig, size: int, *, dtype: jnp.dtype) -> None:
-        self.scale = nnx.Param(jnp.full((size,), 0 if config.unit_offset else 1, dtype))
+        weights = jnp.full((size,), 0 if config.unit_offset else 1, dtype)
+        self.scale = nnx.Param(weights) if config.has_weights else None
         self.config = config
 
     def __call__(self, x: jax.Array, squares: jax.Array | None = None) -> jax.Array:
         """`squares` is `sum_of_squares(x)`, where the caller has it."""
         squares = sum_of_squares(x) if squares is None else squares
         normed = x.astype(jnp.float32) * self.inverse(squares, x.shape[-1])
+        if self.scale is None:
+            return normed.astype(x.dtype)
         if not self.config.scales_in_f32:
             return normed.astype(x.dtype) * self.factors(x.dtype)
         return (normed * self.factors(normed.dtype)).astype(x.dtype)
@@ -74,6 +78,8 @@ class RMSNorm(nnx.Module):
 
     def factors(self, dtype: DTypeLike, part: tuple[int, int] = (0, 1)) -> jax.Array:
         """What it multiplies each feature by, `[size]`: of the part of that number, of so many."""
+        if self.scale is None:
+            raise TypeError("a norm without weights has no factors")
         number, num_parts = part
         scale = self.scale[...] if num_parts == 1 else jnp.split(self.scale[...], num_parts)[number]
         scale = scale.astype(dtype)
@@ -98,8 +104,15 @@ def sum_of_squares(x: jax.Array) -> jax.Array:  # -> f32 [..., 1]
     return jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
 
 
-def norm_of(config: NormConfig, size: int, dtype: jnp.dtype) -> RMSNorm | LayerNorm:
+Norm: TypeAlias = RMSNorm | LayerNorm
+
+
+def norm_of(config: NormConfig, size: int, dtype: jnp.dtype) -> Norm:
     return (LayerNorm if config.kind == "layer" else RMSNorm)(config, size, dtype=dtype)
+
+
+def normed(norm: Norm | None, x: jax.Array) -> jax.Array:
+    return x if norm is None else norm(x)
 
 
 def scaled(x: jax.Array, factor: float) -> jax.Array:

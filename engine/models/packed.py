@@ -14,7 +14,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from penstock.engine.models.attention import Attention
-from penstock.engine.models.block import Block
+from penstock.engine.models.block import Block, PerLayer
 from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.delta_net import DeltaNet
@@ -54,6 +54,7 @@ def can_pack(config: ModelConfig) -> bool:
     features = {config.hidden_size}
     for block in config.blocks:
         features |= {block.mixer.num_mixed, *_inner_features(block.mlp)}
+        features |= set() if block.per_layer is None else {block.per_layer.size}
     return config.dtype == "float32" or (config.dtype == "bfloat16" and all(size % 2 == 0 for size in features))
 
 
@@ -129,7 +130,8 @@ class PackedAttention(Attention):
     def __init__(self, attention: Attention, width: int) -> None:
         self.qkv = _joined(width, *attention.inputs)
         self.out = _packed(attention.out, width)
-        self.q_norm, self.k_norm, self.config = attention.q_norm, attention.k_norm, attention.config
+        self.q_norm, self.k_norm, self.v_norm = attention.q_norm, attention.k_norm, attention.v_norm
+        self.config = attention.config
         self.sinks = attention.sinks
         self.k_scale, self.v_scale = attention.k_scale, attention.v_scale
         self.q_projection_norm, self.k_projection_norm = attention.q_projection_norm, attention.k_projection_norm
@@ -260,6 +262,8 @@ def pack_halves(block: Block, width: int) -> None:
         _pack_experts(block.mlp, width)
     else:
         block.mlp = _packed_mlp(block.mlp, width)
+    if block.per_layer is not None:
+        _pack_each(block.per_layer, ("gate", "projection"), width)
 
 
 def _pack_attention(block: Block, width: int) -> None:
@@ -267,8 +271,8 @@ def _pack_attention(block: Block, width: int) -> None:
     if _can_join(*attention.inputs):
         block.attention = PackedAttention(attention, width)
     else:
-        gates = () if attention.gate is None else ("gate",)
-        _pack_each(attention, ("q", "k", "v", *gates, "out"), width)
+        names = [name for name in ("q", "k", "v", "gate") if getattr(attention, name) is not None]
+        _pack_each(attention, (*names, "out"), width)
 
 
 def _packed_recurrence(module: ShortConv | DeltaNet, width: int) -> ShortConv | DeltaNet:
@@ -295,7 +299,9 @@ def _packed_mlp(mlp: GatedMLP, width: int) -> GatedMLP:
     return mlp
 
 
-def _pack_each(module: Attention | GatedMLP | ShortConv | DeltaNet, names: Sequence[str], width: int) -> None:
+def _pack_each(
+    module: Attention | GatedMLP | ShortConv | DeltaNet | PerLayer, names: Sequence[str], width: int
+) -> None:
     for name in names:
         setattr(module, name, _packed(getattr(module, name), width))
 

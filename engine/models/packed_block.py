@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
@@ -18,18 +18,28 @@ from penstock.engine.models.attention import Attention, StepInputs
 from penstock.engine.models.block import Block, Cache
 from penstock.engine.models.config import AttentionConfig
 from penstock.engine.models.decoder import Decoder, Wanted, of_wanted
+from penstock.engine.models.delta_net import DeltaNet
 from penstock.engine.models.experts import Experts
-from penstock.engine.models.layer_groups import layer_groups
+from penstock.engine.models.layer_groups import StatePlace, layer_groups
 from penstock.engine.models.layers import GatedMLP, LayerNorm, Linear, RMSNorm
-from penstock.engine.models.packed import PackedAttention, PackedLinear, PackedMLP, pack_halves
+from penstock.engine.models.packed import (
+    PackedAttention,
+    PackedDeltaNet,
+    PackedLinear,
+    PackedMLP,
+    PackedShortConv,
+    pack_halves,
+)
 from penstock.engine.models.packed_quantized import PackedQuantizedLinear
 from penstock.engine.models.recurrence import StateCache
 from penstock.engine.models.rope import query_scales
+from penstock.engine.models.short_conv import ShortConv
 from penstock.engine.native import HALVES, panel_width, value_or_empty
 
 Packed = PackedLinear | PackedQuantizedLinear
-Linears = tuple[Packed, Packed]
-"""What a half multiplies by, first and last."""
+Linears = tuple[Packed, ...]
+"""What a half multiplies by, in order."""
+_SILU = ("silu", "swish")
 
 
 def pack_blocks(model: Decoder, library: ctypes.CDLL) -> Decoder:
@@ -52,41 +62,58 @@ class PackedDecoder(Decoder):
         _take_over(self, model)
 
     def _layers(
-        self, x: jax.Array, step: StepInputs, caches: tuple[LayerCache, ...], wanted: Wanted | None
+        self,
+        x: jax.Array,
+        step: StepInputs,
+        caches: tuple[LayerCache, ...],
+        wanted: Wanted | None,
+        vectors: jax.Array | None,
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         halves = self._halves(x, step, caches)
         if halves is None:
-            return super()._layers(x, step, caches, wanted)
-        x, pages = _run(x, halves[:-1])
+            return super()._layers(x, step, caches, wanted, vectors)
+        x, changed = _run(x, halves[:-1])
         if wanted is not None:  # the last feed-forward is computed for these tokens alone
             x, step = x[wanted.tokens], of_wanted(step, wanted)
-        written = dict(zip([place.array for place in layer_groups(self.config).pages], pages, strict=True))
+        written = dict(zip(self._arrays, changed, strict=True))
         return self.blocks[-1].feed_forward(x, x, step), tuple(written[array] for array in range(len(caches)))
 
     def _halves(self, x: jax.Array, step: StepInputs, caches: tuple[LayerCache, ...]) -> list[Half] | None:
         """Of all layers in order; None where one has none, or has pages in an array that another one has changed."""
-        places = layer_groups(self.config).pages
-        if self.config.has_states or len({place.array for place in places}) < len(places):
+        arrays, places = self._arrays, layer_groups(self.config).places
+        if len(set(arrays)) < len(arrays):
             return None
         halves: list[Half | None] = []
-        for block, (group, array) in zip(cast("list[PackedBlock]", self.blocks), places, strict=True):
-            halves.append(block.attention_half(step, GroupCache(caches[array], group)))
-            halves.append(None if block.is_parallel else block.feed_forward_half(x, step))
+        for block, place, array in zip(cast("list[PackedBlock]", self.blocks), places, arrays, strict=True):
+            if isinstance(place, StatePlace):
+                halves.append(block.recurrence_half(step, StateCache(caches[array])))
+            else:
+                halves.append(block.attention_half(step, GroupCache(caches[array], place.group)))
+            halves.append(None if block.is_parallel or block.has_end else block.feed_forward_half(x, step))
         return None if None in halves else cast("list[Half]", halves)
+
+    @property
+    def _arrays(self) -> list[int]:
+        """Of each layer, which of the caches has its pages or states."""
+        groups = layer_groups(self.config)
+        return [
+            groups.state_array(place) if isinstance(place, StatePlace) else groups.page_array(place)
+            for place in groups.places
+        ]
 
 
 class Half(NamedTuple):
     """Of a block, as the kernel takes it."""
 
     operands: tuple[jax.Array, ...]
-    num_pages: int  # of `operands`, from the first: they are changed where they are
+    num_kept: int  # of `operands`, from the first: pages or states, which are changed where they are
     numbers: _Numbers
 
 
 class _Numbers(NamedTuple):
     """`Integers` and `Floats` of block.cc, in their order."""
 
-    is_attention: bool
+    kind: int  # as below
     is_layer_norm: bool
     columns: int
     gate: int
@@ -94,26 +121,31 @@ class _Numbers(NamedTuple):
     first_reads_bytes: bool
     last_offset: int
     last_reads_bytes: bool
+    rates_offset: int
+    rates_reads_bytes: bool
     num_heads: int
     head_dim: int
     is_qk_layer_norm: bool
     is_interleaved: bool
     window: int
+    has_gate: bool
     eps: float
     residual_scale: float
-    qk_eps: float
+    head_eps: float
     scale: float
     soft_cap: float
 
 
 _NUM_INTEGERS = _Numbers._fields.index("eps")
+_FEED_FORWARD, _ATTENTION, _SHORT_CONV, _DELTA_NET = range(4)
+"""Kinds of halves, by their places in `kRuns` of block.cc."""
 
 
 def _run(x: jax.Array, halves: Sequence[Half]) -> tuple[jax.Array, list[LayerCache]]:
-    """What the residual stream `x` becomes, and the pages of the halves that have any."""
+    """What the residual stream `x` becomes, and the pages or states of the halves that have any."""
     operands, results, aliases = [x], [jax.typeof(x)], {0: 0}
     for half in halves:
-        for place, array in enumerate(half.operands[: half.num_pages], len(operands)):
+        for place, array in enumerate(half.operands[: half.num_kept], len(operands)):
             aliases[place] = len(results)
             results.append(jax.typeof(array))
         operands += half.operands
@@ -123,8 +155,8 @@ def _run(x: jax.Array, halves: Sequence[Half]) -> tuple[jax.Array, list[LayerCac
         integers=np.array([half.numbers[:_NUM_INTEGERS] for half in halves], np.int64).ravel(),
         floats=np.array([half.numbers[_NUM_INTEGERS:] for half in halves], np.float32).ravel(),
     )
-    pages = iter(changed)
-    return x, [tuple(islice(pages, half.num_pages)) for half in halves if half.num_pages]
+    kept = iter(changed)
+    return x, [tuple(islice(kept, half.num_kept)) for half in halves if half.num_kept]
 
 
 class PackedBlock(Block):
@@ -139,19 +171,31 @@ class PackedBlock(Block):
         self.head_factors = nnx.List(_head_factors(block.attention) if has_attention else [])
         sinks = block.attention.sinks if has_attention else None
         self.sinks = None if sinks is None else nnx.Param(sinks[...].astype(jnp.float32))
+        self.recurrence_factors = nnx.List([] if block.recurrence is None else _recurrence_factors(block.recurrence))
 
     def attend(
         self, x: jax.Array, step: StepInputs, cache: Cache, squares: jax.Array | None = None
     ) -> tuple[jax.Array, Cache]:
-        half = self.attention_half(step, cache) if isinstance(cache, GroupCache) else None
-        if half is None or isinstance(cache, StateCache):
-            return super().attend(x, step, cache, squares)
-        x, (pages,) = _run(x, [half])
-        return x, cache._replace(pages=pages)
+        if isinstance(cache, GroupCache):
+            half = self.attention_half(step, cache)
+            if half is not None:
+                x, (pages,) = _run(x, [half])
+                return x, cache._replace(pages=pages)
+        else:
+            half = self.recurrence_half(step, cache)
+            if half is not None:
+                x, (arrays,) = _run(x, [half])
+                return x, cache._replace(arrays=arrays)
+        return super().attend(x, step, cache, squares)
 
     def feed_forward(self, x: jax.Array, before: jax.Array, step: StepInputs) -> jax.Array:
         half = self.feed_forward_half(before, step)
-        return super().feed_forward(x, before, step) if half is None else _run(x, [half])[0]
+        return super().feed_forward(x, before, step) if half is None else self.ended(_run(x, [half])[0], step)
+
+    @property
+    def has_end(self) -> bool:
+        """Whether there is anything behind the feed-forward, which the kernel does not have."""
+        return self.per_layer is not None or self.scalar is not None
 
     def attention_half(self, step: StepInputs, cache: GroupCache) -> Half | None:
         """None where the kernel does not have all of it."""
@@ -169,8 +213,31 @@ class PackedBlock(Block):
             none if config.query_scale is None else query_scales(step.positions, config.query_scale),
             value_or_empty(self.sinks),
         )  # fmt: skip
-        columns = (config.num_heads + 2 * cache.pages[0].shape[1]) * config.head_dim
-        return Half(operands, len(cache.pages), self._numbers(linears, columns, 0, config))
+        num_gates = config.num_heads if config.has_gate else 0
+        columns = (config.num_heads + num_gates + 2 * cache.pages[0].shape[1]) * config.head_dim
+        return Half(operands, len(cache.pages), self._numbers(_ATTENTION, linears, columns, 0, _of_heads(config)))
+
+    def recurrence_half(self, step: StepInputs, cache: StateCache) -> Half | None:
+        """None where the kernel does not have all of it."""
+        module = self.recurrence
+        linears = None if module is None else _of_recurrence(module)
+        if linears is None or step.states is None or not isinstance(step.attend, NativeAttend):
+            return None
+        states, batch = step.states, step.attend.batch_of(0)
+        first, *rates, last = linears
+        operands = (
+            *cache.arrays,
+            batch.cu_q_lens, batch.num_seqs, step.positions, states.reads, states.ends, states.writes,
+            *_given(self.attention_factors), *_operands(first), *(part for rate in rates for part in _operands(rate)),
+            *_operands(last), *_given(self.recurrence_factors),
+        )  # fmt: skip
+        numbers: dict[str, Any] = {}
+        if isinstance(module, DeltaNet):
+            numbers = {"head_eps": module.config.norm.eps, **_of_packing("rates", rates[0])}
+        kind = _DELTA_NET if isinstance(module, DeltaNet) else _SHORT_CONV
+        return Half(
+            operands, len(cache.arrays), self._numbers(kind, (first, last), first.num_columns, first.gate, numbers)
+        )
 
     def feed_forward_half(self, before: jax.Array, step: StepInputs) -> Half | None:
         """None where the kernel does not have all of it."""
@@ -180,23 +247,21 @@ class PackedBlock(Block):
         num_rows = step.attend.num_tokens if step.num_rows is None else step.num_rows
         source = before if self.is_parallel else jnp.zeros((0,), before.dtype)
         operands = (source, num_rows, *_given(self.mlp_factors), *_operands(linears[0]), *_operands(linears[1]))
-        return Half(operands, 0, self._numbers(linears, linears[0].num_columns, linears[0].gate, None))
+        return Half(operands, 0, self._numbers(_FEED_FORWARD, linears, linears[0].num_columns, linears[0].gate, {}))
 
-    def _numbers(self, linears: Linears, columns: int, gate: int, config: AttentionConfig | None) -> _Numbers:
-        numbers: dict[str, Any] = dict.fromkeys(_Numbers._fields, 0) if config is None else _of_heads(config)
-        for name, linear in zip(("first", "last"), linears, strict=True):
-            packing = linear.panels.packing if isinstance(linear, PackedQuantizedLinear) else None
-            numbers[f"{name}_offset"] = 0 if packing is None else OFFSETS.index(packing.offset)
-            numbers[f"{name}_reads_bytes"] = packing is not None and packing.has_int8_activations
+    def _numbers(self, kind: int, linears: Linears, columns: int, gate: int, numbers: Mapping[str, Any]) -> _Numbers:
+        first, last = linears
         own = {
-            "is_attention": config is not None,
+            "kind": kind,
             "is_layer_norm": self.config.norm.kind == "layer",
             "columns": columns,
             "gate": gate,
             "eps": self.config.norm.eps,
             "residual_scale": self.residual_scale,
+            **_of_packing("first", first),
+            **_of_packing("last", last),
         }
-        return _Numbers(**(numbers | own))
+        return _Numbers(**(dict.fromkeys(_Numbers._fields, 0) | dict(numbers) | own))
 
 
 def _take_over(module: nnx.Module, other: nnx.Module) -> None:
@@ -208,23 +273,39 @@ def _take_over(module: nnx.Module, other: nnx.Module) -> None:
 
 def _of_attention(attention: Attention) -> Linears | None:
     """What the kernel multiplies by, if it has all else that this attention does."""
-    has_one_norm = attention.config.qk_norm is None or attention.config.qk_projection_norm is None
-    if not (isinstance(attention, PackedAttention) and has_one_norm) or attention.config.has_gate:
+    config = attention.config
+    has_one_norm = config.qk_norm is None or config.qk_projection_norm is None
+    is_usual = has_one_norm and config.v_norm is None and config.has_v and config.has_kv
+    if not isinstance(attention, PackedAttention) or not is_usual:
         return None
     return _packed(attention.qkv, attention.out)
+
+
+def _of_recurrence(module: ShortConv | DeltaNet) -> Linears | None:
+    """As `_of_attention`; of a delta net, what makes its rates is between the two."""
+    if isinstance(module, PackedShortConv):
+        return _packed(module.joined, module.out)
+    if not isinstance(module, PackedDeltaNet) or module.config.activation not in _SILU:
+        return None
+    return _packed(module.joined, module.joined_rates, module.out)
 
 
 def _of_mlp(mlp: GatedMLP | Experts) -> Linears | None:
     return _packed(mlp.gate_up, mlp.down) if isinstance(mlp, PackedMLP) else None
 
 
-def _packed(first: Linear, last: Linear) -> Linears | None:
+def _packed(*linears: Linear) -> Linears | None:
     """None where one of them has no kernel."""
-    if isinstance(first, PackedLinear | PackedQuantizedLinear) and isinstance(
-        last, PackedLinear | PackedQuantizedLinear
-    ):
-        return first, last
-    return None
+    found = tuple(linear for linear in linears if isinstance(linear, PackedLinear | PackedQuantizedLinear))
+    return found if len(found) == len(linears) else None
+
+
+def _of_packing(name: str, linear: Packed) -> dict[str, Any]:
+    packing = linear.panels.packing if isinstance(linear, PackedQuantizedLinear) else None
+    return {
+        f"{name}_offset": 0 if packing is None else OFFSETS.index(packing.offset),
+        f"{name}_reads_bytes": packing is not None and packing.has_int8_activations,
+    }
 
 
 def _operands(linear: Packed) -> tuple[jax.Array, ...]:
@@ -245,11 +326,25 @@ def _head_factors(attention: Attention) -> list[nnx.Param[jax.Array] | None]:
 
 def _factors_of(norm: RMSNorm | LayerNorm | None) -> nnx.Param[jax.Array] | None:
     """What the kernel multiplies by, in f32."""
-    if norm is None:
+    if norm is None or norm.scale is None:
         return None
     factors = norm.scale[...].astype(jnp.float32)
     has_offset = isinstance(norm, RMSNorm) and norm.config.unit_offset
     return nnx.Param(factors + 1 if has_offset else factors)
+
+
+def _recurrence_factors(module: ShortConv | DeltaNet) -> list[nnx.Param[jax.Array] | None]:
+    """In f32, those of convolutions place by place: what the kernel reads of all channels at once."""
+    if isinstance(module, ShortConv):
+        bias = module.taps_bias
+        return [_by_place(module.taps), None if bias is None else nnx.Param(bias[...].astype(jnp.float32))]
+    exponents, dt_bias = -jnp.exp(module.a_log[...]), module.dt_bias[...].astype(jnp.float32)
+    taps = [_by_place(taps) for taps in (module.q_taps, module.k_taps, module.v_taps)]
+    return [*taps, nnx.Param(exponents), nnx.Param(dt_bias), _factors_of(module.norm)]
+
+
+def _by_place(taps: nnx.Param[jax.Array]) -> nnx.Param[jax.Array]:  # [channels, 1, num_taps] -> [num_taps, channels]
+    return nnx.Param(taps[...].astype(jnp.float32)[:, 0].T)
 
 
 def _given(factors: Iterable[nnx.Param[jax.Array] | None]) -> tuple[jax.Array, ...]:
@@ -265,7 +360,8 @@ def _of_heads(config: AttentionConfig) -> dict[str, Any]:
         "is_qk_layer_norm": qk_norm is not None and qk_norm.kind == "layer",
         "is_interleaved": config.rope is not None and config.rope.interleaved,
         "window": options.sliding_window or 0,
-        "qk_eps": 0.0 if qk_norm is None else qk_norm.eps,
+        "has_gate": config.has_gate,
+        "head_eps": 0.0 if qk_norm is None else qk_norm.eps,
         "scale": options.scale_for(config.head_dim),
         "soft_cap": options.soft_cap or 0.0,
     }

@@ -19,6 +19,7 @@ from penstock.engine.errors import ConfigError
 from penstock.engine.models.config import QueryScale, RopeConfig
 
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+"""That any family may have."""
 
 Rotary: TypeAlias = tuple[jax.Array, jax.Array]
 """Cosines and sines of positions, each f32 `[num_tokens, pairs of features]`."""
@@ -107,6 +108,9 @@ def rotary_frequencies(rope: RopeConfig) -> tuple[np.ndarray, float]:
     inv_freq = np.float32(1.0) / powers
     if rope.kind in ("default", "dynamic"):
         return inv_freq, 1.0
+    if rope.kind == "proportional":
+        stands_still = np.arange(len(inv_freq)) >= rope.num_turning
+        return np.where(stands_still, np.float32(0), inv_freq) / np.float32(rope.factor), 1.0
     if rope.kind == "longrope":
         return np.float32(1.0) / (np.array(rope.short_factors, np.float32) * powers), _longrope_attention_factor(rope)
     if rope.kind == "linear":
@@ -115,7 +119,7 @@ def rotary_frequencies(rope: RopeConfig) -> tuple[np.ndarray, float]:
         return _llama3_frequencies(rope, inv_freq), 1.0
     if rope.kind == "yarn":
         return _yarn_frequencies(rope, inv_freq), _yarn_attention_factor(rope)
-    raise ConfigError(f"rope kind {rope.kind!r} is not one of {', '.join(ROPE_KINDS)}")
+    raise ConfigError(f"rope kind {rope.kind!r} is not one of {', '.join(ROPE_KINDS)}, proportional")
 
 
 def _exponents(rope: RopeConfig) -> np.ndarray:

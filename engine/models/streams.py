@@ -118,7 +118,8 @@ class Parts(NamedTuple):
 
 def _is_served(block: BlockConfig) -> bool:
     is_usual = block.norm_placement == "before" and block.norm.kind == "rms" and not block.parallel
-    return is_usual and block.has_attention and isinstance(block.mlp, MLPConfig) and not block.packed
+    is_plain = not (block.packed or block.per_layer or block.has_scalar)
+    return is_usual and is_plain and block.has_attention and isinstance(block.mlp, MLPConfig)
 
 
 def _products(x: jax.Array, norm: RMSNorm, linears: tuple[Linear, ...], part: _Part) -> list[jax.Array]:

@@ -1,8 +1,9 @@
-"""Kernels for CPUs in C++, built by the machine's own compiler when they are first used.
+"""Kernels for CPUs in C++: shipped with an image, or built by the machine's own compiler when they are first used.
 
-Nothing needs a compiler to install or to run: where there is none, XLA does the work.
+Nothing needs a compiler to install or to run: where there is none and nothing was shipped, XLA does the work.
 """
 
+from penstock.engine.native.compilation import NativeUnavailableError, find_compiler
 from penstock.engine.native.library import (
     ATTENTION,
     ATTENTION_INT8,
@@ -15,11 +16,11 @@ from penstock.engine.native.library import (
     SUM_ROWS,
     SURVEY,
     NativeLibrary,
-    NativeUnavailableError,
     load_library,
     panel_width,
     value_or_empty,
 )
+from penstock.engine.native.shipping import shipped_library
 
 __all__ = [
     "ATTENTION",
@@ -34,7 +35,9 @@ __all__ = [
     "SURVEY",
     "NativeLibrary",
     "NativeUnavailableError",
+    "find_compiler",
     "load_library",
     "panel_width",
+    "shipped_library",
     "value_or_empty",
 ]

@@ -1,7 +1,7 @@
 // Ragged paged attention for CPUs, called by XLA through its foreign function interface.
 //
-// The same contract as XlaAttention: writes this step's keys and values into the pages, then attends, sequence by
-// sequence, over the pages that the sequence has and no others.
+// The same contract as XlaAttention: writes this step's keys and values, if it is given any, into the pages, then
+// attends, sequence by sequence, over the pages that the sequence has and no others.
 
 #include "attention.h"
 #include "team.h"
@@ -25,6 +25,7 @@ struct Call {
   Batch batch;
   Options options;
   int64_t num_tokens;
+  bool writes;  // else the pages have this step's keys and values already
 };
 
 template <typename T, typename C>
@@ -32,7 +33,7 @@ void Run(ffi::ThreadPool& pool, const Call& call, const T* q, const T* k, const 
   const Shape& shape = call.shape;
   const int64_t kv_stride = shape.num_kv_heads * shape.head_dim, stride = shape.num_heads * shape.head_dim;
   const int64_t num_real = call.batch.num_tokens();
-  ForEach(pool, CeilDivide(num_real, kTokensPerTask), [&](int64_t i) {
+  ForEach(pool, call.writes ? CeilDivide(num_real, kTokensPerTask) : 0, [&](int64_t i) {
     for (int64_t t = i * kTokensPerTask; t < std::min((i + 1) * kTokensPerTask, num_real); ++t)
       WriteToken(shape, call.batch.slots[t], k + t * kv_stride, v + t * kv_stride, cache);
   });
@@ -67,7 +68,7 @@ Call CallOf(Arrays& arrays, const ffi::Buffer<ffi::S32>& slots, const ffi::Buffe
   return {{q[1], keys[1], q[2], keys[3], page_indices.dimensions()[1]},
           {num_seqs.typed_data()[0], slots.typed_data(), kv_lens.typed_data(), page_indices.typed_data(),
            cu_q_lens.typed_data()},
-          options, q[0]};
+          options, q[0], arrays.k.element_count() > 0};
 }
 
 ffi::Error RaggedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,

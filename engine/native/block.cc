@@ -1,5 +1,5 @@
-// The halves of decoder layers for CPUs: attention, and the feed-forward, with the norms and residual connections around
-// them. One call of XLA's is given as many of them as come one after the other, all but the last of a whole model.
+// The halves of decoder layers for CPUs: attention or what is in its place, and the feed-forward, with the norms and
+// residual connections around them. One call of XLA's is given as many of them as come one after the other, all but the last of a whole model.
 //
 // A step of few rows is as fast as the weights come from memory, if no thread waits: what lies between two matmuls takes
 // microseconds, XLA's way from one operation to the next takes as many, and a thread of its pool comes to help a tenth of
@@ -8,208 +8,15 @@
 //
 // Activations between the phases are f32, but for what a matmul or attention reads, which is of the model's type.
 
-#include "attention.h"
-#include "buffers.h"
-#include "matmul.h"
-#include "quantized.h"
-#include "rows.h"
-#include "team.h"
+#include "attention_half.h"
+#include "delta_net.h"
+#include "linear.h"
+#include "short_conv.h"
 
 namespace ffi = xla::ffi;
 
 namespace penstock {
 namespace {
-
-constexpr int64_t kRowsEach = 4;  // of a phase that goes row by row
-
-template <typename Work>
-void ForEachRow(Team& team, int64_t rows, Work work) {
-  team.Run((rows + kRowsEach - 1) / kRowsEach, [&](int64_t i) {
-    const int64_t end = std::min(rows, (i + 1) * kRowsEach);
-    for (int64_t row = i * kRowsEach; row < end; ++row) work(row);
-  });
-}
-
-// Takes columns [column, column + width) of a row of a matmul's result. Refers to the function that it is made of.
-class Put {
- public:
-  template <typename Function>
-  Put(const Function& function)  // NOLINT: what is given to a matmul is written where it is called
-      : function_(&function), call_([](const void* put, int64_t row, int64_t column, const float* values, int64_t width) {
-          (*static_cast<const Function*>(put))(row, column, values, width);
-        }) {}
-  void operator()(int64_t row, int64_t column, const float* values, int64_t width) const {
-    call_(function_, row, column, values, width);
-  }
-
- private:
-  const void* function_;
-  void (*call_)(const void*, int64_t, int64_t, const float*, int64_t);
-};
-
-// A linear layer as XLA gives it: weights in panels, or codes with scales and maybe offsets.
-struct LinearBuffers {
-  ffi::AnyBuffer weights, scales, offsets;
-  F32 bias;
-  int64_t offset;
-  bool reads_bytes;  // its rows are quantized
-};
-
-// A linear layer, and how a team multiplies with it. T is the type of the rows.
-template <typename T>
-struct Linear {
-  LinearBuffers buffers;
-  Matmul shape;
-
-  Linear(const LinearBuffers& buffers, int64_t depth, int64_t columns, Gate gate)
-      : buffers(buffers), shape{depth, buffers.weights.dimensions().front(), columns, gate, OrNull(buffers.bias)} {}
-
-  void Multiply(Team& team, int64_t rows, const T* x, const Put& put) const {
-    if (buffers.weights.element_type() != ffi::U32) {
-      const T* weights = static_cast<const T*>(buffers.weights.untyped_data());
-      return RunGrid(team, rows, [&](int64_t first_row, int64_t num_rows, int64_t panel, int64_t next_panel) {
-        RunTask(shape, first_row, num_rows, panel, next_panel, x, weights, put);
-      });
-    }
-    const QuantizedWeights weights =
-        QuantizedOf(buffers.weights, buffers.scales, buffers.offsets, shape.depth, buffers.offset);
-    if (buffers.reads_bytes) return MultiplyQuantized<8>(team, rows, weights, Quantized(team, rows, x), put);
-    const PlainRows<T> plain{x, shape.depth};
-    if (buffers.weights.dimensions()[1] * kInLane<8> == shape.depth)
-      MultiplyQuantized<8>(team, rows, weights, plain, put);
-    else
-      MultiplyQuantized<4>(team, rows, weights, plain, put);
-  }
-
- private:
-  template <typename Work>
-  void RunGrid(Team& team, int64_t rows, const Work& work) const {
-    const Grid grid(rows, shape.panels, team.size());
-    team.Run(grid.size(), [&](int64_t i) { work(grid.FirstRow(i), grid.NumRows(i), grid.Panel(i), grid.NextPanel(i)); });
-  }
-
-  template <int kBits, typename Rows>
-  void MultiplyQuantized(Team& team, int64_t rows, const QuantizedWeights& weights, const Rows& x,
-                         const Put& put) const {
-    RunGrid(team, rows, [&](int64_t first_row, int64_t num_rows, int64_t panel, int64_t next_panel) {
-      RunQuantizedTask<kBits>(shape, weights, x, first_row, num_rows, panel, next_panel, put);
-    });
-  }
-
-  ByteRows Quantized(Team& team, int64_t rows, const T* x) const {
-    static thread_local Buffer kept_bytes, kept_scales;
-    uint8_t* bytes = kept_bytes.Of<uint8_t>(rows * shape.depth);
-    float* scales = kept_scales.Of<float>(rows);
-    ForEachRow(team, rows, [&](int64_t row) {
-      scales[row] = QuantizeRow(x + row * shape.depth, shape.depth, bytes + row * shape.depth);
-    });
-    return {bytes, scales, shape.depth};
-  }
-};
-
-// A residual stream [rows, size], which a half reads through a norm and adds its result to.
-template <typename T>
-struct Residual {
-  T* x;
-  int64_t rows, size;
-  float scale;     // of what is added
-  Norm before, after;
-
-  // What the half's first matmul reads: `source` or, where there is none, the stream itself.
-  const T* Read(Team& team, const T* source, Buffer& buffer) const {
-    const T* from = source != nullptr ? source : x;
-    if (before.factors == nullptr) return from;
-    T* normed = buffer.Of<T>(rows * size);
-    ForEachRow(team, rows, [&](int64_t row) { NormRow(before, size, from + row * size, normed + row * size); });
-    return normed;
-  }
-
-  // Adds inner times the half's last matmul.
-  void Add(Team& team, const Linear<T>& linear, const T* inner, Buffer& buffer) const {
-    if (after.factors == nullptr) {
-      linear.Multiply(team, rows, inner, [&](int64_t row, int64_t column, const float* values, int64_t width) {
-        AddRow(width, scale, values, x + row * size + column);
-      });
-      return;
-    }
-    float* whole = buffer.Of<float>(rows * size);
-    linear.Multiply(team, rows, inner, [&](int64_t row, int64_t column, const float* values, int64_t width) {
-      std::memcpy(whole + row * size + column, values, width * sizeof(float));
-    });
-    ForEachRow(team, rows, [&](int64_t row) {
-      float* own = whole + row * size;
-      NormRow(after, size, own, own);
-      AddRow(size, scale, own, x + row * size);
-    });
-  }
-};
-
-struct Heads {
-  Norm q_norm, k_norm;
-  int64_t q_normed, k_normed;  // features that are normed together: a head's, or all
-  const float *cos, *sin;      // [tokens, pairs], or null
-  int64_t pairs;
-  bool is_interleaved;
-  const float* query_scales;  // [tokens], or null
-};
-
-// Norms, rotates and scales one token's queries or keys, `count` features of them.
-void PrepareHeads(const Heads& heads, const Norm& norm, int64_t normed, int64_t token, int64_t count, int64_t head_dim,
-                  float* x) {
-  if (norm.factors != nullptr)
-    for (int64_t i = 0; i < count; i += normed) NormRow(norm, normed, x + i, x + i);
-  if (heads.cos == nullptr) return;
-  const Rotation rotation{heads.cos + token * heads.pairs, heads.sin + token * heads.pairs, heads.pairs,
-                          heads.is_interleaved};
-  for (int64_t i = 0; i < count; i += head_dim) RotateHead(rotation, x + i);
-}
-
-template <typename T, typename C>
-struct AttentionHalf {
-  attention::Shape shape;
-  attention::Batch batch;
-  attention::Options options;
-  attention::Cache<C> cache;
-  Heads heads;
-  Linear<T> qkv, out;
-  Residual<T> residual;
-
-  void Run(Team& team) const {
-    static thread_local Buffer normed, projected, queries, attended, whole;
-    static thread_local attention::Plan kept_plan;
-    attention::Plan& plan = kept_plan;  // that of this thread, for all of the team
-    const int64_t rows = residual.rows, q_size = shape.num_heads * shape.head_dim;
-    const int64_t stride = qkv.shape.columns;
-    const T* x = residual.Read(team, nullptr, normed);
-    float* in_f32 = projected.Of<float>(rows * stride);
-    qkv.Multiply(team, rows, x, [&](int64_t row, int64_t column, const float* values, int64_t width) {
-      std::memcpy(in_f32 + row * stride + column, values, width * sizeof(float));
-    });
-    T* q = queries.Of<T>(rows * q_size);
-    ForEachRow(team, rows, [&](int64_t row) { Prepare(row, in_f32 + row * stride, q + row * q_size); });
-    plan.Build(shape, batch, options.window);
-    T* y = attended.Of<T>(rows * q_size);
-    team.Run(plan.num_tasks(), [&](int64_t i) {
-      static thread_local attention::Scratch scratch;
-      plan.Run(i, options, attention::Rows<const T>{q, q_size}, attention::Rows<T>{y, q_size}, cache, scratch);
-    });
-    residual.Add(team, out, y, whole);
-  }
-
-  // Queries to `q`, keys and values to their page.
-  void Prepare(int64_t token, float* qkv_row, T* q) const {
-    static thread_local Buffer kept;
-    const int64_t q_size = shape.num_heads * shape.head_dim, kv_size = shape.num_kv_heads * shape.head_dim;
-    float *k = qkv_row + q_size, *v = k + kv_size;
-    PrepareHeads(heads, heads.q_norm, heads.q_normed, token, q_size, shape.head_dim, qkv_row);
-    PrepareHeads(heads, heads.k_norm, heads.k_normed, token, kv_size, shape.head_dim, k);
-    const float scale = heads.query_scales != nullptr ? heads.query_scales[token] : 1.0f;
-    for (int64_t i = 0; i < q_size; ++i) Store(&q[i], qkv_row[i] * scale);
-    T* rounded = kept.Of<T>(2 * kv_size);
-    for (int64_t i = 0; i < kv_size; ++i) Store(&rounded[i], k[i]), Store(&rounded[kv_size + i], v[i]);
-    attention::WriteToken(shape, batch.slots[token], rounded, rounded + kv_size, cache);
-  }
-};
 
 // Calls `run` with a null pointer of the type that x has.
 template <typename Run>
@@ -233,15 +40,17 @@ ffi::Error OfTypes(const ffi::AnyBuffer& x, const ffi::AnyBuffer& cache, Run run
 
 // What a half is besides its arrays, in the order in which Python gives it (`_Numbers` in packed_block.py).
 struct Integers {
-  int64_t is_attention;
+  int64_t kind;  // an index of kRuns
   int64_t is_layer_norm;
   int64_t columns, gate;  // of the first matmul
   int64_t first_offset, first_reads_bytes, last_offset, last_reads_bytes;
-  int64_t num_heads, head_dim, is_qk_layer_norm, is_interleaved, window;  // of attention
+  int64_t rates_offset, rates_reads_bytes;  // of a delta net
+  int64_t num_heads, head_dim, is_qk_layer_norm, is_interleaved, window, has_gate;  // of attention
 };
 struct Floats {
   float eps, residual_scale;
-  float qk_eps, scale, soft_cap;  // of attention
+  float head_eps;         // of the norms of heads
+  float scale, soft_cap;  // of attention
 };
 
 // The arrays of a call, one after the other.
@@ -254,6 +63,13 @@ class Arrays {
   F32 OfFloats() { return *given_.get<F32>(num_given_++); }
   const float* FloatsOrNull() { return OrNull(OfFloats()); }
   Norm NextNorm(float eps, bool is_layer) { return {FloatsOrNull(), eps, is_layer}; }
+  StateBatch NextStates() {
+    const int32_t *cu_q_lens = OfIntegers(), *num_seqs = OfIntegers(), *positions = OfIntegers();
+    const int32_t *reads = OfIntegers(), *ends = OfIntegers();
+    const ffi::AnyBuffer writes = Next();
+    return {*num_seqs, static_cast<int64_t>(writes.element_count()), cu_q_lens, positions, reads, ends,
+            static_cast<const int32_t*>(writes.untyped_data())};
+  }
   LinearBuffers NextLinear(int64_t offset, bool reads_bytes) {
     const ffi::AnyBuffer weights = Next(), scales = Next(), offsets = Next();
     return {weights, scales, offsets, OfFloats(), offset, reads_bytes};
@@ -299,15 +115,16 @@ ffi::Error RunAttention(const Stream& stream, const Integers& ints, const Floats
   const attention::Batch batch{*num_seqs, slots, kv_lens, static_cast<const int32_t*>(page_indices.untyped_data()),
                                cu_q_lens};
   const bool is_layer = ints.is_qk_layer_norm;
-  const Heads heads{{OrNull(q_norm), floats.qk_eps, is_layer},
-                    {OrNull(k_norm), floats.qk_eps, is_layer},
+  const Heads heads{{OrNull(q_norm), floats.head_eps, is_layer},
+                    {OrNull(k_norm), floats.head_eps, is_layer},
                     static_cast<int64_t>(q_norm.element_count()),
                     static_cast<int64_t>(k_norm.element_count()),
                     OrNull(cos),
                     OrNull(sin),
                     cos.dimensions().back(),
                     ints.is_interleaved != 0,
-                    OrNull(query_scales)};
+                    OrNull(query_scales),
+                    ints.has_gate != 0};
   return OfTypes(stream.x, keys, [&](auto* of_x, auto* of_cache) {
     using T = std::remove_pointer_t<decltype(of_x)>;
     using C = std::remove_pointer_t<decltype(of_cache)>;
@@ -320,6 +137,76 @@ ffi::Error RunAttention(const Stream& stream, const Integers& ints, const Floats
         heads,
         {qkv, stream.hidden(), ints.columns, Gate::kNone},
         {out, ints.num_heads * ints.head_dim, stream.hidden(), Gate::kNone},
+        {static_cast<T*>(stream.x.untyped_data()), batch.num_tokens(), stream.hidden(), floats.residual_scale, before,
+         after},
+    }.Run(stream.team);
+  });
+}
+
+// Of [slots, taps - 1, ...].
+template <typename T>
+KeptInputs<T> KeptIn(const ffi::AnyBuffer& states) {
+  const auto dims = states.dimensions();
+  const int64_t kept = dims[1], channels = states.element_count() / (dims[0] * kept);
+  return {static_cast<T*>(states.untyped_data()), kept + 1, channels};
+}
+
+ffi::Error RunShortConv(const Stream& stream, const Integers& ints, const Floats& floats, Arrays& arrays) {
+  const ffi::AnyBuffer kept = arrays.NextChanged();
+  const StateBatch batch = arrays.NextStates();
+  const Norm before = arrays.NextNorm(floats.eps, ints.is_layer_norm);
+  const Norm after = arrays.NextNorm(floats.eps, ints.is_layer_norm);
+  const LinearBuffers joined = arrays.NextLinear(ints.first_offset, ints.first_reads_bytes);
+  const LinearBuffers out = arrays.NextLinear(ints.last_offset, ints.last_reads_bytes);
+  const float *taps = arrays.FloatsOrNull(), *bias = arrays.FloatsOrNull();
+  if (!arrays.is_in_place()) return ffi::Error::Internal("states were copied: they must be donated");
+  if (kept.element_type() != stream.x.element_type()) return ffi::Error::InvalidArgument("states of another type");
+  return OfType(stream.x, [&](auto* of) {
+    using T = std::remove_pointer_t<decltype(of)>;
+    const KeptInputs<T> inputs = KeptIn<T>(kept);
+    ShortConvHalf<T>{
+        batch,
+        inputs,
+        taps,
+        bias,
+        {joined, stream.hidden(), ints.columns, Gate::kNone},
+        {out, inputs.channels, stream.hidden(), Gate::kNone},
+        {static_cast<T*>(stream.x.untyped_data()), batch.num_tokens(), stream.hidden(), floats.residual_scale, before,
+         after},
+    }.Run(stream.team);
+  });
+}
+
+ffi::Error RunDeltaNet(const Stream& stream, const Integers& ints, const Floats& floats, Arrays& arrays) {
+  const ffi::AnyBuffer q_kept = arrays.NextChanged(), k_kept = arrays.NextChanged(), v_kept = arrays.NextChanged();
+  const ffi::AnyBuffer matrices = arrays.NextChanged();
+  const StateBatch batch = arrays.NextStates();
+  const Norm before = arrays.NextNorm(floats.eps, ints.is_layer_norm);
+  const Norm after = arrays.NextNorm(floats.eps, ints.is_layer_norm);
+  const LinearBuffers joined = arrays.NextLinear(ints.first_offset, ints.first_reads_bytes);
+  const LinearBuffers rates = arrays.NextLinear(ints.rates_offset, ints.rates_reads_bytes);
+  const LinearBuffers out = arrays.NextLinear(ints.last_offset, ints.last_reads_bytes);
+  const float *q_taps = arrays.FloatsOrNull(), *k_taps = arrays.FloatsOrNull(), *v_taps = arrays.FloatsOrNull();
+  const float *exponents = arrays.FloatsOrNull(), *dt_bias = arrays.FloatsOrNull();
+  const Norm norm = arrays.NextNorm(floats.head_eps, false);
+  if (!arrays.is_in_place()) return ffi::Error::Internal("states were copied: they must be donated");
+  if (matrices.element_type() != ffi::F32 || q_kept.element_type() != stream.x.element_type())
+    return ffi::Error::InvalidArgument("states of another type");
+  const auto keys = q_kept.dimensions(), dims = matrices.dimensions();
+  const DeltaShape shape{keys[2], dims[1] / keys[2], dims[2], dims[3]};
+  return OfType(stream.x, [&](auto* of) {
+    using T = std::remove_pointer_t<decltype(of)>;
+    DeltaNetHalf<T>{
+        shape,
+        batch,
+        KeptIn<T>(q_kept),
+        KeptIn<T>(k_kept),
+        KeptIn<T>(v_kept),
+        static_cast<float*>(matrices.untyped_data()),
+        {q_taps, k_taps, v_taps, exponents, dt_bias, norm},
+        {joined, stream.hidden(), ints.columns, Gate::kNone},
+        {rates, stream.hidden(), 2 * shape.value_heads(), Gate::kNone},
+        {out, shape.of_values(), stream.hidden(), Gate::kNone},
         {static_cast<T*>(stream.x.untyped_data()), batch.num_tokens(), stream.hidden(), floats.residual_scale, before,
          after},
     }.Run(stream.team);
@@ -350,6 +237,8 @@ ffi::Error RunFeedForward(const Stream& stream, const Integers& ints, const Floa
   });
 }
 
+constexpr decltype(&RunAttention) kRuns[] = {RunFeedForward, RunAttention, RunShortConv, RunDeltaNet};
+
 ffi::Error RunHalves(ffi::ThreadPool pool, ffi::RemainingArgs given, ffi::RemainingRets results,
                      ffi::Span<const int64_t> integers, ffi::Span<const float> floats) {
   constexpr size_t kIntegers = sizeof(Integers) / sizeof(int64_t), kFloats = sizeof(Floats) / sizeof(float);
@@ -363,7 +252,7 @@ ffi::Error RunHalves(ffi::ThreadPool pool, ffi::RemainingArgs given, ffi::Remain
     Floats own_floats;
     std::memcpy(&own_integers, integers.begin() + half * kIntegers, sizeof own_integers);
     std::memcpy(&own_floats, floats.begin() + half * kFloats, sizeof own_floats);
-    const auto run = own_integers.is_attention ? RunAttention : RunFeedForward;
+    const auto run = kRuns[own_integers.kind];
     if (ffi::Error error = run(stream, own_integers, own_floats, arrays); error.failure()) return error;
   }
   return ffi::Error::Success();

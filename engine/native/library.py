@@ -1,17 +1,8 @@
-"""Builds the C++ sources into one shared library, and makes its kernels known to XLA."""
+"""Loads the shared library of the C++ kernels, and makes them known to XLA."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -19,6 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from penstock.engine.errors import ConfigError
+from penstock.engine.native.compilation import NativeUnavailableError, build_here
+from penstock.engine.native.shipping import shipped_library
 
 ATTENTION, ATTENTION_INT8 = "penstock_ragged_attention", "penstock_ragged_attention_int8"
 MATMUL, GROUPED_MATMUL = "penstock_packed_matmul", "penstock_grouped_matmul"
@@ -28,20 +21,7 @@ ROUTE, GROUP_ROWS, SUM_ROWS = "penstock_route", "penstock_group_rows", "penstock
 SURVEY = "penstock_survey"
 """What the kernels are called in `jax.ffi.ffi_call`, once `load_library` has been called."""
 
-_SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cc")))
-_HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
-_FLAGS = (
-    "-std=c++17", "-O3", "-march=native", "-fPIC", "-w",
-    # What vectorising sums needs of -ffast-math, without what would lose a NaN.
-    "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno",
-)  # fmt: skip
-_BUILD_TIMEOUT_S = 300
-
 _loaded: dict[str, ctypes.CDLL] = {}  # by the file's name, which says of what it was built
-
-
-class NativeUnavailableError(Exception):
-    """The kernels cannot be had on this machine; the message says why."""
 
 
 class NativeLibrary:
@@ -69,14 +49,14 @@ class NativeLibrary:
 
 
 def load_library(build_dir: Path) -> ctypes.CDLL:
-    """Builds what is not built yet, in `build_dir`.
+    """Takes what was shipped for this processor, or else builds what is not built yet, in `build_dir`.
 
     A process loads it once, from whichever folder is asked for first: XLA refuses a second kernel of the same name.
 
     Raises:
         NativeUnavailableError: there is no compiler, or it failed.
     """
-    path = _build(build_dir)
+    path = shipped_library() or build_here(build_dir)
     if path.name not in _loaded:
         _loaded[path.name] = _register(ctypes.CDLL(str(path)))
     return _loaded[path.name]
@@ -109,52 +89,3 @@ def panel_width(library: ctypes.CDLL) -> int:
     """Columns of a panel of packed weights, which depends on the processor."""
     library.PenstockPanelWidth.restype = ctypes.c_int64
     return int(library.PenstockPanelWidth())
-
-
-def _build(build_dir: Path) -> Path:
-    """The shared library for these sources, these flags, this processor and this jaxlib."""
-    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
-    if compiler is None:
-        raise NativeUnavailableError("there is no C++ compiler (c++, g++ or clang++) on PATH")
-    texts = [file.read_text() for file in (*_SOURCES, *_HEADERS)]
-    parts = (*texts, " ".join(_FLAGS), jax.__version__, _processor())
-    library = build_dir / f"kernels-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
-    if library.exists():
-        return library
-    build_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=build_dir) as scratch:
-        objects = [Path(scratch) / f"{source.stem}.o" for source in _SOURCES]
-        includes = f"-I{jax.ffi.include_dir()}"
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            commands = [
-                (compiler, *_FLAGS, includes, "-c", str(source), "-o", str(to))
-                for source, to in zip(_SOURCES, objects, strict=True)
-            ]
-            list(threads.map(_run, commands))
-        linked = Path(scratch) / library.name
-        _run((compiler, "-shared", *map(str, objects), "-o", str(linked)))
-        with suppress(FileExistsError):  # another process was faster
-            os.link(linked, library)
-    return library
-
-
-def _run(command: Sequence[str]) -> None:
-    try:
-        result = subprocess.run(  # noqa: S603 - our own sources and flags
-            command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeUnavailableError(f"{command[0]} could not be run: {error}") from error
-    if result.returncode:
-        raise NativeUnavailableError(f"{command[0]} failed: {result.stderr.strip()[-2000:]}")
-
-
-def _processor() -> str:
-    """What `-march=native` depends on."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return platform.processor()
-    lines = cpuinfo.read_text(errors="replace").splitlines()
-    return "|".join(
-        sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
-    )

@@ -65,6 +65,27 @@ inline void AddRow(int64_t size, float scale, const float* __restrict y, T* __re
   for (; i < size; ++i) Store(&x[i], Load(x[i]) + scale * y[i]);
 }
 
+// The next features of a row, of which `left` are left: zeros behind its end.
+template <typename T>
+inline Vector LoadUpTo(const T* from, int64_t left) {
+  if (left >= kLanes) return LoadVector(from);
+  T padded[kLanes] = {};
+  std::memcpy(padded, from, left * sizeof(T));
+  return LoadVector(padded);
+}
+template <typename T>
+inline void StoreUpTo(T* to, Vector values, int64_t left) {
+  if (left >= kLanes) return StoreVector(to, values);
+  T padded[kLanes];
+  StoreVector(padded, values);
+  std::memcpy(to, padded, left * sizeof(T));
+}
+
+inline Vector Sigmoid(Vector x) {
+  const Vector power = ExpOfNegative(x < 0.0f ? x : -x);  // a NaN stays one
+  return (x < 0.0f ? power : Vector{} + 1.0f) / (1.0f + power);
+}
+
 // Memory that is kept from step to step, and grows.
 class Buffer {
  public:

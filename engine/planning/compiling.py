@@ -23,6 +23,7 @@ import jax
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.compilation import no_kept_compilations, printed
 from penstock.engine.execution.steps import Cache, Steps
+from penstock.engine.models import LayerCache
 from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.cycles import LayerCycles, layer_cycles
 from penstock.engine.planning.hlo import Program, Traffic
@@ -70,6 +71,7 @@ class Compiler:
     num_devices: int  # of a replica
     steps: Steps
     cache: Cache  # abstract
+    num_page_kinds: int  # of its first arrays, where those hold all layers
     cache_bytes: int  # of its pages, on each device
     decode_steps: int
     pattern_length: int  # layers in an iteration of the largest loop over them
@@ -77,12 +79,10 @@ class Compiler:
 
     @property
     def _array_bytes(self) -> int:
-        """Of the pages' largest array on a device, where that holds all layers, and else of all their arrays."""
-        if not self.steps.is_stacked:
-            return self.cache_bytes
-        leaves = jax.tree.leaves(self.cache[0])
-        largest: int = max(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
-        return largest
+        """Of the pages' largest array on a device, where that holds all layers, else of all their arrays. Of several
+        kinds of pages that of the kind whose array is smallest.
+        """
+        return min(map(_largest, self.cache[: self.num_page_kinds])) if self.steps.is_stacked else self.cache_bytes
 
     def compile(self, kind: str, size: int) -> Bucket:
         """One function, or what is kept of it. No other thread may compile: libtpu has crashed where two did.
@@ -153,6 +153,13 @@ class Compiler:
         digest = hashlib.sha256("|".join(facts).encode())
         digest.update(str(lowered.as_text()).encode())
         return self.directory / _FOLDER / f"{digest.hexdigest()[:32]}.json"
+
+
+def _largest(pages: LayerCache) -> int:
+    """Bytes of the largest of these arrays on a device."""
+    leaves = jax.tree.leaves(pages)
+    largest: int = max(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    return largest
 
 
 def _recalled(path: Path | None) -> Bucket | None:

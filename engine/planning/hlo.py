@@ -13,6 +13,8 @@ every instruction is counted as often as it runs, with those of its operands and
   nothing and does not state what it accesses reads the cache where an operand is as large.
 - Of a kernel that states how many bytes it accesses, as those for quantized weights do, that much counts at most, less
   what of it is in VMEM: given the weights of all layers, it reads one's.
+- The kernel of the gated delta rule updates states in place, and states what it moves of them: as many as a step may
+  write, there and back.
 - Nor do the experts that a grouped matmul is given: it reads those that have rows, as its own program says, so that the
   planner adds as many as are to be expected. The kernel for quantized ones states what it accesses without them.
 
@@ -29,7 +31,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-from penstock.engine.kernels import GROUPED_QUANTIZED_MATMUL
+from penstock.engine.kernels import GATED_DELTA_RULE, GROUPED_QUANTIZED_MATMUL
 
 _ITEM_BYTES = {"pred": 1, "bf16": 2, "f16": 2, "token": 0}
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
@@ -98,6 +100,11 @@ class Instruction:
     def is_quantized_grouped_matmul(self) -> bool:
         """Whether it is the kernel of that name."""
         return self.opcode == "custom-call" and self.name.startswith(GROUPED_QUANTIZED_MATMUL)
+
+    @property
+    def is_delta_rule(self) -> bool:
+        """Whether it is the kernel of that name."""
+        return self.opcode == "custom-call" and self.name.startswith(GATED_DELTA_RULE)
 
     @property
     def updated(self) -> dict[int, int]:
@@ -271,8 +278,9 @@ class Program:
             others = (array for i, array in enumerate(instruction.results) if i not in updated)
             writes = sum(array.num_bytes for array in others if array.is_in_hbm and array.num_bytes < cache_bytes)
         if instruction.stated_bytes:
-            stated = instruction.stated_bytes - self._in_vmem(instruction, computation) - writes
-            reads = min(reads, max(stated, 0))
+            states = updated if instruction.is_delta_rule else {}  # a step's share of them is stated, wherever they are
+            stated = instruction.stated_bytes - self._in_vmem(instruction, computation, states) - writes
+            reads = max(stated, 0) if instruction.is_delta_rule else min(reads, max(stated, 0))
         return Traffic(
             read_bytes=reads,
             written_bytes=writes,
@@ -287,11 +295,14 @@ class Program:
             kernel_flops=instruction.stated_flops if is_kernel and not (is_attention or is_grouped) else 0,
         )
 
-    def _in_vmem(self, instruction: Instruction, computation: Computation) -> int:
-        """Bytes of its operands and results."""
-        found = computation.instructions
-        sources = [instruction, *(found[name] for name in instruction.operands if name in found)]
-        return sum(source.result_bytes - source.hbm_bytes for source in sources)
+    def _in_vmem(self, instruction: Instruction, computation: Computation, but: Mapping[int, int]) -> int:
+        """Bytes of its operands and results, but of those results, which are those operands."""
+        found, left_out = computation.instructions, but.values()
+        arrays = [array for place, array in enumerate(instruction.results) if place not in but]
+        for place, name in enumerate(instruction.operands):
+            if name in found and place not in left_out:
+                arrays += found[name].results
+        return sum(array.num_bytes for array in arrays if not array.is_in_hbm)
 
     def _taken(self, instruction: Instruction, place: int, full: int) -> int:
         """How many bytes an instruction reads of the operand at `place`."""

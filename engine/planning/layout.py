@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
-from penstock.engine.attention import KVCacheSpec, ShardedAttention
+from penstock.engine.attention import CacheSpec, ShardedAttention
+from penstock.engine.cache_sizes import with_pages
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import Deployment, deploy, with_pages
+from penstock.engine.deployment import Deployment, deploy, usable
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.state_cache import abstract_states, state_arrays
@@ -17,6 +19,7 @@ from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.compiling import Compiler
 from penstock.engine.planning.topology import chip_of, devices_of
 from penstock.engine.planning.weights import device_bytes, held_bytes
+from penstock.engine.scheduling.amounts import Amount
 from penstock.engine.sharded_linears import prepare_for_tpu
 
 
@@ -25,7 +28,7 @@ class Layout:
     deployment: Deployment
     chip: Chip
     num_devices: int  # of the slice
-    spec: KVCacheSpec
+    spec: CacheSpec
     geometry: Geometry
     weight_bytes: int  # on each device
     lane_padding_bytes: int
@@ -58,7 +61,7 @@ def lay_out(model: ModelConfig, topology: str, config: EngineConfig) -> Layout:
             f"tensor_parallel above {config.tensor_parallel}, or take a larger slice"
         )
     spec = with_pages(deployment, deployment.kv_bytes(free))
-    geometry = deployment.geometry(deployment.needs.longest(spec.num_pages - 1, deployment.max_model_len))
+    geometry = deployment.geometry(deployment.needs.longest(usable(spec), deployment.max_model_len))
     states = state_arrays(deployment.model, spec.num_states, is_stacked=attention.is_stacked)
     compiler = Compiler(
         chip=chip,
@@ -66,8 +69,9 @@ def lay_out(model: ModelConfig, topology: str, config: EngineConfig) -> Layout:
         device=placement.mesh.devices.flat[0],
         num_devices=placement.num_shares,
         steps=Steps(abstract, attention, geometry, placement),
-        cache=(*attention.abstract_cache(spec), *abstract_states(states, placement)),
-        cache_bytes=spec.num_pages * deployment.page_bytes,
+        cache=(*chain.from_iterable(map(attention.abstract_cache, spec.kinds)), *abstract_states(states, placement)),
+        num_page_kinds=len(spec.kinds),
+        cache_bytes=deployment.pages_bytes(Amount(spec.counts)),
         decode_steps=deployment.decode_steps or 1,
         pattern_length=max((len(run.pattern) for run in layer_runs(deployment.model) if run.repeats > 1), default=1),
         directory=config.compile_cache_dir,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from operator import mul
 
+from penstock.engine.cache_sizes import useful_pages
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import Deployment, useful_pages
+from penstock.engine.deployment import Deployment, usable
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.models import ModelConfig
@@ -16,6 +18,7 @@ from penstock.engine.planning.layout import Layout, lay_out
 from penstock.engine.planning.roofline import Step, decode_step, prefill_step
 from penstock.engine.planning.side_by_side import Source, compiled_by_processes, compiled_in_turn
 from penstock.engine.planning.weights import vocab_padding_bytes
+from penstock.engine.scheduling.amounts import Amount
 from penstock.engine.scheduling.page_needs import PageNeeds
 from penstock.engine.stats import ReportProgress
 
@@ -34,10 +37,10 @@ class Plan:
     kv_dtype: str  # of the pages
     decode_steps: int  # in one dispatch
     page_size: int
-    page_bytes: int
+    kind_bytes: tuple[int, ...]  # of a page of each kind
     needs: PageNeeds  # of a sequence, in pages
-    num_pages: int
-    max_pages: int  # that all sequences together could fill
+    pages: Amount  # of each kind, page 0 included
+    most_pages: Amount  # that all sequences together could fill
     max_model_len: int
     cache_bytes: int
     num_states: int  # slots for states, slot 0 included; 0 where no layer keeps any
@@ -77,22 +80,47 @@ class Plan:
         return self.chip.hbm_bytes - self.used_bytes
 
     @property
+    def page_bytes(self) -> int:
+        """Of a page of each kind together."""
+        return sum(self.kind_bytes)
+
+    @property
+    def num_pages(self) -> int:
+        """Of all kinds together, each with a page 0."""
+        return self.pages.total
+
+    @property
+    def max_pages(self) -> int:
+        """That all sequences together could fill, of all kinds."""
+        return self.most_pages.total
+
+    @property
     def spare_pages(self) -> int:
-        """That `num_pages` could ask for beside those there are, and sequences could use."""
+        """That `num_pages` could ask for beside those there are, and sequences could use: of one kind, where there are
+        no others.
+        """
+        if len(self.kind_bytes) > 1:
+            return 0
         return max(0, min(self.spare_bytes // self.page_bytes, self.max_pages - self.num_pages))
 
     @property
+    def usable_pages(self) -> Amount:
+        return Amount(tuple(count - 1 for count in self.pages.counts))
+
+    @property
     def num_tokens(self) -> int:
-        """That the pages of one replica hold together, while no window has passed any."""
-        return (self.num_pages - 1) // self.needs.num_groups * self.page_size
+        """That the pages of one replica hold together, while no window has passed any; of kinds of pages that windows
+        bound there need not be as many.
+        """
+        return self.needs.spans(self.usable_pages) * self.page_size
 
     def sequence_bytes(self, num_tokens: int) -> int:
         """Of the pages that a decoding sequence of so many tokens holds, where windows have passed the others."""
-        return self.needs.most(num_tokens, 1) * self.page_bytes
+        return sum(map(mul, self.needs.held(num_tokens, 1).counts, self.kind_bytes))
 
     def num_sequences(self, num_tokens: int) -> int:
         """Of that length, whose pages are there at once."""
-        return (self.num_pages - 1) // self.needs.most(num_tokens, 1)
+        return self.needs.sequences(self.usable_pages, num_tokens)
 
     @property
     def cache_is_aliased(self) -> bool:
@@ -149,10 +177,10 @@ def plan(
         kv_dtype=deployment.kv_dtype,
         decode_steps=layout.compiler.decode_steps,
         page_size=layout.spec.page_size,
-        page_bytes=deployment.page_bytes,
+        kind_bytes=deployment.kind_bytes,
         needs=deployment.needs,
-        num_pages=layout.spec.num_pages,
-        max_pages=useful_pages(replace(deployment, max_model_len=geometry.max_model_len)),
+        pages=Amount(layout.spec.counts),
+        most_pages=useful_pages(replace(deployment, max_model_len=geometry.max_model_len)),
         max_model_len=geometry.max_model_len,
         cache_bytes=layout.compiler.cache_bytes,
         num_states=layout.spec.num_states,
@@ -178,6 +206,9 @@ def _check_fit(made: Plan) -> None:
         return
     pages = made.num_pages + made.spare_bytes // made.page_bytes
     hint = f"num_pages {pages}, or " if pages > made.needs.num_groups else ""
+    if len(made.kind_bytes) > 1:
+        num_bytes = made.cache_bytes + made.state_bytes + made.spare_bytes
+        hint = f"kv_cache_bytes {num_bytes}, or " if num_bytes > 0 else ""
     dearest = max(made.buckets, key=lambda bucket: bucket.step_bytes, default=None)
     step = "" if dearest is None else f"the {dearest.kind} of {dearest.size} {dearest.step_bytes}, "
     raise ConfigError(
@@ -207,8 +238,8 @@ class _Estimates:
 
     def decode(self, context: int, *, filtered: bool = False, all_options: bool = False) -> tuple[Step, ...]:
         """By what rows ask for: nothing, filters, or every option."""
-        pages = self._deployment.needs.most(context + 1, 1)
-        most = min(self._deployment.config.max_num_seqs, (self._layout.spec.num_pages - 1) // pages)
+        fitting = self._deployment.needs.sequences(usable(self._layout.spec), context + 1)
+        most = min(self._deployment.config.max_num_seqs, fitting)
         steps = []
         for batch in sorted({size for size in (1, 32, 64, 128) if size <= most} | ({most} if most else set())):
             backbone = self._found.get(("backbone", self._layout.geometry.token_bucket(batch)))

@@ -61,7 +61,9 @@ class PlannedSteps:
             for bucket in plan.buckets
         }
         self._links = {(bucket.kind, bucket.size): bucket.links for bucket in plan.buckets}
-        self._windows = Counter(attention.sliding_window for attention in self._model.attentions)
+        self._features: Counter[int | None] = Counter()  # of all heads of all layers, by the layers' windows
+        for attention in self._model.attentions:
+            self._features[attention.sliding_window] += attention.num_mixed
         self._token_bytes = kv_token_bytes(self._model, deployment.kv_dtype) // self._devices
         self._key_flops = attention_flops(self._model, 1) / self._devices
         self._padded_flops = lru_cache(maxsize=None)(self._flops)
@@ -129,9 +131,9 @@ class PlannedSteps:
         return step_flops(self._model, num_tokens, num_rows, 0) / self._devices
 
     def _mean_keys(self, start: int, count: int) -> float:
-        """By the tokens of a chunk, themselves included; the mean over layers."""
-        total = sum(layers * keys_seen(window, start, count) for window, layers in self._windows.items())
-        return total / len(self._model.attentions)
+        """By the tokens of a chunk, themselves included; the mean over the features of all layers' heads."""
+        total = sum(features * keys_seen(window, start, count) for window, features in self._features.items())
+        return total / self._features.total()
 
 
 def planned_replicas(plan: Plan, model: ModelConfig, config: EngineConfig, slices: int = 1) -> list[Replica]:
@@ -146,9 +148,10 @@ def _replica(plan: Plan, deployment: Deployment, timing: PlannedSteps, pace: Pac
     config = deployment.config
     scheduler = Scheduler(
         PagePool(
-            plan.num_pages,
+            plan.pages.counts,
             plan.page_size,
             windows=plan.needs.windows,
+            kinds=plan.needs.kinds,
             prefix_caching=config.prefix_caching,
             num_states=plan.num_states,
             state_interval=plan.state_interval,

@@ -2,8 +2,12 @@
 
 From the config.json of each as its authors published it: of Qwen3, Qwen3-30B-A3B (Qwen), Llama-3.1-8B and
 Llama-3.3-70B-Instruct (meta-llama), Mixtral-8x7B-v0.1 (mistralai), gemma-3-27b-it (google; its `text_config`, what it
-leaves out being what `transformers` has for it), gpt-oss-20b and gpt-oss-120b (openai, with experts in mxfp4). A test
-holds the numbers of parameters that follow from them to those published.
+leaves out being what `transformers` has for it), gpt-oss-20b and gpt-oss-120b (openai, with experts in mxfp4). Of
+Qwen3.6 (Qwen; the text part, which is all that is served) from the model cards, and what these leave out, such as the
+convolution's width and norms, from what `transformers` has for `qwen3_5_text` and `qwen3_5_moe_text`. Those of
+gemma-4-31B and gemma-4-26B-A4B (google; `text_config`) are as several public projects quote them, since neither was at
+hand; ropes, and all that they do not quote, are what `transformers` has. A test holds the numbers of parameters that
+follow from them to those published.
 """
 
 from __future__ import annotations
@@ -55,6 +59,27 @@ def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _qwen3_6(hidden: int, layers: int, heads: int, kv_heads: int, value_heads: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": 256, "linear_num_key_heads": 16,
+        "linear_num_value_heads": value_heads, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4, "full_attention_interval": 4, "vocab_size": 248320,
+        "max_position_embeddings": 262144, "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    }  # fmt: skip
+
+
+def _gemma4(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, full_kv: int) -> dict[str, Any]:
+    return {
+        "model_type": "gemma4_text", "hidden_size": hidden, "intermediate_size": intermediate,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "num_global_key_value_heads": full_kv, "head_dim": 256, "global_head_dim": 512, "attention_k_eq_v": True,
+        "sliding_window": 1024, "max_position_embeddings": 262144, "vocab_size": 262144,
+        "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,
+    }  # fmt: skip
+
+
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "Qwen3-0.6B": _qwen3(1024, 3072, 28, 16, tied=True),
@@ -95,6 +120,27 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "sliding_window": 1024,
             "rope_scaling": {"rope_type": "linear", "factor": 8.0},
             "vocab_size": 262208,
+        },
+        "Qwen3.6-27B": {
+            **_qwen3_6(5120, 64, 24, 4, 48),
+            "model_type": "qwen3_5_text",
+            "intermediate_size": 17408,
+        },
+        "Qwen3.6-35B-A3B": {
+            **_qwen3_6(2048, 40, 16, 2, 32),
+            "model_type": "qwen3_5_moe_text",
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+        "Gemma-4-31B": _gemma4(5376, 21504, 60, 32, 16, 4),
+        "Gemma-4-26B-A4B": {
+            **_gemma4(2816, 2112, 30, 16, 8, 2),
+            "enable_moe_block": True,
+            "num_experts": 128,
+            "top_k_experts": 8,
+            "moe_intermediate_size": 704,
         },
         "Llama-3.3-70B": _llama3(8192, 28672, 80, 64, _LLAMA_3_ROPE),
         "gpt-oss-20b": _gpt_oss(24, 32),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from penstock.engine.models import layer_groups
 from penstock.engine.planning.chips import SOURCE
 from penstock.engine.planning.plan import Plan
 from penstock.engine.planning.roofline import Step
@@ -44,6 +45,19 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "useful_at_most": plan.max_pages,
             "tokens_at_once": plan.num_tokens,
             "windows": plan.needs.windows,
+            "kinds": [
+                {
+                    "count": count,
+                    "size_bytes": size,
+                    "kv_heads": kind.num_kv_heads,
+                    "head_dim": kind.head_dim,
+                    "layers_in_a_page": kind.size,
+                    "groups": plan.needs.kinds.count(number),
+                }
+                for number, (kind, count, size) in enumerate(
+                    zip(layer_groups(plan.model).page_kinds, plan.pages.counts, plan.kind_bytes, strict=True)
+                )
+            ],
             "bytes_of_longest_sequence": plan.sequence_bytes(plan.max_model_len),
             "longest_sequences_at_once": plan.num_sequences(plan.max_model_len),
             "aliased_and_never_copied": plan.cache_is_aliased,

@@ -7,8 +7,9 @@ Formulas, so that they can be checked by hand, per device, with n devices of one
   counts whole on each device. The head has as many rows as tokens, and where n does not divide those, as many as make
   each share a multiple of 128. Of E experts, of which a token chooses k, a step of t tokens reads
   E (1 - (1 - k / E)^t): as many different ones as are to be expected where the router prefers none.
-- KV of a token: layers x KV heads x 2 x (head_dim x bytes of an element, and 4 for the scale of 8-bit ones) / n. A
-  layer with a window reads no more tokens of a sequence than it has.
+- KV of a token: layers x KV heads x 2 x (head_dim x bytes of an element, and 4 for the scale of 8-bit ones) / n, each
+  layer with its own. A layer with a window reads no more tokens of a sequence than it has. One that has no keys and
+  values of its own reads those of another, and writes none.
 - States of layers that keep such are read once and written once in a decode step; a prompt's are written.
 - FLOPs of matmuls: 2 x (parameters of the layers, of experts k) x tokens + 2 x (parameters of the head) x sampled
   rows; of attention 4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
@@ -36,7 +37,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,10 +45,11 @@ import jax.numpy as jnp
 
 from penstock.engine.attention import kv_head_bytes
 from penstock.engine.deployment import Deployment
-from penstock.engine.models import ModelConfig, matmul_parameters
+from penstock.engine.models import AttentionConfig, ModelConfig, layer_groups, matmul_parameters
 from penstock.engine.planning.chips import Chip
 from penstock.engine.planning.hlo import Traffic
 from penstock.engine.planning.weights import grouped_matmul_bytes, step_weight_bytes
+from penstock.engine.scheduling.amounts import Amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ def decode_step(
     """
     model, devices = deployment.model, _devices(deployment)
     weights = step_weight_bytes(model, batch, deployment.placement)
-    keys_seen = batch * _mean(min(context, seen) for seen in _windows(model))
+    keys_seen = batch * _mean_keys(model, lambda window: min(context, window))
     work = StepWork(
         programs=Programs.of((backbone, head), weights),
         attention=Load(batch * kv_bytes_moved(deployment, context), attention_flops(model, keys_seen) / devices),
@@ -196,7 +198,7 @@ def prefill_step(
     model, devices = deployment.model, _devices(deployment)
     weights = step_weight_bytes(model, num_tokens, deployment.placement)
     kv_bytes = num_tokens * kv_token_bytes(model, deployment.kv_dtype) // devices
-    keys_seen = _mean(_pairs(num_tokens, seen) for seen in _windows(model))
+    keys_seen = _mean_keys(model, lambda window: _pairs(num_tokens, window))
     work = StepWork(
         programs=Programs.of(programs, weights),
         attention=Load(kv_bytes, attention_flops(model, keys_seen) / devices),
@@ -225,31 +227,40 @@ def expert_load(deployment: Deployment, num_tokens: int, program: Traffic, num_s
 
 
 def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
-    """Of one token in all layers with attention, over all devices of a replica."""
-    return 2 * len(model.attentions) * model.num_kv_heads * kv_head_bytes(model.head_dim, kv_dtype)
+    """Of one token in all layers that keep any, over all devices of a replica."""
+    return sum(_layer_bytes(attention, kv_dtype) for attention in model.kept)
 
 
 def kv_sequence_bytes(model: ModelConfig, kv_dtype: str, num_tokens: int) -> int:
     """Of those of a sequence's tokens that its last one sees, in all layers, over all devices of a replica."""
-    layer = kv_token_bytes(model, kv_dtype) // len(model.attentions)
-    return layer * sum(min(num_tokens, seen) for seen in _windows(model))
+    return sum(
+        _layer_bytes(attention, kv_dtype) * min(num_tokens, attention.sliding_window or num_tokens)
+        for attention in model.attentions
+    )
+
+
+def _layer_bytes(attention: AttentionConfig, kv_dtype: str) -> int:
+    """Of a token that a layer reads."""
+    return 2 * attention.num_kv_heads * kv_head_bytes(attention.head_dim, kv_dtype)
 
 
 def kv_bytes_moved(deployment: Deployment, context: int) -> int:
     """On each device, for a token that decodes behind `context` others: of whole rows of pages, as they are padded."""
     pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
-    spec = deployment.cache_spec(2)
-    windows = Counter(attention.sliding_window for attention in deployment.model.attentions)
-    rows = sum(
-        count * sum(deployment.attention.rows_moved(context, spec, pages_per_seq, window))
-        for window, count in windows.items()
+    kinds = deployment.cache_spec(Amount((2,) * len(deployment.kind_bytes))).kinds
+    groups = layer_groups(deployment.model)
+    layers = Counter(
+        (place.kind, attention.sliding_window, attention.has_kv)
+        for place, attention in zip(groups.pages, deployment.model.attentions, strict=True)
     )
-    return rows * deployment.page_bytes // (deployment.page_size * spec.num_layers)
-
-
-def _windows(model: ModelConfig) -> list[int]:
-    """Of each layer with attention, how many tokens it sees at most."""
-    return [attention.sliding_window or sys.maxsize for attention in model.attentions]
+    rows = [0] * len(kinds)
+    for (kind, window, writes), count in layers.items():
+        read, written = deployment.attention.rows_moved(context, kinds[kind], pages_per_seq, window)
+        rows[kind] += count * (read + (written if writes else 0))
+    return sum(
+        num_rows * num_bytes // (deployment.page_size * kind.num_layers)
+        for num_rows, num_bytes, kind in zip(rows, deployment.kind_bytes, kinds, strict=True)
+    )
 
 
 def _pairs(num_tokens: int, window: int) -> int:
@@ -258,9 +269,11 @@ def _pairs(num_tokens: int, window: int) -> int:
     return short * (short + 1) // 2 + (num_tokens - short) * short
 
 
-def _mean(counts: Iterable[int]) -> int:
-    """Over layers, which have the same heads."""
-    return round(statistics.fmean(counts))
+def _mean_keys(model: ModelConfig, seen: Callable[[int], int]) -> int:
+    """Over the features of all layers' heads, of what is seen with a layer's window."""
+    features = [attention.num_mixed for attention in model.attentions]
+    counts = [seen(attention.sliding_window or sys.maxsize) for attention in model.attentions]
+    return round(statistics.fmean(counts, features))
 
 
 def step_flops(model: ModelConfig, num_tokens: int, num_rows: int, num_keys_seen: int) -> float:
@@ -272,7 +285,7 @@ def step_flops(model: ModelConfig, num_tokens: int, num_rows: int, num_keys_seen
 
 def attention_flops(model: ModelConfig, num_keys_seen: float) -> float:
     """Over all devices of a replica."""
-    return 4.0 * num_keys_seen * sum(attention.num_heads * attention.head_dim for attention in model.attentions)
+    return 4.0 * num_keys_seen * sum(attention.num_mixed for attention in model.attentions)
 
 
 def collective_s(model: ModelConfig, num_tokens: int, devices: int, chip: Chip) -> float:

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.kernels import KernelForm
-from penstock.engine.models import ExpertsConfig, ModelConfig, ParamPath, layer_shapes, outer_shapes
+from penstock.engine.kernels import LANES, KernelForm
+from penstock.engine.models import BlockConfig, ExpertsConfig, ModelConfig, ParamPath, layer_shapes, outer_shapes
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.sharding import Placement
 
@@ -49,10 +49,12 @@ def held_bytes(model: ModelConfig, placement: Placement | None) -> int:
 def step_weight_bytes(model: ModelConfig, num_tokens: int, placement: Placement | None) -> int:
     """What one step of `num_tokens` reads of the weights, on the device that reads the most."""
     outer = _outer_bytes(model, placement)
-    table = 0 if model.tie_word_embeddings else outer["embedding"]  # the head is another one: of it a row per token
-    rows = num_tokens * model.hidden_size * int(jnp.dtype(model.dtype).itemsize)
+    # Of tables that are no head, a row per token.
+    tables = outer["per_layer_embedding"] + (0 if model.tie_word_embeddings else outer["embedding"])
+    features = model.hidden_size + (0 if model.per_layer is None else model.per_layer.num_layers * model.per_layer.size)
+    rows = num_tokens * features * int(jnp.dtype(model.dtype).itemsize)
     layers = _layer_bytes(model, placement, lambda mixture: distinct_experts(mixture, num_tokens))
-    return round(layers) + sum(outer.values()) - table + rows
+    return round(layers) + sum(outer.values()) - tables + rows
 
 
 def grouped_matmul_bytes(
@@ -64,21 +66,22 @@ def grouped_matmul_bytes(
     num_all, total = 0, 0.0
     for block, count in Counter(model.blocks).items():
         if isinstance(block.mlp, ExpertsConfig):
-            matrices = _expert_bytes(replace(model, blocks=(block,)), placement, quantized=quantized)
+            matrices = _expert_bytes(block, model, placement, quantized=quantized)
             share = distinct_experts(block.mlp, num_tokens) / block.mlp.num_experts
             num_all, total = num_all + count * len(matrices), total + count * sum(matrices) * share
     return round(total * num_matmuls / num_all) if num_all else 0
 
 
 @lru_cache(maxsize=64)
-def _expert_bytes(model: ModelConfig, placement: Placement | None, *, quantized: bool) -> tuple[int, ...]:
-    """Of each matrix of the only layer's experts, those of all that a device holds."""
-    (block,) = model.blocks
-    if not quantized:
-        block = replace(block, packed=())
-        arrays = _arrays(layer_shapes(block, model), ("blocks", 0), placement)
-        return tuple(num for path, num in arrays if path[2:4] == ("mlp", "experts") and path[-1] == "kernel")
+def _expert_bytes(
+    block: BlockConfig, model: ModelConfig, placement: Placement | None, *, quantized: bool
+) -> tuple[int, ...]:
+    """Of each matrix of a layer's experts, those of all that a device holds."""
+    block = block if quantized else replace(block, packed=())
     shards = dict(_shards(layer_shapes(block, model), ("blocks", 0), placement))
+    if not quantized:
+        kernels = [path for path in shards if path[2:4] == ("mlp", "experts") and path[-1] == "kernel"]
+        return tuple(_num_bytes(_in_whole_lanes(path, shards[path])) for path in kernels)
     matrices = []
     for at, packing in block.packed:
         form = KernelForm(packing)
@@ -86,6 +89,13 @@ def _expert_bytes(model: ModelConfig, placement: Placement | None, *, quantized:
             held = form.shapes({leaf: shards["blocks", 0, *at, leaf] for leaf in form.leaves})
             matrices.append(sum(_num_bytes(array) for array in held.values()))
     return tuple(matrices)
+
+
+def _in_whole_lanes(path: ParamPath, kernel: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """A device's kernel of experts as `prepare_for_tpu` pads it."""
+    inside = logical_axes(path, len(kernel.shape)).index("expert_mlp")
+    shape = [-(-size // LANES) * LANES if place == inside else size for place, size in enumerate(kernel.shape)]
+    return jax.ShapeDtypeStruct(shape, kernel.dtype)  # type: ignore[no-untyped-call]
 
 
 def distinct_experts(mixture: ExpertsConfig, num_tokens: int) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
+from penstock.engine.scheduling.amounts import Amount
 from penstock.engine.scheduling.page_needs import PageNeeds
+from penstock.engine.scheduling.page_store import PageStore
 from penstock.engine.scheduling.state_pool import StatePool
 
 _HASH_BYTES = 16
@@ -19,16 +20,15 @@ class Prefix(NamedTuple):
 
     pages: list[list[int]]  # that can be taken up, by group
     num_matched: int  # pages in a row that all full groups have; more than in `pages` where a window's are gone
-    num_shared: int  # of these pages of the full groups, how many somebody holds
+    num_shared: Amount  # of these pages of the full groups, how many somebody holds
 
 
 class PagePool:
-    """Reference-counted pages with a prefix cache.
+    """All that sequences can hold: pages of each kind, with a prefix cache, and states.
 
-    Page 0 is the sink: padding tokens write there, and it is never handed out. Every other page is in exactly one of
-    three states: held (one or more references), cached (no reference, but its content is indexed and may be taken up
-    again), or free. Held pages may be indexed too, then several sequences share them. Only full pages are indexed, by
-    the group of layers whose keys and values they hold; their content never changes while they are.
+    Pages are counted by a PageStore for each kind, and numbered within it. Held ones may be indexed, then several
+    sequences share them. Only full pages are indexed, by the group of layers whose keys and values they hold; their
+    content never changes while they are.
 
     Of a model whose layers keep recurrent states, a prefix can be taken up where its pages end and a state is: those
     are counted beside the pages, in `states`, by the same hashes. A state goes with its page.
@@ -36,69 +36,74 @@ class PagePool:
 
     def __init__(
         self,
-        num_pages: int,
+        num_pages: int | Sequence[int],  # of each kind, page 0 included
         page_size: int,
         *,
         windows: tuple[int | None, ...] = (None,),  # of the groups of layers
+        kinds: tuple[int, ...] | None = None,  # of the pages of each group; None: they are of one kind
         prefix_caching: bool = True,
         num_states: int = 0,  # slots for them, slot 0 included; 0 for a model that has none
         state_interval: int = 1,  # pages, at whose end a state is kept for other sequences
     ) -> None:
-        self.num_pages = num_pages
         self.page_size = page_size
-        self.needs = PageNeeds(page_size, windows)
+        self.needs = PageNeeds(page_size, windows, (0,) * len(windows) if kinds is None else kinds)
+        self.stores = tuple(map(PageStore, (num_pages,) if isinstance(num_pages, int) else num_pages))
         self.states = StatePool(num_states)
         self.state_interval = state_interval
         self.is_caching = prefix_caching
         self._full_groups = [group for group, window in enumerate(windows) if window is None]
-        self._free: deque[int] = deque(range(1, num_pages))
-        self._references = [0] * num_pages
-        self._key_of: dict[int, tuple[int, bytes]] = {}  # indexed page -> group, hash of everything up to its end
         self._page_of: tuple[dict[bytes, int], ...] = tuple({} for _ in windows)  # by group
-        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self.num_cache_exits = 0  # how often a page has left `_cached`, taken up or evicted
+
+    @property
+    def num_pages(self) -> int:
+        """Of all kinds together, the sinks included."""
+        return sum(store.num_pages for store in self.stores)
+
+    @property
+    def available(self) -> Amount:
+        """Pages that `allocate` could hand out now, cached ones included."""
+        return Amount(tuple(store.num_available for store in self.stores))
 
     @property
     def num_available(self) -> int:
-        """Pages that `allocate` could hand out now, cached ones included."""
-        return len(self._free) + len(self._cached)
+        """Of all kinds together."""
+        return sum(store.num_available for store in self.stores)
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return sum(len(store.free) for store in self.stores)
 
     @property
     def num_cached(self) -> int:
-        return len(self._cached)
+        return sum(len(store.cached) for store in self.stores)
 
     @property
-    def num_references(self) -> int:
-        return sum(self._references)
+    def references(self) -> Amount:
+        """How many are held, each counted as often as it is."""
+        return Amount(tuple(sum(store.references) for store in self.stores))
 
-    def allocate(self, count: int) -> list[int]:
-        """Hands out `count` pages, evicting the least recently used cached ones where free ones run out.
+    @property
+    def cache_exits(self) -> Amount:
+        """How often pages have left those that are cached."""
+        return Amount(tuple(store.num_cache_exits for store in self.stores))
 
-        The caller has checked `num_available`.
+    def allocate(self, count: int, group: int = 0) -> list[int]:
+        """Hands out `count` pages for a group, evicting the least recently used cached ones of their kind where free
+        ones run out.
+
+        The caller has checked `available`.
 
         Raises:
             AssertionError: it has not. Nothing is handed out then.
         """
-        if count > self.num_available:
-            raise AssertionError(f"{count} pages asked for, {self.num_available} are there")
-        pages = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
-        for page in pages:
-            self._references[page] = 1
-        return pages
+        store = self._store(group)
+        if count > store.num_available:
+            raise AssertionError(f"{count} pages asked for, {store.num_available} are there")
+        return [self._allocate_one(store) for _ in range(count)]
 
-    def release(self, pages: Sequence[int]) -> None:
-        """Gives up one reference to each page. Later pages are evicted first: prefixes outlive their tails."""
-        for page in reversed(pages):
-            self._references[page] -= 1
-            if self._references[page] == 0:
-                if page in self._key_of:
-                    self._cached[page] = None
-                else:
-                    self._free.append(page)
+    def release(self, pages: Sequence[int], kind: int = 0) -> None:
+        """Gives up one reference to each page of a kind. Later ones are evicted first: prefixes outlive their tails."""
+        self.stores[kind].release(pages)
 
     def find_prefix(self, hashes: Iterable[bytes]) -> Prefix:
         """The indexed pages of the longest prefix that can be taken up; `hashes` are those of its pages.
@@ -109,7 +114,7 @@ class PagePool:
         """
         found: list[list[int]] = [[] for _ in self._page_of]
         if not self.is_caching:
-            return Prefix(found, 0, 0)
+            return Prefix(found, 0, self._held_of(found))
         in_a_row = [0] * len(found)  # pages that are there, up to the last one looked for
         length = num_matched = 0
         for digest in hashes:
@@ -121,32 +126,20 @@ class PagePool:
                 in_a_row[group] = in_a_row[group] + 1 if pages[-1] else 0
             if all(num_matched - self._first_seen(group, num_matched) <= there for group, there in enumerate(in_a_row)):
                 length = num_matched if not self.states.num_slots or self.states.find(digest) else length
-        num_shared = sum(self._references[page] > 0 for group in self._full_groups for page in found[group])
-        return Prefix([self._kept(group, pages[:length]) for group, pages in enumerate(found)], num_matched, num_shared)
+        kept = [self._kept(group, pages[:length]) for group, pages in enumerate(found)]
+        return Prefix(kept, num_matched, self._held_of(found))
 
     def has_page(self, digest: bytes) -> bool:
         """Whether all full groups have this page indexed: a prefix without it ends before it."""
         return all(digest in self._page_of[group] for group in self._full_groups)
 
-    def _first_seen(self, group: int, num_pages: int) -> int:
-        """Of a prefix of so many pages, the first that the token behind it sees."""
-        return self.needs.first_seen(group, num_pages * self.page_size)
+    def count_cached(self, pages: Iterable[int], kind: int = 0) -> int:
+        """How many of `pages` are cached, not held: acquiring those takes from what is available."""
+        return sum(page in self.stores[kind].cached for page in pages)
 
-    def _kept(self, group: int, prefix: list[int]) -> list[int]:
-        first = self._first_seen(group, len(prefix))
-        return [0] * first + prefix[first:]
-
-    def count_cached(self, pages: Iterable[int]) -> int:
-        """How many of `pages` are cached, not held: acquiring those takes from `num_available`."""
-        return sum(page in self._cached for page in pages)
-
-    def acquire(self, pages: Sequence[int]) -> None:
-        """Takes a reference to each of these indexed pages."""
-        for page in pages:
-            self._references[page] += 1
-            if page in self._cached:
-                del self._cached[page]
-                self.num_cache_exits += 1
+    def acquire(self, pages: Sequence[int], kind: int = 0) -> None:
+        """Takes a reference to each of these indexed pages of a kind."""
+        self.stores[kind].acquire(pages)
 
     def index(self, page: int, digest: bytes, group: int = 0) -> None:
         """Makes a full held page findable by the hash of the tokens up to its end.
@@ -155,15 +148,13 @@ class PagePool:
         """
         if self.is_caching and digest not in self._page_of[group]:
             self._page_of[group][digest] = page
-            self._key_of[page] = group, digest
+            self._store(group).key_of[page] = group, digest
 
     def forget_contents(self) -> None:
         """Drops the whole index, for when the content of pages and states was lost. Held ones stay held."""
         self.states.forget_contents()
-        self._free.extend(self._cached)
-        self.num_cache_exits += len(self._cached)
-        self._cached.clear()
-        self._key_of.clear()
+        for store in self.stores:
+            store.forget_contents()
         for pages in self._page_of:
             pages.clear()
 
@@ -174,34 +165,41 @@ class PagePool:
         Raises:
             AssertionError: what does not hold.
         """
-        held = {page for page, count in enumerate(self._references) if count > 0}
-        free, cached = set(self._free), set(self._cached)
-        states = [page for group in (self._free, self._cached, held) for page in group]
-        if sorted(states) != list(range(1, self.num_pages)):
-            raise AssertionError(
-                f"free {len(free)} + cached {len(cached)} + held {len(held)} pages are not the {self.num_pages - 1} "
-                f"there are, each once"
-            )
-        if min(self._references, default=0) < 0:
-            raise AssertionError(f"negative reference count: {self._references}")
-        by_page = {page: (group, key) for group, pages in enumerate(self._page_of) for key, page in pages.items()}
-        if by_page != self._key_of:
-            raise AssertionError("the two directions of the prefix index differ")
-        if not cached <= set(self._key_of):
-            raise AssertionError(f"cached but not indexed: {cached - set(self._key_of)}")
-        if free & set(self._key_of):
-            raise AssertionError(f"free but indexed: {free & set(self._key_of)}")
+        for kind, store in enumerate(self.stores):
+            store.check()
+            groups = [(group, pages) for group, pages in enumerate(self._page_of) if self.needs.kinds[group] == kind]
+            if {page: (group, key) for group, pages in groups for key, page in pages.items()} != store.key_of:
+                raise AssertionError("the two directions of the prefix index differ")
         self.states.check()
         lone = [digest for digest in self.states.indexed if not self.has_page(digest)]
         if lone:
             raise AssertionError(f"{len(lone)} states are indexed whose pages are not")
 
-    def _evict(self) -> int:
-        page, _ = self._cached.popitem(last=False)
-        self.num_cache_exits += 1
-        group, digest = self._key_of.pop(page)
-        del self._page_of[group][digest]
-        self.states.forget(digest)  # a prefix that ends there can't be taken up any more
+    def _store(self, group: int) -> PageStore:
+        return self.stores[self.needs.kinds[group]]
+
+    def _held_of(self, found: list[list[int]]) -> Amount:
+        """How many of the full groups' pages somebody holds."""
+        counts = [0] * len(self.stores)
+        for group in self._full_groups:
+            references = self._store(group).references
+            counts[self.needs.kinds[group]] += sum(references[page] > 0 for page in found[group])
+        return Amount(tuple(counts))
+
+    def _first_seen(self, group: int, num_pages: int) -> int:
+        """Of a prefix of so many pages, the first that the token behind it sees."""
+        return self.needs.first_seen(group, num_pages * self.page_size)
+
+    def _kept(self, group: int, prefix: list[int]) -> list[int]:
+        first = self._first_seen(group, len(prefix))
+        return [0] * first + prefix[first:]
+
+    def _allocate_one(self, store: PageStore) -> int:
+        page, key = store.take()
+        if key is not None:
+            group, digest = key
+            del self._page_of[group][digest]
+            self.states.forget(digest)  # a prefix that ends there can't be taken up any more
         return page
 
 

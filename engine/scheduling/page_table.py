@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 
 class PageTable:
@@ -23,21 +23,21 @@ class PageTable:
     def __len__(self) -> int:
         return self.num_places
 
-    def __iter__(self) -> Iterator[int]:
-        """The pages that are held, place by place, so that all groups lose the tails of a prefix before its head."""
-        for place in zip(*self.groups, strict=True):
+    def held_by(self, groups: Iterable[int]) -> Iterator[int]:
+        """The pages that these groups hold, place by place, so that all lose the tails of a prefix before its head."""
+        for place in zip(*(self.groups[group] for group in groups), strict=True):
             yield from filter(None, place)
 
     @property
-    def num_held(self) -> int:
-        return self.num_places * len(self.groups) - sum(self.num_passed)
+    def num_held(self) -> list[int]:
+        """By group."""
+        return [self.num_places - passed for passed in self.num_passed]
 
-    def extend(self, pages: list[int]) -> None:
-        """Adds places: `pages` has one for each of them, group by group."""
-        count = len(pages) // len(self.groups)
-        for group, held in enumerate(self.groups):
-            held.extend(pages[group * count : (group + 1) * count])
-        self.num_places += count
+    def extend(self, pages: Sequence[list[int]]) -> None:
+        """Adds places: `pages` has as many for each group."""
+        for held, more in zip(self.groups, pages, strict=True):
+            held.extend(more)
+        self.num_places += len(pages[0])
 
     def pass_by(self, group: int, end: int) -> list[int]:
         """Takes the pages of a group's places before `end` out of it."""

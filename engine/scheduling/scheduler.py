@@ -8,6 +8,7 @@ from typing import Protocol
 
 from penstock.engine.length_rule import LengthRule
 from penstock.engine.scheduling.admission import Admission
+from penstock.engine.scheduling.amounts import NOTHING
 from penstock.engine.scheduling.pace import Pace, PromptBudget
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.sequence import Sequence
@@ -73,6 +74,8 @@ class Scheduler:
         self._suspects: set[Sequence] = set()
         self._free_batch_slots = list(range(max_num_seqs))
         self.num_preemptions = 0
+        self.num_queried_tokens = 0  # that were looked for in the prefix cache, of sequences that then started
+        self.num_found_tokens = 0  # of those
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -84,7 +87,7 @@ class Scheduler:
 
     @property
     def num_available_pages(self) -> int:
-        """Free ones, and those that only the prefix cache holds."""
+        """Free ones of all kinds, and those that only the prefix cache holds."""
         return self._pool.num_available
 
     def add(self, sequence: Sequence) -> None:
@@ -285,7 +288,8 @@ class Scheduler:
         growing = [sequence for sequence, num_tokens in ends.items() if self._pages.missing(sequence, num_tokens)]
         for sequence in growing:
             self._pages.let_pass(sequence)
-        if sum(self._pages.missing(sequence, ends[sequence]) for sequence in growing) > self._pool.num_available:
+        missing = sum((self._pages.missing(sequence, ends[sequence]) for sequence in growing), NOTHING)
+        if not missing.fits(self._pages.available):
             return 1
         for sequence in growing:
             self._pages.extend(sequence, ends[sequence])
@@ -311,7 +315,7 @@ class Scheduler:
         """
         self._pages.let_pass(sequence)
         returned = 0
-        while self._pages.missing(sequence, num_tokens) > self._pool.num_available:
+        while not self._pages.missing(sequence, num_tokens).fits(self._pages.available):
             if len(self._running) == 1 and self._pages.reach(sequence) > sequence.num_computed:
                 num_tokens = self._pages.reach(sequence)
                 break
@@ -343,6 +347,8 @@ class Scheduler:
         sequence.batch_slot = self._free_batch_slots.pop()
         sequence.num_starts += 1
         self._pages.start(sequence, cached)
+        self.num_queried_tokens += sequence.num_tokens
+        self.num_found_tokens += sequence.num_computed
         sequence.num_cached = max(sequence.num_cached, min(sequence.num_computed, sequence.num_prompt))
 
     def _clear(self, sequence: Sequence) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from penstock.engine.request import Request
+from penstock.engine.scheduling.amounts import NOTHING
 from penstock.engine.scheduling.lookup import Lookup
 from penstock.engine.scheduling.page_pool import page_hash, root_hash
 from penstock.engine.scheduling.page_table import PageTable
@@ -76,7 +77,7 @@ class Sequence:
         self.num_indexed = 0  # pages, all of them full, that were made findable
         self.page_hashes: list[bytes] = []  # of its first full pages, whether it holds them or not
         self.lookup: Lookup | None = None  # the last one while it waits; None if it has to be looked up
-        self.num_passed_pages = 0  # that others took who started before it, though they come after it in rank
+        self.num_passed_pages = NOTHING  # that others took who started before it, though they come after it in rank
         self.batch_slot = -1  # while it runs, its place in tables that mirror running sequences; -1 while it waits
         self.num_starts = 0  # how often it was admitted: tells a batch slot's new holder from its old one
         self.seed = _seed(request, index)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import floordiv
 
+from penstock.engine.scheduling.amounts import Amount
 from penstock.engine.scheduling.lookup import Lookup
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.page_table import PageTable
@@ -17,7 +19,8 @@ LOOKAHEAD_PAGES = 4
 
 class SequencePages:
     """Moves pages between the pool and the tables of running sequences, which grow by a page of each group at a time.
-    What else a sequence holds is counted here too: its states (`SequenceStates`).
+    What is there, and what is missing, are amounts of each kind of page: the first kind that runs out decides. What
+    else a sequence holds is counted here too: its states (`SequenceStates`).
 
     It says what is missing and whether there is enough; who goes without is the scheduler's decision.
     """
@@ -26,33 +29,46 @@ class SequencePages:
         self._pool = pool
         self._states = SequenceStates(pool)
         self._needs = pool.needs
+        self._groups = [
+            [group for group, of in enumerate(pool.needs.kinds) if of == kind] for kind in range(pool.needs.num_kinds)
+        ]
+        self._groups_by_kind = [len(groups) for groups in self._groups]
         self._page_size = pool.page_size
         self._max_batch_tokens = max_batch_tokens
 
     @property
-    def num_available(self) -> int:
-        return self._pool.num_available
+    def available(self) -> Amount:
+        return self._pool.available
 
     def look_up(self, sequence: Sequence) -> Lookup:
         """Finds what is known of a waiting sequence's beginning. Costs as much as its prefix is long."""
         size, num_usable = self._page_size, _num_usable(sequence)
         found = self._pool.find_prefix(sequence.page_hash(i, size) for i in range(num_usable // size))
-        num_full = self._needs.windows.count(None)  # what a window passes is replaced, whoever else holds it
         pages = self.most(sequence, sequence.num_tokens + 1)
-        taken_up = [held for held, window in zip(found.pages, self._needs.windows, strict=True) if window is None]
         sequence.lookup = Lookup(
             found.pages,
-            num_pages=pages + sum(self._pool.count_cached(held) - len(held) for held in taken_up),
+            num_pages=pages - self._in_full_groups(map(self._num_held, found.pages, self._needs.kinds)),
             num_growth=self.to_grow(sequence),
             num_usable=num_usable,
             num_matched=found.num_matched,
             num_unshared=pages - found.num_shared,
-            num_unmatched=pages - num_full * found.num_matched,
-            num_cache_exits=self._pool.num_cache_exits,
+            num_unmatched=pages - self._in_full_groups([found.num_matched] * self._needs.num_groups),
+            cache_exits=self._pool.cache_exits,
         )
         return sequence.lookup
 
-    def least_to_admit(self, sequence: Sequence) -> int | None:
+    def _in_full_groups(self, counts: Iterable[int]) -> Amount:
+        """Of pages counted by group: what a window passes is replaced, whoever else holds it."""
+        windows = self._needs.windows
+        return self._needs.by_kind(
+            count if window is None else 0 for count, window in zip(counts, windows, strict=True)
+        )
+
+    def _num_held(self, pages: list[int], kind: int) -> int:
+        """Of these indexed pages, those that others hold: what is cached is taken from those that are available."""
+        return len(pages) - self._pool.count_cached(pages, kind)
+
+    def least_to_admit(self, sequence: Sequence) -> Amount | None:
         """Pages that a waiting sequence takes at least, by its last look-up; None if another one could say anything.
 
         Costs the same however long the prefix is.
@@ -63,14 +79,15 @@ class SequencePages:
         end = lookup.num_matched
         if end < lookup.num_usable // size and self._pool.has_page(sequence.page_hash(end, size)):
             return None
-        return lookup.least(self._pool.num_cache_exits)
+        return lookup.least(self._pool.cache_exits)
 
     def start(self, sequence: Sequence, cached: list[list[int]]) -> None:
         """Takes up the pages of a prefix, and a state: so much is computed. The caller has checked `has_state`."""
         num_matched = 0 if sequence.lookup is None else sequence.lookup.num_matched
         sequence.lookup = None
         sequence.pages = PageTable(cached)
-        self._pool.acquire(list(sequence.pages))
+        for kind, groups in enumerate(self._groups):
+            self._pool.acquire(list(sequence.pages.held_by(groups)), kind)
         num_pages = sequence.num_indexed = sequence.pages.num_places
         sequence.num_computed = num_pages * self._page_size
         digest = sequence.page_hash(num_pages - 1, self._page_size) if num_pages else None
@@ -87,7 +104,8 @@ class SequencePages:
 
     def release(self, sequence: Sequence) -> None:
         self._states.release(sequence)
-        self._pool.release(list(sequence.pages))
+        for kind, groups in enumerate(self._groups if sequence.pages else ()):
+            self._pool.release(list(sequence.pages.held_by(groups)), kind)
         sequence.pages, sequence.num_indexed, sequence.num_computed = PageTable(), 0, 0
 
     def capacity(self, sequence: Sequence) -> int:
@@ -96,17 +114,22 @@ class SequencePages:
 
     def reach(self, sequence: Sequence) -> int:
         """Its capacity, were it given all pages that are there."""
-        return self.capacity(sequence) + self._pool.num_available // self._needs.num_groups * self._page_size
+        places: int = min(map(floordiv, self._pool.available.counts, self._groups_by_kind))
+        return self.capacity(sequence) + places * self._page_size
 
-    def missing(self, sequence: Sequence, num_tokens: int) -> int:
+    def missing(self, sequence: Sequence, num_tokens: int) -> Amount:
         """Pages, of all groups, that `sequence` lacks for its first `num_tokens` tokens."""
-        return max(0, self._needs.pages_for(num_tokens) - sequence.pages.num_places) * self._needs.num_groups
+        places = self._missing_places(sequence, num_tokens)
+        return Amount(tuple(places * num_groups for num_groups in self._groups_by_kind))
 
     def extend(self, sequence: Sequence, num_tokens: int) -> None:
         """Gives `sequence` the pages that it lacks for so many tokens; the caller has checked that they are there."""
-        missing = self.missing(sequence, num_tokens)
-        if missing:
-            sequence.pages.extend(self._pool.allocate(missing))
+        places = self._missing_places(sequence, num_tokens)
+        if places:
+            sequence.pages.extend([self._pool.allocate(places, group) for group in range(self._needs.num_groups)])
+
+    def _missing_places(self, sequence: Sequence, num_tokens: int) -> int:
+        return max(0, self._needs.pages_for(num_tokens) - sequence.pages.num_places)
 
     def let_pass(self, sequence: Sequence) -> None:
         """Gives back the pages that none of the tokens still to be computed sees. They stay findable.
@@ -116,10 +139,10 @@ class SequencePages:
         if not self._needs.has_windows:
             return
         self.index_full(sequence)
-        for group in range(self._needs.num_groups):
+        for group, kind in enumerate(self._needs.kinds):
             first = self._needs.first_seen(group, sequence.num_computed)
             if first > sequence.pages.num_passed[group]:
-                self._pool.release(sequence.pages.pass_by(group, first))
+                self._pool.release(sequence.pages.pass_by(group, first), kind)
 
     def index_full(self, sequence: Sequence) -> None:
         """Makes pages findable whose tokens are all known, and computed for certain."""
@@ -143,23 +166,26 @@ class SequencePages:
             self._states.hold_drafts(sequence, count)
         return count
 
-    def most(self, sequence: Sequence, num_tokens: int) -> int:
+    def most(self, sequence: Sequence, num_tokens: int) -> Amount:
         """Pages that a sequence holds at once, at most, until it has `num_tokens` tokens."""
-        return self._needs.most(num_tokens, min(sequence.num_pending, self._max_batch_tokens))
+        return self._needs.held(num_tokens, min(sequence.num_pending, self._max_batch_tokens))
 
     def fits_alone(self, sequence: Sequence) -> bool:
         """Whether a sequence that nobody runs beside can be computed, in steps as small as pages allow."""
-        return self._needs.most(sequence.num_tokens + 1, 1) <= self._pool.num_available
+        return self._needs.held(sequence.num_tokens + 1, 1).fits(self._pool.available)
 
-    def to_grow(self, sequence: Sequence) -> int:
+    def to_grow(self, sequence: Sequence) -> Amount:
         """Pages that a sequence will still need: for all its pending tokens, and up to the look-ahead for new ones.
 
         Of a waiting one, on top of those that it starts with.
         """
         num_tokens = sequence.num_tokens
         end = min(num_tokens + LOOKAHEAD_PAGES * self._page_size, max(num_tokens, sequence.max_tokens))
-        held = sequence.pages.num_held or self.most(sequence, num_tokens + 1)
-        return max(0, self.most(sequence, end) - held)
+        held = self._held(sequence) if sequence.pages else self.most(sequence, num_tokens + 1)
+        return (self.most(sequence, end) - held).at_least(0)
+
+    def _held(self, sequence: Sequence) -> Amount:
+        return self._needs.by_kind(sequence.pages.num_held)
 
     def check(self, running: list[Sequence]) -> None:
         """Proves that the pool and the tables agree, and that each page which is yet to be seen or written is held; so
@@ -170,9 +196,9 @@ class SequencePages:
         """
         self._pool.check()
         self._states.check(running)
-        num_held = sum(sequence.pages.num_held for sequence in running)
-        if num_held != self._pool.num_references:
-            raise AssertionError(f"sequences hold {num_held} pages, the pool counts {self._pool.num_references}")
+        held = sum((self._held(sequence) for sequence in running), self._needs.by_kind([0] * self._needs.num_groups))
+        if held != self._pool.references:
+            raise AssertionError(f"sequences hold {held} pages, the pool counts {self._pool.references}")
         for sequence in running:
             self._check_table(sequence)
 

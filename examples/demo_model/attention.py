@@ -32,6 +32,8 @@ class PackedAttention:
         if options != AttentionOptions() or sinks is not None:
             raise ValueError(f"the demo model attends to what is before, without sinks; got {options}, {sinks}")
         q, k, v = qkv
+        if k is None or v is None:
+            raise ValueError("the demo model has keys and values in every layer")
         outputs, start = [], 0
         for documents in self.documents:
             flat = slice(start, start + documents.size)

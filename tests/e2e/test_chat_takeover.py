@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import slow
 from worker_harness import eventually, is_queue_empty, read_reply, take_and_claim
 
 from penstock.engine import Engine, EngineConfig, Output, ToolCallDelta
@@ -137,15 +138,16 @@ async def guessing_worker(url: str, model: Path, config: EngineConfig) -> AsyncI
         await running
 
 
+@pytest.mark.parametrize("every", [4, slow(1)])  # token, behind which a worker died
 async def test_the_reply_is_the_undisturbed_one_wherever_its_worker_died(
-    redis_url: str, redis: RedisClient, model: Path, compile_cache: Path, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, redis: RedisClient, model: Path, compile_cache: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     # As many as there are: whether drafts pay depends on the machine and how busy it is.
     monkeypatch.setattr(Pace, "num_drafts", lambda pace, num_rows, num_pairs, chances, host_s: len(chances))
     settings: dict[str, Any] = {**SIZES, "compile_cache_dir": compile_cache}
     engine = Engine.from_checkpoint(model, EngineConfig(**settings, speculation="off"))
     outputs = {kind: generate(engine, request(kind, 0)) for kind in ASKED}
-    cuts = [(kind, cut) for kind in ASKED for cut in range(len(outputs[kind]) + 1)]
+    cuts = [(kind, cut) for kind in ASKED for cut in (*range(0, len(outputs[kind]), every), len(outputs[kind]))]
     for kind, cut in cuts:
         await leave(redis, kind, outputs[kind], cut)
     async with guessing_worker(redis_url, model, EngineConfig(**settings)):

@@ -42,8 +42,11 @@ WITH_EXPERTS = {
     "moe_intermediate_size": 20,
     "shared_expert_intermediate_size": 28,
 }
+GEMMA4 = {"head_dim": 16, "global_head_dim": 24, "hidden_size_per_layer_input": 0}
 # What is large by default.
 OF_FAMILY = {
+    "gemma4": GEMMA4,
+    "gemma4_text": GEMMA4,
     "gpt_oss": {"num_local_experts": 4},
     "qwen3_next": WITH_EXPERTS,
     "qwen3_5": DELTA_NETS,
@@ -64,6 +67,7 @@ QWEN_VISION = {
 VISION: dict[str, dict[str, Any]] = {
     "qwen3_5": {"vision_config": QWEN_VISION},
     "qwen3_5_moe": {"vision_config": QWEN_VISION},
+    "gemma4": {"vision_config": None, "audio_config": None},
     "gemma3": {
         "vision_config": {
             "hidden_size": 8,
@@ -101,10 +105,11 @@ def write_checkpoint(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             spread = 0.3 if "norm" in name or name.endswith("bias") else 1.5 if name.endswith("sinks") else 0.15
-            parameter.copy_(torch.randn_like(parameter) * spread + (1.0 if "norm" in name else 0.0))
+            is_factor = "norm" in name or name.endswith("scale")
+            parameter.copy_(torch.randn_like(parameter) * spread + (1.0 if is_factor else 0.0))
         for name, buffer in model.named_buffers():
             if name in model.state_dict():
-                buffer.copy_(torch.randn_like(buffer) * 0.3)
+                buffer.copy_(torch.randn_like(buffer) * 0.3 + (1.0 if name.endswith("scalar") else 0.0))
     model = model.to(getattr(torch, dtype))
     num_bytes = sum(stored.numel() * stored.element_size() for stored in (*model.parameters(), *model.buffers()))
     model.save_pretrained(directory, max_shard_size=num_bytes // shards + 1 if shards == 1 else int(num_bytes / shards))
@@ -113,6 +118,8 @@ def write_checkpoint(
 
 def _config_of(family: str, fields: dict[str, Any]) -> Any:
     """Of a model that takes images too, the fields are those of its text."""
+    if "hidden_size_per_layer_input" in fields:  # a table of as many tokens
+        fields = {**fields, "vocab_size_per_layer_input": fields["vocab_size"]}
     if family not in VISION:
         return AutoConfig.for_model(family, **fields)
     tied = {name: fields[name] for name in ("tie_word_embeddings",) if name in fields}

@@ -55,15 +55,17 @@ def page(text: str) -> str:
 
 def _families() -> Iterator[str]:
     logits, tokens = _counts(test_models_parity.CASES), _counts(test_engine_parity.MODELS)
-    divided = {name: layouts for name, (layouts, _) in test_models_divided.MODELS.items()}
+    divided: dict[str, set[str]] = {}
+    for layouts, config in test_models_divided.MODELS.values():
+        divided.setdefault(str(config["family"]), set()).update(layouts.split(","))
     quantized = _counts(test_quantized_parallel.MODELS) + _counts(test_quantized_checkpoints.OTHERS)
     quantized += _counts(test_engine_parity.QUANTIZED)
     gguf = _counts(test_gguf_models.CASES)
     yield "| family | geometries whose logits agree | models whose 64 tokens do | over devices | quantized | GGUF |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for name in FAMILIES:
-        layouts = divided.get(name, "").split(",")
-        devices = [kind for kind, layout in (("tensor", "2"), ("expert", "1x2")) if layout in layouts]
+        found_layouts = divided.get(name, set())
+        devices = [kind for kind, layout in (("tensor", "2"), ("expert", "1x2")) if layout in found_layouts]
         counts = [found[name] or "" for found in (logits, tokens, quantized, gguf)]
         cells = (*counts[:2], ", ".join(devices), *counts[2:])
         yield f"| `{name}` | {' | '.join(map(str, cells))} |"

@@ -104,7 +104,7 @@ def run(model: Decoder, placement: Placement) -> tuple[np.ndarray, np.ndarray]:
         return qkv.q * (options.sliding_window or 1) + values, cache._replace(pages=replace(held, pages=pages))
 
     config = model.config
-    shape = (len(config.blocks), 3, config.num_kv_heads, config.head_dim)
+    shape = (len(config.blocks), 3, config.attentions[0].num_kv_heads, config.attentions[0].head_dim)
     pages = jax.random.normal(jax.random.key(1), shape, config.dtype)
     graph, params = nnx.split(model)
     step = jax.jit(lambda params, *inputs: nnx.merge(graph, params)(*inputs, attend))

@@ -25,7 +25,9 @@ KINDS = {  # of safetensors
     "int32": "I32",
     "int64": "I64",
 }
-LINEAR = re.compile(r"model\.layers\.\d+\.\w+\.([\w.]+_proj(?:_qkvz?|_z)?)\.weight")
+LINEAR = re.compile(
+    r"model\.layers\.\d+\.(?:\w+\.([\w.]+_proj(?:_qkvz?|_z)?)|per_layer_input_gate|per_layer_projection)\.weight"
+)
 EXPERTS = re.compile(r"model\.layers\.\d+\.mlp\.experts\.(gate_up|down)_proj")
 MXFP4_EXPERTS = Scheme({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, mxfp4)
 

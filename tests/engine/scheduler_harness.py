@@ -27,12 +27,13 @@ class Harness:
     def __init__(
         self,
         *,
-        num_pages: int = 64,
+        num_pages: int | tuple[int, ...] = 64,  # of each kind
         max_num_seqs: int = 4,
         max_batch_tokens: int = 16,
         max_model_len: int = 48,
         max_rows: int | None = None,
         windows: tuple[int | None, ...] = (None,),
+        kinds: tuple[int, ...] | None = None,
         decode_steps: int = 1,
         drafts: Drafts | None = None,
         num_states: int = 0,
@@ -43,13 +44,15 @@ class Harness:
             num_pages,
             PAGE,
             windows=windows,
+            kinds=kinds,
             prefix_caching=prefix_caching,
             num_states=num_states,
             state_interval=state_interval,
         )
         self.states: dict[int, int] = {}  # slot -> hash of the tokens behind which its state is
-        self.memory: dict[tuple[int, int], tuple[int, int]] = {}  # page and place -> group, hash of the tokens so far
-        self.max_model_len = self.pool.needs.longest(num_pages - 1, max_model_len)
+        # kind, page and place -> group, hash of the tokens so far
+        self.memory: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self.max_model_len = self.pool.needs.longest(self.pool.available, max_model_len)
         self.pace = Pace(decode_steps={max_num_seqs: decode_steps})
         self.max_batch_tokens = max_batch_tokens
         self.max_rows = max_rows or max_num_seqs
@@ -113,9 +116,9 @@ class Harness:
             beginnings = self.beginnings(row)
             for position in self.positions(row):
                 for group, pages in enumerate(row.sequence.pages.groups):
-                    page = pages[position // PAGE]
-                    assert self.pool._references[page] == 1, "others read it"
-                    self.memory[page, position % PAGE] = group, beginnings[position]
+                    kind, page = self.pool.needs.kinds[group], pages[position // PAGE]
+                    assert self.pool.stores[kind].references[page] == 1, "others read it"
+                    self.memory[kind, page, position % PAGE] = group, beginnings[position]
         for row in plan.rows:
             self.read(row, self.beginnings(row))
         if self.pool.states.num_slots:
@@ -145,8 +148,9 @@ class Harness:
             for group, (pages, window) in enumerate(
                 zip(row.sequence.pages.groups, self.pool.needs.windows, strict=True)
             ):
+                kind = self.pool.needs.kinds[group]
                 for key in range(0 if window is None else max(0, position - window + 1), position + 1):
-                    assert self.memory[pages[key // PAGE], key % PAGE] == (group, beginnings[key])
+                    assert self.memory[kind, pages[key // PAGE], key % PAGE] == (group, beginnings[key])
 
     def positions(self, row: Row) -> range:
         return range(row.start, row.start + row.num_tokens + max(0, row.num_sampled - 1))

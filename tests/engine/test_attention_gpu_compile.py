@@ -15,8 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, ShardedAttention
 from penstock.engine.attention.triton import TritonAttention
+from penstock.engine.cache_sizes import with_pages
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import Deployment, deploy, with_pages
+from penstock.engine.deployment import Deployment, deploy
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.steps import Steps, _compute_hidden
 from penstock.engine.loading.checkpoint import abstract_model
@@ -67,7 +68,8 @@ def test_a_whole_step_of_llama_lowers_for_cuda() -> None:
     attention = ShardedAttention(TritonAttention(), placement)
     geometry = Geometry(64, 512, 4096, 64, model.vocab_size)
     steps = Steps(abstract_model(model, placement, stacked=False), attention, geometry, placement)
-    cache = attention.abstract_cache(KVCacheSpec(2, 100, 64, model.num_kv_heads, model.head_dim, "bfloat16"))
+    heads = model.attentions[0]
+    cache = attention.abstract_cache(KVCacheSpec(2, 100, 64, heads.num_kv_heads, heads.head_dim, "bfloat16"))
     step = partial(_compute_hidden, steps._rebuild, attention, geometry, 16)
     flat = jax.ShapeDtypeStruct((geometry.step_layout(16).size,), "int32", sharding=placement.sharding())
     last = jax.ShapeDtypeStruct((geometry.max_rows,), "int32", sharding=placement.sharding())
@@ -108,7 +110,7 @@ def test_a_step_copies_no_pages_and_leaves_the_device_never(tensor: int, num_tok
     deployment = deploy(config, llama(num_layers=2), h100.devices(tensor))
     assert deployment.attention.name == "triton"
     assert deployment.page_size == 64
-    spec = with_pages(deployment, 0)
+    (spec,) = with_pages(deployment, 0).kinds
     steps, cache = abstract_steps(config, deployment)
     compiled = steps.backbone(num_tokens, cache).compile()
     text = compiled.as_text()
@@ -150,7 +152,8 @@ def abstract_steps(config: EngineConfig, deployment: Deployment) -> tuple[Steps,
         deployment.geometry(deployment.max_model_len),
         deployment.placement,
     )
-    return steps, deployment.attention.abstract_cache(with_pages(deployment, 0))
+    (spec,) = with_pages(deployment, 0).kinds
+    return steps, deployment.attention.abstract_cache(spec)
 
 
 def kernel_names(ptx: str) -> list[str]:

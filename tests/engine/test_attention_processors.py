@@ -9,11 +9,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from penstock.engine.native.library import _FLAGS
+from penstock.engine.native.compilation import FLAGS
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parent.parent / "engine" / "native"
-SHARED = {"-march=native", "-shared", "-fPIC"}  # of a library for this processor
 
 # For each, the flag of /proc/cpuinfo that it takes to run here; None: an emulator.
 PROCESSORS: dict[str, str | None] = {
@@ -43,7 +42,7 @@ def runner_of(processor: str) -> tuple[str, list[str]]:
 def test_attention_is_right_on_other_processors(processor: str, tmp_path: Path) -> None:
     compiler, runner = runner_of(processor)
     program = str(tmp_path / "check")
-    flags = [*(flag for flag in _FLAGS if flag not in SHARED), "-static", f"-march={processor}"]
+    flags = [*(flag for flag in FLAGS if flag != "-fPIC"), "-static", f"-march={processor}"]
     includes = [f"-I{jax.ffi.include_dir()}", f"-I{NATIVE}"]
     subprocess.run([compiler, *flags, *includes, str(HERE / "attention_check.cc"), "-o", program], check=True)
     found = subprocess.run([*runner, program], check=True, capture_output=True, text=True).stdout

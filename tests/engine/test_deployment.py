@@ -10,9 +10,11 @@ import pytest
 from engines import TINY
 
 from penstock.engine import ConfigError, EngineConfig
-from penstock.engine.deployment import Deployment, deploy, with_pages
+from penstock.engine.cache_sizes import with_pages
+from penstock.engine.deployment import Deployment, deploy
 from penstock.engine.formats.packing import Packing
 from penstock.engine.models import ModelConfig
+from penstock.engine.stats import DeviceMemory
 
 
 def deployed(**settings: Any) -> Deployment:
@@ -69,6 +71,20 @@ def test_what_sampling_remembers_is_not_free_for_pages() -> None:
     assert replace(here, devices=(device,)).free_bytes() == int((5_000_000 - here.sampling_bytes) * 0.9)
     stats["bytes_in_use"] = 9_999_999
     assert replace(here, devices=(device,)).free_bytes() == 0
+
+
+def test_memory_is_told_of_devices_of_this_process_that_count_it() -> None:
+    def device(number: int, process: int = 0, **stats: int) -> Any:
+        return SimpleNamespace(id=number, process_index=process, memory_stats=lambda: stats or None)
+
+    devices = (
+        device(0, bytes_in_use=3, peak_bytes_in_use=5, bytes_limit=9),
+        device(1, bytes_in_use=4, bytes_limit=9),
+        device(2, process=1, bytes_in_use=4, bytes_limit=9),
+        device(3),
+    )
+    assert replace(deployed(), devices=devices).device_memory() == (DeviceMemory(0, 3, 5, 9), DeviceMemory(1, 4, 4, 9))
+    assert deployed().device_memory() == ()  # a CPU
 
 
 def test_what_the_largest_head_needs_is_not_for_pages() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from checkpoints import reference_greedy
 from engines import EOS, SMALL, VOCAB_SIZE, drive, preempting, write_model
+from patience import slow
 from quantized_checkpoints import MXFP4_EXPERTS, write_quantized
 from quantized_weights import SCHEMES, Scheme
 from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
@@ -65,6 +66,43 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 3000.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
             },
+        },
+    ),
+    "gemma4_text, mixtures, values that are keys": (
+        "gemma4_text",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "sliding_window": 4,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 20,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
+    "gemma4_text, layers that read others' keys, vectors of each layer": (
+        "gemma4_text",
+        {
+            "num_hidden_layers": 5,
+            "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 12,
+            "sliding_window": 7,
+            "num_key_value_heads": 1,
+        },
+    ),
+    "gemma4_text, larger heads in full layers": (
+        "gemma4_text",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 11,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": 3.0,
         },
     ),
     "olmo2": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 3}),
@@ -263,9 +301,10 @@ QUANTIZED: dict[str, tuple[Scheme, str, dict[str, Any]]] = {
 
 AS_SHIPPED = ("llama", "mistral, window shorter than the prompts", "qwen3", "gpt-oss, sinks, a window in one layer")
 OTHERS = [model for model in MODELS if model not in AS_SHIPPED]
+SLOW = ("gemma4_text, mixtures, values that are keys", "gemma4_text, larger heads in full layers")
 
 
-@pytest.mark.parametrize("model", OTHERS)
+@pytest.mark.parametrize("model", [slow(model) if model in SLOW else model for model in OTHERS])
 def test_greedy_tokens_equal_generate(model: str, tmp_path: Path) -> None:
     check_model(*MODELS[model], tmp_path)
 

@@ -16,12 +16,14 @@ from engines import SMALL, VOCAB_SIZE, Result, Results, drive, write_model
 from test_engine_invariance import ENDINGS, LETTERS, PARAMS, PROMPT
 
 from penstock.engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
-from penstock.engine.deployment import deploy, fitting, with_pages
+from penstock.engine.cache_sizes import fitting, with_pages
+from penstock.engine.deployment import deploy
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight
 from penstock.engine.loading.checkpoint import read_model_config
 from penstock.engine.models import FAMILIES
 from penstock.engine.scheduling import scheduler
+from penstock.engine.scheduling.amounts import Amount
 from penstock.engine.scheduling.pace import Pace
 from penstock.engine.sharding import split_model
 from penstock.engine.speculation.acceptance import Acceptance
@@ -321,7 +323,7 @@ def test_a_large_state_takes_a_quarter_of_the_memory_of_prefixes() -> None:
     assert deployment.state_interval == 197  # 4 x 49.125, rounded up
     spec = fitting(deployment, 2**35)
     kept = spec.num_states - 8 - 1  # beside one of each sequence that runs, and the sink
-    assert kept == deployment.kept_states(spec.num_pages) == spec.num_pages // 197
+    assert kept == deployment.kept_states(Amount.of(spec.num_pages)) == spec.num_pages // 197
     assert 0.24 < kept * deployment.state_bytes / (spec.num_pages * deployment.page_bytes) <= 0.25
     assert spec.num_states * deployment.state_bytes + spec.num_pages * deployment.page_bytes <= 2**35
 

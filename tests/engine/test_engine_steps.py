@@ -31,6 +31,21 @@ def tokens_of(engine: Engine, request: Request) -> list[int]:
     return drive(engine, [request])[request.id, 0].token_ids
 
 
+# --- what is counted ---
+
+
+def test_tokens_of_prompts_are_counted_once_and_those_looked_up_for_each_choice(engine: Engine) -> None:
+    prompt = some_prompt(16)
+    drive(engine, [Request("before", prompt, GREEDY)])
+    before = engine.stats()
+    results = drive(engine, [Request("r", prompt, replace(GREEDY, temperature=1.0), n=2)])
+    after = engine.stats()
+    assert [results["r", index].num_cached for index in range(2)] == [12, 12]
+    names = ("prompt_tokens", "cached_tokens", "prefix_queries", "prefix_hits", "generated_tokens")
+    counts = [getattr(after, f"{name}_total") - getattr(before, f"{name}_total") for name in names]
+    assert counts == [16, 12, 32, 24, 16]
+
+
 # --- when a step is planned ---
 
 

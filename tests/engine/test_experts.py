@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import SMALL, drive, write_model
+from engines import SMALL, TINY, drive, write_model
 from flax import nnx
 
 from penstock.engine import Engine, Request, SamplingParams
-from penstock.engine.models import ExpertsConfig
+from penstock.engine.loading.checkpoint import random_model
+from penstock.engine.models import ClampedSwiGLU, ExpertsConfig
 from penstock.engine.models.experts import Experts, GroupedMLP, RowGroups, route
+from penstock.engine.sharded_linears import prepare_for_tpu
 
 HIDDEN = 16
 
@@ -49,6 +51,32 @@ def one_by_one(mixture: Experts, x: jax.Array) -> np.ndarray:
 def test_each_token_is_the_weighted_sum_of_its_experts(num_tokens: int, fields: dict[str, Any]) -> None:
     mixture, x = experts(**fields), tokens(num_tokens)
     np.testing.assert_allclose(mixture(x), one_by_one(mixture, x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(
+    "fields", [{"bias": True}, {"activation": "gelu", "clamped": ClampedSwiGLU(1.7, 7.0)}], ids=str
+)
+def test_features_that_tpus_are_given_beside_whole_tiles_change_nothing(fields: dict[str, Any], stacked: bool) -> None:
+    mixture = ExpertsConfig(num_experts=6, num_chosen=2, intermediate_size=150, **fields)
+    config = replace(TINY, blocks=(replace(TINY.blocks[0], mlp=mixture),) * 2)
+    model, x = random_model(config, 0, stacked=stacked), jax.random.normal(jax.random.key(3), (9, config.hidden_size))
+
+    def computed() -> jax.Array:
+        experts = model.blocks[0].mlp.experts
+        assert isinstance(experts, GroupedMLP)
+        layer = jnp.int32(1) if stacked else None
+        if fields.get("bias") and stacked:  # of which a layer is given its own
+            for linear in (experts.gate, experts.up, experts.down):
+                linear.bias = nnx.Param(linear.bias[...][0])
+        return experts(jnp.tile(x, (2, 1)), RowGroups(jnp.array([3, 0, 5, 4, 0, 6], jnp.int32), layer))
+
+    graph, state = nnx.split(model)
+    expected = computed()
+    model = prepare_for_tpu(nnx.merge(graph, state), None)
+    assert model.blocks[0].mlp.experts.up.kernel.shape[-2:] == (64, 256)
+    assert model.blocks[0].mlp.experts.down.kernel.shape[-2:] == (256, 64)
+    np.testing.assert_allclose(computed(), expected, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.usefixtures("as_shipped")

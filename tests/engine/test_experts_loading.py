@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from penstock.engine.errors import CheckpointError
 from penstock.engine.loading.checkpoint import load_model, read_model_config
-from penstock.engine.models import Decoder
+from penstock.engine.models import FAMILIES, Decoder
 from penstock.engine.sharding import split_model
 
 NUM_EXPERTS = 3
@@ -182,3 +182,10 @@ def test_layers_for_drafting_are_passed_over_and_others_are_not(tmp_path: Path) 
     assert len(loaded.blocks) == 2
     with pytest.raises(CheckpointError, match=f"no place for: {beyond}"):
         load(changed(sound, directories[1], lambda tensors: tensors.update({beyond: weights})))
+
+
+@pytest.mark.parametrize(("family", "place"), [("gemma4_text", "experts"), ("gpt_oss", "mlp.experts")])
+def test_experts_with_tensors_of_their_own_are_named_where_the_family_has_them(family: str, place: str) -> None:
+    stored = {f"model.layers.0.{place}.0.gate_proj.weight"}
+    name = FAMILIES[family].as_stored(stored).tensor_name(("blocks", 0, "mlp", "experts", "gate", "kernel"))
+    assert {name.format(0)} == stored

@@ -1,4 +1,6 @@
-"""The kernels for quantized weights, compiled for real topologies by libtpu, with no TPU: sizes of no whole tiles."""
+"""The kernels for quantized weights and delta nets, compiled for real topologies by libtpu, with no TPU: sizes of no
+whole tiles, and shares of heads that devices have.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,17 @@ from jax.sharding import SingleDeviceSharding
 from test_kernels import FORMS
 
 from penstock.engine.formats.packing import Packing, leaf_shapes
-from penstock.engine.kernels import KernelForm, grouped_quantized_matmul, quantized_matmul
+from penstock.engine.kernels import (
+    DeltaTokens,
+    DeltaWeights,
+    KernelForm,
+    TokenSlots,
+    gated_delta_rule,
+    grouped_quantized_matmul,
+    quantized_matmul,
+)
 from penstock.engine.planning import has_libtpu
+from penstock.engine.planning.hlo import Program
 from penstock.engine.planning.topology import devices_of
 
 pytestmark = [
@@ -68,3 +79,57 @@ def test_grouped_matmuls_read_stacks_as_they_are_held(name: str) -> None:
     layer = jax.ShapeDtypeStruct((), jnp.int32, sharding=place)
     done = jax.jit(partial(grouped_quantized_matmul, KernelForm(packing))).lower(rows, sizes, held, layer).compile()
     assert done.memory_analysis().temp_size_in_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("topology", "num_tokens", "key_heads", "value_heads"),
+    [("v5e:2x2", 64, 2, 6), ("v6e:2x2", 16, 16, 48), ("v6e:2x2", 2048, 4, 8), ("tpu7x:2x2x1", 16, 2, 4)],
+)
+def test_delta_nets_compile_and_move_each_state_once(
+    topology: str, num_tokens: int, key_heads: int, value_heads: int
+) -> None:
+    """All heads of Qwen3.6-27B, or an eighth of them; and shares of those of Qwen3.6-35B-A3B."""
+    place, num_slots, num_taps, size = SingleDeviceSharding(devices_of(topology)[0]), 65, 4, 128
+
+    def shape(*sizes: int, dtype: str = "bfloat16") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=place)
+
+    keys, values = (key_heads, size), (value_heads, size)
+    wide = partial(shape, dtype="float32")
+    tokens = DeltaTokens(
+        *(shape(num_tokens, *heads) for heads in (keys, keys, values, values)), wide(num_tokens, 2, value_heads)
+    )
+    weights = DeltaWeights(
+        *(wide(num_taps, *heads) for heads in (keys, keys, values)), wide(value_heads), wide(value_heads), wide(size)
+    )
+    states = (
+        *(shape(num_slots, num_taps - 1, *heads) for heads in (keys, keys, values)),
+        wide(num_slots, value_heads, size, size),
+    )
+    slots = TokenSlots(*(shape(num_tokens, dtype="int32") for _ in TokenSlots._fields))
+    run = partial(gated_delta_rule, num_writes=num_slots - 1, eps=1e-6)
+
+    @partial(jax.jit, donate_argnums=3)
+    def layers(
+        tokens: DeltaTokens, weights: DeltaWeights, slots: TokenSlots, states: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """In a loop, as a stacked decoder has them."""
+
+        def layer(
+            _: jax.Array, carry: tuple[jax.Array, tuple[jax.Array, ...]]
+        ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+            return run(tokens._replace(gate=carry[0]), weights, slots, carry[1])
+
+        made: tuple[jax.Array, tuple[jax.Array, ...]] = jax.lax.fori_loop(0, 3, layer, (tokens.gate, states))
+        return made
+
+    done = layers.lower(tokens, weights, slots, states).compile()
+    memory, num_written = done.memory_analysis(), min(num_tokens, num_slots - 1)
+    assert memory.alias_size_in_bytes >= sum(state.size * state.dtype.itemsize for state in states)
+    assert memory.temp_size_in_bytes <= 2**20  # no copy of the matrices
+    if topology.startswith("tpu7x"):  # whose programs libtpu cannot print
+        return
+    traffic = Program(done.as_text()).traffic(cache_bytes=10**12)
+    moved = 2 * num_written * sum(state.size // num_slots * state.dtype.itemsize for state in states)
+    inputs = num_tokens * (2 * key_heads + 3 * value_heads) * size * 2
+    assert 2.97 * moved <= traffic.kernel_bytes <= 3 * (1.02 * (moved + inputs) + 2**18)

@@ -8,9 +8,11 @@ import pytest
 from engines import TINY
 
 from penstock.engine import ConfigError, EngineConfig
-from penstock.engine.deployment import Deployment, deploy, useful_pages, with_pages
+from penstock.engine.cache_sizes import useful_pages, with_pages
+from penstock.engine.deployment import Deployment, deploy
 from penstock.engine.models import LayerGroups, ModelConfig, layer_groups, stacked_layers
 from penstock.engine.planning.roofline import kv_sequence_bytes
+from penstock.engine.scheduling.amounts import Amount
 
 TOKEN_BYTES = 2 * 2 * 16 * 4  # K and V, heads, head_dim, f32: of TINY, in one layer
 
@@ -22,7 +24,12 @@ def model(*windows: int | None, max_position: int = 1000) -> ModelConfig:
 
 
 def places(groups: LayerGroups) -> list[tuple[int, int]]:
-    return [tuple(place) for place in groups.places]
+    return [tuple(place)[:2] for place in groups.places]
+
+
+def size_of(groups: LayerGroups) -> int:
+    (kind,) = groups.page_kinds
+    return kind.size
 
 
 def deployed(config: ModelConfig, **settings: int) -> Deployment:
@@ -33,13 +40,13 @@ def deployed(config: ModelConfig, **settings: int) -> Deployment:
 @pytest.mark.parametrize("window", [None, 7])
 def test_layers_of_one_kind_are_one_group_in_their_order(window: int | None) -> None:
     groups = layer_groups(model(*[window] * 5))
-    assert (groups.size, groups.windows) == (5, (window,))
+    assert (size_of(groups), groups.windows) == (5, (window,))
     assert places(groups) == [(0, layer) for layer in range(5)]
 
 
 def test_kinds_of_as_many_layers_share_arrays_and_leave_nothing_unused() -> None:
     groups = layer_groups(model(8, None, 8, None))
-    assert (groups.size, groups.windows) == (2, (8, None))
+    assert (size_of(groups), groups.windows) == (2, (8, None))
     assert places(groups) == [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
@@ -47,7 +54,7 @@ def test_one_full_layer_in_six_makes_a_group_of_each_place_in_the_pattern() -> N
     """Gemma 3 27B: 62 layers, of which 10 see everything. Eight arrays of a sliding group are left unused."""
     config = model(*[*[1024] * 5, None] * 10, 1024, 1024, max_position=131072)
     groups = layer_groups(config)
-    assert groups.size == 10
+    assert size_of(groups) == 10
     assert sorted(map(str, groups.windows)) == [*["1024"] * 6, "None"]
     for layers in stacked_layers(config):  # so that no loop over layers has to choose among tables
         assert len({groups.places[layer].group for layer in layers}) == 1
@@ -55,17 +62,17 @@ def test_one_full_layer_in_six_makes_a_group_of_each_place_in_the_pattern() -> N
 
 def test_unused_arrays_are_those_that_keep_the_fewest_tokens() -> None:
     few = layer_groups(model(*[None] * 3, *[8] * 10))
-    assert few.size == 3  # of four groups with a window one has two arrays unused, none where all is kept
+    assert size_of(few) == 3  # of four groups with a window one has two arrays unused, none where all is kept
     many = layer_groups(model(*[None] * 10, *[8] * 3))
-    assert many.size == 10  # seven unused arrays of eight tokens are worth five groups fewer
-    assert layer_groups(model(*[None] * 10, *[500] * 3)).size == 2  # and of 500 tokens they are not
+    assert size_of(many) == 10  # seven unused arrays of eight tokens are worth five groups fewer
+    assert size_of(layer_groups(model(*[None] * 10, *[500] * 3))) == 2  # and of 500 tokens they are not
 
 
 def test_places_are_each_taken_once() -> None:
     for config in (model(8, None, 8, None, 8), model(*[None] * 28, *[50] * 8), model(5, 6, 7, None, None)):
         groups = layer_groups(config)
         assert len(set(groups.places)) == config.num_layers
-        assert all(place.array < groups.size for place in groups.places)
+        assert all(place.array < size_of(groups) for place in groups.places)
         for block, place in zip(config.blocks, groups.places, strict=True):
             assert block.attention.sliding_window == groups.windows[place.group]
 
@@ -73,15 +80,15 @@ def test_places_are_each_taken_once() -> None:
 def test_a_page_holds_the_layers_of_one_group() -> None:
     here = deployed(model(8, None, 8, None))
     assert here.page_bytes == 4 * 2 * TOKEN_BYTES
-    assert here.cache_spec(9).num_layers == 2
+    assert [kind.num_layers for kind in here.cache_spec(Amount.of(9)).kinds] == [2]
     assert here.geometry(100).num_groups == 2
 
 
 def test_pages_that_can_be_of_use_count_windows() -> None:
     here = deployed(model(8, None, 8, None))
     # Everything in 250 pages; and of 8 - 1 + 16 tokens, wherever a chunk begins, at most 7 pages.
-    assert useful_pages(here) == 4 * (250 + 7) + 1
-    assert with_pages(here, 2**40).num_pages == useful_pages(here)
+    assert useful_pages(here) == Amount.of(4 * (250 + 7) + 1)
+    assert with_pages(here, 2**40).counts == useful_pages(here).counts
 
 
 def test_the_longest_sequence_is_told_with_what_windows_give_back() -> None:

@@ -34,6 +34,12 @@ LONGROPE: dict[str, Any] = {
 }
 
 
+GEMMA4: dict[str, Any] = {
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
+
+
 def configure(model_type: str, **fields: Any) -> ModelConfig:
     fields = {**BASE, "model_type": model_type, **fields}
     return family_of(fields).config(fields, "float32")
@@ -182,6 +188,58 @@ def test_the_architecture_tells_the_family_where_model_type_is_absent() -> None:
         ("gemma3_text", {"rope_parameters": [1]}, "rope_parameters must be a table"),
         ("gemma3_text", {"rope_scaling": [1]}, "rope_scaling must be a table"),
         ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8.0}}, "type = 'linear'.* say rope_type"),
+        ("gemma4_text", {}, "vocab_size_per_layer_input = 262144"),
+        ("gemma4_text", {**GEMMA4, "use_bidirectional_attention": "all"}, "use_bidirectional_attention = 'all'"),
+        ("gemma4_text", {**GEMMA4, "num_kv_shared_layers": 3}, "num_kv_shared_layers = 3 of 3 layers leaves a type"),
+        ("gemma4_text", {**GEMMA4, "num_kv_shared_layers": 1}, "num_kv_shared_layers = 1 of 3 layers leaves a type"),
+        ("gemma4_text", {**GEMMA4, "global_head_dim": 7}, "a head of 7 features is odd"),
+        (
+            "gemma4_text",
+            {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 3},
+            "num_attention_heads = 4 is not a multiple of the 3 KV heads of a layer",
+        ),
+        ("gemma4_text", {**GEMMA4, "per_layer_config": [1]}, "per_layer_config must be a table of head_dim"),
+        (
+            "gemma4_text",
+            {**GEMMA4, "per_layer_config": {"0": {"sliding_window": 5}}},
+            "per_layer_config must be a table",
+        ),
+        ("gemma4_text", {**GEMMA4, "per_layer_config": {"0": {"head_dim": 4}}}, "the same of all layers of one type"),
+        ("gemma4_text", {**GEMMA4, "enable_moe_block": True}, "num_experts must be a positive whole number, not None"),
+        (
+            "gemma4_text",
+            {**GEMMA4, "enable_moe_block": True, "num_experts": 2, "top_k_experts": 3, "moe_intermediate_size": 8},
+            "top_k_experts = 3 is above the 2 experts",
+        ),
+        ("gemma4_text", {**GEMMA4, "layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
+        (
+            "gemma4_text",
+            {**GEMMA4, "rope_parameters": {"full_attention": {"rope_type": "proportional"}, "sliding_attention": {}}},
+            "rope_theta must be a number above 0, not None",
+        ),
+        (
+            "gemma4_text",
+            {
+                **GEMMA4,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 1.5},
+                    "sliding_attention": {"rope_theta": 1e4},
+                },
+            },
+            "partial_rotary_factor = 1.5 leaves no features to rotate, or too many",
+        ),
+        (
+            "gemma4_text",
+            {
+                **GEMMA4,
+                "rope_parameters": {
+                    "full_attention": {"rope_theta": 1e4},
+                    "sliding_attention": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+                },
+            },
+            "partial_rotary_factor = 0.5",
+        ),
+        ("gemma4", {"text_config": {"model_type": "gemma3_text"}}, "model_type = 'gemma3_text'"),
         ("olmo3", {"original_max_position_embeddings": 32}, "original_max_position_embeddings = 32"),
         ("exaone4", {"sliding_window": None}, "sliding_window.*None"),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern.*'LLLG'"),

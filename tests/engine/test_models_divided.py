@@ -23,6 +23,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     family: ("1,2,1x2" if family in MIXTURES else "1,2", {"family": family, **config, **HEADS})
     for family, config in test_engine_parity.MODELS.values()
 }
+MODELS |= {
+    name: ("1,2,1x2" if "enable_moe_block" in config else "1,2", {"family": family, **config, **HEADS})
+    for name, (family, config) in test_engine_parity.MODELS.items()
+    if family == "gemma4_text"
+}
 """With two KV heads and a vocabulary that two devices do not divide; a mixture also with its experts divided."""
 
 
@@ -47,5 +52,5 @@ def test_several_devices_give_the_tokens_of_one(runs: Runs, family: str, layout:
 
 
 def test_no_family_is_left_out() -> None:
-    wrapped = {"gemma3", "mistral3", "qwen3_5", "qwen3_5_moe"}  # whose text part is another one
-    assert MODELS.keys() == FAMILIES.keys() - wrapped
+    wrapped = {"gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe"}  # whose text part is another one
+    assert {config["family"] for _, config in MODELS.values()} == FAMILIES.keys() - wrapped

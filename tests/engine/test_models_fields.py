@@ -23,7 +23,9 @@ BASE = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
     "n_shared_experts": 1,
+    "vocab_size_per_layer_input": 10,
 }
+WITH_EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 8}
 HARMLESS = {
     # of every class, and read elsewhere or by nothing
     *(field.name for field in dataclasses.fields(PretrainedConfig)),
@@ -64,14 +66,14 @@ def fields_of(family: str) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(CONFIG_MAPPING[family]) if field.name not in HARMLESS}
 
 
-BESIDE_IMAGES = ("gemma3", "mistral3", "qwen3_5", "qwen3_5_moe")  # which read a `text_config`
+BESIDE_IMAGES = ("gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe")  # which read a `text_config`
 ALONE = sorted(name for name in FAMILIES if name not in BESIDE_IMAGES)
 
 
 @pytest.mark.parametrize("family", ALONE)
 def test_no_field_of_transformers_is_passed_over(family: str) -> None:
     asked: set[str] = set()
-    for more in ({}, {"use_sliding_window": True}):  # a field that says whether others count
+    for more in ({}, {"use_sliding_window": True}, WITH_EXPERTS):  # fields that say whether others count
         fields = Recorded({**BASE, **more})
         FAMILIES[family].config(fields, "float32")
         asked |= fields.asked

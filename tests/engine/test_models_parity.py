@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from checkpoints import VOCAB_SIZE, edit_config, reference_logits, write_checkpoint
 from flax import nnx
+from gemma4_cases import GEMMA4_CASES, SLOW_GEMMA4_CASES
+from patience import slow
 
 from penstock.engine.execution.state_cache import init_states, state_arrays
 from penstock.engine.loading.checkpoint import load_model, read_model_config
-from penstock.engine.models import QKV, AttentionOptions, layer_groups
+from penstock.engine.models import QKV, AttentionOptions, GroupCache, ModelConfig, StackedCache, layer_groups
 from penstock.engine.models.recurrence import StateBatch
 
 NUM_TOKENS = 40
@@ -477,6 +479,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3",
         {"head_dim": 16, "num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": False},
     ),
+    **GEMMA4_CASES,
     "olmo2": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 1, "vocab_size": 1003, "shards": 3}),
     "olmo2-tied-bias-llama3": (
         "olmo2",
@@ -718,7 +721,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [slow(case) if case in SLOW_GEMMA4_CASES else case for case in CASES])
 def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     family, config = CASES[case]
     write_checkpoint(tmp_path, family, **config)
@@ -736,6 +739,9 @@ STACKED = (
     "ministral3-odd-heads-window-tied",
     "qwen3-next",
     "qwen3.5-text",
+    slow("gemma4"),
+    slow("gemma4-experts"),
+    "gemma4-small",
 )
 
 
@@ -796,8 +802,7 @@ def our_logits(
 ) -> np.ndarray:  # f32 [tokens, vocab]
     config = read_model_config(path, dtype)
     model = load_model(path, config, stacked=stacked)
-    size = layer_groups(config).size
-    pages: tuple[Any, ...] = (jnp.zeros(size),) if stacked else (None,) * size
+    pages = dense_pages(config, len(token_ids), stacked=stacked)
     caches = (*pages, *init_states(state_arrays(config, 2, is_stacked=stacked), None))
     states = one_sequence(len(token_ids)) if config.has_states else None
 
@@ -811,6 +816,14 @@ def our_logits(
     return np.asarray(forward(model, jnp.asarray(token_ids, jnp.int32)))
 
 
+def dense_pages(config: ModelConfig, num_tokens: int, *, stacked: bool) -> tuple[Any, ...]:
+    """What `dense_attend` keeps keys and values in, for layers that read another's."""
+    kinds = layer_groups(config).page_kinds
+    if not stacked:
+        return (None,) * sum(kind.size for kind in kinds)
+    return tuple(jnp.zeros((kind.size, 2, num_tokens, kind.num_kv_heads, kind.head_dim)) for kind in kinds)
+
+
 def one_sequence(num_tokens: int) -> StateBatch:
     """From its beginning, in slot 1."""
     one, numbers = jnp.ones(1, jnp.int32), jnp.arange(num_tokens)
@@ -819,14 +832,21 @@ def one_sequence(num_tokens: int) -> StateBatch:
 
 def dense_attend(
     qkv: QKV,
-    cache: None,
+    cache: GroupCache,
     *,
     options: AttentionOptions,
     sinks: jax.Array | None = None,
     kv_scales: None = None,
-) -> tuple[jax.Array, None]:
-    """The contract of Attend for one whole sequence and no cache, in its plainest form."""
+) -> tuple[jax.Array, GroupCache]:
+    """The contract of Attend for one whole sequence, in its plainest form. Keys and values are kept whole."""
     (q, k, v), sliding_window = qkv, options.sliding_window
+    if k is None or v is None:
+        k, v = held_by(cache.pages)
+    elif isinstance(cache.pages, StackedCache):
+        pages = cache.pages.pages.at[cache.pages.first_page].set(jnp.stack([k, v]).astype(jnp.float32))
+        cache = cache._replace(pages=StackedCache(pages, cache.pages.first_page))
+    else:
+        cache = cache._replace(pages=(k, v))
     num_tokens, num_heads, head_dim = q.shape
     group = num_heads // k.shape[1]
     k, v = jnp.repeat(k, group, axis=1), jnp.repeat(v, group, axis=1)
@@ -841,3 +861,8 @@ def dense_attend(
         scores = jnp.concatenate([scores, column], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., :num_tokens]
     return jnp.einsum("hqk,khd->qhd", weights, v, precision="highest"), cache
+
+
+def held_by(pages: Any) -> tuple[jax.Array, jax.Array]:
+    k, v = pages.pages[pages.first_page] if isinstance(pages, StackedCache) else pages
+    return k, v

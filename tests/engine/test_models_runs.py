@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from engines import TINY
 
-from penstock.engine.errors import ConfigError
 from penstock.engine.models import ModelConfig, layer_runs, stacked_layers
 from penstock.engine.models.hf_blocks import sliding
 
@@ -35,10 +34,3 @@ def test_a_pattern_that_repeats_is_compiled_once(model: ModelConfig, layers: lis
 def test_runs_follow_each_other() -> None:
     runs = layer_runs(windows(*[4, 4, None] * 3, 4, 4))
     assert [(run.first, len(run.pattern), run.repeats, run.end) for run in runs] == [(0, 3, 3, 9), (9, 1, 2, 11)]
-
-
-def test_pages_have_one_geometry() -> None:
-    block = TINY.blocks[0]
-    other = block.with_attention(num_kv_heads=1)
-    with pytest.raises(ConfigError, match=r"size: \[\(1, 16\), \(2, 16\)\]"):
-        replace(TINY, blocks=(block, other))

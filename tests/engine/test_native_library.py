@@ -9,7 +9,12 @@ import pytest
 
 from penstock.engine import ConfigError
 from penstock.engine.native import NativeLibrary, NativeUnavailableError, load_library
-from penstock.engine.native.library import _SOURCES, _build
+from penstock.engine.native.compilation import SOURCES, build_here
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engine.native.shipping.SHIPPED_DIR", tmp_path / "shipped")
 
 
 def script(path: Path, text: str) -> None:
@@ -36,7 +41,7 @@ def test_a_compiler_that_fails_is_quoted_and_asked_once(tmp_path: Path, monkeypa
     library = NativeLibrary(tmp_path / "built")
     assert [library.load_for(name, "auto") for name in ("attention", "matmul")] == [None, None]
     assert library.missing == f"{tmp_path}/c++ failed: error: no such intrinsic"
-    assert 1 <= len((tmp_path / "calls").read_text().splitlines()) <= len(_SOURCES)  # for one library
+    assert 1 <= len((tmp_path / "calls").read_text().splitlines()) <= len(SOURCES)  # for one library
     assert list((tmp_path / "built").iterdir()) == []  # nothing half-made is left to be loaded
 
 
@@ -51,19 +56,19 @@ def test_a_compiler_that_cannot_be_run_is_a_reason_too(tmp_path: Path, monkeypat
 def test_the_library_is_built_once_per_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(tmp_path / "c++", f'echo called >> "{tmp_path}/calls"; for last; do :; done; echo built > "$last"')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    first = _build(tmp_path / "built")
+    first = build_here(tmp_path / "built")
     assert first.read_text() == "built\n"
-    assert _build(tmp_path / "built") == first
+    assert build_here(tmp_path / "built") == first
     assert list((tmp_path / "built").iterdir()) == [first]
-    assert len((tmp_path / "calls").read_text().splitlines()) == len(_SOURCES) + 1  # and to link them
-    monkeypatch.setattr("penstock.engine.native.library._processor", lambda: "another")
-    assert _build(tmp_path / "built") != first  # what was built for one processor does not run on another
+    assert len((tmp_path / "calls").read_text().splitlines()) == len(SOURCES) + 1  # and to link them
+    monkeypatch.setattr("penstock.engine.native.compilation._processor", lambda: "another")
+    assert build_here(tmp_path / "built") != first  # what was built for one processor does not run on another
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 def test_a_process_loads_it_once_whatever_the_folder(tmp_path: Path) -> None:
     """XLA refuses a second kernel of the same name, as two models with different cache folders would bring it."""
-    built = _build(Path.home() / ".cache" / "penstock" / "native")
+    built = build_here(Path.home() / ".cache" / "penstock" / "native")
     other = tmp_path / built.name
     shutil.copy(built, other)
     assert load_library(built.parent) is load_library(tmp_path)

@@ -19,7 +19,8 @@ import pytest
 from penstock.engine.formats.packing import OFFSETS, PLANES, Packing
 from penstock.engine.models.packed_quantized import Panels
 from penstock.engine.models.quantized import quantized_rows
-from penstock.engine.native.library import _FLAGS, _build
+from penstock.engine.native.compilation import FLAGS as COMPILER_FLAGS
+from penstock.engine.native.compilation import build_here
 
 SOURCES = Path(__file__).parents[2] / "engine" / "native"
 BUILD_DIR = Path.home() / ".cache" / "penstock" / "native"
@@ -61,7 +62,7 @@ def functions(library: Path) -> dict[str, str]:
 def test_the_library_has_the_instructions_that_it_claims(flag: str, name: str, instruction: str) -> None:
     if flag not in FLAGS:
         pytest.skip(f"NOT CHECKED, the processor has no {flag}")
-    found = {function: text for function, text in functions(_build(BUILD_DIR)).items() if re.search(name, function)}
+    found = {function: text for function, text in functions(build_here(BUILD_DIR)).items() if re.search(name, function)}
     assert found, f"no function is called {name}"
     assert any(re.search(rf"\b{instruction}\b.*%zmm", text) for text in found.values())
 
@@ -93,7 +94,7 @@ def built(name: str, directory: Path) -> tuple[list[str], int]:
     if name == "skylake-avx512" and "avx512bw" not in FLAGS:
         pytest.skip("NOT CHECKED, the processor has no AVX-512")
     program = directory / name.replace(" ", "-")
-    common = [flag for flag in _FLAGS if flag not in ("-march=native", "-shared", "-fPIC")]
+    common = [flag for flag in COMPILER_FLAGS if flag != "-fPIC"]
     command = [compiler, *common, *flags, f"-I{SOURCES}", f"-I{jax.ffi.include_dir()}"]
     subprocess.run([*command, str(Path(__file__).parent / "native_core.cc"), "-o", str(program)], check=True)
     found = [*runner, str(program)]

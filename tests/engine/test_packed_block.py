@@ -191,8 +191,15 @@ def test_a_token_does_not_depend_on_padding_or_on_who_helps(dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "calls"),
-    [("qwen3", 2), ("gemma2", 4), ("cohere2", 4), ("qwen3_moe", 2)],
-    ids=["all layers but the last feed-forward", "layers share pages", "halves side by side", "attention alone"],
+    [
+        pytest.param("qwen3", 2, id="all layers but the last feed-forward"),
+        pytest.param("gemma2", 4, id="layers share pages"),
+        pytest.param("cohere2", 4, id="halves side by side"),
+        pytest.param("qwen3_moe", 2, id="attention alone"),
+        pytest.param("lfm2", 2, id="convolutions, as all layers"),
+        pytest.param("qwen3_5_text", 2, id="delta nets and gated attention, as all layers"),
+        pytest.param("qwen3_next", 2, id="delta nets and gated attention, each alone"),
+    ],
 )
 def test_what_one_call_is_given(family: str, calls: int, tmp_path: Path) -> None:
     """Models of two layers; and their tokens are those of XLA's matmuls."""

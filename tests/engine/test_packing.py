@@ -61,9 +61,9 @@ def test_a_prompt_is_packed_with_its_positions_slots_and_pages() -> None:
     np.testing.assert_array_equal(inputs.ragged.num_seqs, [2])
     for place, sequence in enumerate((first, second)):
         held = len(sequence.pages)
-        np.testing.assert_array_equal(inputs.ragged.page_indices[0][place, :held], list(sequence.pages))
+        np.testing.assert_array_equal(inputs.ragged.page_indices[0][place, :held], sequence.pages.groups[0])
         np.testing.assert_array_equal(inputs.ragged.page_indices[0][place, held:], 0)
-    pages, others = list(first.pages), list(second.pages)
+    pages, others = first.pages.groups[0], second.pages.groups[0]
     slots = [pages[i // 4] * 4 + i % 4 for i in range(5)] + [others[0] * 4 + i for i in range(3)]
     np.testing.assert_array_equal(inputs.ragged.slots[0], slots + [0] * 8)  # padding writes to the sink
     np.testing.assert_array_equal(inputs.sampled.tokens[:2], [4, 7])  # the last of each
@@ -90,7 +90,7 @@ def test_a_new_holder_of_a_batch_slot_inherits_no_page() -> None:
     plan = planned(by)
     assert short.batch_slot == slot
     pages = inputs_of(builder.build(plan)).ragged.page_indices[0][0]
-    np.testing.assert_array_equal(pages, [*short.pages, *[0] * (len(pages) - len(short.pages))])
+    np.testing.assert_array_equal(pages, [*short.pages.groups[0], *[0] * (len(pages) - len(short.pages))])
 
 
 def test_each_group_of_layers_has_a_table_without_the_pages_that_its_window_has_passed() -> None:

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from penstock.engine.scheduling.amounts import Amount
 from penstock.engine.scheduling.page_pool import PagePool, page_hash, root_hash
 
 SIZE = 4
@@ -100,9 +101,30 @@ def test_a_prefix_whose_window_is_gone_is_taken_up_to_where_it_is_there() -> Non
     index(pool, list(range(16)), full, [*sliding[:2], 0, sliding[3]])
     found = pool.find_prefix(hashes(list(range(16))))
     assert found.pages == [full[:2], sliding[:2]]  # 3 pages and 4 both need the third
-    assert (found.num_matched, found.num_shared) == (4, 4)
+    assert (found.num_matched, found.num_shared) == (4, Amount.of(4))
     index(pool, list(range(16)), full, sliding)
     assert pool.find_prefix(hashes(list(range(16)))).pages == [full, [0, 0, *sliding[2:]]]
+
+
+def test_pages_of_two_kinds_are_counted_each_by_themselves() -> None:
+    pool = PagePool((4, 6), SIZE, windows=(None, 6), kinds=(0, 1))
+    full, sliding = pool.allocate(3, 0), pool.allocate(3, 1)
+    assert (full, sliding) == ([1, 2, 3], [1, 2, 3])  # numbers of their own
+    assert pool.available == Amount.of(0, 2)
+    with pytest.raises(AssertionError, match="1 pages asked for, 0"):
+        pool.allocate(1, 0)
+    index(pool, list(range(12)), full, sliding)
+    pool.release(full, 0)
+    pool.release(sliding, 1)
+    assert (pool.num_cached, pool.num_free) == (6, 2)
+    assert pool.find_prefix(hashes(list(range(12)))).pages == [full, [0, *sliding[1:]]]
+    pool.allocate(5, 1)  # evicts all of its kind, and none of the other
+    assert (pool.num_cached, pool.available) == (3, Amount.of(3, 0))
+    assert pool.find_prefix(hashes(list(range(12)))).pages == [[], []]
+    pool.check()
+    pool.stores[1].references[2] = 0
+    with pytest.raises(AssertionError, match="each once"):
+        pool.check()
 
 
 def test_where_all_layers_have_a_window_a_gap_before_it_does_no_harm() -> None:
@@ -151,7 +173,7 @@ def test_forgotten_contents_are_not_found() -> None:
 def test_check_sees_a_page_with_two_owners() -> None:
     pool = PagePool(4, SIZE)
     page = pool.allocate(1)[0]
-    pool._free.append(page)
+    pool.stores[0].free.append(page)
     with pytest.raises(AssertionError, match="each once"):
         pool.check()
 

@@ -169,6 +169,10 @@ def test_presets_have_the_published_numbers_of_parameters() -> None:
         "Qwen3-30B-A3B": 30.53,
         "Mixtral-8x7B": 46.7,
         "Gemma-3-27B": 27.01,
+        "Qwen3.6-27B": 26.89,
+        "Qwen3.6-35B-A3B": 34.66,
+        "Gemma-4-31B": 30.70,
+        "Gemma-4-26B-A4B": 25.23,
         "Llama-3.3-70B": 70.55,
         "gpt-oss-20b": 20.91,
         "gpt-oss-120b": 116.79,
@@ -262,6 +266,7 @@ SMALL = EngineConfig(max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, t
 
 
 @needs_libtpu
+@pytest.mark.slow
 def test_what_was_learnt_of_a_function_is_kept(tmp_path: Path) -> None:
     """And read again only by the same function: another model's are compiled."""
     config = replace(SMALL, compile_cache_dir=tmp_path)
@@ -280,6 +285,7 @@ def test_what_was_learnt_of_a_function_is_kept(tmp_path: Path) -> None:
 
 
 @needs_libtpu
+@pytest.mark.slow
 def test_every_kind_of_head_is_counted_and_filters_cost_next_to_nothing() -> None:
     made = plan(llama_8b(), "v6e:2x2", replace(SMALL, max_num_seqs=64, max_batch_tokens=64), only=frozenset({64}))
     head = next(bucket for bucket in made.buckets if bucket.kind == "head")
@@ -306,6 +312,7 @@ def test_what_no_worker_could_serve_is_refused() -> None:
 
 
 @needs_libtpu
+@pytest.mark.slow
 def test_a_function_that_does_not_fit_beside_the_pages_is_refused_with_what_would() -> None:
     """The compiler sees no pages when it compiles the head."""
     small = plan(narrow_llama(), "v6e:2x2", SMALL)
@@ -331,6 +338,7 @@ def test_a_model_without_a_loop_over_layers_is_planned_too() -> None:
 
 
 @needs_libtpu
+@pytest.mark.slow
 def test_states_are_counted_and_updated_where_they_are() -> None:
     fields = {"hidden_size": 512, "num_hidden_layers": 5, "layer_types": ["conv", "full_attention"] * 2 + ["conv"]}
     model = FAMILIES["lfm2"].config({**fields, "num_attention_heads": 8, "num_key_value_heads": 8}, "bfloat16")
@@ -354,6 +362,33 @@ def test_matrices_of_delta_nets_are_read_and_written_once_in_a_decode_step() -> 
     assert made.slot_bytes == 6 * (8 * 128 * 128 * 4 + 3 * (2 * 4 * 128 + 8 * 128) * 2) // 2
     assert made.cache_is_aliased
     full = next(step for step in made.decode if step.num_tokens == 16)
+    assert full.overhead <= 1.15
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "topology", "tensor", "expert", "num_seqs"),
+    [
+        ("Qwen3.6-27B", "v6e:2x4", 8, 1, 64),
+        ("Qwen3.6-27B", "v5e:2x4", 8, 1, 64),
+        ("Qwen3.6-35B-A3B", "v6e:2x2", 2, 2, 32),
+        ("Qwen3.6-35B-A3B", "v5e:2x4", 2, 4, 32),
+    ],
+)
+def test_decode_steps_of_qwen3_6_move_their_ideal_bytes(
+    name: str, topology: str, tensor: int, expert: int, num_seqs: int
+) -> None:
+    """States included, which a step reads and writes once."""
+    model = preset(name)
+    assert model is not None
+    config = EngineConfig(
+        max_num_seqs=num_seqs, max_batch_tokens=num_seqs, max_model_len=4096, tensor_parallel=tensor,
+        expert_parallel=expert,
+    )  # fmt: skip
+    made = plan(model, topology, config, only=frozenset({num_seqs}))
+    assert made.cache_is_aliased
+    full = next(step for step in made.decode if step.num_tokens == num_seqs)
     assert full.overhead <= 1.15
 
 
@@ -395,6 +430,7 @@ def test_a_small_plan_holds_what_the_ledger_says(attention: str) -> None:
 
 
 @needs_libtpu
+@pytest.mark.slow
 def test_several_decode_steps_and_8_bit_pages_are_planned_and_copy_no_cache() -> None:
     model = narrow_llama()
     config = EngineConfig(

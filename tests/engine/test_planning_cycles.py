@@ -91,7 +91,7 @@ sums is scattered and gathered where it is small.
         slow("Llama-3.1-8B", "v6e:2x2", 4, 256, 0.15),
         slow("Llama-3.1-8B", "v6e:2x2", 4, 512, 0.19),  # of a mixed step, whose attention is not in it
         slow("Llama-3.3-70B", "v6e:2x4", 8, 16, 0.15),
-        ("Llama-3.3-70B", "v6e:2x4", 8, 128, 0.15),
+        slow("Llama-3.3-70B", "v6e:2x4", 8, 128, 0.15),
         slow("Llama-3.3-70B", "v6e:2x4", 8, 256, 0.15),
         slow("Llama-3.3-70B", "v6e:2x4", 8, 512, 0.19),
     ],

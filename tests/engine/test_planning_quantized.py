@@ -62,6 +62,7 @@ def compiled(fields: dict[str, object], weights: str, topology: str, tensor: int
 
 
 @needs_libtpu
+@pytest.mark.slow
 def test_quantized_experts_that_have_rows_are_read_where_they_are() -> None:
     """Those of gpt-oss, whose hidden size is no whole number of tiles: nothing of the size of a matrix is copied.
 

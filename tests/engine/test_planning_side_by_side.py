@@ -26,6 +26,7 @@ def small() -> ModelConfig:
     return replace(model, blocks=model.blocks[:2])
 
 
+@pytest.mark.slow
 def test_processes_compile_the_same_in_the_same_order() -> None:
     reported: list[tuple[int, int, str]] = []
     only = frozenset({16})

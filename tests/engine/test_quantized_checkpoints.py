@@ -39,6 +39,17 @@ def test_logits_are_those_of_the_same_values_unquantized(tmp_path: Path, name: s
 
 
 OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {  # scheme, family, geometry
+    "two-kinds-of-pages": (
+        "compressed int4 g32",
+        "gemma4_text",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 32,
+            "global_head_dim": 32,
+        },
+    ),
     "fused": ("gptq g128", "phi3", {"num_key_value_heads": 2, "num_attention_heads": 4}),
     "mxfp4-experts": (
         "mxfp4",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from engines import TINY
 
-from penstock.engine.attention import KVCacheSpec, XlaAttention
+from penstock.engine.attention import CacheSpec, KVCacheSpec, XlaAttention
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import Runner
@@ -22,13 +22,14 @@ from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.sequence import Sequence
 
 CONFIG = TINY.of_layers(1)
+(HEADS,) = CONFIG.attentions
 GEOMETRY = Geometry(max_num_seqs=4, max_batch_tokens=16, max_model_len=64, page_size=8, vocab_size=CONFIG.vocab_size)
 
 
 @pytest.fixture(scope="module")
 def runner() -> Runner:
     attention = XlaAttention()
-    spec = KVCacheSpec(1, 33, 8, CONFIG.num_kv_heads, CONFIG.head_dim, attention.cache_dtype(CONFIG.dtype))
+    spec = CacheSpec((KVCacheSpec(1, 33, 8, HEADS.num_kv_heads, HEADS.head_dim, attention.cache_dtype(CONFIG.dtype)),))
     return Runner(random_model(CONFIG, 0), attention, spec, GEOMETRY)
 
 

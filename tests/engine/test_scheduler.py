@@ -63,10 +63,13 @@ def test_a_prefix_is_taken_from_the_cache_and_the_last_token_still_computed() ->
     harness = Harness(max_batch_tokens=32)
     harness.add(16)
     harness.run()
+    scheduler = harness.scheduler
+    before = scheduler.num_queried_tokens, scheduler.num_found_tokens
     again = harness.add(16)
     plan = harness.step()
     assert plan is not None
     assert (again.num_cached, plan.num_tokens) == (12, 4)
+    assert (before, scheduler.num_queried_tokens, scheduler.num_found_tokens) == ((16, 0), 32, 12)
 
 
 def test_a_finished_sequence_takes_no_token_from_a_step_in_flight() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_harness import PAGE, Harness
 
+from penstock.engine.scheduling.amounts import Amount
 from penstock.engine.scheduling.page_needs import PageNeeds
 
 
@@ -100,11 +101,22 @@ def test_what_a_sequence_holds_at_most_is_what_it_needs(window: int) -> None:
 
 
 def test_the_longest_sequence_is_what_fits_without_windows_and_what_is_asked_for_with_them() -> None:
-    assert PageNeeds(PAGE).longest(10, 100) == 40
-    assert PageNeeds(PAGE).longest(10, 30) == 30
-    assert PageNeeds(PAGE, (None, None)).longest(11, 100) == 20
-    assert PageNeeds(PAGE, (5,)).longest(2, 1000) == 1000  # five tokens touch two pages at most, six three
-    assert PageNeeds(PAGE, (6,)).longest(2, 1000) == 8
+    assert PageNeeds(PAGE).longest(Amount.of(10), 100) == 40
+    assert PageNeeds(PAGE).longest(Amount.of(10), 30) == 30
+    assert PageNeeds(PAGE, (None, None), (0, 0)).longest(Amount.of(11), 100) == 20
+    assert PageNeeds(PAGE, (5,)).longest(Amount.of(2), 1000) == 1000  # five tokens touch two pages at most, six three
+    assert PageNeeds(PAGE, (6,)).longest(Amount.of(2), 1000) == 8
+    of_two = PageNeeds(PAGE, (None, 6), (0, 1))
+    assert of_two.longest(Amount.of(10, 3), 100) == 40
+    assert of_two.longest(Amount.of(10, 2), 100) == 8  # the kind that is short of pages decides
+
+
+def test_pages_are_needed_by_kind() -> None:
+    needs = PageNeeds(PAGE, (None, 6, 6), (0, 1, 1))
+    assert needs.held(100, 1) == Amount.of(25, 6)
+    assert needs.bounded_kinds == {1}
+    assert needs.spans(Amount.of(10, 4)) == 10  # the other kind's come free
+    assert needs.sequences(Amount.of(100, 12), 100) == 2
 
 
 WINDOWS = st.lists(st.sampled_from([None, 1, 2, 4, 5, 7, 12]), min_size=1, max_size=3).map(tuple)
@@ -114,7 +126,8 @@ WINDOWS = st.lists(st.sampled_from([None, 1, 2, 4, 5, 7, 12]), min_size=1, max_s
 @given(
     load=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30), st.integers(0, 1)), min_size=1, max_size=8),
     windows=WINDOWS,
-    num_pages=st.integers(10, 40),
+    num_kinds=st.integers(1, 3),
+    num_pages=st.tuples(*[st.integers(10, 40)] * 3),
     budget=st.sampled_from([4, 8, 16]),
     decode_steps=st.sampled_from([1, 1, 3]),
     data=st.data(),
@@ -122,17 +135,21 @@ WINDOWS = st.lists(st.sampled_from([None, 1, 2, 4, 5, 7, 12]), min_size=1, max_s
 def test_every_token_sees_all_of_its_window_and_everything_finishes(
     load: list[tuple[int, int, int]],
     windows: tuple[int | None, ...],
-    num_pages: int,
+    num_kinds: int,
+    num_pages: tuple[int, int, int],
     budget: int,
     decode_steps: int,
     data: st.DataObject,
 ) -> None:
+    kinds = tuple(group % num_kinds for group in range(len(windows)))
+    num_pages = num_pages[: max(kinds) + 1]
     harness = Harness(
         num_pages=num_pages,
         max_batch_tokens=budget,
         max_num_seqs=4,
         max_model_len=90,
         windows=windows,
+        kinds=kinds,
         decode_steps=decode_steps,
     )
     failures = iter(data.draw(st.lists(st.booleans(), max_size=3)))
@@ -144,11 +161,12 @@ def test_every_token_sees_all_of_its_window_and_everything_finishes(
             check_that_no_more_is_held_than_needed(harness, decode_steps)
     harness.run()
     assert all(harness.is_full(sequence) for sequence in harness.sequences)
-    assert harness.pool.num_available == num_pages - 1
+    assert harness.pool.available == Amount(tuple(count - 1 for count in num_pages))
     assert harness.scheduler.num_preemptions <= 2 + harness.num_generated / 2
 
 
 def check_that_no_more_is_held_than_needed(harness: Harness, decode_steps: int) -> None:
     for sequence in harness.scheduler.running:
-        most = harness.pool.needs.most(harness.max_model_len, max(harness.max_batch_tokens, decode_steps))
-        assert sequence.pages.num_held <= most
+        needs = harness.pool.needs
+        most = needs.held(harness.max_model_len, max(harness.max_batch_tokens, decode_steps))
+        assert needs.by_kind(sequence.pages.num_held).fits(most)

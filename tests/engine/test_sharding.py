@@ -19,7 +19,7 @@ def test_kv_heads_are_split_while_there_are_enough_and_held_several_times_beyond
     assert split_model(TINY, 1) == TINY
     assert split_model(TINY, 2) == TINY  # one KV head each
     spread = split_model(TINY, 4)
-    assert (spread.num_kv_heads, {block.attention.kv_copies for block in spread.blocks}) == (4, {2})
+    assert (spread.attentions[0].num_kv_heads, {block.attention.kv_copies for block in spread.blocks}) == (4, {2})
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from engines import TINY, drive, write_model
 from flax import nnx
 from jax.experimental.pallas import tpu as pltpu
+from patience import slow
 
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.attention.fused import FusedAttention
@@ -50,6 +51,20 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alternating(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two pairs of layers, one with a window and one without; attention sinks and experts in all of them."""
     return write_model(tmp_path_factory.mktemp("alternating"), "gpt_oss", num_hidden_layers=4, sliding_window=8)
+
+
+@pytest.fixture(scope="module")
+def two_kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pages of two kinds, layers that read those of others, and vectors of each layer."""
+    return write_model(
+        tmp_path_factory.mktemp("two-kinds"),
+        "gemma4_text",
+        num_hidden_layers=6,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=12,
+        sliding_window=8,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +161,8 @@ def run(config: ModelConfig, *, stacked: bool) -> tuple[Any, np.ndarray, list[in
         attended, pages = qkv.q * (options.sliding_window or 1) + values, pages.at[place].set(qkv.k)
         return attended, cache._replace(pages=replace(held, pages=pages) if stacked else pages)
 
-    shape = (groups.size, len(groups.windows), 3, config.num_kv_heads, config.head_dim)
+    (kind,) = groups.page_kinds
+    shape = (kind.size, len(groups.windows), 3, kind.num_kv_heads, kind.head_dim)
     pages = jax.random.normal(jax.random.key(1), shape)
     graph, params = nnx.split(Decoder(config, rngs=nnx.Rngs(0), stacked=stacked))
     step = jax.jit(lambda params, *inputs: nnx.merge(graph, params)(*inputs, attend))
@@ -155,7 +171,7 @@ def run(config: ModelConfig, *, stacked: bool) -> tuple[Any, np.ndarray, list[in
     return hidden, np.stack(caches).reshape(shape), traced
 
 
-@pytest.mark.parametrize("model", ["mixed", "alternating", "hybrid"])
+@pytest.mark.parametrize("model", ["mixed", "alternating", "hybrid", slow("two_kinds")])
 def test_stacked_layers_and_our_kernel_give_the_same_tokens(
     model: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

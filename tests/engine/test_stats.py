@@ -42,7 +42,8 @@ def test_an_engine_tells_what_it_is(tiny_model: Path) -> None:
         vocab_size=read_model_config(tiny_model).vocab_size,
     )
     config = read_model_config(tiny_model)
-    assert info.kv_cache_bytes == 64 * 4 * 4 * 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    heads = config.attentions[0]
+    assert info.kv_cache_bytes == 64 * 4 * 4 * 2 * config.num_layers * heads.num_kv_heads * heads.head_dim
 
 
 def test_without_a_compiler_it_tells_why_it_is_slow(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.errors import EngineError
+from penstock.engine.models import layer_groups
 from penstock.engine.planning import (
     Plan,
     Simulated,
@@ -101,9 +102,12 @@ def _show(screen: Console, made: Plan) -> None:
     screen.print(f"[bold]{made.topology}[/]: {kinds}; attention {made.attention}, {pages}")
     screen.print(_memory(made))
     longest = made.max_model_len
-    held = f"{made.num_tokens:,} tokens at once in {made.num_pages - 1:,} pages"
+    counted = " and ".join(f"{count:,}" for count in made.usable_pages.counts)
+    held = f"{made.num_tokens:,} tokens at once in {counted} pages"
     each = f"{made.sequence_bytes(longest) / _GIB:.3f} GiB"
     screen.print(f"Pages hold {held}: {made.num_sequences(longest)} sequences of {longest:,} with {each} each.")
+    if len(made.kind_bytes) > 1:
+        screen.print("Kinds of pages: " + "; ".join(_kinds(made)) + ".")
     if made.num_states:
         screen.print(f"States have {made.num_states - 1:,} slots of {made.slot_bytes / 2**20:.3f} MiB each.")
     screen.print(_spare(made))
@@ -115,6 +119,16 @@ def _show(screen: Console, made: Plan) -> None:
     screen.print(_steps(made))
     expected = "bytes, matmuls, or XLA (cycles that the compiler expects) and kernels"
     screen.print(f"[dim]A step takes the longest of {expected}, and then links. Nothing was measured.[/]")
+
+
+def _kinds(made: Plan) -> Iterator[str]:
+    """Of pages that differ in their KV heads."""
+    groups = layer_groups(made.model)
+    for number, (kind, num_bytes) in enumerate(zip(groups.page_kinds, made.kind_bytes, strict=True)):
+        windows = {window for window, of in zip(groups.windows, groups.kinds, strict=True) if of == number}
+        seen = ", ".join("everything" if window is None else f"{window:,} tokens" for window in windows)
+        heads = f"{kind.num_kv_heads} KV heads of {kind.head_dim}"
+        yield f"{num_bytes / 2**20:.3f} MiB for {kind.size} layers of {heads} that see {seen}"
 
 
 def _spare(made: Plan) -> str:

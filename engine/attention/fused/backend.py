@@ -110,11 +110,12 @@ class FusedAttention(AttentionBackend):
             max_keys=self._max_keys,
             max_queries=self._max_queries,
         )
-        new_scales = []
-        if has_scales:
-            k, v, rows = _coded(k, v, pages.dtype, kv_scales)
-            new_scales.append(rows)
-        new = _stored(k, v, layout, pages.dtype)
+        new, new_scales = [], []
+        if k is not None and v is not None:
+            if has_scales:
+                k, v, rows = _coded(k, v, pages.dtype, kv_scales)
+                new_scales.append(rows)
+            new = _stored(k, v, layout, pages.dtype)
         scores = Scores(options.scale_for(head_dim), options.soft_cap)
         sink_rows = [] if sinks is None else [_sink_rows(sinks, num_kv_heads, blocks)]
         operands = [
@@ -146,7 +147,7 @@ class FusedAttention(AttentionBackend):
                 in_specs=[*[anywhere] * (first_held + len(held)), *[vmem] * len(sink_rows)],
                 out_specs=[anywhere] * (1 + len(held)),
                 scratch_shapes=scratch(
-                    blocks, layout, num_kv_heads, group, q.dtype.name, new[0].dtype.name, pages.dtype.name
+                    blocks, layout, num_kv_heads, group, q.dtype.name, _new_dtype(pages.dtype), pages.dtype.name
                 ),
             ),
             out_shape=[
@@ -175,8 +176,13 @@ def _stored(k: jax.Array, v: jax.Array, layout: HeadLayout, dtype: jnp.dtype) ->
     else:  # from here on as matmuls write them
         k, v = _rows(k, layout.half), _rows(v, layout.half)
     v = jnp.nan_to_num(v)  # a NaN would outlast a weight of 0, and its sequence
-    k, v = (x.astype(jnp.float32 if dtype == jnp.float32 else jnp.bfloat16) for x in (k, v))
+    k, v = (x.astype(_new_dtype(dtype)) for x in (k, v))
     return [_rows(jnp.concatenate([k, v], axis=2), layout.width)] if layout.is_packed else [k, v]
+
+
+def _new_dtype(dtype: jnp.dtype) -> str:
+    """That new keys and values come in, for pages of `dtype`."""
+    return "float32" if dtype == jnp.float32 else "bfloat16"
 
 
 def _coded(

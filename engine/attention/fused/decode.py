@@ -25,6 +25,7 @@ class Decode:
     q: Ref  # [num_kv_heads, decode rows, query width]: of the sequence
     pending: Ref  # [2]: 1 where a write out of the buffer is under way
     window: int
+    reads_only: bool  # the pages have the step's keys and values already
 
     def run(self) -> None:
         @pl.when(self._num_seqs > 0)
@@ -65,9 +66,11 @@ class Decode:
 
         self.kv.wait(seq, block, slot, *self._keys(kv_len))
 
-        @pl.when(is_last)
-        def _() -> None:
-            self._take_in(seq, block, slot, kv_len - 1 - block * num_keys, row)
+        if not self.reads_only:
+
+            @pl.when(is_last)
+            def _() -> None:
+                self._take_in(seq, block, slot, kv_len - 1 - block * num_keys, row)
 
         self._attend(block, slot, kv_len)
 
@@ -87,8 +90,10 @@ class Decode:
         return first // self.kv.blocks.keys
 
     def _keys(self, kv_len: Int) -> tuple[Int, Int]:
-        """The first position that the new token sees, and its own: the last key is the new one."""
-        return jnp.maximum(kv_len - self.window, 0), kv_len - 1
+        """The first position that the new token sees, and where what the pages have ends: before its own key, where
+        that is new.
+        """
+        return jnp.maximum(kv_len - self.window, 0), kv_len if self.reads_only else kv_len - 1
 
     def _fetch(self, i: Int, block: Int, slot: Int) -> None:
         self._settle(slot)

@@ -2,7 +2,8 @@
 
 Both walk over blocks of pages with online softmax, the next block on its way from HBM while one is worked on. A block
 that takes in new tokens is changed in VMEM, where its keys are about to be read, and the changed part is written back;
-so new keys and values are never read from HBM in the step they come in.
+so new keys and values are never read from HBM in the step they come in. Without any, where the pages have a step's
+already, blocks are read to their end and nothing is changed.
 
 Two transfers must not cross. Sequences that decode write to pages of their own, so nothing waits for their writes but
 the buffer they come from. Blocks of prefill may belong to one sequence: each waits for its writes before the next block
@@ -45,7 +46,8 @@ def attend_kernel(
     num_own = _NUM_OWN + 3 * has_scales
     q, *others = refs[NUM_TABLES:-num_own]
     parts, rest = others[:num_parts], others[num_parts:]
-    new_scales, *rest = rest if has_scales else (None, *rest)
+    reads_only = not parts
+    new_scales, *rest = (None, *rest) if reads_only or not has_scales else rest
     sinks = rest[1 + has_scales :]  # behind the pages, and their scales, as they come in
     out, pages, *own = refs[-num_own:]
     scales, *own = own if has_scales else (None, *own)
@@ -62,9 +64,9 @@ def attend_kernel(
         kv.scales.buffer[...] = jnp.zeros_like(kv.scales.buffer)
     out_block[...] = jnp.zeros_like(out_block)
     state = Softmax(layout, scores, head_sinks, None, *held[:3])
-    Decode(tables, kv, state, tokens, row, pending, window).run()
+    Decode(tables, kv, state, tokens, row, pending, window, reads_only).run()
     state = Softmax(layout, scores, head_sinks, blocks.num_queries, *held[3:6])
-    Prefill(tables, kv, state, tokens, window).run()
+    Prefill(tables, kv, state, tokens, window, reads_only).run()
 
 
 def scratch(

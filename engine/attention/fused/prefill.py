@@ -39,6 +39,7 @@ class Prefill:
     state: Softmax
     tokens: TokenBlock
     window: int
+    reads_only: bool  # the pages have the step's keys and values already
 
     def run(self) -> None:
         @pl.when(self._num_seqs > 0)
@@ -65,7 +66,8 @@ class Prefill:
             self.state.start()
 
         self.kv.wait(span.seq, block, slot, *self._keys(span))
-        self._take_in(span, j, block, slot)
+        if not self.reads_only:
+            self._take_in(span, j, block, slot)
         is_last = (block + 1) * self.kv.blocks.keys >= span.end + span.shift
         next_i, next_j, next_block = self._next(span, is_last, i, j, block)
 
@@ -104,9 +106,12 @@ class Prefill:
         return first // self.kv.blocks.keys
 
     def _keys(self, span: Span) -> tuple[Int, Int]:
-        """The first position that any of the queries sees, and the first query's: from there on keys are new."""
+        """The first position that any of the queries sees, and where what the pages have ends: at the first query's,
+        where keys are new from there on.
+        """
         position = span.first + span.shift
-        return jnp.maximum(position - self.window + 1, 0), position
+        end = span.end + span.shift if self.reads_only else position
+        return jnp.maximum(position - self.window + 1, 0), end
 
     def _fetch(self, i: Int, j: Int, block: Int, slot: Int) -> None:
         span = self._span(i, j)

@@ -68,9 +68,11 @@ class TritonAttention(AttentionBackend):
     ) -> tuple[jax.Array, LayerCache]:
         del kv_scales
         q, k, v = qkv
-        heads = Heads(q.shape[1], k.shape[1], q.shape[2])
+        keys, values = cache
+        heads = Heads(q.shape[1], keys.shape[1], q.shape[2])
         scores = Scores(options.scale_for(heads.head_dim), options.soft_cap, options.sliding_window)
-        keys, values = self._write(k, v, cache, batch, heads)
+        if k is not None and v is not None:
+            keys, values = self._write(k, v, cache, batch, heads)
         sinks = None if sinks is None else sinks.astype(jnp.float32)
         attended = self._decode(q, keys, values, batch, heads, scores, sinks)
         return self._prefill(attended, q, keys, values, batch, heads, scores, sinks), (keys, values)

@@ -15,6 +15,7 @@ from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.gemma import GEMMA
 from penstock.engine.models.families.gemma2 import GEMMA2
 from penstock.engine.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
+from penstock.engine.models.families.gemma4 import GEMMA4, GEMMA4_TEXT
 from penstock.engine.models.families.glm import GLM
 from penstock.engine.models.families.glm4 import GLM4
 from penstock.engine.models.families.glm4_moe import GLM4_MOE
@@ -65,6 +66,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             GEMMA2,
             GEMMA3_TEXT,
             GEMMA3,
+            GEMMA4_TEXT,
+            GEMMA4,
             OLMO2,
             OLMO3,
             OLMOE,

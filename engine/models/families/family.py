@@ -25,6 +25,15 @@ LAYER_MODULES: Mapping[ParamPath, str] = MappingProxyType(
     }
 )
 
+# Around the layers, in the body.
+OUTER_MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "per_layer_embedding": "embed_tokens_per_layer",
+        "per_layer_projection": "per_layer_model_projection",
+        "per_layer_norm": "per_layer_projection_norm",
+    }
+)
+
 # Where each expert has tensors of its own, as most checkpoints hold them.
 QWEN_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
     {
@@ -109,7 +118,13 @@ class Family:
         if not fused:
             return self
         tensors = {path: name for path, name in self.own_tensors.items() if path not in fused}
-        modules = {path: name for path, name in QWEN_EXPERTS.items() if path[:2] == ("mlp", "experts")}
+        down = self.own_tensors["mlp", "experts", "down", "kernel"]
+        place = down.removesuffix(".down_proj") if down.endswith("experts.down_proj") else "mlp.experts"
+        modules = {
+            path: name.replace("mlp.experts", place)
+            for path, name in QWEN_EXPERTS.items()
+            if path[:2] == ("mlp", "experts")
+        }
         return replace(self, own_tensors=tensors, own_modules={**self.own_modules, **modules})
 
     def tensor_name(self, path: ParamPath) -> str:
@@ -119,7 +134,20 @@ class Family:
             return place.embedding
         if path[0] == "blocks":
             return f"{place.body}.layers.{path[1]}.{self._layer_tensor(path[2:])}"
-        return f"{place.head if path[0] == 'head' else f'{place.body}.{place.norm}'}.{_leaf(path)}"
+        if path[0] == "head":
+            return f"{place.head}.{_leaf(path)}"
+        return f"{place.body}.{OUTER_MODULES.get(str(path[0]), place.norm)}.{_leaf(path)}"
+
+    def unused(self, layer: int, block: BlockConfig) -> tuple[str, ...]:
+        """Tensors of a layer that a checkpoint may hold though nothing reads them: its keys and values, where it reads
+        another layer's.
+        """
+        if not block.has_attention or block.attention.has_kv:
+            return ()
+        parts = (("k", "kernel"), ("v", "kernel"), ("k", "bias"), ("v", "bias"), ("k_norm", "scale"))
+        known = LAYER_MODULES.keys() | self.own_modules.keys()
+        paths = [("attention", *part) for part in parts if ("attention", part[0]) in known]
+        return tuple(self.tensor_name(("blocks", layer, *path)) for path in paths)
 
     def fused_with(self, path: ParamPath) -> tuple[ParamPath, ...]:
         """The parameters whose rows are, in this order, one stored tensor: that at `path`, and mostly it alone."""

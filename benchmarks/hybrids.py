@@ -1,0 +1,220 @@
+"""Decode of models whose layers keep states beside dense ones of as many bytes, in turn, on CPU.
+
+    python -m benchmarks.hybrids
+
+Of each model: the seconds of a decode step of the engine, over those that its bytes and operations would take at the
+rates of memory and of matmuls, which are measured in the same rounds. What reads weights takes the longer of the two;
+states and pages, which no matmul is computed beside, take theirs after it. `r` is that ideal over what was measured,
+and `of dense` what a hybrid has of the `r` of the dense model. Prints tables and appends them to
+`benchmarks/results/hybrids.jsonl`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from rich.console import Console
+
+from benchmarks.cpu_kernels import fastest_s, read_rate
+from benchmarks.engine import RESULTS
+from benchmarks.host import word_tokenizer
+from benchmarks.tables import table_of
+from penstock.engine import Engine, EngineConfig, Request, SamplingParams
+from penstock.engine.deployment import DEFAULT_BUILD_DIR, Deployment, deploy
+from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.loading.checkpoint import random_model
+from penstock.engine.models import FAMILIES, ModelConfig, num_parameters
+from penstock.engine.models.config import DeltaNetConfig, MLPConfig
+from penstock.engine.models.layers import Linear
+from penstock.engine.models.packed import PackedLinear, pack_head
+from penstock.engine.models.packed_block import pack_blocks
+from penstock.engine.native import load_library, panel_width
+from penstock.engine.planning.roofline import kv_sequence_bytes, step_flops
+from penstock.worker.bench.machine import describe_machine
+from penstock.worker.bench.report import append_result
+
+HYBRIDS: Mapping[str, Mapping[str, Any]] = {
+    "Qwen3.5-0.8B": {
+        "model_type": "qwen3_5_text", "vocab_size": 32_768, "hidden_size": 1024, "intermediate_size": 3584,
+        "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "linear_num_value_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "LFM2-350M": {
+        "model_type": "lfm2", "vocab_size": 32_768, "hidden_size": 1024, "intermediate_size": 6656,
+        "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    },
+}  # fmt: skip
+"""Sizes as published, but for a smaller vocabulary, whose head both models of a pair have."""
+
+ITEM_BYTES, PROMPT, STEPS = 2, 3, 48
+TOGETHER = 2  # steps of one model before it is the other one's turn
+_MATMUL = (1024, 4096)  # features in and out
+_MATMULS = 24  # one after the other: more bytes than caches hold
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--models", nargs="+", choices=HYBRIDS, default=list(HYBRIDS))
+    parser.add_argument("--sequences", nargs="+", type=int, default=[1, 64])
+    arguments = parser.parse_args()
+    console, rows = Console(), []
+    for name in arguments.models:
+        rows += pair(name, arguments.sequences, arguments.rounds)
+        console.print(table_of(name, rows[-2 * len(arguments.sequences) :], digits=3))
+    append_result(RESULTS / "hybrids.jsonl", {"title": "hybrids", "machine": describe_machine(), "rows": rows})
+
+
+def pair(name: str, counts: list[int], rounds: int) -> list[dict[str, Any]]:
+    """Rows of a hybrid and of a dense model with as many parameters, which take turns, a few steps each."""
+    hybrid = FAMILIES[HYBRIDS[name]["model_type"]].config(dict(HYBRIDS[name]), "bfloat16")
+    models = {"dense": dense_of(hybrid), name: hybrid}
+    measured = {key: Measured(model, *engine_of(model, max(counts))) for key, model in models.items()}
+    matmul, rates, rows = matmul_of(), Rates(), []
+    rates.take(matmul)
+    for count in counts:
+        for _ in range(rounds):
+            for one in measured.values():
+                one.take(count)
+        for one in measured.values():
+            one.let_go(count)
+        rates.take(matmul)
+    for count in counts:
+        shares = {key: one.ideal_s(count, rates) / one.step_s(count) for key, one in measured.items()}
+        for key, one in measured.items():
+            rows.append({
+                "model": key, "sequences": count, "M parameters": round(num_parameters(one.model) / 1e6),
+                "states, MB": round(one.state_bytes(count) / 1e6), "ms": round(one.step_s(count) * 1e3, 2),
+                "ideal, ms": round(one.ideal_s(count, rates) * 1e3, 2), "r": round(shares[key], 3),
+                "of dense": round(shares[key] / shares["dense"], 3),
+                "GB/s": round(rates.bytes_per_s * 1e-9, 1), "GFLOP/s": round(rates.flops_per_s * 1e-9),
+            })  # fmt: skip
+    return rows
+
+
+def dense_of(hybrid: ModelConfig) -> ModelConfig:
+    """Qwen3 with as many layers, and a feed-forward such that it has as many parameters."""
+    layers, hidden = hybrid.num_layers, hybrid.hidden_size
+    fields = {
+        "vocab_size": hybrid.vocab_size, "hidden_size": hidden, "intermediate_size": 64, "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 128, "head_dim": 128,
+        "max_position_embeddings": 1024, "tie_word_embeddings": True,
+    }  # fmt: skip
+    smallest = FAMILIES["qwen3"].config(fields, "bfloat16")
+    missing = num_parameters(hybrid) - num_parameters(smallest)
+    inner = 64 + round(missing / (3 * hidden * layers) / 64) * 64
+    return replace(smallest, blocks=tuple(replace(block, mlp=MLPConfig(inner)) for block in smallest.blocks))
+
+
+def engine_of(model: ModelConfig, max_num_seqs: int) -> tuple[Engine, Deployment]:
+    """With random weights, packed as those of a checkpoint are; one step in a dispatch."""
+    config = EngineConfig(
+        max_num_seqs=max_num_seqs, max_batch_tokens=256, page_size=32, num_pages=3 * max_num_seqs + 1,
+        max_model_len=64 + STEPS, prefix_caching=False, decode_steps=1, speculation="off",
+    )  # fmt: skip
+    deployment = deploy(config, model)
+    library = load_library(DEFAULT_BUILD_DIR / "native")
+    made = random_model(deployment.model, 0)
+    pack_head(made, library)
+    tokenizer = word_tokenizer(1000)
+    return Engine(pack_blocks(made, library), tokenizer, GenerationDefaults((0,)), deployment), deployment
+
+
+@dataclass
+class Rates:
+    """The best that were seen."""
+
+    bytes_per_s: float = 0.0
+    flops_per_s: float = 0.0
+
+    def take(self, matmul: Any) -> None:
+        self.bytes_per_s = max(self.bytes_per_s, read_rate())
+        flops = 2 * 64 * _MATMUL[0] * _MATMUL[1] * _MATMULS
+        self.flops_per_s = max(self.flops_per_s, flops / fastest_s(matmul, repeats=2, calls=1))
+
+
+def matmul_of() -> Any:
+    """64 rows by several weights, one after the other."""
+    width = panel_width(load_library(DEFAULT_BUILD_DIR / "native"))
+    linear = Linear(*_MATMUL, bias=False, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0))
+    graph, state = nnx.split(PackedLinear.of(width, linear))
+    copies = [jax.tree.map(jnp.copy, state) for _ in range(_MATMULS)]
+
+    def through(copies: list[nnx.State], x: jax.Array) -> jax.Array:
+        for own in copies:
+            x += 0 * nnx.merge(graph, own)(x)[:, : x.shape[1]]
+        return x
+
+    x = jax.random.normal(jax.random.key(0), (64, _MATMUL[0]), "bfloat16")
+    return partial(jax.jit(through), copies, x)
+
+
+@dataclass
+class Measured:
+    """A model's steps, and what they have to move and compute."""
+
+    model: ModelConfig
+    engine: Engine
+    deployment: Deployment
+    seconds: dict[int, list[float]] = field(default_factory=dict)  # of decode steps, by sequences
+    left: int = 0  # steps that the present sequences may still make
+
+    def step_s(self, count: int) -> float:
+        """The lower quartile: others use the machine too."""
+        return sorted(self.seconds[count])[len(self.seconds[count]) // 4]
+
+    def take(self, count: int) -> None:
+        """The time of a few steps behind one that is not counted: the one before may have been the other model's."""
+        if self.left <= TOGETHER:
+            self.let_go(count)
+            self._begin(count)
+        self.engine.step()
+        start = time.perf_counter()
+        for _ in range(TOGETHER):
+            self.engine.step()
+        self.seconds.setdefault(count, []).append((time.perf_counter() - start) / TOGETHER)
+        self.left -= TOGETHER + 1
+
+    def _begin(self, count: int) -> None:
+        before, self.left = self.engine.stats().generated_tokens_total, STEPS
+        sampling = SamplingParams(max_tokens=STEPS + 12, temperature=0.0, ignore_eos=True)
+        for number in range(count):
+            self.engine.add(Request(f"{count}-{number}", (5,) * PROMPT, sampling))
+        while self.engine.stats().generated_tokens_total < before + 4 * count:
+            self.engine.step()
+        self.engine._runner._huge_pages.wait()  # noqa: SLF001
+
+    def let_go(self, count: int) -> None:
+        for number in range(count):
+            self.engine.abort(f"{count}-{number}")
+        while self.engine.has_work():
+            self.engine.step()
+        self.left = 0
+
+    def state_bytes(self, count: int) -> int:
+        """Read and written."""
+        return 2 * count * self.deployment.state_bytes
+
+    def ideal_s(self, count: int, rates: Rates) -> float:
+        weights = num_parameters(self.model) * ITEM_BYTES  # the head is the embedding
+        kept = self.state_bytes(count) + count * kv_sequence_bytes(self.model, "bfloat16", PROMPT + STEPS // 2)
+        flops = step_flops(self.model, count, count, 0) + 6 * count * self._delta_sizes()
+        return max(weights / rates.bytes_per_s, flops / rates.flops_per_s) + kept / rates.bytes_per_s
+
+    def _delta_sizes(self) -> int:
+        """Elements of the matrices of a sequence."""
+        nets = [block.mixer for block in self.model.blocks if isinstance(block.mixer, DeltaNetConfig)]
+        return sum(net.num_value_heads * net.key_dim * net.value_dim for net in nets)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Builds the C++ sources into one shared library, with the machine's own compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import jax
+
+COMPILERS = ("c++", "g++", "clang++")
+SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cc")))
+FLAGS = (
+    "-std=c++17", "-O3", "-fPIC", "-w",
+    # What vectorising sums needs of -ffast-math, without what would lose a NaN.
+    "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno",
+)  # fmt: skip
+NATIVE = ("-march=native",)
+CPUINFO = Path("/proc/cpuinfo")
+
+_HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
+_BUILD_TIMEOUT_S = 300
+
+
+class NativeUnavailableError(Exception):
+    """The kernels cannot be had on this machine; the message says why."""
+
+
+def build_here(build_dir: Path) -> Path:
+    """The library for this very processor, in `build_dir`; built unless it is there.
+
+    Raises:
+        NativeUnavailableError: there is no compiler, or it failed.
+    """
+    compiler = find_compiler()
+    library = build_dir / f"kernels-{fingerprint(NATIVE, _processor())}.so"
+    if not library.exists():
+        compile_library(compiler, NATIVE, library)
+    return library
+
+
+def find_compiler() -> str:
+    """Its path. Raises NativeUnavailableError: there is none."""
+    compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    if compiler is None:
+        names = f"{', '.join(COMPILERS[:-1])} or {COMPILERS[-1]}"
+        raise NativeUnavailableError(f"there is no C++ compiler ({names}) on PATH")
+    return compiler
+
+
+def fingerprint(flags: Sequence[str], processor: str = "") -> str:
+    """Of what a library is built from: sources, flags, jaxlib's headers, and the processor where flags say `native`."""
+    texts = [file.read_text() for file in (*SOURCES, *_HEADERS)]
+    parts = (*texts, " ".join((*FLAGS, *flags)), jax.__version__, processor)
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+
+
+def compile_library(compiler: str, flags: Sequence[str], library: Path) -> None:
+    """Sources are compiled side by side; the library is there as a whole or not at all.
+
+    Raises:
+        NativeUnavailableError: the compiler failed.
+    """
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        objects = [Path(scratch) / f"{source.stem}.o" for source in SOURCES]
+        common = (compiler, *FLAGS, *flags, f"-I{jax.ffi.include_dir()}", "-c")
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            commands = [(*common, str(source), "-o", str(to)) for source, to in zip(SOURCES, objects, strict=True)]
+            list(threads.map(_run, commands))
+        linked = Path(scratch) / library.name
+        _run((compiler, "-shared", *map(str, objects), "-o", str(linked)))
+        with suppress(FileExistsError):  # another process was faster
+            os.link(linked, library)
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        result = subprocess.run(  # noqa: S603 - our own sources and flags
+            command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailableError(f"{command[0]} could not be run: {error}") from error
+    if result.returncode:
+        raise NativeUnavailableError(f"{command[0]} failed: {result.stderr.strip()[-2000:]}")
+
+
+def _processor() -> str:
+    """What `-march=native` depends on."""
+    if not CPUINFO.exists():
+        return platform.processor()
+    lines = CPUINFO.read_text(errors="replace").splitlines()
+    return "|".join(
+        sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    )

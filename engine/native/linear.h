@@ -1,0 +1,142 @@
+// Linear layers of a step, worked through by a team of threads, and the residual stream between them.
+
+#ifndef PENSTOCK_LINEAR_H_
+#define PENSTOCK_LINEAR_H_
+
+#include "buffers.h"
+#include "matmul.h"
+#include "quantized.h"
+#include "rows.h"
+#include "team.h"
+
+namespace penstock {
+
+namespace ffi = xla::ffi;
+
+constexpr int64_t kRowsEach = 4;  // of a phase that goes row by row
+
+template <typename Work>
+void ForEachRow(Team& team, int64_t rows, Work work) {
+  team.Run((rows + kRowsEach - 1) / kRowsEach, [&](int64_t i) {
+    const int64_t end = std::min(rows, (i + 1) * kRowsEach);
+    for (int64_t row = i * kRowsEach; row < end; ++row) work(row);
+  });
+}
+
+// Takes columns [column, column + width) of a row of a matmul's result. Refers to the function that it is made of.
+class Put {
+ public:
+  template <typename Function>
+  Put(const Function& function)  // NOLINT: what is given to a matmul is written where it is called
+      : function_(&function), call_([](const void* put, int64_t row, int64_t column, const float* values, int64_t width) {
+          (*static_cast<const Function*>(put))(row, column, values, width);
+        }) {}
+  void operator()(int64_t row, int64_t column, const float* values, int64_t width) const {
+    call_(function_, row, column, values, width);
+  }
+
+ private:
+  const void* function_;
+  void (*call_)(const void*, int64_t, int64_t, const float*, int64_t);
+};
+
+// A linear layer as XLA gives it: weights in panels, or codes with scales and maybe offsets.
+struct LinearBuffers {
+  ffi::AnyBuffer weights, scales, offsets;
+  F32 bias;
+  int64_t offset;
+  bool reads_bytes;  // its rows are quantized
+};
+
+// A linear layer, and how a team multiplies with it. T is the type of the rows.
+template <typename T>
+struct Linear {
+  LinearBuffers buffers;
+  Matmul shape;
+
+  Linear(const LinearBuffers& buffers, int64_t depth, int64_t columns, Gate gate)
+      : buffers(buffers), shape{depth, buffers.weights.dimensions().front(), columns, gate, OrNull(buffers.bias)} {}
+
+  void Multiply(Team& team, int64_t rows, const T* x, const Put& put) const {
+    if (buffers.weights.element_type() != ffi::U32) {
+      const T* weights = static_cast<const T*>(buffers.weights.untyped_data());
+      return RunGrid(team, rows, [&](int64_t first_row, int64_t num_rows, int64_t panel, int64_t next_panel) {
+        RunTask(shape, first_row, num_rows, panel, next_panel, x, weights, put);
+      });
+    }
+    const QuantizedWeights weights =
+        QuantizedOf(buffers.weights, buffers.scales, buffers.offsets, shape.depth, buffers.offset);
+    if (buffers.reads_bytes) return MultiplyQuantized<8>(team, rows, weights, Quantized(team, rows, x), put);
+    const PlainRows<T> plain{x, shape.depth};
+    if (buffers.weights.dimensions()[1] * kInLane<8> == shape.depth)
+      MultiplyQuantized<8>(team, rows, weights, plain, put);
+    else
+      MultiplyQuantized<4>(team, rows, weights, plain, put);
+  }
+
+ private:
+  template <typename Work>
+  void RunGrid(Team& team, int64_t rows, const Work& work) const {
+    const Grid grid(rows, shape.panels, team.size());
+    team.Run(grid.size(), [&](int64_t i) { work(grid.FirstRow(i), grid.NumRows(i), grid.Panel(i), grid.NextPanel(i)); });
+  }
+
+  template <int kBits, typename Rows>
+  void MultiplyQuantized(Team& team, int64_t rows, const QuantizedWeights& weights, const Rows& x,
+                         const Put& put) const {
+    RunGrid(team, rows, [&](int64_t first_row, int64_t num_rows, int64_t panel, int64_t next_panel) {
+      RunQuantizedTask<kBits>(shape, weights, x, first_row, num_rows, panel, next_panel, put);
+    });
+  }
+
+  ByteRows Quantized(Team& team, int64_t rows, const T* x) const {
+    static thread_local Buffer kept_bytes, kept_scales;
+    uint8_t* bytes = kept_bytes.Of<uint8_t>(rows * shape.depth);
+    float* scales = kept_scales.Of<float>(rows);
+    ForEachRow(team, rows, [&](int64_t row) {
+      scales[row] = QuantizeRow(x + row * shape.depth, shape.depth, bytes + row * shape.depth);
+    });
+    return {bytes, scales, shape.depth};
+  }
+};
+
+// A residual stream [rows, size], which a half reads through a norm and adds its result to.
+template <typename T>
+struct Residual {
+  T* x;
+  int64_t rows, size;
+  float scale;     // of what is added
+  Norm before, after;
+
+  // What the half's first matmul reads: `source` or, where there is none, the stream itself.
+  const T* Read(Team& team, const T* source, Buffer& buffer) const {
+    const T* from = source != nullptr ? source : x;
+    if (before.factors == nullptr) return from;
+    T* normed = buffer.Of<T>(rows * size);
+    ForEachRow(team, rows, [&](int64_t row) { NormRow(before, size, from + row * size, normed + row * size); });
+    return normed;
+  }
+
+  // Adds inner times the half's last matmul.
+  void Add(Team& team, const Linear<T>& linear, const T* inner, Buffer& buffer) const {
+    if (after.factors == nullptr) {
+      linear.Multiply(team, rows, inner, [&](int64_t row, int64_t column, const float* values, int64_t width) {
+        AddRow(width, scale, values, x + row * size + column);
+      });
+      return;
+    }
+    float* whole = buffer.Of<float>(rows * size);
+    linear.Multiply(team, rows, inner, [&](int64_t row, int64_t column, const float* values, int64_t width) {
+      std::memcpy(whole + row * size + column, values, width * sizeof(float));
+    });
+    ForEachRow(team, rows, [&](int64_t row) {
+      float* own = whole + row * size;
+      NormRow(after, size, own, own);
+      AddRow(size, scale, own, x + row * size);
+    });
+  }
+};
+
+}  // namespace penstock
+
+#endif  // PENSTOCK_LINEAR_H_

@@ -1,0 +1,28 @@
+"""Which models have the TPU kernel for delta nets, laid out for real topologies: nothing is compiled."""
+
+from __future__ import annotations
+
+import pytest
+from flax import nnx
+
+from penstock.engine.loading.checkpoint import abstract_model
+from penstock.engine.models.delta_net import DeltaNet
+from penstock.engine.planning import has_libtpu, preset
+from penstock.engine.planning.topology import devices_of
+from penstock.engine.sharded_linears import prepare_for_tpu
+from penstock.engine.sharded_states import KernelDeltaNet
+from penstock.engine.sharding import place, split_model
+
+pytestmark = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
+
+
+@pytest.mark.parametrize(("num_layers", "has_kernel"), [(8, True), (4, True), (5, False)])
+def test_delta_nets_of_layers_that_repeat_have_the_kernel(num_layers: int, has_kernel: bool) -> None:
+    model = preset("Qwen3.6-27B")
+    assert model is not None
+    placement = place(devices_of("v6e:2x4"), 8)
+    abstract = abstract_model(split_model(model.of_layers(num_layers), 8), placement, stacked=True)
+    prepared = prepare_for_tpu(abstract, placement)
+    nets = [module for _, module in nnx.iter_modules(prepared) if isinstance(module, DeltaNet)]
+    assert nets
+    assert {isinstance(net, KernelDeltaNet) for net in nets} == {has_kernel}
